@@ -1,0 +1,45 @@
+//! Coordinate form: batches of nonzeros, where they come from, and text.
+//!
+//! A [`Source`] hands over [`Batch`]es in a fixed order; the packer, the oracle and the exporter's tests
+//! take any source. [`tns`] reads text, [`generate`] makes tensors.
+
+pub mod generate;
+pub mod tns;
+
+use crate::error::Result;
+
+/// Some nonzeros in coordinate form. Indices count from 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// `values.len()` rows of `order` indices each, row after row.
+    pub indices: Vec<u32>,
+    /// One value for each row of indices.
+    pub values: Vec<f64>,
+}
+
+impl Batch {
+    /// The number of nonzeros.
+    #[must_use]
+    pub fn nnz(&self) -> usize {
+        self.values.len()
+    }
+}
+
+/// What a source turned out to hold, known when its last batch has been handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Indices of each mode: declared by the user or a header, otherwise the largest index met plus one.
+    pub dims: Vec<u64>,
+    /// Nonzeros handed over, duplicates counted each time.
+    pub nnz: u64,
+}
+
+/// Nonzeros in a fixed order, handed over in batches.
+pub trait Source {
+    /// What messages call it: the path, or `standard input`.
+    fn name(&self) -> String;
+
+    /// Hands every batch to `sink`, in order, on the calling thread, and returns what was there.
+    /// Every index is below its dim. An error, its own or the sink's, ends it. A source is drained once.
+    fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent>;
+}

@@ -1,0 +1,76 @@
+//! The one error type: variants by what the caller can do about them.
+
+use std::path::{Path, PathBuf};
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that can go wrong outside the program itself. A panic is a bug; an `Error` is the world.
+///
+/// Each prints as one line: where, what, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The input text or array is wrong: mend the input, or pass the flag that the hint names.
+    #[error("{place}: {what}")]
+    Input {
+        /// File and line, `movies.tns:17`, or only the file.
+        place: String,
+        /// What is wrong and what to do.
+        what: String,
+    },
+    /// The request cannot be carried out: change the command's options.
+    #[error("{0}")]
+    Request(String),
+    /// A store is damaged or is not a store.
+    #[error("{path}: {what}")]
+    Corrupt {
+        /// The damaged file.
+        path: PathBuf,
+        /// What does not hold, and where in the file.
+        what: String,
+    },
+    /// The operating system refused.
+    #[error("{path}: cannot {action}: {source}")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// A verb: "read", "create", "sync".
+        action: &'static str,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// The system has no more threads or memory.
+    #[error("cannot {action}: {source}")]
+    Resource {
+        /// A verb and its object: "start a thread".
+        action: &'static str,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// The user asked to stop; everything temporary is gone.
+    #[error("interrupted; nothing was written")]
+    Cancelled,
+}
+
+impl Error {
+    /// An [`Error::Input`] at `place`.
+    pub fn input(place: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Input { place: place.into(), what: what.into() }
+    }
+
+    /// An [`Error::Request`].
+    pub fn request(what: impl Into<String>) -> Self {
+        Self::Request(what.into())
+    }
+
+    /// An [`Error::Corrupt`] in `path`.
+    pub fn corrupt(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
+        Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into() }
+    }
+
+    /// Wraps a system error with the file and the verb.
+    pub fn io(path: impl AsRef<Path>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::Io { path, action, source }
+    }
+}

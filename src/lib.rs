@@ -1,0 +1,8 @@
+//! An out-of-core engine for sparse tensors. (Map to be written last.)
+#![allow(dead_code, reason = "skeleton")]
+
+pub mod coo;
+pub mod error;
+pub mod random;
+pub mod shape;
+pub mod sys;

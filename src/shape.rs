@@ -1,0 +1,108 @@
+//! The shape of a tensor: its dims, validated once.
+
+use crate::error::{Error, Result};
+
+/// Most modes that a tensor can have here.
+pub const ORDER_MAX: usize = 8;
+/// Fewest modes that a tensor can have here.
+pub const ORDER_MIN: usize = 2;
+/// The longest mode: 2^32 - 1, so that an index and a count of indices both fit 32 bits.
+pub const DIM_MAX: u64 = u32::MAX as u64;
+/// Most bits that the linear index of a tensor can have.
+pub const LINEAR_BITS_MAX: u32 = 128;
+
+/// The dims of a tensor of order 2 to 8. Holding one means that every dim is in `1..=DIM_MAX` and that
+/// the linear index has at most [`LINEAR_BITS_MAX`] bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    dims: Vec<u32>,
+}
+
+impl Shape {
+    /// Checks `dims`.
+    pub fn new(dims: &[u64]) -> Result<Self> {
+        if !(ORDER_MIN..=ORDER_MAX).contains(&dims.len()) {
+            return Err(Error::request(format!(
+                "a tensor of order {} is not supported; orders {ORDER_MIN} to {ORDER_MAX} are",
+                dims.len()
+            )));
+        }
+        let mut checked = Vec::with_capacity(dims.len());
+        for (m, &dim) in dims.iter().enumerate() {
+            match u32::try_from(dim) {
+                Ok(d) if d > 0 => checked.push(d),
+                _ => {
+                    return Err(Error::request(format!(
+                        "mode {} has dim {dim}; dims run from 1 to {DIM_MAX}",
+                        m + 1
+                    )));
+                }
+            }
+        }
+        let shape = Self { dims: checked };
+        let bits = shape.linear_bits();
+        if bits > LINEAR_BITS_MAX {
+            return Err(Error::request(format!(
+                "dims {shape} need {bits} bits for a linear index; at most {LINEAR_BITS_MAX} are supported"
+            )));
+        }
+        Ok(shape)
+    }
+
+    /// The number of modes.
+    #[must_use]
+    pub fn order(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// The dims, mode 0 first.
+    #[must_use]
+    pub fn dims(&self) -> &[u32] {
+        &self.dims
+    }
+
+    /// Bits that an index of `mode` needs: 0 for a mode of one index.
+    #[must_use]
+    pub fn bits(&self, mode: usize) -> u32 {
+        u32::BITS - (self.dims[mode] - 1).leading_zeros()
+    }
+
+    /// Bits of the linear index: the sum over the modes.
+    #[must_use]
+    pub fn linear_bits(&self) -> u32 {
+        (0..self.order()).map(|m| self.bits(m)).sum()
+    }
+}
+
+/// `183 x 24 x 1140 x 1717`
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (m, dim) in self.dims.iter().enumerate() {
+            write!(f, "{}{dim}", if m > 0 { " x " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_hold_exactly() {
+        assert!(Shape::new(&[3]).is_err());
+        assert!(Shape::new(&[1; 9]).is_err());
+        assert!(Shape::new(&[1, 0]).is_err());
+        assert!(Shape::new(&[1 << 32, 1]).is_err());
+        assert!(Shape::new(&[DIM_MAX; 4]).is_ok());
+        let message = Shape::new(&[DIM_MAX, DIM_MAX, DIM_MAX, DIM_MAX, 2]).unwrap_err().to_string();
+        assert!(message.contains("129 bits"), "{message}");
+    }
+
+    #[test]
+    fn bits_of_a_mode() {
+        let shape = Shape::new(&[1, 2, 3, 4, 5]).unwrap();
+        assert_eq!((0..5).map(|m| shape.bits(m)).collect::<Vec<_>>(), [0, 1, 2, 2, 3]);
+        assert_eq!(shape.to_string(), "1 x 2 x 3 x 4 x 5");
+    }
+}

@@ -1,0 +1,69 @@
+//! Failures on order: makes the n-th call through the seam fail.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The kinds of calls that pass the seam.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Opening or creating a file or a directory.
+    Open,
+    /// One read system call.
+    Read,
+    /// One write system call.
+    Write,
+    /// Making a file or a directory durable.
+    Sync,
+    /// A rename.
+    Rename,
+    /// Removing a tree.
+    Remove,
+    /// Starting a thread or the pool.
+    Spawn,
+    /// A buffer whose size depends on the data.
+    Allocate,
+}
+
+/// What happens to the selected call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with this error number.
+    Errno(i32),
+    /// It moves fewer bytes than asked for (reads and writes; elsewhere nothing happens).
+    Short,
+}
+
+/// Which call fails, and how.
+#[derive(Debug)]
+pub struct Faults {
+    only: Option<Call>,
+    nth: u64,
+    fault: Fault,
+    seen: AtomicU64,
+}
+
+impl Faults {
+    /// Fails call number `nth` (from 0) among those of kind `only`, or among all calls.
+    #[must_use]
+    pub fn new(only: Option<Call>, nth: u64, fault: Fault) -> Self {
+        Self { only, nth, fault, seen: AtomicU64::new(0) }
+    }
+
+    /// Calls of the selected kind so far.
+    #[must_use]
+    pub fn seen(&self) -> u64 {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// Whether the ordered call has come.
+    #[must_use]
+    pub fn struck(&self) -> bool {
+        self.seen() > self.nth
+    }
+
+    pub(super) fn strike(&self, call: Call) -> Option<Fault> {
+        if self.only.is_some_and(|only| only != call) {
+            return None;
+        }
+        (self.seen.fetch_add(1, Ordering::Relaxed) == self.nth).then_some(self.fault)
+    }
+}

@@ -1,0 +1,249 @@
+//! The one seam to the operating system: every open, read, write, sync, rename, removal, thread and large
+//! allocation of the packer, the stores and the executor goes through a [`Sys`], so that a test can make
+//! the n-th of them fail ([`fault`]).
+//!
+//! Invariant: no other module of the library opens a file, spawns a thread or reserves a buffer that grows
+//! with the data by itself. (`rayon`'s pool is built once, by [`Sys::pool`].)
+
+pub mod fault;
+
+use crate::error::{Error, Result};
+use aligned_vec::{AVec, ConstAlign};
+use fault::{Call, Fault, Faults};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a page of a file, direct I/O and every I/O buffer are aligned to, in bytes.
+pub const PAGE: usize = 4096;
+
+/// A byte buffer aligned to a page.
+pub type PageBuf = AVec<u8, ConstAlign<PAGE>>;
+
+/// A handle to the operating system. Cheap to clone; clones share the fault counter.
+#[derive(Clone, Debug, Default)]
+pub struct Sys {
+    faults: Option<Arc<Faults>>,
+    cancel: Arc<AtomicBool>,
+}
+
+impl Sys {
+    /// A handle on which the calls that `faults` selects fail.
+    #[must_use]
+    pub fn with_faults(faults: Arc<Faults>) -> Self {
+        Self { faults: Some(faults), ..Self::default() }
+    }
+
+    /// The flag that asks everything working through this handle to stop.
+    #[must_use]
+    pub fn cancel_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.cancel)
+    }
+
+    /// [`Error::Cancelled`] once the flag is set. Long loops ask once per batch or chunk.
+    pub fn check_cancelled(&self) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// Passes the seam once: the fault that a test ordered for this call, if any.
+    fn pass(&self, call: Call) -> io::Result<Option<Fault>> {
+        match self.faults.as_ref().and_then(|f| f.strike(call)) {
+            Some(Fault::Errno(code)) => Err(io::Error::from_raw_os_error(code)),
+            other => Ok(other),
+        }
+    }
+
+    /// Opens an existing file for reading. With `direct`, past the page cache where the file system can.
+    pub fn open(&self, path: &Path, direct: bool) -> Result<File> {
+        let open = |flags: i32| {
+            self.pass(Call::Open)?;
+            std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
+        };
+        let file = match open(if direct { libc::O_DIRECT } else { 0 }) {
+            Err(e) if direct && e.raw_os_error() == Some(libc::EINVAL) => open(0),
+            other => other,
+        };
+        file.map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
+            .map_err(Error::io(path, "open"))
+    }
+
+    /// Creates a file that must not exist yet, for writing.
+    pub fn create(&self, path: &Path) -> Result<File> {
+        self.pass(Call::Open)
+            .and_then(|_| std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path))
+            .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
+            .map_err(Error::io(path, "create"))
+    }
+
+    /// Creates one directory.
+    pub fn create_dir(&self, path: &Path) -> Result<()> {
+        self.pass(Call::Open).and_then(|_| std::fs::create_dir(path)).map_err(Error::io(path, "create"))
+    }
+
+    /// Renames within a file system, replacing a file at `to`.
+    pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.pass(Call::Rename).and_then(|_| std::fs::rename(from, to)).map_err(Error::io(to, "rename to"))
+    }
+
+    /// Swaps two names in one step, so that neither is ever absent.
+    pub fn exchange(&self, a: &Path, b: &Path) -> Result<()> {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        self.pass(Call::Rename)
+            .and_then(|_| renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).map_err(io::Error::from))
+            .map_err(Error::io(b, "replace"))
+    }
+
+    /// Removes a directory and what is in it.
+    pub fn remove_tree(&self, path: &Path) -> Result<()> {
+        self.pass(Call::Remove).and_then(|_| std::fs::remove_dir_all(path)).map_err(Error::io(path, "remove"))
+    }
+
+    /// Makes the names in a directory durable.
+    pub fn sync_dir(&self, path: &Path) -> Result<()> {
+        self.pass(Call::Sync)
+            .and_then(|_| std::fs::File::open(path)?.sync_all())
+            .map_err(Error::io(path, "sync"))
+    }
+
+    /// Starts a named thread in `scope`.
+    pub fn spawn<'scope, T: Send + 'scope>(
+        &self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        name: String,
+        body: impl FnOnce() -> T + Send + 'scope,
+    ) -> Result<std::thread::ScopedJoinHandle<'scope, T>> {
+        self.pass(Call::Spawn)
+            .and_then(|_| std::thread::Builder::new().name(name).spawn_scoped(scope, body))
+            .map_err(|source| Error::Resource { action: "start a thread", source })
+    }
+
+    /// A pool of `threads` compute threads.
+    pub fn pool(&self, threads: usize) -> Result<rayon::ThreadPool> {
+        self.pass(Call::Spawn)
+            .and_then(|_| {
+                rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .thread_name(|i| format!("compute-{i}"))
+                    .build()
+                    .map_err(io::Error::other)
+            })
+            .map_err(|source| Error::Resource { action: "start the compute threads", source })
+    }
+
+    /// A zeroed buffer of `bytes`, rounded up to whole pages.
+    pub fn page_buf(&self, bytes: usize) -> Result<PageBuf> {
+        let bytes = bytes.next_multiple_of(PAGE);
+        self.pass(Call::Allocate)
+            .and_then(|_| {
+                let mut buf = PageBuf::new(PAGE);
+                buf.try_reserve_exact(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+                buf.resize(bytes, 0);
+                Ok(buf)
+            })
+            .map_err(|source| Error::Resource { action: "allocate an I/O buffer", source })
+    }
+
+    /// A vector of `len` copies of `value`, or an error where memory is short.
+    pub fn vec<T: Clone>(&self, value: T, len: usize) -> Result<Vec<T>> {
+        self.pass(Call::Allocate)
+            .and_then(|_| {
+                let mut vec = Vec::new();
+                vec.try_reserve_exact(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+                vec.resize(len, value);
+                Ok(vec)
+            })
+            .map_err(|source| Error::Resource { action: "allocate memory", source })
+    }
+}
+
+/// An open file that knows its path. Reads and writes retry on EINTR and continue after short transfers.
+#[derive(Debug)]
+pub struct File {
+    inner: std::fs::File,
+    path: PathBuf,
+    sys: Sys,
+}
+
+impl File {
+    /// The path that it was opened with.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The operating system's facts about the file.
+    pub fn metadata(&self) -> Result<std::fs::Metadata> {
+        self.inner.metadata().map_err(Error::io(&self.path, "inspect"))
+    }
+
+    /// Takes an exclusive lock that ends with the process; false where somebody else holds it.
+    pub fn try_lock(&self) -> Result<bool> {
+        match self.inner.try_lock() {
+            Ok(()) => Ok(true),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(false),
+            Err(std::fs::TryLockError::Error(e)) => Err(Error::io(&self.path, "lock")(e)),
+        }
+    }
+
+    /// Fills `buf` from byte `offset` on and returns the bytes read: fewer than asked only at the end of
+    /// the file.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let rest = &mut buf[done..];
+            let read = match self.sys.pass(Call::Read) {
+                Ok(Some(Fault::Short)) => {
+                    let half = rest.len().div_ceil(2);
+                    self.inner.read_at(&mut rest[..half], offset + done as u64)
+                }
+                Ok(_) => self.inner.read_at(rest, offset + done as u64),
+                Err(e) => Err(e),
+            };
+            match read {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(&self.path, "read")(e)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all of `buf` at byte `offset`.
+    pub fn write_all_at(&self, mut buf: &[u8], mut offset: u64) -> Result<()> {
+        while !buf.is_empty() {
+            let written = match self.sys.pass(Call::Write) {
+                Ok(Some(Fault::Short)) => self.inner.write_at(&buf[..buf.len().div_ceil(2)], offset),
+                Ok(_) => self.inner.write_at(buf, offset),
+                Err(e) => Err(e),
+            };
+            match written {
+                Ok(0) => return Err(Error::io(&self.path, "write")(io::ErrorKind::WriteZero.into())),
+                Ok(n) => {
+                    buf = &buf[n..];
+                    offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(&self.path, "write")(e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the contents durable. A failure is final: what was written may be lost.
+    pub fn sync(&self) -> Result<()> {
+        self.sys.pass(Call::Sync).and_then(|_| self.inner.sync_all()).map_err(Error::io(&self.path, "sync"))
+    }
+}
+
+/// For decoders that read a stream; passes the seam like [`File::read_at`].
+impl io::Read for File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self.sys.pass(Call::Read)? {
+            Some(Fault::Short) => self.inner.read(&mut buf[..1]),
+            _ => self.inner.read(buf),
+        }
+    }
+}
