@@ -2,7 +2,10 @@
 #![allow(dead_code, reason = "skeleton")]
 
 pub mod coo;
+pub mod encoding;
 pub mod error;
+pub mod linear;
 pub mod random;
 pub mod shape;
+pub mod store;
 pub mod sys;

@@ -77,6 +77,14 @@ impl Sys {
             .map_err(Error::io(path, "create"))
     }
 
+    /// Opens an existing file for reading and writing.
+    pub fn open_existing(&self, path: &Path) -> Result<File> {
+        self.pass(Call::Open)
+            .and_then(|_| std::fs::OpenOptions::new().read(true).write(true).open(path))
+            .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
+            .map_err(Error::io(path, "open"))
+    }
+
     /// Creates one directory.
     pub fn create_dir(&self, path: &Path) -> Result<()> {
         self.pass(Call::Open).and_then(|_| std::fs::create_dir(path)).map_err(Error::io(path, "create"))
@@ -93,6 +101,11 @@ impl Sys {
         self.pass(Call::Rename)
             .and_then(|_| renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).map_err(io::Error::from))
             .map_err(Error::io(b, "replace"))
+    }
+
+    /// Removes one file.
+    pub fn remove_file(&self, path: &Path) -> Result<()> {
+        self.pass(Call::Remove).and_then(|_| std::fs::remove_file(path)).map_err(Error::io(path, "remove"))
     }
 
     /// Removes a directory and what is in it.

@@ -1,0 +1,36 @@
+//! Index and value encodings: how numbers lie in a chunk (formats-spec/encodings.md). Knows no files and
+//! no formats.
+
+pub mod column;
+pub mod tile;
+pub mod values;
+
+use serde::Serialize;
+
+/// Nonzeros in a tile.
+pub const TILE_NNZ: usize = 512;
+
+/// How the indices of a store's nonzeros are encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum IndexEncoding {
+    /// The BLCO paper's layout: keys, BLCO blocks, 64-bit re-encoded indices.
+    Raw = 1,
+    /// Packed columns in tiles.
+    Tiled = 2,
+}
+
+impl IndexEncoding {
+    /// From the code that stores hold.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        [Self::Raw, Self::Tiled].into_iter().find(|&e| e as u32 == code)
+    }
+}
+
+/// The number of bits that `x` needs: 0 for 0.
+#[must_use]
+pub fn width(x: u64) -> u32 {
+    u64::BITS - x.leading_zeros()
+}

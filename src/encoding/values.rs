@@ -1,0 +1,295 @@
+//! Value encodings: lossless, the smallest that holds a chunk's values (formats-spec/encodings.md).
+
+use super::column::{self, Numbers};
+use super::{TILE_NNZ, width};
+
+/// How a chunk's values are encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum ValueEncoding {
+    /// A column of each tile: integers from a base.
+    Integer = 1,
+    /// A section of `f32`, exact.
+    F32 = 2,
+    /// A section of `f64`.
+    F64 = 3,
+    /// A section of distinct values, and a column of entry numbers in each tile.
+    Dictionary = 4,
+}
+
+impl ValueEncoding {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Integer, Self::F32, Self::F64, Self::Dictionary];
+
+    /// From the code that chunks hold.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|&e| e as u8 == code)
+    }
+
+    /// The name that users see.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Integer => "integer",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::Dictionary => "dictionary",
+        }
+    }
+}
+
+/// Most entries of a dictionary.
+pub const DICTIONARY_MAX: usize = 65536;
+
+/// Integers up to this magnitude are exact in f64.
+const INTEGER_MAX: f64 = (1u64 << 53) as f64;
+
+/// The integer that `value` is, if it is one from -2^53 to 2^53 and not -0.0.
+#[must_use]
+pub fn as_integer(value: f64) -> Option<i64> {
+    let inside = value.abs() <= INTEGER_MAX && (value != 0.0 || value.is_sign_positive());
+    #[expect(clippy::cast_possible_truncation, reason = "inside the range that f64 and i64 share exactly")]
+    let integer = if inside { value as i64 } else { return None };
+    #[expect(clippy::float_cmp, reason = "exactness is the question")]
+    let exact = integer as f64 == value;
+    exact.then_some(integer)
+}
+
+/// What one tile's values would cost as integers and as f32.
+#[derive(Clone, Copy, Debug)]
+pub struct TileValues {
+    /// Base and width as integers, where all of them are.
+    pub integer: Option<(i64, u32)>,
+    /// Whether f32 holds all of them exactly.
+    pub f32_exact: bool,
+}
+
+impl TileValues {
+    /// Looks at the values of one tile.
+    #[must_use]
+    pub fn new(values: &[f64]) -> Self {
+        let integer = values
+            .iter()
+            .try_fold((i64::MAX, i64::MIN), |(low, high), &v| {
+                as_integer(v).map(|i| (low.min(i), high.max(i)))
+            })
+            .map(|(low, high)| (low, width(low.abs_diff(high))));
+        #[expect(clippy::cast_possible_truncation, reason = "exactness is the question")]
+        let f32_exact = values.iter().all(|&v| f64::from(v as f32).to_bits() == v.to_bits());
+        Self { integer, f32_exact }
+    }
+}
+
+/// What a chunk's values would cost in each encoding, kept up to date tile by tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs {
+    integer: Option<u64>,
+    f32_exact: bool,
+    nnz: u64,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self { integer: Some(0), f32_exact: true, nnz: 0 }
+    }
+}
+
+impl Costs {
+    /// The costs with one more tile of `nnz` nonzeros.
+    #[must_use]
+    pub fn with(self, tile: &TileValues, nnz: usize) -> Self {
+        let column = tile.integer.map(|(_, width)| column::bytes(width) as u64);
+        Self {
+            integer: self.integer.zip(column).map(|(sum, column)| sum + column),
+            f32_exact: self.f32_exact && tile.f32_exact,
+            nnz: self.nnz + nnz as u64,
+        }
+    }
+
+    /// Candidates without the dictionary, with bytes of (value columns, VALUES section).
+    fn candidates(&self) -> impl Iterator<Item = (ValueEncoding, u64, u64)> {
+        let integer = self.integer.map(|columns| (ValueEncoding::Integer, columns, 0));
+        let single = self.f32_exact.then_some((ValueEncoding::F32, 0, 4 * self.nnz));
+        integer.into_iter().chain(single).chain([(ValueEncoding::F64, 0, 8 * self.nnz)])
+    }
+
+    /// The cheapest encoding but the dictionary: bytes in value columns and in the VALUES section.
+    #[must_use]
+    pub fn cheapest(&self) -> (ValueEncoding, u64, u64) {
+        let cheapest = self.candidates().min_by_key(|(_, columns, section)| columns + section);
+        cheapest.unwrap_or((ValueEncoding::F64, 0, 8 * self.nnz))
+    }
+
+    /// The chunk's encoding, and the dictionary where that is it.
+    #[must_use]
+    pub fn choose(&self, values: &[f64]) -> (ValueEncoding, Vec<f64>) {
+        let (encoding, columns, section) = self.cheapest();
+        // Order on equal bytes: integer, dictionary, f32, f64.
+        let budget = match encoding {
+            ValueEncoding::Integer => (columns + section).checked_sub(1),
+            _ => Some(columns + section),
+        };
+        let tiles = values.len().div_ceil(TILE_NNZ);
+        match budget.and_then(|bytes| dictionary(values, tiles as u64, bytes)) {
+            Some(entries) => (ValueEncoding::Dictionary, entries),
+            None => (encoding, Vec::new()),
+        }
+    }
+}
+
+/// The width of the entry numbers of a dictionary.
+#[must_use]
+pub fn dictionary_width(entries: usize) -> u32 {
+    width(entries.saturating_sub(1) as u64)
+}
+
+/// The distinct values in total order, if the dictionary takes at most `budget` bytes.
+fn dictionary(values: &[f64], tiles: u64, budget: u64) -> Option<Vec<f64>> {
+    let mut seen = std::collections::HashSet::new();
+    for value in values {
+        if seen.insert(value.to_bits()) {
+            let columns = tiles * column::bytes(dictionary_width(seen.len())) as u64;
+            if seen.len() > DICTIONARY_MAX || columns + 8 * seen.len() as u64 > budget {
+                return None;
+            }
+        }
+    }
+    let mut entries: Vec<f64> = seen.into_iter().map(f64::from_bits).collect();
+    entries.sort_unstable_by(f64::total_cmp);
+    Some(entries)
+}
+
+/// Appends a tile's column of integers from `base`.
+pub fn pack_integers(values: &[f64], base: i64, width: u32, out: &mut Vec<u8>) {
+    let offset = |v: &f64| as_integer(*v).map_or(0, |i| i.abs_diff(base));
+    pack_column(values.iter().map(offset), width, out);
+}
+
+/// Appends a tile's column of entry numbers; every value is in `dictionary`.
+pub fn pack_entries(values: &[f64], dictionary: &[f64], out: &mut Vec<u8>) {
+    let entry = |v: &f64| dictionary.binary_search_by(|e| e.total_cmp(v)).map_or(0, |at| at as u64);
+    pack_column(values.iter().map(entry), dictionary_width(dictionary.len()), out);
+}
+
+fn pack_column(numbers: impl Iterator<Item = u64>, width: u32, out: &mut Vec<u8>) {
+    let mut wide: Numbers<u64> = [0; TILE_NNZ];
+    for (slot, number) in wide.iter_mut().zip(numbers) {
+        *slot = number;
+    }
+    if width <= u32::BITS {
+        #[expect(clippy::cast_possible_truncation, reason = "the width is at most 32")]
+        column::pack32(&wide.map(|n| n as u32), width, out);
+    } else {
+        column::pack64(&wide, width, out);
+    }
+}
+
+/// Unpacks a value column of at most 64 bits, given as 32-bit words, to numbers.
+fn unpack_column(words: &[u32], width: u32, out: &mut Numbers<u64>) {
+    if width <= u32::BITS {
+        let mut narrow = [0; TILE_NNZ];
+        column::unpack32(words, width, 0, &mut narrow);
+        *out = narrow.map(u64::from);
+    } else {
+        let mut wide = [0; TILE_NNZ];
+        for (w, pair) in wide.iter_mut().zip(words.chunks_exact(2)) {
+            *w = u64::from(pair[0]) | u64::from(pair[1]) << 32;
+        }
+        column::unpack64(&wide, width, 0, out);
+    }
+}
+
+/// Unpacks a tile's integers; slots without a nonzero hold the base.
+#[expect(clippy::inline_always, reason = "instantiated inside functions compiled for wider vectors")]
+#[inline(always)]
+pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f64>) {
+    if width <= 31 && i32::try_from(base).is_ok_and(|b| b.abs() < 1 << 30) && width < 30 {
+        // The common case: counts. 32-bit integers convert to f64 a vector at a time.
+        let mut narrow = [0u32; TILE_NNZ];
+        column::unpack32(words, width, 0, &mut narrow);
+        #[expect(clippy::cast_possible_truncation, reason = "base is an i32")]
+        let base = base as i32;
+        for (o, n) in out.iter_mut().zip(narrow) {
+            *o = f64::from(n.cast_signed() + base);
+        }
+        return;
+    }
+    let mut wide = [0; TILE_NNZ];
+    unpack_column(words, width, &mut wide);
+    for (o, n) in out.iter_mut().zip(wide) {
+        *o = base.wrapping_add_unsigned(n) as f64;
+    }
+}
+
+/// Unpacks a tile's entry numbers and looks them up. False where one is outside the dictionary.
+#[must_use]
+pub fn unpack_entries(words: &[u32], dictionary: &[f64], out: &mut Numbers<f64>) -> bool {
+    let mut entries = [0; TILE_NNZ];
+    unpack_column(words, dictionary_width(dictionary.len()), &mut entries);
+    out.iter_mut().zip(entries).all(|(o, entry)| {
+        let value = usize::try_from(entry).ok().and_then(|e| dictionary.get(e));
+        value.is_some_and(|&v| {
+            *o = v;
+            true
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(values: &[f64]) -> Costs {
+        values.chunks(TILE_NNZ).fold(Costs::default(), |c, t| c.with(&TileValues::new(t), t.len()))
+    }
+
+    fn chosen(values: &[f64]) -> ValueEncoding {
+        costs(values).choose(values).0
+    }
+
+    #[test]
+    fn integers_are_what_f64_holds_exactly() {
+        let limit = INTEGER_MAX;
+        assert_eq!(as_integer(limit), Some(1 << 53));
+        assert_eq!(as_integer(-limit), Some(-(1 << 53)));
+        assert_eq!(as_integer(limit + 2.0), None);
+        assert_eq!(as_integer(0.0), Some(0));
+        assert_eq!(as_integer(-0.0), None);
+        assert_eq!(as_integer(0.5), None);
+    }
+
+    #[test]
+    fn the_smallest_encoding_is_taken() {
+        let many: Vec<f64> = (0..5000).map(f64::from).collect();
+        assert_eq!(chosen(&many), ValueEncoding::Integer);
+        assert_eq!(chosen(&many.iter().map(|v| v + 0.5).collect::<Vec<_>>()), ValueEncoding::F32);
+        assert_eq!(chosen(&many.iter().map(|v| v + 0.1).collect::<Vec<_>>()), ValueEncoding::F64);
+        let two: Vec<f64> = (0..5000).map(|i| if i % 2 == 0 { 0.1 } else { -0.0 }).collect();
+        assert_eq!(chosen(&two), ValueEncoding::Dictionary);
+        assert_eq!(chosen(&[7.0; 3]), ValueEncoding::Integer);
+        assert_eq!(chosen(&[0.1; 600]), ValueEncoding::Dictionary);
+    }
+
+    #[test]
+    fn integers_of_every_width_and_sign_come_back() {
+        for width in 0..=54u32 {
+            for base in [0, 3, -(1i64 << 53)] {
+                let top = base.saturating_add_unsigned((1u64 << width) - 1).min(1 << 53);
+                let values: Vec<f64> =
+                    (0..TILE_NNZ as i64).map(|i| (base + i % 7).min(top) as f64).chain([top as f64]).collect();
+                let values = &values[1..];
+                let (low, w) = TileValues::new(values).integer.unwrap();
+                let mut packed = Vec::new();
+                pack_integers(values, low, w, &mut packed);
+                let words: Vec<u32> = packed
+                    .chunks_exact(4)
+                    .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
+                    .collect();
+                let mut back = [0.0; TILE_NNZ];
+                unpack_integers(&words, low, w, &mut back);
+                assert_eq!(&back[..], values);
+            }
+        }
+    }
+}

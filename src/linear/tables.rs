@@ -1,0 +1,98 @@
+//! Scatter and gather by bytes through tables, so that no instruction set is assumed.
+
+use super::BitLayout;
+use crate::shape::ORDER_MAX;
+use std::ops::BitOr;
+
+/// A linear index: `u64` where 64 bits hold it, otherwise `u128`.
+pub trait Key: Copy + Ord + BitOr<Output = Self> + Default + std::fmt::Debug + Send + Sync + 'static {
+    /// Bytes of the type.
+    const BYTES: usize;
+    /// The lowest bits of `wide`.
+    fn narrow(wide: u128) -> Self;
+    /// The same number with 128 bits.
+    fn widen(self) -> u128;
+}
+
+impl Key for u64 {
+    const BYTES: usize = 8;
+    #[expect(clippy::cast_possible_truncation, reason = "the caller knows that 64 bits hold it")]
+    fn narrow(wide: u128) -> Self {
+        wide as Self
+    }
+    fn widen(self) -> u128 {
+        self.into()
+    }
+}
+
+impl Key for u128 {
+    const BYTES: usize = 16;
+    fn narrow(wide: u128) -> Self {
+        wide
+    }
+    fn widen(self) -> u128 {
+        self
+    }
+}
+
+/// Coordinates to linear index and back.
+#[derive(Clone, Debug)]
+pub struct Linearizer<K> {
+    order: usize,
+    /// For each mode and each byte of its index, where the byte's 256 values go.
+    scatter: Vec<[[K; 256]; 4]>,
+    /// For each byte of the linear index, what its 256 values are in each mode.
+    gather: Vec<[[u32; ORDER_MAX]; 256]>,
+}
+
+impl<K: Key> Linearizer<K> {
+    /// Tables for `layout`, whose bits `K` must hold.
+    ///
+    /// # Panics
+    /// If `K` is too narrow.
+    #[must_use]
+    pub fn new(layout: &BitLayout) -> Self {
+        assert!(layout.bits() as usize <= K::BYTES * 8, "the key type holds the linear index");
+        let mut scatter = vec![[[K::default(); 256]; 4]; layout.order()];
+        let mut gather = vec![[[0; ORDER_MAX]; 256]; layout.bits().div_ceil(8) as usize];
+        for (bit, mode, mode_bit) in layout.assignments() {
+            let to = K::narrow(1u128 << bit);
+            for (byte, entry) in scatter[mode][mode_bit as usize / 8].iter_mut().enumerate() {
+                if byte >> (mode_bit % 8) & 1 == 1 {
+                    *entry = *entry | to;
+                }
+            }
+            for (byte, entry) in gather[bit as usize / 8].iter_mut().enumerate() {
+                if byte >> (bit % 8) & 1 == 1 {
+                    entry[mode] |= 1 << mode_bit;
+                }
+            }
+        }
+        Self { order: layout.order(), scatter, gather }
+    }
+
+    /// The linear index of one nonzero's coordinates, which must be inside their dims.
+    #[must_use]
+    pub fn scatter(&self, coordinates: &[u32]) -> K {
+        debug_assert_eq!(coordinates.len(), self.order);
+        let mut linear = K::default();
+        for (table, index) in self.scatter.iter().zip(coordinates) {
+            for (byte, part) in index.to_le_bytes().into_iter().zip(table) {
+                linear = linear | part[usize::from(byte)];
+            }
+        }
+        linear
+    }
+
+    /// The coordinates of a linear index; 0 for modes that are not there.
+    #[must_use]
+    pub fn gather(&self, linear: K) -> [u32; ORDER_MAX] {
+        let mut at = [0; ORDER_MAX];
+        for (byte, table) in linear.widen().to_le_bytes().into_iter().zip(&self.gather) {
+            for (a, part) in at.iter_mut().zip(&table[usize::from(byte)]) {
+                *a |= part;
+            }
+        }
+        at
+    }
+}

@@ -1,0 +1,338 @@
+//! The manifest: what a store is. The archive's layout is pinned by rkyv's features and described in
+//! formats-spec/container.md; a test holds the two together.
+
+use super::chunk::{VERSION, version_message};
+use crate::encoding::{IndexEncoding, TILE_NNZ, width};
+use crate::error::{Error, Result};
+use crate::linear::{BLOCK_BITS, BitLayout};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::sys::PageBuf;
+use rkyv::rancor;
+use rkyv::{Archive, Deserialize, Serialize};
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: [u8; 8] = *b"BLCOSTOR";
+/// Bytes of the preamble.
+pub const PREAMBLE_BYTES: usize = 64;
+/// The format code of BLCO.
+const FORMAT_BLCO: u32 = 1;
+
+/// The archive's root, version 1.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq)]
+struct ArchiveV1 {
+    format: u32,
+    index_encoding: u32,
+    codec: u32,
+    codec_level: i32,
+    duplicates: u32,
+    tile_nnz: u32,
+    block_bits: u32,
+    reserved_a: u32,
+    chunk_bytes: u64,
+    nnz: u64,
+    sum_squares: f64,
+    value_min: f64,
+    value_max: f64,
+    reserved_b: u64,
+    modes: Vec<Mode>,
+    bit_modes: Vec<u8>,
+    chunks: Vec<ChunkEntry>,
+}
+
+/// One mode.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq)]
+struct Mode {
+    dim: u32,
+    bits: u32,
+    longest_row_bound: u64,
+}
+
+/// One chunk, as the manifest lists it.
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct ChunkEntry {
+    /// Position of its first nonzero in the store.
+    pub first_nonzero: u64,
+    /// Its nonzeros.
+    pub nnz: u64,
+    /// Bytes of its file.
+    pub file_bytes: u64,
+    /// Bytes of its image.
+    pub image_bytes: u64,
+    /// Checksum of its payload as stored.
+    pub payload_checksum: u64,
+    /// Linear index of the first nonzero, low and high half.
+    pub first_linear: [u64; 2],
+    /// Linear index of the last nonzero.
+    pub last_linear: [u64; 2],
+    /// Smallest index of each mode.
+    pub row_low: [u32; ORDER_MAX],
+    /// Largest index of each mode.
+    pub row_high: [u32; ORDER_MAX],
+}
+
+/// How payloads are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// As they are.
+    None,
+    /// One zstd frame, made at this level.
+    Zstd(i32),
+}
+
+impl Codec {
+    /// The code that stores hold.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        u8::from(self != Self::None)
+    }
+}
+
+/// What a store is, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// The tensor's shape.
+    pub shape: Shape,
+    /// How indices are encoded.
+    pub index_encoding: IndexEncoding,
+    /// How payloads are stored.
+    pub codec: Codec,
+    /// Whether a coordinate may occur several times.
+    pub may_repeat: bool,
+    /// The bound on a chunk's image, bytes.
+    pub chunk_bytes: u64,
+    /// Nonzeros in all.
+    pub nnz: u64,
+    /// Sum of the values' squares.
+    pub sum_squares: f64,
+    /// The smallest value.
+    pub value_min: f64,
+    /// The largest value.
+    pub value_max: f64,
+    /// For each mode, a number of nonzeros that no row exceeds.
+    pub longest_row_bounds: Vec<u64>,
+    /// The chunks, in order.
+    pub chunks: Vec<ChunkEntry>,
+}
+
+impl Manifest {
+    /// The manifest's bytes and the store id.
+    pub fn encode(&self) -> Result<(Vec<u8>, u64)> {
+        let (codec, codec_level) = match self.codec {
+            Codec::None => (0, 0),
+            Codec::Zstd(level) => (1, level),
+        };
+        let mode = |m: usize| Mode {
+            dim: self.shape.dims()[m],
+            bits: self.shape.bits(m),
+            longest_row_bound: self.longest_row_bounds[m],
+        };
+        let root = ArchiveV1 {
+            format: FORMAT_BLCO,
+            index_encoding: self.index_encoding as u32,
+            codec,
+            codec_level,
+            duplicates: u32::from(self.may_repeat),
+            tile_nnz: TILE_NNZ as u32,
+            block_bits: BLOCK_BITS,
+            reserved_a: 0,
+            chunk_bytes: self.chunk_bytes,
+            nnz: self.nnz,
+            sum_squares: self.sum_squares,
+            value_min: self.value_min,
+            value_max: self.value_max,
+            reserved_b: 0,
+            modes: (0..self.shape.order()).map(mode).collect(),
+            bit_modes: BitLayout::new(&self.shape).bit_modes().to_vec(),
+            chunks: self.chunks.clone(),
+        };
+        let archive = rkyv::to_bytes::<rancor::Error>(&root)
+            .map_err(|e| Error::request(format!("the manifest cannot be encoded: {e}")))?;
+        let id = xxh3_64(&archive);
+        let mut out = Vec::with_capacity(PREAMBLE_BYTES + archive.len());
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        out.extend((PREAMBLE_BYTES as u32).to_le_bytes());
+        out.extend((archive.len() as u64).to_le_bytes());
+        out.extend(id.to_le_bytes());
+        out.extend([0; 24]);
+        out.extend(xxh3_64(&out).to_le_bytes());
+        out.extend_from_slice(&archive);
+        Ok((out, id))
+    }
+
+    /// Reads and checks the bytes of a manifest file; the second result is the store id.
+    pub fn decode(bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
+        let wrong = |what: &str| Error::corrupt(path, what);
+        let Some((preamble, archive)) = bytes.split_at_checked(PREAMBLE_BYTES) else {
+            return Err(wrong("not a manifest: shorter than its preamble of 64 bytes"));
+        };
+        let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| preamble[at + i]));
+        let version = u32::from_le_bytes(std::array::from_fn(|i| preamble[8 + i]));
+        let archive_at = u32::from_le_bytes(std::array::from_fn(|i| preamble[12 + i]));
+        if preamble[..8] != MAGIC {
+            return Err(wrong("not a manifest: wrong magic at byte 0"));
+        }
+        if version != VERSION {
+            return Err(wrong(&version_message(version)));
+        }
+        if field(56) != xxh3_64(&preamble[..56]) {
+            return Err(wrong("corrupt: preamble checksum at byte 56"));
+        }
+        if archive_at as usize != PREAMBLE_BYTES || preamble[32..56].iter().any(|&b| b != 0) {
+            return Err(wrong("corrupt: reserved fields of the preamble"));
+        }
+        if field(16) != archive.len() as u64 {
+            return Err(wrong("corrupt: the file's length differs from the preamble's; it was cut off or extended"));
+        }
+        let id = xxh3_64(archive);
+        if field(24) != id {
+            return Err(wrong("corrupt: archive checksum at byte 24"));
+        }
+        let root = rkyv::from_bytes::<ArchiveV1, rancor::Error>(&aligned(archive))
+            .map_err(|_| wrong("corrupt: the archive is not well formed"))?;
+        Ok((root.check().map_err(|what| wrong(&format!("corrupt: {what}")))?, id))
+    }
+}
+
+/// A copy that nobody else can change while it is read.
+fn aligned(bytes: &[u8]) -> PageBuf {
+    PageBuf::from_slice(crate::sys::PAGE, bytes)
+}
+
+impl ArchiveV1 {
+    /// Every rule of the specification that the archive alone can break.
+    fn check(self) -> std::result::Result<Manifest, &'static str> {
+        let rule = |holds: bool, what: &'static str| if holds { Ok(()) } else { Err(what) };
+        rule(self.format == FORMAT_BLCO, "unknown format; a newer program may read it")?;
+        let index_encoding = IndexEncoding::from_code(self.index_encoding).ok_or("unknown index encoding")?;
+        let codec = match (self.codec, self.codec_level) {
+            (0, 0) => Codec::None,
+            (1, level) => Codec::Zstd(level),
+            _ => return Err("unknown codec"),
+        };
+        rule(self.duplicates <= 1, "field duplicates")?;
+        rule(self.tile_nnz as usize == TILE_NNZ, "field tile nnz")?;
+        rule(self.block_bits == BLOCK_BITS, "field block bits")?;
+        rule(self.reserved_a == 0 && self.reserved_b == 0, "reserved fields of the archive")?;
+        let bounds = super::CHUNK_BYTES_MIN..=super::CHUNK_BYTES_MAX;
+        rule(bounds.contains(&self.chunk_bytes), "field chunk bytes")?;
+        let dims: Vec<u64> = self.modes.iter().map(|m| m.dim.into()).collect();
+        let shape = Shape::new(&dims).map_err(|_| "dims")?;
+        rule(self.modes.iter().all(|m| m.bits == width(u64::from(m.dim) - 1)), "bits of a mode")?;
+        rule(BitLayout::new(&shape).bit_modes() == self.bit_modes, "bit modes")?;
+        rule(self.nnz > 0 && !self.sum_squares.is_nan(), "statistics")?;
+        rule(self.value_min.is_finite() && self.value_max.is_finite(), "statistics")?;
+        let mut next = 0u64;
+        for chunk in &self.chunks {
+            rule(chunk.first_nonzero == next && chunk.nnz > 0, "first nonzero of a chunk")?;
+            next = next.checked_add(chunk.nnz).ok_or("nnz of a chunk")?;
+            rule(next == self.nnz || chunk.nnz % TILE_NNZ as u64 == 0, "nnz of a chunk")?;
+            let bytes_fit = chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= super::FILE_BYTES_MAX;
+            rule(bytes_fit && chunk.file_bytes % 4096 == 0, "bytes of a chunk")?;
+            let rows = chunk.row_low.iter().zip(&chunk.row_high).zip(shape.dims().iter().chain(&[1; ORDER_MAX]));
+            for ((low, high), dim) in rows {
+                rule(low <= high && high < dim, "row range of a chunk")?;
+            }
+        }
+        rule(next == self.nnz, "nnz")?;
+        Ok(Manifest {
+            shape,
+            index_encoding,
+            codec,
+            may_repeat: self.duplicates == 1,
+            chunk_bytes: self.chunk_bytes,
+            nnz: self.nnz,
+            sum_squares: self.sum_squares,
+            value_min: self.value_min,
+            value_max: self.value_max,
+            longest_row_bounds: self.modes.iter().map(|m| m.longest_row_bound).collect(),
+            chunks: self.chunks,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Manifest {
+        let entry = ChunkEntry {
+            first_nonzero: 0,
+            nnz: 12,
+            file_bytes: 4096,
+            image_bytes: 512,
+            payload_checksum: 77,
+            first_linear: [1, 0],
+            last_linear: [63, 0],
+            row_low: [0; 8],
+            row_high: [3, 2, 1, 0, 0, 0, 0, 0],
+        };
+        Manifest {
+            shape: Shape::new(&[4, 3, 2]).unwrap(),
+            index_encoding: IndexEncoding::Tiled,
+            codec: Codec::Zstd(-3),
+            may_repeat: false,
+            chunk_bytes: 1 << 20,
+            nnz: 12,
+            sum_squares: 2.5,
+            value_min: -1.0,
+            value_max: 2.0,
+            longest_row_bounds: vec![3, 4, 6],
+            chunks: vec![entry],
+        }
+    }
+
+    /// Reads the archive by the offsets that formats-spec/container.md prints.
+    #[test]
+    fn archive_lies_as_the_specification_says() {
+        let (bytes, id) = example().encode().unwrap();
+        let archive = &bytes[64..];
+        assert_eq!(u64::from_le_bytes(bytes[24..32].try_into().unwrap()), id);
+        let u32_at = |at: usize| u32::from_le_bytes(archive[at..at + 4].try_into().unwrap());
+        let u64_at = |at: usize| u64::from_le_bytes(archive[at..at + 8].try_into().unwrap());
+        let list = |at: usize| {
+            let offset = u32_at(at).cast_signed() as isize;
+            (at.checked_add_signed(offset).unwrap(), u32_at(at + 4))
+        };
+        let root = archive.len() - 104;
+        assert_eq!([u32_at(root), u32_at(root + 4), u32_at(root + 8)], [1, 2, 1]);
+        assert_eq!(u32_at(root + 12).cast_signed(), -3);
+        assert_eq!([u32_at(root + 20), u32_at(root + 24)], [512, 64]);
+        assert_eq!([u64_at(root + 32), u64_at(root + 40)], [1 << 20, 12]);
+        assert_eq!(f64::from_bits(u64_at(root + 48)), 2.5);
+        let (modes, n_modes) = list(root + 80);
+        assert_eq!(n_modes, 3);
+        assert_eq!([u32_at(modes + 16), u32_at(modes + 20), u32_at(modes + 24)], [3, 2, 4]);
+        let (bits, n_bits) = list(root + 88);
+        assert_eq!((&archive[bits..bits + 5], n_bits), (&[2, 1, 0, 1, 0][..], 5));
+        let (chunks, n_chunks) = list(root + 96);
+        assert_eq!(n_chunks, 1);
+        assert_eq!([u64_at(chunks + 8), u64_at(chunks + 16), u64_at(chunks + 32)], [12, 4096, 77]);
+        assert_eq!([u64_at(chunks + 40), u64_at(chunks + 56)], [1, 63]);
+        assert_eq!([u32_at(chunks + 104), u32_at(chunks + 108)], [3, 2]);
+    }
+
+    #[test]
+    fn every_flip_and_truncation_is_an_error() {
+        let path = Path::new("manifest");
+        let (mut bytes, _) = example().encode().unwrap();
+        assert_eq!(Manifest::decode(&bytes, path).unwrap().0, example());
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Manifest::decode(&bytes, path).is_err(), "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        for length in 0..bytes.len() {
+            assert!(Manifest::decode(&bytes[..length], path).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_newer_version_says_so() {
+        let (mut bytes, _) = example().encode().unwrap();
+        bytes[8] = 2;
+        let message = Manifest::decode(&bytes, Path::new("m")).unwrap_err().to_string();
+        assert!(message.contains("version 2") && message.contains("newer"), "{message}");
+    }
+}

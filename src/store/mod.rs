@@ -1,0 +1,233 @@
+//! The container: a directory with one manifest and its chunk files, published whole or not at all
+//! (formats-spec/container.md). Knows bytes, checksums and durability; what the sections mean is `format`'s.
+
+pub mod chunk;
+pub mod manifest;
+mod publish;
+
+pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
+pub use manifest::{ChunkEntry, Codec, Manifest};
+pub use publish::{Published, Staging};
+
+use crate::error::{Error, Result};
+use crate::sys::{PAGE, PageBuf, Sys};
+use chunk::HEADER_BYTES;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The smallest bound on a chunk's image: room for a tile of eight modes, whatever its values.
+pub const CHUNK_BYTES_MIN: u64 = 64 << 10;
+/// The largest bound on a chunk's image.
+pub const CHUNK_BYTES_MAX: u64 = 1 << 30;
+/// No chunk file or image is longer: the largest bound with room for a codec that does not help.
+const FILE_BYTES_MAX: u64 = CHUNK_BYTES_MAX + (CHUNK_BYTES_MAX >> 4);
+/// No manifest is longer.
+const MANIFEST_BYTES_MAX: u64 = u32::MAX as u64;
+
+/// The manifest's file name.
+const MANIFEST: &str = "manifest";
+/// The file name of chunk `number`.
+fn chunk_name(number: usize) -> String {
+    format!("chunk-{number:06}.bin")
+}
+
+/// An open store: its manifest has been read and checked; chunks are checked as they are read.
+#[derive(Debug)]
+pub struct Store {
+    sys: Sys,
+    path: PathBuf,
+    manifest: Manifest,
+    id: u64,
+    direct: bool,
+}
+
+/// What undoing the codec needs besides the buffer; made once per reader, empty without a codec.
+pub struct Scratch {
+    file: PageBuf,
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+}
+
+/// How long the steps of reading a chunk took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadTimes {
+    /// Reading the file.
+    pub read: Duration,
+    /// Verifying its checksums.
+    pub verify: Duration,
+    /// Undoing the codec.
+    pub decode: Duration,
+}
+
+impl Store {
+    /// Opens the store at `path` and checks its manifest.
+    pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
+        let at = path.join(MANIFEST);
+        if !path.is_dir() || !at.exists() {
+            let what = if path.is_file() { "a file, not a store" } else { "no store here" };
+            let hint = "a store is a directory that blco-pack makes, with a file `manifest` in it";
+            return Err(Error::request(format!("{}: {what}; {hint}", path.display())));
+        }
+        let file = sys.open(&at, false)?;
+        let bytes = file.metadata()?.len();
+        if bytes > MANIFEST_BYTES_MAX {
+            return Err(Error::corrupt(&at, format!("{bytes} bytes; no manifest is that long")));
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "bounded above")]
+        let mut buffer = sys.page_buf(bytes as usize + 1)?;
+        let read = file.read_at(&mut buffer, 0)?;
+        let (manifest, id) = Manifest::decode(&buffer[..read], &at)?;
+        Ok(Self { sys: sys.clone(), path: path.to_path_buf(), manifest, id, direct: false })
+    }
+
+    /// Reads chunks past the page cache from now on: for stores that the cache cannot hold.
+    #[must_use]
+    pub fn with_direct_reads(mut self, direct: bool) -> Self {
+        self.direct = direct;
+        self
+    }
+
+    /// What the store is.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The store id, which is also its digest.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The handle that it reads through.
+    #[must_use]
+    pub fn sys(&self) -> &Sys {
+        &self.sys
+    }
+
+    /// The file of chunk `number`.
+    #[must_use]
+    pub fn chunk_path(&self, number: usize) -> PathBuf {
+        self.path.join(chunk_name(number))
+    }
+
+    /// Bytes that hold any chunk of the store, as a file or as an image.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> usize {
+        let largest = self.manifest.chunks.iter().map(|c| c.file_bytes.max(c.image_bytes)).max();
+        usize::try_from(largest.unwrap_or(0)).map_or(usize::MAX, |b| b.next_multiple_of(PAGE))
+    }
+
+    /// Bytes of the scratch that [`Store::load`] needs: 0 without a codec.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> usize {
+        if self.manifest.codec == Codec::None { 0 } else { self.buffer_bytes() }
+    }
+
+    /// Scratch for one reader.
+    pub fn scratch(&self) -> Result<Scratch> {
+        let zstd = match self.manifest.codec {
+            Codec::None => None,
+            Codec::Zstd(_) => Some(
+                zstd::bulk::Decompressor::new()
+                    .map_err(|source| Error::Resource { action: "start a zstd decoder", source })?,
+            ),
+        };
+        Ok(Scratch { file: self.sys.page_buf(self.scratch_bytes())?, zstd })
+    }
+
+    /// Bytes of the store's files without provenance: manifest and chunks.
+    pub fn bytes(&self) -> Result<u64> {
+        let at = self.path.join(MANIFEST);
+        let manifest = std::fs::metadata(&at).map_err(Error::io(&at, "inspect"))?.len();
+        Ok(manifest + self.manifest.chunks.iter().map(|c| c.file_bytes).sum::<u64>())
+    }
+
+    /// Reads chunk `number` into the page-aligned `buffer`, verifies it, undoes the codec, and returns its
+    /// header; the image is `buffer[..header.image_bytes]`. `scratch` is this store's.
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than [`Store::buffer_bytes`] or `number` is not a chunk.
+    pub fn load(
+        &self,
+        number: usize,
+        buffer: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<(ChunkHeader, LoadTimes)> {
+        let entry = &self.manifest.chunks[number];
+        let path = self.chunk_path(number);
+        let target = if scratch.zstd.is_some() { &mut scratch.file[..] } else { &mut *buffer };
+        let start = Instant::now();
+        let file_bytes = self.read_file(&path, entry, target)?;
+        let read = start.elapsed();
+        let target = &target[..file_bytes];
+        let header = ChunkHeader::decode(target, &path)?;
+        self.check_identity(&header, number, &path)?;
+        let stored = HEADER_BYTES + header.stored_bytes as usize;
+        if xxh3_64(&target[HEADER_BYTES..stored]) != header.payload_checksum {
+            let what = format!("chunk {number}: corrupt: payload checksum of bytes 128 to {stored}");
+            return Err(Error::corrupt(&path, what));
+        }
+        if target[stored..].iter().any(|&b| b != 0) {
+            return Err(Error::corrupt(&path, format!("chunk {number}: corrupt: padding from byte {stored} on")));
+        }
+        let verify = start.elapsed() - read;
+        if let Some(zstd) = &mut scratch.zstd {
+            let target = &scratch.file;
+            let image = &mut buffer[..header.image_bytes as usize];
+            image[..HEADER_BYTES].copy_from_slice(&target[..HEADER_BYTES]);
+            let bytes = zstd.decompress_to_buffer(&target[HEADER_BYTES..stored], &mut image[HEADER_BYTES..]);
+            if bytes.ok() != Some(image.len() - HEADER_BYTES) {
+                return Err(Error::corrupt(&path, format!("chunk {number}: corrupt: zstd frame at byte 128")));
+            }
+        }
+        let decode = start.elapsed() - read - verify;
+        Ok((header, LoadTimes { read, verify, decode }))
+    }
+
+    /// Reads the whole file, whose length must be the manifest's.
+    fn read_file(&self, path: &Path, entry: &ChunkEntry, target: &mut [u8]) -> Result<usize> {
+        let file = self.sys.open(path, self.direct)?;
+        let bytes = file.metadata()?.len();
+        if bytes != entry.file_bytes {
+            let what = format!("corrupt: {bytes} bytes, the manifest says {}", entry.file_bytes);
+            return Err(Error::corrupt(path, what));
+        }
+        let expected = usize::try_from(bytes).map_or(usize::MAX, |b| b);
+        let read = file.read_at(&mut target[..expected], 0)?;
+        if read != expected {
+            return Err(Error::corrupt(path, format!("corrupt: ends at byte {read} of {expected}")));
+        }
+        Ok(read)
+    }
+
+    /// The header must be that of this chunk of this store.
+    fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
+        let (entry, manifest) = (&self.manifest.chunks[number], &self.manifest);
+        let same = header.store_id == self.id
+            && header.number as usize == number
+            && header.first_nonzero == entry.first_nonzero
+            && u64::from(header.nnz) == entry.nnz
+            && u64::from(header.image_bytes) == entry.image_bytes
+            && header.payload_checksum == entry.payload_checksum
+            && usize::from(header.order) == manifest.shape.order()
+            && header.index_encoding == manifest.index_encoding as u8
+            && header.codec == manifest.codec.code();
+        if !same {
+            let what = format!("not chunk {number} of this store: its header differs from the manifest's entry");
+            return Err(Error::corrupt(path, what));
+        }
+        let raw_fits = header.codec != 0
+            || HEADER_BYTES as u64 + u64::from(header.stored_bytes) == u64::from(header.image_bytes);
+        if !raw_fits || header.file_bytes() != entry.file_bytes {
+            return Err(Error::corrupt(path, "corrupt: stored bytes at byte 40"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! Publication: chunks and manifest are written and synced under `STORE.partial`, then renamed, so that a
+//! store is there whole or not at all.
+
+use super::chunk::{ChunkHeader, HEADER_BYTES};
+use super::manifest::{ChunkEntry, Codec, Manifest};
+use super::{MANIFEST, chunk_name};
+use crate::error::{Error, Result};
+use crate::sys::{File, Sys};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The lock file inside a store that is being written.
+const LOCK: &str = "lock";
+
+/// A store that is being written. Dropped before [`Staging::publish`] has succeeded, it removes itself.
+#[derive(Debug)]
+pub struct Staging {
+    sys: Sys,
+    target: PathBuf,
+    partial: PathBuf,
+    replace: bool,
+    codec: Codec,
+    headers: Vec<ChunkHeader>,
+    entries: Vec<ChunkEntry>,
+    /// Held while this process writes.
+    lock: Option<File>,
+}
+
+/// What was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The store id.
+    pub id: u64,
+    /// Bytes of manifest and chunks.
+    pub bytes: u64,
+    /// Chunks.
+    pub chunks: usize,
+}
+
+/// The directory that a new name in `path`'s place belongs to.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+impl Staging {
+    /// Prepares to write a store at `target`. An existing store there is an error unless `replace`;
+    /// anything else there always is. What a killed packer left is removed.
+    pub fn create(sys: &Sys, target: &Path, replace: bool, codec: Codec) -> Result<Self> {
+        let shown = target.display();
+        if target.symlink_metadata().is_ok() {
+            if !target.join(MANIFEST).is_file() {
+                return Err(Error::request(format!("{shown}: exists and is not a store; name another output")));
+            }
+            if !replace {
+                return Err(Error::request(format!(
+                    "{shown}: a store is there already; --force replaces it, -o names another"
+                )));
+            }
+        }
+        let mut name = target.file_name().unwrap_or_default().to_os_string();
+        name.push(".partial");
+        let partial = parent(target).join(name);
+        clear_stale(sys, &partial)?;
+        sys.create_dir(&partial)?;
+        let mut staging = Self {
+            sys: sys.clone(),
+            target: target.to_path_buf(),
+            partial,
+            replace,
+            codec,
+            headers: Vec::new(),
+            entries: Vec::new(),
+            lock: None,
+        };
+        let lock = sys.create(&staging.partial.join(LOCK))?;
+        if !lock.try_lock()? {
+            return Err(Error::request(format!("{shown}: another blco-pack writes this store")));
+        }
+        staging.lock = Some(lock);
+        Ok(staging)
+    }
+
+    /// Writes the next chunk. `header` and `image` come from the format; `entry` holds the linear and row
+    /// ranges, everything else in it is filled in here.
+    pub fn add(&mut self, mut header: ChunkHeader, mut image: Vec<u8>, mut entry: ChunkEntry) -> Result<()> {
+        let number = self.headers.len();
+        header.number = u32::try_from(number)
+            .map_err(|_| Error::request("more than 2^32 chunks; use a larger --chunk-bytes"))?;
+        header.first_nonzero = self.entries.last().map_or(0, |e| e.first_nonzero + e.nnz);
+        header.codec = self.codec.code();
+        entry.image_bytes = image.len() as u64;
+        if let Codec::Zstd(level) = self.codec {
+            let payload = zstd::bulk::compress(&image[HEADER_BYTES..], level)
+                .map_err(|source| Error::Resource { action: "compress a chunk", source })?;
+            image.truncate(HEADER_BYTES);
+            image.extend_from_slice(&payload);
+        }
+        header.stored_bytes = u32::try_from(image.len() - HEADER_BYTES)
+            .map_err(|_| Error::request("a chunk exceeds 4 GiB; use a smaller --chunk-bytes"))?;
+        header.payload_checksum = xxh3_64(&image[HEADER_BYTES..]);
+        entry.first_nonzero = header.first_nonzero;
+        entry.nnz = header.nnz.into();
+        entry.file_bytes = header.file_bytes();
+        entry.payload_checksum = header.payload_checksum;
+        image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
+        let file = self.sys.create(&self.partial.join(chunk_name(number)))?;
+        file.write_all_at(&image, 0)?;
+        self.headers.push(header);
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// The chunks so far, for the manifest.
+    #[must_use]
+    pub fn entries(&self) -> &[ChunkEntry] {
+        &self.entries
+    }
+
+    /// Stamps the chunks with the store id, makes everything durable, and renames the store into place.
+    pub fn publish(mut self, manifest: &Manifest, provenance: &[u8]) -> Result<Published> {
+        let (bytes, id) = manifest.encode()?;
+        for (number, header) in self.headers.iter_mut().enumerate() {
+            header.store_id = id;
+            let file = self.sys.open_existing(&self.partial.join(chunk_name(number)))?;
+            file.write_all_at(&header.encode(), 0)?;
+            file.sync()?;
+        }
+        for (name, contents) in [(MANIFEST, &bytes[..]), ("provenance.json", provenance)] {
+            let file = self.sys.create(&self.partial.join(name))?;
+            file.write_all_at(contents, 0)?;
+            file.sync()?;
+        }
+        self.sys.remove_file(&self.partial.join(LOCK))?;
+        self.sys.sync_dir(&self.partial)?;
+        if self.replace && self.target.symlink_metadata().is_ok() {
+            self.sys.exchange(&self.partial, &self.target)?;
+        } else {
+            self.sys.rename(&self.partial, &self.target)?;
+        }
+        self.sys.sync_dir(parent(&self.target))?;
+        let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
+        Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes, chunks: self.entries.len() })
+    }
+}
+
+/// Whatever is left under the temporary name goes: an unfinished store, or the one that was replaced.
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.partial.exists() {
+            // Nothing to tell: whoever dropped it has an error of their own, or has published.
+            drop(std::fs::remove_dir_all(&self.partial));
+        }
+    }
+}
+
+/// Removes what a killed packer left at `partial`; an error if a live one holds it or it is not ours.
+fn clear_stale(sys: &Sys, partial: &Path) -> Result<()> {
+    if partial.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let shown = partial.display();
+    let lock = partial.join(LOCK);
+    if !lock.is_file() && std::fs::read_dir(partial).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Error::request(format!("{shown}: is in the way and not an unfinished store; remove it")));
+    }
+    if lock.is_file() && !sys.open_existing(&lock)?.try_lock()? {
+        return Err(Error::request(format!("{shown}: another blco-pack writes this store")));
+    }
+    sys.remove_tree(partial)
+}

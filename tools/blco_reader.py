@@ -1,0 +1,1098 @@
+#!/usr/bin/env python3
+"""Read and check a `.blco` store: a second reader, written from `formats-spec/` alone.
+
+It shares no code with the packer, so the two can only agree where the pages say enough. It needs Python 3.11
+and numpy; `zstandard` is imported when the first chunk with codec zstd turns up. It favours a complete check
+over speed and holds the whole tensor in memory.
+
+    python3 tools/blco_reader.py STORE [--npz OUT.npz] [--tns OUT.tns] [--json] [--quiet]
+
+Exit status: 0 the store is valid, 1 it breaks the specification (one line on standard error), 2 the command
+line is wrong or the system refused (a file that cannot be opened, no memory).
+
+From other tools: `read_store(path)` returns a `Store` or raises `StoreError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+TILE = 512
+BLOCK_BITS = 64
+FILE_ALIGN = 4096
+SECTION_ALIGN = 128
+HEADER_BYTES = 128
+ROOT_BYTES = 104
+MODE_BYTES = 16
+CHUNK_BYTES = 136
+ROW_BUCKETS = 65536
+MAX_INTEGER = 2**53
+MAX_DICTIONARY = 65536
+
+RAW, TILED = 1, 2
+INTEGER, F32, F64, DICTIONARY = 1, 2, 3, 4
+VALUE_ENCODINGS = {INTEGER: "integer", F32: "f32", F64: "f64", DICTIONARY: "dictionary"}
+INDEX_ENCODINGS = {RAW: "raw", TILED: "tiled"}
+CODECS = {0: "none", 1: "zstd"}
+SHAPE, BLOCKS, INDEX, TILES, COLUMNS, VALUES = 1, 2, 3, 4, 5, 6
+SECTIONS = {SHAPE: "SHAPE", BLOCKS: "BLOCKS", INDEX: "INDEX", TILES: "TILES", COLUMNS: "COLUMNS", VALUES: "VALUES"}
+
+
+class StoreError(Exception):
+    """The store breaks the specification: which file, where in it, and which rule."""
+
+    def __init__(self, file: str, rule: str, offset: int | None = None) -> None:
+        self.file, self.rule, self.offset = file, rule, offset
+        where = file if offset is None else f"{file}: offset {offset}"
+        super().__init__(f"{where}: {rule}")
+
+
+def require(holds: object, file: str, rule: str, offset: int | None = None) -> None:
+    """Raise a `StoreError` unless `holds`."""
+    if not holds:
+        raise StoreError(file, rule, offset)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# XXH3-64, seed 0
+# ---------------------------------------------------------------------------------------------------------------
+
+_M64 = 2**64 - 1
+_P32_1, _P32_2, _P32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+_P64_1, _P64_2, _P64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+_P64_4, _P64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+_MX1, _MX2 = 0x165667919E3779F9, 0x9FB21C651E98DF25
+_SECRET = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
+    "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
+    "3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
+    "eac5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e"
+    "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+)
+_STRIPE, _STRIPES_PER_BLOCK = 64, 16
+_BLOCK = _STRIPE * _STRIPES_PER_BLOCK
+_SLAB_BLOCKS = 512
+
+
+def _u32(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "little")
+
+
+def _u64(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 8], "little")
+
+
+def _fold(a: int, b: int) -> int:
+    """Both halves of the 128-bit product, xored."""
+    product = a * b
+    return (product & _M64) ^ (product >> 64)
+
+
+def _avalanche(h: int) -> int:
+    h ^= h >> 37
+    h = h * _MX1 & _M64
+    return h ^ (h >> 32)
+
+
+def _avalanche_xxh64(h: int) -> int:
+    h ^= h >> 33
+    h = h * _P64_2 & _M64
+    h ^= h >> 29
+    h = h * _P64_3 & _M64
+    return h ^ (h >> 32)
+
+
+def _mix16(data: bytes, at: int, secret_at: int) -> int:
+    return _fold(_u64(data, at) ^ _u64(_SECRET, secret_at), _u64(data, at + 8) ^ _u64(_SECRET, secret_at + 8))
+
+
+def _hash_to_16(data: bytes) -> int:
+    n = len(data)
+    if n == 0:
+        return _avalanche_xxh64(_u64(_SECRET, 56) ^ _u64(_SECRET, 64))
+    if n < 4:
+        word = data[0] << 16 | data[n >> 1] << 24 | data[n - 1] | n << 8
+        return _avalanche_xxh64(word ^ _u32(_SECRET, 0) ^ _u32(_SECRET, 4))
+    if n <= 8:
+        h = (_u32(data, n - 4) + (_u32(data, 0) << 32)) ^ _u64(_SECRET, 8) ^ _u64(_SECRET, 16)
+        h ^= ((h << 49 | h >> 15) ^ (h << 24 | h >> 40)) & _M64
+        h = h * _MX2 & _M64
+        h ^= (h >> 35) + n
+        h = h * _MX2 & _M64
+        return h ^ (h >> 28)
+    low = _u64(data, 0) ^ _u64(_SECRET, 24) ^ _u64(_SECRET, 32)
+    high = _u64(data, n - 8) ^ _u64(_SECRET, 40) ^ _u64(_SECRET, 48)
+    swapped = int.from_bytes(low.to_bytes(8, "little"), "big")
+    return _avalanche((n + swapped + high + _fold(low, high)) & _M64)
+
+
+def _hash_to_240(data: bytes) -> int:
+    n = len(data)
+    acc = n * _P64_1
+    if n <= 128:
+        for i in range((n - 1) // 32, -1, -1):
+            acc += _mix16(data, 16 * i, 32 * i) + _mix16(data, n - 16 * (i + 1), 32 * i + 16)
+        return _avalanche(acc & _M64)
+    acc += sum(_mix16(data, 16 * i, 16 * i) for i in range(8))
+    acc = _avalanche(acc & _M64)
+    acc += sum(_mix16(data, 16 * i, 16 * (i - 8) + 3) for i in range(8, n // 16))
+    acc += _mix16(data, n - 16, 136 - 17)
+    return _avalanche(acc & _M64)
+
+
+def _accumulate(stripes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """What the stripes, u64[..., s, 8] with keys u64[s, 8], add to the eight accumulators: u64[..., 8].
+
+    Within a block the accumulators are only ever added to, so the stripes' parts may be summed first.
+    """
+    keyed = stripes ^ keys
+    products = (keyed & np.uint64(0xFFFFFFFF)) * (keyed >> np.uint64(32))
+    swapped = stripes.sum(axis=-2, dtype=np.uint64).reshape(*stripes.shape[:-2], 4, 2)[..., ::-1]
+    return products.sum(axis=-2, dtype=np.uint64) + swapped.reshape(*stripes.shape[:-2], 8)
+
+
+def _hash_long(data: np.ndarray) -> int:
+    """More than 240 bytes: the blocks' sums with numpy, a slab at a time; only the scrambling is sequential."""
+    n = len(data)
+    keys = np.stack([np.frombuffer(_SECRET, "<u8", 8, 8 * s) for s in range(_STRIPES_PER_BLOCK)])
+    scramble = np.frombuffer(_SECRET, "<u8", 8, len(_SECRET) - 64)
+    prime, shift = np.uint64(_P32_1), np.uint64(47)
+    acc = np.array([_P32_3, _P64_1, _P64_2, _P64_3, _P64_4, _P32_2, _P64_5, _P32_1], np.uint64)
+    shifted = np.empty_like(acc)
+    blocks = (n - 1) // _BLOCK
+    for first in range(0, blocks, _SLAB_BLOCKS):
+        last = min(first + _SLAB_BLOCKS, blocks)
+        slab = data[first * _BLOCK : last * _BLOCK].view("<u8").reshape(-1, _STRIPES_PER_BLOCK, 8)
+        for added in _accumulate(slab, keys):
+            np.add(acc, added, out=acc)
+            np.right_shift(acc, shift, out=shifted)
+            np.bitwise_xor(acc, shifted, out=acc)
+            np.bitwise_xor(acc, scramble, out=acc)
+            np.multiply(acc, prime, out=acc)
+    rest = (n - 1 - blocks * _BLOCK) // _STRIPE
+    tail = data[blocks * _BLOCK : blocks * _BLOCK + rest * _STRIPE].view("<u8").reshape(-1, 8)
+    acc += _accumulate(tail, keys[:rest])
+    end = np.frombuffer(data[n - _STRIPE :].tobytes(), "<u8").reshape(1, 8)
+    acc += _accumulate(end, np.frombuffer(_SECRET, "<u8", 8, len(_SECRET) - 64 - 7).reshape(1, 8))
+    lanes = [int(a) for a in acc]
+    h = n * _P64_1
+    for i in range(4):
+        h += _fold(lanes[2 * i] ^ _u64(_SECRET, 11 + 16 * i), lanes[2 * i + 1] ^ _u64(_SECRET, 19 + 16 * i))
+    return _avalanche(h & _M64)
+
+
+def xxh3_64(data: bytes | memoryview | np.ndarray) -> int:
+    """XXH3-64 with seed 0 of some bytes (or of an array of u8)."""
+    flat = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    if len(flat) <= 16:
+        return _hash_to_16(flat.tobytes())
+    if len(flat) <= 240:
+        return _hash_to_240(flat.tobytes())
+    return _hash_long(flat)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a store holds
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChunkEntry:
+    """A chunk's entry in the manifest, and the value encoding found in its header."""
+
+    first_nonzero: int
+    nnz: int
+    file_bytes: int
+    image_bytes: int
+    payload_checksum: int
+    first_linear: int
+    last_linear: int
+    row_low: tuple[int, ...]
+    row_high: tuple[int, ...]
+    value_encoding: int = 0
+
+
+@dataclass
+class Manifest:
+    """The manifest, checked as far as that goes without the chunks."""
+
+    store_id: int
+    index_encoding: int
+    codec: int
+    codec_level: int
+    duplicates: int
+    chunk_bytes: int
+    nnz: int
+    sum_of_squares: float
+    value_min: float
+    value_max: float
+    dims: tuple[int, ...]
+    bits: tuple[int, ...]
+    longest_row_bound: tuple[int, ...]
+    bit_modes: tuple[int, ...]
+    chunks: list[ChunkEntry]
+
+    @property
+    def order(self) -> int:
+        return len(self.dims)
+
+    def bit_positions(self) -> list[list[int]]:
+        """For each mode, the positions of its bits in the linear index, lowest first."""
+        return [[p for p, m in enumerate(self.bit_modes) if m == mode] for mode in range(self.order)]
+
+
+@dataclass
+class Store:
+    """A store, read and checked: `columns[m]` are the indices (from 0) of mode m, u32, `values` f64, in store order."""
+
+    path: Path
+    manifest: Manifest
+    columns: list[np.ndarray]
+    values: np.ndarray
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self.manifest.dims
+
+    @property
+    def nnz(self) -> int:
+        return self.manifest.nnz
+
+    @property
+    def digest(self) -> str:
+        """The store id as 16 hexadecimal digits."""
+        return f"{self.manifest.store_id:016x}"
+
+    @property
+    def indices(self) -> np.ndarray:
+        """The indices as one array, u32, nnz x order (a copy)."""
+        return np.stack(self.columns, axis=1)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Small arithmetic
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def width(x: int) -> int:
+    """The number of bits that x needs."""
+    return x.bit_length()
+
+
+def widths_of(x: np.ndarray) -> np.ndarray:
+    """`width` of each element of an array of unsigned numbers below 2^64."""
+    rest = x.astype(np.uint64)
+    out = np.zeros(rest.shape, np.int64)
+    for step in (32, 16, 8, 4, 2, 1):
+        big = rest >= np.uint64(1 << step)
+        out[big] += step
+        rest[big] >>= np.uint64(step)
+    return out + (rest > 0)
+
+
+def round_up(x: int, to: int) -> int:
+    return -(-x // to) * to
+
+
+def total_order(values: np.ndarray) -> np.ndarray:
+    """An i64 for each f64 that compares as IEEE 754's totalOrder does."""
+    bits = values.view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def interleaving(dims: Sequence[int]) -> list[int]:
+    """The `bit modes` that the dims call for."""
+    bits = [width(d - 1) for d in dims]
+    by_length = sorted(range(len(dims)), key=lambda m: (dims[m], m))
+    return [m for turn in range(max(bits)) for m in by_length if turn < bits[m]]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Manifest
+# ---------------------------------------------------------------------------------------------------------------
+
+_NAME = "manifest"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read `manifest` and check everything that can be checked without the chunks."""
+    try:
+        data = (directory / _NAME).read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        if not directory.is_dir():
+            raise
+        raise StoreError(str(directory), "a directory without the file `manifest` is not a store") from error
+    store_id = check_preamble(data)
+    return parse_archive(data[64:], store_id)
+
+
+def check_preamble(data: bytes) -> int:
+    """Check the first 64 bytes and the archive's checksum; return the store id."""
+    require(data[:8] == b"BLCOSTOR", _NAME, "wrong magic", 0)
+    require(len(data) >= 64, _NAME, "shorter than its preamble", len(data))
+    version, archive_at, length, store_id = struct.unpack_from("<IIQQ", data, 8)
+    require(version == 1, _NAME, f"unknown version {version}", 8)
+    require(_u64(data, 56) == xxh3_64(data[:56]), _NAME, "the preamble checksum does not match", 56)
+    require(archive_at == 64, _NAME, "the archive offset is not 64", 12)
+    require(length <= 2**32 - 1, _NAME, "the archive is longer than 2^32 - 1", 16)
+    require(len(data) == 64 + length, _NAME, "the file does not end where the archive ends", 16)
+    require(xxh3_64(data[64:]) == store_id, _NAME, "the archive does not match the store id", 24)
+    require(not any(data[32:56]), _NAME, "a reserved field is not zero", 32)
+    return store_id
+
+
+def parse_archive(archive: bytes, store_id: int) -> Manifest:
+    """Parse the archive's root and lists and check each field's range."""
+    require(len(archive) >= ROOT_BYTES, _NAME, "the archive is shorter than its root", 64)
+    root = len(archive) - ROOT_BYTES
+    fields = struct.unpack_from("<IIIiIIIIQQdddQ", archive, root)
+    lists = archive_lists(archive, root)
+    modes = list(struct.iter_unpack("<IIQ", archive[lists[0][0] : lists[0][1]]))
+    bit_modes = tuple(archive[lists[1][0] : lists[1][1]])
+    order = len(modes)
+    chunks = [parse_chunk_entry(archive, at, order) for at in range(lists[2][0], lists[2][1], CHUNK_BYTES)]
+    manifest = Manifest(
+        store_id=store_id,
+        index_encoding=fields[1],
+        codec=fields[2],
+        codec_level=fields[3],
+        duplicates=fields[4],
+        chunk_bytes=fields[8],
+        nnz=fields[9],
+        sum_of_squares=fields[10],
+        value_min=fields[11],
+        value_max=fields[12],
+        dims=tuple(m[0] for m in modes),
+        bits=tuple(m[1] for m in modes),
+        longest_row_bound=tuple(m[2] for m in modes),
+        bit_modes=bit_modes,
+        chunks=chunks,
+    )
+    at = 64 + root
+    require(fields[0] == 1, _NAME, f"unknown format {fields[0]}", at)
+    require(fields[5] == TILE, _NAME, "tile nnz is not 512", at + 20)
+    require(fields[6] == BLOCK_BITS, _NAME, "block bits is not 64", at + 24)
+    require(fields[7] == 0, _NAME, "a reserved field is not zero", at + 28)
+    require(fields[13] == 0, _NAME, "a reserved field is not zero", at + 72)
+    check_root(manifest, at)
+    check_modes(manifest)
+    check_entries(manifest)
+    return manifest
+
+
+def archive_lists(archive: bytes, root: int) -> list[tuple[int, int]]:
+    """Begin and end of the root's three lists; they must fill the archive up to the root, without overlap."""
+    out = []
+    for position, size in ((root + 80, MODE_BYTES), (root + 88, 1), (root + 96, CHUNK_BYTES)):
+        relative, count = struct.unpack_from("<iI", archive, position)
+        begin = position + relative if count else 0
+        end = begin + count * size
+        require(0 <= begin and end <= root, _NAME, "a list does not lie inside the archive", 64 + position)
+        out.append((begin, end))
+    cursor = 0
+    for begin, end in sorted(span for span in out if span[0] != span[1]):
+        require(begin == cursor, _NAME, "the archive's lists overlap or leave a gap", 64 + cursor)
+        cursor = end
+    require(cursor == root, _NAME, "the archive's lists leave a gap before the root", 64 + cursor)
+    return out
+
+
+def parse_chunk_entry(archive: bytes, at: int, order: int) -> ChunkEntry:
+    first, nnz, file_bytes, image_bytes, checksum = struct.unpack_from("<5Q", archive, at)
+    linear = struct.unpack_from("<4Q", archive, at + 40)
+    low = struct.unpack_from("<8I", archive, at + 72)
+    high = struct.unpack_from("<8I", archive, at + 104)
+    require(not any(low[order:] + high[order:]), _NAME, "a row range of a mode that is not there", 64 + at + 72)
+    return ChunkEntry(
+        first_nonzero=first,
+        nnz=nnz,
+        file_bytes=file_bytes,
+        image_bytes=image_bytes,
+        payload_checksum=checksum,
+        first_linear=linear[0] | linear[1] << 64,
+        last_linear=linear[2] | linear[3] << 64,
+        row_low=low[:order],
+        row_high=high[:order],
+    )
+
+
+def check_root(m: Manifest, at: int) -> None:
+    """The ranges of the root's fields; `at` is the root's offset in the file."""
+    require(m.index_encoding in INDEX_ENCODINGS, _NAME, f"unknown index encoding {m.index_encoding}", at + 4)
+    require(m.codec in CODECS, _NAME, f"unknown codec {m.codec}", at + 8)
+    require(m.codec or m.codec_level == 0, _NAME, "a codec level without a codec", at + 12)
+    require(-(2**17) <= m.codec_level <= 22, _NAME, "the codec level is none of zstd's", at + 12)
+    require(m.duplicates in (0, 1), _NAME, "duplicates is neither 0 nor 1", at + 16)
+    require(65536 <= m.chunk_bytes <= 2**30, _NAME, "chunk bytes is outside its range", at + 32)
+    require(m.nnz >= 1, _NAME, "the store has no nonzeros", at + 40)
+    require(m.sum_of_squares >= 0 and math.copysign(1, m.sum_of_squares) > 0, _NAME,
+            "the sum of squares is negative or no number", at + 48)
+    require(math.isfinite(m.value_min), _NAME, "value min is not finite", at + 56)
+    require(math.isfinite(m.value_max), _NAME, "value max is not finite", at + 64)
+
+
+def check_modes(m: Manifest) -> None:
+    """The list of modes and the interleaving."""
+    require(2 <= m.order <= 8, _NAME, f"{m.order} modes")
+    for number, (dim, bits, longest) in enumerate(zip(m.dims, m.bits, m.longest_row_bound)):
+        require(dim >= 1, _NAME, f"mode {number} has no index")
+        require(bits == width(dim - 1), _NAME, f"mode {number}: bits is not width(dim - 1)")
+        require(1 <= longest <= m.nnz, _NAME, f"mode {number}: the longest row bound is outside 1 to nnz")
+    require(sum(m.bits) <= 128, _NAME, "the linear index has more than 128 bits")
+    require(list(m.bit_modes) == interleaving(m.dims), _NAME, "bit modes is not the interleaving of the dims")
+
+
+def check_entries(m: Manifest) -> None:
+    """The list of chunks: positions, sizes, linear and row ranges, each within its bounds."""
+    position, linear = 0, -1
+    for number, c in enumerate(m.chunks):
+        name = f"chunk {number}: "
+        require(c.first_nonzero == position, _NAME, name + "first nonzero is not where the chunk before ended")
+        require(1 <= c.nnz <= 2**32 - 1, _NAME, name + "nnz is outside its range")
+        position += c.nnz
+        require(c.nnz % TILE == 0 or position == m.nnz, _NAME, name + "holds a short tile that is not the store's last")
+        require(c.image_bytes % SECTION_ALIGN == 0, _NAME, name + "image bytes is not a multiple of 128")
+        require(HEADER_BYTES < c.image_bytes <= 2**32 - 1, _NAME, name + "image bytes is outside its range")
+        require(c.file_bytes % FILE_ALIGN == 0 and c.file_bytes, _NAME, name + "file bytes is not a multiple of 4096")
+        require(c.last_linear < 1 << sum(m.bits), _NAME, name + "last linear is outside the linear index")
+        require(c.first_linear <= c.last_linear, _NAME, name + "first linear is larger than last linear")
+        ascends = linear < c.first_linear or (m.duplicates and linear == c.first_linear)
+        require(ascends, _NAME, name + "first linear does not follow the chunk before")
+        linear = c.last_linear
+        for mode, (low, high, dim) in enumerate(zip(c.row_low, c.row_high, m.dims)):
+            require(low <= high < dim, _NAME, name + f"the row range of mode {mode} is outside the dim")
+    require(position == m.nnz, _NAME, "the chunks' nonzeros do not add up to nnz")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Chunk file: header, payload, sections
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Chunk:
+    """A chunk's image, cut into its sections, each an array of u8; `at` are their offsets."""
+
+    name: str
+    nnz: int
+    order: int
+    index_encoding: int
+    value_encoding: int
+    sections: dict[int, np.ndarray]
+    at: dict[int, int]
+
+
+def load_chunk(directory: Path, number: int, m: Manifest) -> Chunk:
+    """Read one chunk's file and check all but the nonzeros themselves."""
+    name, entry = f"chunk-{number:06d}.bin", m.chunks[number]
+    try:
+        data = (directory / name).read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise StoreError(name, "the manifest names a chunk whose file is not there") from error
+    require(data[:8] == b"BLCOCHNK", name, "wrong magic", 0)
+    require(len(data) >= HEADER_BYTES, name, "shorter than its header", len(data))
+    h = struct.unpack_from("<IIQQIIIBBBBQ", data, 8)
+    version, chunk, store_id, first, nnz, image_bytes, stored, order, index_code, value_code, codec, checksum = h
+    require(version == 1, name, f"unknown version {version}", 8)
+    require(_u64(data, 120) == xxh3_64(data[:120]), name, "the header checksum does not match", 120)
+    length = round_up(HEADER_BYTES + stored, FILE_ALIGN)
+    require(len(data) == length, name, "the file is not as long as stored bytes asks for", 40)
+    require(image_bytes % SECTION_ALIGN == 0 and image_bytes > HEADER_BYTES, name, "image bytes out of range", 36)
+    require(codec in CODECS, name, f"unknown codec {codec}", 47)
+    require(codec or stored == image_bytes - HEADER_BYTES, name, "stored bytes is not the image's without a codec", 40)
+    payload = memoryview(data)[HEADER_BYTES : HEADER_BYTES + stored]
+    require(xxh3_64(payload) == checksum, name, "the payload checksum does not match", 48)
+    require(not any(data[HEADER_BYTES + stored :]), name, "the padding is not zero", HEADER_BYTES + stored)
+    require(value_code in VALUE_ENCODINGS, name, f"unknown value encoding {value_code}", 46)
+    require(index_code == TILED or value_code == F64, name, "a raw chunk has another value encoding than f64", 46)
+    for found, wanted, what, at in (
+        (store_id, m.store_id, "store id", 16),
+        (chunk, number, "number", 12),
+        (first, entry.first_nonzero, "first nonzero", 24),
+        (nnz, entry.nnz, "nnz", 32),
+        (image_bytes, entry.image_bytes, "image bytes", 36),
+        (checksum, entry.payload_checksum, "payload checksum", 48),
+        (len(data), entry.file_bytes, "file bytes", 40),
+        (order, m.order, "order", 44),
+        (index_code, m.index_encoding, "index encoding", 45),
+        (codec, m.codec, "codec", 47),
+    ):
+        require(found == wanted, name, f"the header disagrees with the manifest: {what}", at)
+    entry.value_encoding = value_code
+    image = decompress(name, payload, image_bytes - HEADER_BYTES) if codec else payload
+    result = Chunk(name, nnz, order, index_code, value_code, {}, {})
+    cut_sections(result, data, np.frombuffer(image, np.uint8), image_bytes)
+    check_shape(result, m.dims)
+    return result
+
+
+def decompress(name: str, payload: memoryview, length: int) -> bytes:
+    """The payload as one zstd frame of `length` bytes; a longer one is noticed before it fills the memory."""
+    import zstandard
+
+    try:
+        declared = zstandard.get_frame_parameters(payload[:32]).content_size
+        require(payload[:4] == b"\x28\xb5\x2f\xfd", name, "the payload is not a zstd frame", HEADER_BYTES)
+        step = len(payload) if declared == length else FILE_ALIGN
+        frame, out, done, at = zstandard.ZstdDecompressor().decompressobj(), [], 0, 0
+        while at < len(payload) and not frame.eof:
+            out.append(frame.decompress(payload[at : at + step]))
+            at += step
+            done += len(out[-1])
+            require(done <= length, name, "the zstd frame is longer than the image", HEADER_BYTES)
+    except zstandard.ZstdError as error:
+        raise StoreError(name, f"the zstd frame is damaged: {error}", HEADER_BYTES) from error
+    require(frame.eof and done == length, name, "the zstd frame is shorter than the image", HEADER_BYTES)
+    require(not frame.unused_data and at >= len(payload), name, "bytes after the zstd frame", HEADER_BYTES)
+    return b"".join(out)
+
+
+def cut_sections(chunk: Chunk, header: bytes, payload: np.ndarray, image_bytes: int) -> None:
+    """Check the section table and the gaps, and fill in `chunk.sections`. `payload` is the image from 128 on."""
+    wanted = [SHAPE, BLOCKS, INDEX] if chunk.index_encoding == RAW else [SHAPE, TILES, COLUMNS]
+    if chunk.value_encoding != INTEGER:
+        wanted.append(VALUES)
+    end = next_at = HEADER_BYTES
+    for slot in range(4):
+        at = 56 + 16 * slot
+        kind, offset, length, reserved = struct.unpack_from("<4I", header, at)
+        if slot >= len(wanted):
+            require(not (kind or offset or length or reserved), chunk.name, "an unused section entry is not zero", at)
+            continue
+        what = SECTIONS[wanted[slot]]
+        require(kind == wanted[slot], chunk.name, f"section kind {kind} where {what} has its place", at)
+        require(reserved == 0, chunk.name, "a reserved field is not zero", at + 12)
+        require(offset == next_at, chunk.name, f"{what} does not start where the section before ended", at + 4)
+        require(offset + length <= image_bytes, chunk.name, f"{what} does not lie inside the image", at + 8)
+        end, next_at = offset + length, round_up(offset + length, SECTION_ALIGN)
+        chunk.sections[kind] = payload[offset - HEADER_BYTES : end - HEADER_BYTES]
+        chunk.at[kind] = offset
+        gap = payload[end - HEADER_BYTES : next_at - HEADER_BYTES]
+        require(not gap.any(), chunk.name, f"the gap after {what} is not zero (offset in the image)", end)
+    require(next_at == image_bytes, chunk.name, "the image does not end with its last section", 36)
+
+
+def section(chunk: Chunk, kind: int, length: int) -> np.ndarray:
+    """A section that must be `length` bytes long."""
+    data = chunk.sections[kind]
+    rule = f"{SECTIONS[kind]} has {len(data)} bytes, not {length} (offset in the image)"
+    require(len(data) == length, chunk.name, rule, chunk.at[kind])
+    return data
+
+
+def check_shape(chunk: Chunk, dims: Sequence[int]) -> None:
+    shape = section(chunk, SHAPE, 4 * chunk.order).view("<u4")
+    same = [int(d) for d in shape] == list(dims)
+    require(same, chunk.name, "SHAPE disagrees with the manifest's dims (offset in the image)", chunk.at[SHAPE])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Packed columns
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def unpack_columns(units: np.ndarray, starts: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """Unpack one column of each tile: COLUMNS as u8[n, 64], where each starts (in units), how wide it is.
+
+    Returns T x 512: u32, or u64 if a width is above 32. Columns of equal width are unpacked together.
+    """
+    wide = bool(len(widths)) and int(widths.max()) > 32
+    out = np.zeros((len(starts), TILE), np.uint64 if wide else np.uint32)
+    for w in np.unique(widths):
+        bits = int(w)
+        if bits == 0:
+            continue
+        (tiles,) = np.nonzero(widths == w)
+        words = units[starts[tiles, None] + np.arange(bits)].reshape(len(tiles), bits * 64)
+        out[tiles] = unpack_words(words.view("<u4" if bits <= 32 else "<u8"), bits)
+    return out
+
+
+def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
+    """Unpack columns of one width: words u32 or u64, tiles x (bits * lanes); returns tiles x 512."""
+    size = words.dtype.itemsize * 8
+    lanes = TILE // size
+    kind = np.uint32 if size == 32 else np.uint64
+    streams = words.reshape(len(words), bits, lanes)
+    out = np.empty((len(words), size, lanes), kind)
+    mask = kind((1 << bits) - 1)
+    for position in range(size):
+        k, s = divmod(position * bits, size)
+        number = streams[:, k] >> kind(s)
+        if s + bits > size:
+            number |= streams[:, k + 1] << kind(size - s)
+        out[:, position] = number & mask
+    return out.reshape(len(words), TILE)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Nonzeros
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def tile_sizes(nnz: int) -> np.ndarray:
+    """How many nonzeros each tile holds."""
+    sizes = np.full(-(-nnz // TILE), TILE, np.int64)
+    sizes[-1] = nnz - TILE * (len(sizes) - 1)
+    return sizes
+
+
+def per_tile(values: np.ndarray, function: np.ufunc) -> np.ndarray:
+    """`function`'s reduction (minimum, maximum, logical_and) over each tile of 512."""
+    return function.reduceat(values, np.arange(0, len(values), TILE))
+
+
+def decode_tiled(chunk: Chunk, dims: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Indices and values of a `tiled` chunk; TILES and COLUMNS checked on the way."""
+    tiles = -(-chunk.nnz // TILE)
+    record = np.dtype([("at", "<u4"), ("width", "<u4"), ("base", "<i8"), ("range", "<u4", (chunk.order, 2))])
+    table = section(chunk, TILES, tiles * record.itemsize).view(record)
+    dictionary = read_dictionary(chunk)
+    low, high = table["range"][:, :, 0], table["range"][:, :, 1]
+    name, offset = chunk.name, chunk.at[TILES]
+    require((low <= high).all(), name, "TILES: a tile's low is above its high (offset in the image)", offset)
+    require((high < np.array(dims, np.uint64)).all(), name, "TILES: a tile's high is not below the dim", offset)
+    check_value_columns(chunk, table, dictionary)
+    widths = np.concatenate([widths_of(high - low), table["width"][:, None].astype(np.int64)], axis=1)
+    starts = np.cumsum(widths.ravel()).reshape(widths.shape) - widths
+    require((table["at"] == starts[:, 0]).all(), name, "TILES: columns at is not the sum of the widths before", offset)
+    columns = section(chunk, COLUMNS, 64 * int(widths.sum())).reshape(-1, 64)
+    out = []
+    for mode in range(chunk.order):
+        numbers = unpack_columns(columns, starts[:, mode], widths[:, mode])
+        check_slots(chunk, numbers)
+        flat = numbers.ravel()[: chunk.nnz]
+        span = high[:, mode] - low[:, mode]
+        top = per_tile(flat, np.maximum)
+        require((top <= span).all(), name, f"COLUMNS: an index of mode {mode} is above its tile's high")
+        require((top == span).all(), name, f"TILES: a high of mode {mode} is not the tile's largest index")
+        require((per_tile(flat, np.minimum) == 0).all(), name, f"TILES: a low of mode {mode} is not the smallest index")
+        numbers += low[:, mode, None]
+        out.append(flat)
+    numbers = unpack_columns(columns, starts[:, -1], widths[:, -1])
+    check_slots(chunk, numbers)
+    return out, decode_values(chunk, table, numbers.ravel()[: chunk.nnz], dictionary)
+
+
+def check_slots(chunk: Chunk, numbers: np.ndarray) -> None:
+    """The slots beyond the nonzeros of the last tile must be zero."""
+    require(not numbers.ravel()[chunk.nnz :].any(), chunk.name, "COLUMNS: a slot beyond the last nonzero is not 0")
+
+
+def read_dictionary(chunk: Chunk) -> np.ndarray | None:
+    """The dictionary of value encoding 4: finite, strictly ascending by total order."""
+    if chunk.value_encoding != DICTIONARY:
+        return None
+    data = chunk.sections[VALUES]
+    fits = len(data) % 8 == 0 and 1 <= len(data) // 8 <= MAX_DICTIONARY
+    require(fits, chunk.name, "VALUES is no dictionary of 1 to 65536 f64 (offset in the image)", chunk.at[VALUES])
+    entries = data.view("<f8")
+    require(np.isfinite(entries).all(), chunk.name, "a value is not finite (offset in the image)", chunk.at[VALUES])
+    keys = total_order(entries)
+    ascends = (keys[1:] > keys[:-1]).all()
+    require(ascends, chunk.name, "the dictionary does not ascend (offset in the image)", chunk.at[VALUES])
+    return entries
+
+
+def check_value_columns(chunk: Chunk, table: np.ndarray, dictionary: np.ndarray | None) -> None:
+    """Width and base of each tile's value column, as far as the value encoding tells."""
+    name, at = chunk.name, chunk.at[TILES]
+    widths, base = table["width"], table["base"]
+    if chunk.value_encoding == INTEGER:
+        inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER) & (widths <= width(2 * MAX_INTEGER))
+        require(inside.all(), name, "TILES: value base or width outside the integers (offset in the image)", at)
+        return
+    wanted = 0 if dictionary is None else width(len(dictionary) - 1)
+    require((widths == wanted).all(), name, f"TILES: a value width is not {wanted} (offset in the image)", at)
+    require((base == 0).all(), name, "TILES: a value base is not 0 (offset in the image)", at)
+
+
+def decode_values(chunk: Chunk, table: np.ndarray, numbers: np.ndarray, dictionary: np.ndarray | None) -> np.ndarray:
+    """The values of a `tiled` chunk as f64, from the value columns' numbers or from VALUES."""
+    name = chunk.name
+    if chunk.value_encoding == INTEGER:
+        whole = np.repeat(table["base"], tile_sizes(chunk.nnz)) + numbers.astype(np.int64)
+        low, high = per_tile(whole, np.minimum), per_tile(whole, np.maximum)
+        require((high <= MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
+        require((low == table["base"]).all(), name, "TILES: a value base is not the tile's smallest value")
+        minimal = (widths_of((high - low).astype(np.uint64)) == table["width"]).all()
+        require(minimal, name, "TILES: a value width is not the least that holds the tile's values")
+        return whole.astype(np.float64)
+    if dictionary is not None:
+        require((numbers < len(dictionary)).all(), name, "COLUMNS: the number of a dictionary entry that is not there")
+        used = np.bincount(numbers, minlength=len(dictionary))
+        require(used.all(), name, "the dictionary holds a value that does not occur in the chunk")
+        return dictionary[numbers].astype(np.float64)
+    kind = np.dtype("<f4" if chunk.value_encoding == F32 else "<f8")
+    return section(chunk, VALUES, kind.itemsize * chunk.nnz).view(kind).astype(np.float64)
+
+
+def decode_raw(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]:
+    """Indices and values of a `raw` chunk; BLOCKS and INDEX checked on the way."""
+    name, at = chunk.name, chunk.at[BLOCKS]
+    size = len(chunk.sections[BLOCKS])
+    require(size and size % 16 == 0, name, "BLOCKS is no list of records (offset in the image)", at)
+    record = np.dtype([("key", "<u8"), ("start", "<u4"), ("reserved", "<u4")])
+    blocks = chunk.sections[BLOCKS].view(record)
+    require(not blocks["reserved"].any(), name, "BLOCKS: a reserved field is not zero (offset in the image)", at)
+    keys, starts = blocks["key"], blocks["start"].astype(np.int64)
+    require((keys[1:] > keys[:-1]).all(), name, "BLOCKS: the keys do not ascend (offset in the image)", at)
+    require(starts[0] == 0 and (np.diff(starts) > 0).all(), name, "BLOCKS: start does not ascend from 0", at)
+    require(starts[-1] < chunk.nnz, name, "BLOCKS: a start is not below nnz (offset in the image)", at)
+    key_bits = max(len(m.bit_modes) - BLOCK_BITS, 0)
+    require(int(keys[-1]) < 1 << key_bits, name, "BLOCKS: a key is outside the linear index", at)
+    lengths = np.diff(np.append(starts, chunk.nnz))
+    index = section(chunk, INDEX, 8 * chunk.nnz).view("<u8")
+    inside = min(len(m.bit_modes), BLOCK_BITS)
+    if inside < BLOCK_BITS:
+        require(not (index >> np.uint64(inside)).any(), name, "INDEX: a bit above the linear index", chunk.at[INDEX])
+    out, shift = [], 0
+    for mode, positions in enumerate(m.bit_positions()):
+        k = sum(p < BLOCK_BITS for p in positions)
+        upper = np.zeros(len(keys), np.uint64)
+        for j, p in enumerate(positions[k:], start=k):
+            upper |= (keys >> np.uint64(p - BLOCK_BITS) & np.uint64(1)) << np.uint64(j)
+        column = np.repeat(upper, lengths)
+        if k:
+            column |= index >> np.uint64(shift) & np.uint64((1 << k) - 1)
+        shift += k
+        require((column < m.dims[mode]).all(), name, f"INDEX: an index of mode {mode} is outside its dim")
+        out.append(column.astype(np.uint32))
+    values = section(chunk, VALUES, 8 * chunk.nnz).view("<f8").astype(np.float64)
+    return out, values
+
+
+def linearize(columns: list[np.ndarray], positions: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high 64 bits of the linear index of each nonzero; each 12 bits of an index through a table."""
+    digit = 12
+    total = len(columns[0])
+    low, high = np.zeros(total, np.uint64), np.zeros(total, np.uint64)
+    for column, places in zip(columns, positions):
+        for first in range(0, len(places), digit):
+            bits = places[first : first + digit]
+            tables = np.zeros((2, 1 << len(bits)), np.uint64)
+            numbers = np.arange(1 << len(bits), dtype=np.uint64)
+            for j, place in enumerate(bits):
+                tables[place // 64] |= (numbers >> np.uint64(j) & np.uint64(1)) << np.uint64(place % 64)
+            looked_up = column >> np.uint32(first) & np.uint32((1 << len(bits)) - 1)
+            for table, out in zip(tables, (low, high)):
+                if table.any():
+                    out |= table[looked_up]
+    return low, high
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Checks over the whole store
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TileFacts:
+    """What the cutting rule needs to know of each tile of the store (lists of one array for each chunk)."""
+
+    index_units: list[np.ndarray] = field(default_factory=list)
+    is_integer: list[np.ndarray] = field(default_factory=list)
+    integer_width: list[np.ndarray] = field(default_factory=list)
+    is_f32: list[np.ndarray] = field(default_factory=list)
+    keys_inside: list[np.ndarray] = field(default_factory=list)
+    key_before: list[np.ndarray] = field(default_factory=list)
+
+    def columns(self, index_encoding: int) -> Iterator[tuple[int, ...]]:
+        """The facts of one tile after the other."""
+        parts = [self.keys_inside, self.key_before]
+        if index_encoding == TILED:
+            parts = [self.index_units, self.is_integer, self.integer_width, self.is_f32]
+        return zip(*(np.concatenate(p).tolist() for p in parts))
+
+
+@dataclass
+class Running:
+    """What is carried from chunk to chunk."""
+
+    facts: TileFacts = field(default_factory=TileFacts)
+    rows: list[np.ndarray] = field(default_factory=list)
+    tile_squares: list[np.ndarray] = field(default_factory=list)
+    least: int | None = None
+    largest: int | None = None
+    last_linear: int = -1
+    last_value: int = 0
+
+
+def check_order(m: Manifest, number: int, low: np.ndarray, high: np.ndarray, values: np.ndarray, run: Running) -> None:
+    """The linear indices ascend, equal ones by value, within the chunk and from the one before; first and last match."""
+    name, entry = f"chunk-{number:06d}.bin", m.chunks[number]
+    first = int(low[0]) | int(high[0]) << 64
+    last = int(low[-1]) | int(high[-1]) << 64
+    require(first == entry.first_linear, _NAME, f"chunk {number}: first linear is not the first nonzero's")
+    require(last == entry.last_linear, _NAME, f"chunk {number}: last linear is not the last nonzero's")
+    keys = total_order(values)
+    equal = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
+    above = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
+    require((above | equal).all(), name, "the nonzeros are not sorted by linear index")
+    repeated = bool(equal.any()) or first == run.last_linear
+    require(m.duplicates or not repeated, name, "a coordinate occurs twice in a store without duplicates")
+    sorted_values = not (equal & (keys[1:] < keys[:-1])).any()
+    sorted_values &= first != run.last_linear or int(keys[0]) >= run.last_value
+    require(sorted_values, name, "equal coordinates are not sorted by value")
+    require(first >= run.last_linear, name, "the chunk's nonzeros do not follow the chunk before")
+    run.last_linear, run.last_value = last, int(keys[-1])
+
+
+def check_rows(m: Manifest, number: int, columns: list[np.ndarray], run: Running) -> None:
+    """The chunk's row ranges are exact; count the rows for the longest row bound."""
+    entry = m.chunks[number]
+    for mode, column in enumerate(columns):
+        exact = (int(column.min()), int(column.max())) == (entry.row_low[mode], entry.row_high[mode])
+        require(exact, _NAME, f"chunk {number}: row low or high of mode {mode} is not exact")
+        run.rows[mode] += np.bincount(column & np.uint32(ROW_BUCKETS - 1), minlength=ROW_BUCKETS)
+
+
+def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np.ndarray, run: Running) -> None:
+    """The values are finite; note each tile's facts and, for `tiled`, check that the encoding is the shortest."""
+    name, entry = f"chunk-{number:06d}.bin", m.chunks[number]
+    require(np.isfinite(values).all(), name, "a value is not finite")
+    keys = total_order(values)
+    low, high = int(keys.min()), int(keys.max())
+    run.least = low if run.least is None else min(run.least, low)
+    run.largest = high if run.largest is None else max(run.largest, high)
+    run.tile_squares.append(squares_by_tile(values))
+    if m.index_encoding == RAW:
+        return
+    bits = values.view(np.uint64)
+    integer = (np.abs(values) <= MAX_INTEGER) & (np.trunc(values) == values) & (bits != np.uint64(1 << 63))
+    is_integer = per_tile(integer, np.logical_and)
+    whole = np.where(integer, values, 0.0).astype(np.int64)
+    span = per_tile(whole, np.maximum) - per_tile(whole, np.minimum)
+    integer_width = widths_of(span.astype(np.uint64))
+    with np.errstate(over="ignore", under="ignore"):
+        is_f32 = per_tile(values.astype(np.float32).astype(np.float64).view(np.uint64) == bits, np.logical_and)
+    facts = run.facts
+    facts.is_integer.append(is_integer)
+    facts.integer_width.append(integer_width)
+    facts.is_f32.append(is_f32)
+    spans = [per_tile(c, np.maximum) - per_tile(c, np.minimum) for c in columns]
+    facts.index_units.append(sum(widths_of(s) for s in spans))
+    choices = value_costs(len(values), int(integer_width.sum()), bool(is_integer.all()), bool(is_f32.all()))
+    distinct = len(np.unique(bits))
+    if distinct <= MAX_DICTIONARY:
+        cost = 64 * len(integer_width) * width(distinct - 1) + 8 * distinct
+        choices.append((cost, 1, DICTIONARY))
+    best = min(choices)[2]
+    rule = f"the values are stored as {VALUE_ENCODINGS[entry.value_encoding]} where {VALUE_ENCODINGS[best]} is due"
+    require(best == entry.value_encoding, name, rule, 46)
+
+
+def value_costs(nnz: int, units: int, is_integer: bool, is_f32: bool) -> list[tuple[int, int, int]]:
+    """(bytes, rank among equals, encoding) of the value encodings other than the dictionary that can be used."""
+    costs = [(8 * nnz, 3, F64)]
+    if is_f32:
+        costs.append((4 * nnz, 2, F32))
+    if is_integer:
+        costs.append((64 * units, 0, INTEGER))
+    return costs
+
+
+def note_keys(low: np.ndarray, high: np.ndarray, run: Running) -> None:
+    """For the cutting of `raw` chunks: BLCO block changes inside each tile, and at its start."""
+    before = run.last_linear >> BLOCK_BITS
+    changes = np.empty(len(low), np.int64)
+    changes[0] = int(high[0]) != before
+    changes[1:] = high[1:] != high[:-1]
+    at_start = changes[::TILE].copy()
+    changes[::TILE] = 0
+    run.facts.keys_inside.append(per_tile(changes, np.add))
+    run.facts.key_before.append(at_start)
+
+
+def squares_by_tile(values: np.ndarray) -> np.ndarray:
+    """The sum of squares of each tile, added one after the other."""
+    tiles = -(-len(values) // TILE)
+    padded = np.zeros(tiles * TILE)
+    padded[: len(values)] = values
+    by_position = np.ascontiguousarray(padded.reshape(tiles, TILE).T)
+    total = np.zeros(tiles)
+    with np.errstate(over="ignore", under="ignore"):
+        for position in by_position:
+            total += position * position
+    return total
+
+
+def neumaier(parts: np.ndarray) -> float:
+    """The compensated sum; infinity where it overflows."""
+    total = compensation = 0.0
+    for x in parts.tolist():
+        new = total + x
+        compensation += (total - new) + x if abs(total) >= abs(x) else (x - new) + total
+        total = new
+    result = total + compensation
+    return result if math.isfinite(result) else math.inf
+
+
+def check_statistics(m: Manifest, run: Running) -> None:
+    """Sum of squares, smallest and largest value, longest row bounds."""
+    found = neumaier(np.concatenate(run.tile_squares))
+    wanted = m.sum_of_squares
+    close = found == wanted or abs(found - wanted) <= 1e-12 * max(found, wanted) < math.inf
+    require(close, _NAME, f"the sum of squares is {found!r}, not {wanted!r}")
+    stated = total_order(np.array([m.value_min, m.value_max])).tolist()
+    require(stated == [run.least, run.largest], _NAME, "value min or max is not the nonzeros'")
+    for mode, counts in enumerate(run.rows):
+        exact = int(counts.max()) == m.longest_row_bound[mode]
+        require(exact, _NAME, f"mode {mode}: the longest row bound is {counts.max()}, not {m.longest_row_bound[mode]}")
+
+
+def check_cutting(m: Manifest, run: Running) -> None:
+    """Derive again where the chunks begin, from the tiles alone, and compare with the manifest."""
+    sizes = (min(TILE, m.nnz - at) for at in range(0, m.nnz, TILE))
+    most = max(m.chunk_bytes // 4 // TILE * TILE, TILE)
+    bounds, state, count = [0], None, 0
+    for size, facts in zip(sizes, run.facts.columns(m.index_encoding)):
+        grown = grow(m, state, facts)
+        if count and (count + size > most or image_bytes(m, grown, count + size) > m.chunk_bytes):
+            bounds.append(bounds[-1] + count)
+            grown, count = grow(m, None, facts), 0
+        state, count = grown, count + size
+    for number, (wanted, entry) in enumerate(zip(bounds, m.chunks)):
+        fits = entry.first_nonzero == wanted
+        require(fits, _NAME, f"chunk {number} begins with nonzero {entry.first_nonzero}, the cutting rule says {wanted}")
+    require(len(bounds) == len(m.chunks), _NAME, f"{len(m.chunks)} chunks, the cutting rule says {len(bounds)}")
+
+
+def grow(m: Manifest, state: tuple[int, ...] | None, facts: tuple[int, ...]) -> tuple[int, ...]:
+    """The facts of a chunk with one more tile."""
+    if m.index_encoding == RAW:
+        inside, before = facts
+        return (1 + inside,) if state is None else (state[0] + inside + before,)
+    units, is_integer, integer_width, is_f32 = facts
+    if state is None:
+        return 1, units, is_integer, integer_width, is_f32
+    return state[0] + 1, state[1] + units, state[2] & is_integer, state[3] + integer_width, state[4] & is_f32
+
+
+def image_bytes(m: Manifest, state: tuple[int, ...], nnz: int) -> int:
+    """The size that the cutting rule gives an image."""
+    if m.index_encoding == RAW:
+        sections = [4 * m.order, 16 * state[0], 8 * nnz, 8 * nnz]
+    else:
+        tiles, units, is_integer, integer_units, is_f32 = state
+        size, _, encoding = min(value_costs(nnz, integer_units, bool(is_integer), bool(is_f32)))
+        sections = [4 * m.order, tiles * (16 + 8 * m.order), 64 * units]
+        if encoding == INTEGER:
+            sections[-1] += size
+        else:
+            sections.append(size)
+    return HEADER_BYTES + sum(round_up(s, SECTION_ALIGN) for s in sections)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The whole store
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def read_store(path: str | Path) -> Store:
+    """Read and check a store. Raises `StoreError` if it breaks the specification, `OSError` if it cannot be read."""
+    directory = Path(path)
+    m = read_manifest(directory)
+    run = Running(rows=[np.zeros(ROW_BUCKETS, np.int64) for _ in m.dims])
+    positions = m.bit_positions()
+    columns: list[list[np.ndarray]] = [[] for _ in m.dims]
+    values: list[np.ndarray] = []
+    for number in range(len(m.chunks)):
+        chunk = load_chunk(directory, number, m)
+        found, numbers = decode_raw(chunk, m) if m.index_encoding == RAW else decode_tiled(chunk, m.dims)
+        check_values(m, number, found, numbers, run)
+        check_rows(m, number, found, run)
+        low, high = linearize(found, positions)
+        if m.index_encoding == RAW:
+            note_keys(low, high, run)
+        check_order(m, number, low, high, numbers, run)
+        for mode, column in enumerate(found):
+            columns[mode].append(column)
+        values.append(numbers)
+    check_statistics(m, run)
+    check_cutting(m, run)
+    return Store(directory, m, [np.concatenate(c) for c in columns], np.concatenate(values))
+
+
+def format_value(value: float) -> str:
+    """The shortest text that reads back as the same f64; integers up to 2^53 without a point."""
+    whole = value.is_integer() and abs(value) <= MAX_INTEGER and (value != 0 or math.copysign(1, value) > 0)
+    return str(int(value)) if whole else repr(value)
+
+
+def write_tns(store: Store, out: Path) -> None:
+    """Write the store as FROSTT text, indices from 1, in store order."""
+    block = 1 << 18
+    with out.open("w", encoding="ascii", newline="\n") as file:
+        for first in range(0, store.nnz, block):
+            part = slice(first, first + block)
+            texts = [map(str, (c[part].astype(np.int64) + 1).tolist()) for c in store.columns]
+            texts.append(map(format_value, store.values[part].tolist()))
+            file.writelines(" ".join(line) + "\n" for line in zip(*texts))
+
+
+def summary(store: Store) -> dict[str, object]:
+    """What `--json` prints."""
+    m = store.manifest
+    return {
+        "path": str(store.path),
+        "dims": list(m.dims),
+        "nnz": m.nnz,
+        "chunks": len(m.chunks),
+        "digest": store.digest,
+        "index_encoding": INDEX_ENCODINGS[m.index_encoding],
+        "value_encodings": [VALUE_ENCODINGS[c.value_encoding] for c in m.chunks],
+        "codec": CODECS[m.codec],
+        "codec_level": m.codec_level,
+        "duplicates": bool(m.duplicates),
+        "chunk_bytes": m.chunk_bytes,
+        "image_bytes": sum(c.image_bytes for c in m.chunks),
+        "file_bytes": sum(c.file_bytes for c in m.chunks),
+        "sum_of_squares": m.sum_of_squares if math.isfinite(m.sum_of_squares) else "inf",
+        "value_min": m.value_min,
+        "value_max": m.value_max,
+        "longest_row_bound": list(m.longest_row_bound),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Read and check a .blco store.")
+    parser.add_argument("store", type=Path, help="the store's directory")
+    parser.add_argument("--npz", type=Path, metavar="OUT", help="write indices (from 0), values and dims")
+    parser.add_argument("--tns", type=Path, metavar="OUT", help="write FROSTT text (indices from 1)")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print no summary")
+    options = parser.parse_args(arguments)
+    try:
+        store = read_store(options.store)
+        if options.npz:
+            dims = np.array(store.dims, np.uint64)
+            with options.npz.open("wb") as file:
+                np.savez(file, indices=store.indices, values=store.values, dims=dims)
+        if options.tns:
+            write_tns(store, options.tns)
+    except StoreError as error:
+        print(f"{options.store}: {error}", file=sys.stderr)
+        return 1
+    except (OSError, MemoryError, ImportError) as error:
+        print(f"{options.store}: {error}", file=sys.stderr)
+        return 2
+    if not options.quiet:
+        shape = " x ".join(str(d) for d in store.dims)
+        line = f"{shape}, {store.nnz} nonzeros, {len(store.manifest.chunks)} chunks, digest {store.digest}"
+        print(json.dumps(summary(store)) if options.json else line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
