@@ -4,7 +4,9 @@
 pub mod coo;
 pub mod encoding;
 pub mod error;
+pub mod format;
 pub mod linear;
+pub mod pack;
 pub mod random;
 pub mod shape;
 pub mod store;

@@ -1,0 +1,249 @@
+//! Dense matrices: factors and results, and their NumPy files.
+
+use crate::error::{Error, Result};
+use crate::random::Counter;
+use crate::shape::Shape;
+use crate::sys::Sys;
+use npyz::WriterBuilder;
+use serde::Serialize;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+
+/// The precision of factors and results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 64-bit floats.
+    F64,
+    /// 32-bit floats.
+    F32,
+}
+
+/// A number that factors hold: `f64` or `f32`.
+pub trait Real:
+    Copy + Send + Sync + std::ops::Mul<Output = Self> + PartialOrd + npyz::AutoSerialize + 'static
+{
+    /// Which of the two it is.
+    const PRECISION: Precision;
+    /// The unit roundoff: 2^-53 or 2^-24.
+    const ROUNDOFF: f64;
+    /// The nearest number of this type.
+    fn nearest(x: f64) -> Self;
+    /// The same number as f64.
+    fn widen(self) -> f64;
+    /// `out` as a matrix of this type, without a copy where it is f64 already.
+    fn from_f64s(out: Vec<f64>) -> Vec<Self>;
+}
+
+impl Real for f64 {
+    const PRECISION: Precision = Precision::F64;
+    const ROUNDOFF: f64 = Self::EPSILON / 2.0;
+    #[inline(always)]
+    fn nearest(x: f64) -> Self {
+        x
+    }
+    #[inline(always)]
+    fn widen(self) -> f64 {
+        self
+    }
+    fn from_f64s(out: Vec<f64>) -> Vec<Self> {
+        out
+    }
+}
+
+impl Real for f32 {
+    const PRECISION: Precision = Precision::F32;
+    const ROUNDOFF: f64 = Self::EPSILON as f64 / 2.0;
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "rounding is what the caller asks for")]
+    fn nearest(x: f64) -> Self {
+        x as Self
+    }
+    #[inline(always)]
+    fn widen(self) -> f64 {
+        self.into()
+    }
+    fn from_f64s(out: Vec<f64>) -> Vec<Self> {
+        out.into_iter().map(Self::nearest).collect()
+    }
+}
+
+/// A row-major matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix<T> {
+    rows: usize,
+    columns: usize,
+    data: Vec<T>,
+}
+
+impl<T: Real> Matrix<T> {
+    /// A matrix of `rows` x `columns` from its elements, row after row.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    #[must_use]
+    pub fn from_rows(rows: usize, columns: usize, data: Vec<T>) -> Self {
+        assert_eq!(Some(data.len()), rows.checked_mul(columns), "elements of a {rows} x {columns} matrix");
+        Self { rows, columns, data }
+    }
+
+    /// The number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The number of columns.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// All elements, row after row.
+    #[must_use]
+    pub fn data(&self) -> &[T] {
+        &self.data
+    }
+
+    /// Row `row`.
+    #[must_use]
+    pub fn row(&self, row: usize) -> &[T] {
+        &self.data[row * self.columns..][..self.columns]
+    }
+
+    /// Writes a NumPy file, which must not exist.
+    pub fn save(&self, sys: &Sys, path: &Path) -> Result<()> {
+        let file = sys.create(path)?;
+        let write = |file: &crate::sys::File| -> std::io::Result<()> {
+            let mut out = BufWriter::with_capacity(1 << 20, file);
+            let shape = [self.rows as u64, self.columns as u64];
+            let mut writer =
+                npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut out).begin_nd()?;
+            writer.extend(self.data.iter().copied())?;
+            writer.finish()?;
+            out.flush()
+        };
+        write(&file).map_err(Error::io(path, "write"))?;
+        file.sync()
+    }
+
+    /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of finite numbers.
+    pub fn load(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
+        let place = path.display().to_string();
+        let wrong = |what: String| Error::input(&place, what);
+        let file = sys.open(path, false)?;
+        let length = file.metadata()?.len();
+        let npy = npyz::NpyFile::new(BufReader::with_capacity(1 << 20, file))
+            .map_err(|e| wrong(format!("not a NumPy file: {e}")))?;
+        let (shape, order) = (npy.shape().to_vec(), npy.order());
+        let &[file_rows, columns] = &shape[..] else {
+            return Err(wrong(format!("has {} axes; a factor has 2: rows and rank", shape.len())));
+        };
+        if file_rows != rows as u64 || columns == 0 {
+            return Err(wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank")));
+        }
+        let elements = file_rows.checked_mul(columns).filter(|&n| n <= length / 4);
+        let Some(elements) = elements.and_then(|n| usize::try_from(n).ok()) else {
+            return Err(wrong(format!("is cut off: {length} bytes do not hold {file_rows} x {columns} numbers")));
+        };
+        let mut data = sys.vec(T::nearest(0.0), elements)?;
+        let columns = usize::try_from(columns).map_err(|e| wrong(e.to_string()))?;
+        let slot = |i: usize| match order {
+            npyz::Order::C => i,
+            npyz::Order::Fortran => i % rows * columns + i / rows,
+        };
+        let broken = |e: std::io::Error| wrong(format!("cannot be read: {e}"));
+        let mut put = |i: usize, x: f64| {
+            data[slot(i)] = T::nearest(x);
+            if x.is_finite() { Ok(()) } else { Err(wrong(format!("holds {x} in row {}", slot(i) / columns))) }
+        };
+        match npy.try_data::<f64>() {
+            Ok(numbers) => {
+                for (i, x) in numbers.enumerate() {
+                    put(i, x.map_err(broken)?)?;
+                }
+            }
+            Err(npy) => {
+                let numbers = npy
+                    .try_data::<f32>()
+                    .map_err(|npy| wrong(format!("holds {}; factors hold f8 or f4", npy.dtype().descr())))?;
+                for (i, x) in numbers.enumerate() {
+                    put(i, x.map_err(broken)?.into())?;
+                }
+            }
+        }
+        Ok(Self { rows, columns, data })
+    }
+
+    /// The seeded factor of `mode`: element (i, r) is number `i * rank + r` of stream `128 + mode`, in [0, 1)
+    /// (see [`crate::random`]), rounded to `T`.
+    pub fn seeded(sys: &Sys, rows: usize, rank: usize, mode: usize, seed: u64) -> Result<Self> {
+        let stream = Counter::new(seed, 128 + mode as u64);
+        let mut data = sys.vec(T::nearest(0.0), rows * rank)?;
+        for (i, x) in data.iter_mut().enumerate() {
+            *x = T::nearest(stream.unit(i as u64));
+        }
+        Ok(Self { rows, columns: rank, data })
+    }
+}
+
+/// The file name of the factor or result of `mode`, counted from 0.
+#[must_use]
+pub fn mode_file(mode: usize) -> String {
+    format!("mode-{}.npy", mode + 1)
+}
+
+/// Loads `mode-1.npy` … from `dir`, all of one rank.
+pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
+    let load = |(mode, &dim): (usize, &u32)| Matrix::load(sys, &dir.join(mode_file(mode)), dim as usize);
+    let factors: Vec<Matrix<T>> = shape.dims().iter().enumerate().map(load).collect::<Result<_>>()?;
+    let rank = factors[0].columns();
+    if let Some(mode) = factors.iter().position(|f| f.columns() != rank) {
+        let place = dir.join(mode_file(mode)).display().to_string();
+        let what = format!("has rank {}, {} has {rank}", factors[mode].columns(), mode_file(0));
+        return Err(Error::input(place, what));
+    }
+    Ok(factors)
+}
+
+/// Seeded factors for every mode.
+pub fn seeded_factors<T: Real>(sys: &Sys, shape: &Shape, rank: usize, seed: u64) -> Result<Vec<Matrix<T>>> {
+    let dims = shape.dims().iter().enumerate();
+    dims.map(|(mode, &dim)| Matrix::seeded(sys, dim as usize, rank, mode, seed)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_round_trip_in_both_precisions() {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = Sys::default();
+        let matrix = Matrix::from_rows(2, 3, vec![1.0, 2.5, -0.0, 1e300, 5.0, 6.0]);
+        let path = dir.path().join("m.npy");
+        matrix.save(&sys, &path).unwrap();
+        assert_eq!(Matrix::<f64>::load(&sys, &path, 2).unwrap(), matrix);
+        let message = Matrix::<f64>::load(&sys, &path, 4).unwrap_err().to_string();
+        assert!(message.contains("is 2 x 3; this mode's factor is 4 x rank"), "{message}");
+        let single = Matrix::<f32>::from_rows(1, 2, vec![0.5, 3.0]);
+        let path = dir.path().join("s.npy");
+        single.save(&sys, &path).unwrap();
+        assert_eq!(Matrix::<f32>::load(&sys, &path, 1).unwrap(), single);
+        assert_eq!(Matrix::<f64>::load(&sys, &path, 1).unwrap().data(), [0.5, 3.0]);
+    }
+
+    #[test]
+    fn truncation_and_nan_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = Sys::default();
+        let path = dir.path().join("m.npy");
+        Matrix::from_rows(2, 1, vec![1.0, f64::NAN]).save(&sys, &path).unwrap();
+        assert!(Matrix::<f64>::load(&sys, &path, 2).unwrap_err().to_string().contains("NaN in row 1"));
+        let bytes = std::fs::read(&path).unwrap();
+        for length in 0..bytes.len() {
+            std::fs::write(&path, &bytes[..length]).unwrap();
+            assert!(Matrix::<f64>::load(&sys, &path, 2).is_err(), "{length} bytes");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Building chunk images. Tiles are encoded independently (in parallel, by the packer), then assembled in
+//! order into chunks of bounded bytes.
+
+use crate::encoding::column::Numbers;
+use crate::encoding::tile::{TileRecord, pack_mode, record_bytes};
+use crate::encoding::values::{Costs, TileValues, ValueEncoding, dictionary_width, pack_entries, pack_integers};
+use crate::encoding::{IndexEncoding, TILE_NNZ, column};
+use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Reencoding};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::store::chunk::{ALIGN, HEADER_BYTES};
+use crate::store::{ChunkEntry, ChunkHeader, ImageWriter, SectionKind};
+
+/// Encodes single tiles.
+#[derive(Debug)]
+pub struct TileEncoder<K> {
+    order: usize,
+    encoding: IndexEncoding,
+    linearizer: Linearizer<K>,
+    reencoding: Reencoding,
+}
+
+/// One tile, ready to be assembled.
+#[derive(Debug)]
+pub struct EncodedTile {
+    record: TileRecord,
+    values: Vec<f64>,
+    costs: TileValues,
+    linear: [u128; 2],
+    /// Packed columns of the modes (`tiled`).
+    columns: Vec<u8>,
+    /// Re-encoded indices, and each new key with the position where it starts (`raw`).
+    raw: Vec<u64>,
+    keys: Vec<(u64, u32)>,
+    /// The coordinates, column by column, for statistics.
+    indices: Vec<u32>,
+}
+
+impl EncodedTile {
+    /// The indices of `mode`.
+    pub(crate) fn column(&self, mode: usize) -> &[u32] {
+        &self.indices[mode * TILE_NNZ..][..self.values.len()]
+    }
+
+    /// The values, in linear order.
+    pub(crate) fn values(&self) -> &[f64] {
+        &self.values
+    }
+}
+
+impl<K: Key> TileEncoder<K> {
+    /// An encoder for tensors of `layout`.
+    #[must_use]
+    pub fn new(layout: &BitLayout, encoding: IndexEncoding) -> Self {
+        Self {
+            order: layout.order(),
+            encoding,
+            linearizer: Linearizer::new(layout),
+            reencoding: Reencoding::new(layout, BLOCK_BITS),
+        }
+    }
+
+    /// Encodes 1 to [`TILE_NNZ`] nonzeros in linear order.
+    #[must_use]
+    pub fn encode(&self, nonzeros: &[(K, f64)]) -> EncodedTile {
+        let mut indices = vec![0; self.order * TILE_NNZ];
+        for (i, (key, _)) in nonzeros.iter().enumerate() {
+            let at = self.linearizer.gather(*key);
+            for (m, index) in at.into_iter().enumerate().take(self.order) {
+                indices[m * TILE_NNZ + i] = index;
+            }
+        }
+        let values: Vec<f64> = nonzeros.iter().map(|n| n.1).collect();
+        let mut record = TileRecord {
+            columns_at: 0,
+            value_width: 0,
+            value_base: 0,
+            low: [0; ORDER_MAX],
+            high: [0; ORDER_MAX],
+        };
+        for m in 0..self.order {
+            let column = &indices[m * TILE_NNZ..][..nonzeros.len()];
+            record.low[m] = column.iter().copied().min().unwrap_or(0);
+            record.high[m] = column.iter().copied().max().unwrap_or(0);
+        }
+        let linear = |n: Option<&(K, f64)>| n.map_or(0, |n| n.0.widen());
+        let mut tile = EncodedTile {
+            record,
+            costs: TileValues::new(&values),
+            values,
+            linear: [linear(nonzeros.first()), linear(nonzeros.last())],
+            columns: Vec::new(),
+            raw: Vec::new(),
+            keys: Vec::new(),
+            indices,
+        };
+        match self.encoding {
+            IndexEncoding::Tiled => self.pack_columns(&mut tile),
+            IndexEncoding::Raw => self.reencode(nonzeros, &mut tile),
+        }
+        tile
+    }
+
+    fn pack_columns(&self, tile: &mut EncodedTile) {
+        for m in 0..self.order {
+            let numbers: &Numbers<u32> =
+                tile.indices[m * TILE_NNZ..][..TILE_NNZ].try_into().expect("a column holds a tile");
+            pack_mode(&tile.record, m, tile.values.len(), numbers, &mut tile.columns);
+        }
+    }
+
+    fn reencode(&self, nonzeros: &[(K, f64)], tile: &mut EncodedTile) {
+        for (i, (linear, _)) in (0..).zip(nonzeros) {
+            let at: [u32; ORDER_MAX] = std::array::from_fn(|m| match m {
+                m if m < self.order => tile.indices[m * TILE_NNZ + i as usize],
+                _ => 0,
+            });
+            tile.raw.push(self.reencoding.encode(&at[..self.order]));
+            let key = self.reencoding.key(linear.widen());
+            if tile.keys.last().is_none_or(|last| last.0 != key) {
+                tile.keys.push((key, i));
+            }
+        }
+    }
+}
+
+/// A finished chunk: header, image, and the ranges that the manifest lists.
+#[derive(Debug)]
+pub struct BuiltChunk {
+    /// The header; its place in the store is still open.
+    pub header: ChunkHeader,
+    /// The image, the header's bytes still zero.
+    pub image: Vec<u8>,
+    /// Linear and row ranges; the rest is still open.
+    pub entry: ChunkEntry,
+}
+
+/// Assembles tiles into chunks, by the rule of formats-spec/blco.md, "Cutting".
+#[derive(Debug)]
+pub struct ChunkBuilder {
+    shape: Shape,
+    encoding: IndexEncoding,
+    chunk_bytes: u64,
+    nnz_max: usize,
+    tiles: Vec<TileRecord>,
+    integers: Vec<Option<(i64, u32)>>,
+    columns: Vec<u8>,
+    raw: Vec<u64>,
+    keys: Vec<(u64, u32)>,
+    values: Vec<f64>,
+    costs: Costs,
+    linear: [u128; 2],
+}
+
+/// The nonzeros that a chunk can hold at most.
+pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
+    let tiles = (chunk_bytes / 4 / TILE_NNZ as u64).max(1);
+    usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
+}
+
+impl ChunkBuilder {
+    /// A builder of chunks whose images have at most `chunk_bytes`.
+    #[must_use]
+    pub fn new(shape: &Shape, encoding: IndexEncoding, chunk_bytes: u64) -> Self {
+        Self {
+            shape: shape.clone(),
+            encoding,
+            chunk_bytes,
+            nnz_max: chunk_nnz_max(chunk_bytes),
+            tiles: Vec::new(),
+            integers: Vec::new(),
+            columns: Vec::new(),
+            raw: Vec::new(),
+            keys: Vec::new(),
+            values: Vec::new(),
+            costs: Costs::default(),
+            linear: [0; 2],
+        }
+    }
+
+    /// Adds the next tile; the chunk that was closed before it, if one was.
+    pub fn push(&mut self, tile: &EncodedTile) -> Option<BuiltChunk> {
+        let closed = if self.has_room(tile) { None } else { self.close() };
+        if self.tiles.is_empty() {
+            self.linear[0] = tile.linear[0];
+        }
+        self.linear[1] = tile.linear[1];
+        let start = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
+        let continues = |key: u64| self.keys.last().is_some_and(|last| last.0 == key);
+        let skip = usize::from(tile.keys.first().is_some_and(|first| continues(first.0)));
+        self.keys.extend(tile.keys[skip..].iter().map(|&(key, at)| (key, start + at)));
+        self.costs = self.costs.with(&tile.costs, tile.values.len());
+        self.tiles.push(tile.record);
+        self.integers.push(tile.costs.integer);
+        self.columns.extend_from_slice(&tile.columns);
+        self.raw.extend_from_slice(&tile.raw);
+        self.values.extend_from_slice(&tile.values);
+        closed
+    }
+
+    /// Whether the open chunk with `tile` added stays within its bounds.
+    fn has_room(&self, tile: &EncodedTile) -> bool {
+        if self.tiles.is_empty() {
+            return true;
+        }
+        let nnz = self.values.len() + tile.values.len();
+        let continues = tile.keys.first().is_some_and(|first| self.keys.last().is_some_and(|k| k.0 == first.0));
+        let blocks = self.keys.len() + tile.keys.len() - usize::from(continues);
+        let costs = self.costs.with(&tile.costs, tile.values.len());
+        let (tiles, columns) = (self.tiles.len() + 1, self.columns.len() + tile.columns.len());
+        nnz <= self.nnz_max && self.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
+    }
+
+    fn image_bytes(&self, nnz: usize, blocks: usize, tiles: usize, columns: usize, costs: &Costs) -> u64 {
+        let order = self.shape.order();
+        let sections = match self.encoding {
+            IndexEncoding::Raw => [4 * order, 16 * blocks, 8 * nnz, 8 * nnz].map(|b| b as u64),
+            IndexEncoding::Tiled => {
+                let (_, value_columns, section) = costs.cheapest();
+                let columns = columns as u64 + value_columns;
+                [4 * order as u64, (record_bytes(order) * tiles) as u64, columns, section]
+            }
+        };
+        HEADER_BYTES as u64 + sections.map(|b| b.next_multiple_of(ALIGN as u64)).iter().sum::<u64>()
+    }
+
+    /// Closes the open chunk, if it holds anything.
+    pub fn close(&mut self) -> Option<BuiltChunk> {
+        if self.tiles.is_empty() {
+            return None;
+        }
+        let (value_encoding, dictionary) = match self.encoding {
+            IndexEncoding::Raw => (ValueEncoding::F64, Vec::new()),
+            IndexEncoding::Tiled => self.costs.choose(&self.values),
+        };
+        let mut image = ImageWriter::default();
+        image.section(SectionKind::Shape, |out| out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes())));
+        match self.encoding {
+            IndexEncoding::Raw => self.raw_sections(&mut image),
+            IndexEncoding::Tiled => self.tiled_sections(&mut image, value_encoding, &dictionary),
+        }
+        match value_encoding {
+            ValueEncoding::Integer => {}
+            #[expect(clippy::cast_possible_truncation, reason = "chosen because f32 holds every value")]
+            ValueEncoding::F32 => image.section(SectionKind::Values, |out| {
+                out.extend(self.values.iter().flat_map(|&v| (v as f32).to_le_bytes()));
+            }),
+            ValueEncoding::F64 => put_f64(&mut image, &self.values),
+            ValueEncoding::Dictionary => put_f64(&mut image, &dictionary),
+        }
+        let entry = self.ranges();
+        let nnz = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
+        let order = u8::try_from(self.shape.order()).expect("at most 8 modes");
+        let (header, image) = image.finish(order, nnz, self.encoding as u8, value_encoding as u8);
+        self.clear();
+        Some(BuiltChunk { header, image, entry })
+    }
+
+    fn raw_sections(&self, image: &mut ImageWriter) {
+        image.section(SectionKind::Blocks, |out| {
+            for (key, start) in &self.keys {
+                out.extend(key.to_le_bytes());
+                out.extend(start.to_le_bytes());
+                out.extend([0; 4]);
+            }
+        });
+        image.section(SectionKind::Index, |out| out.extend(self.raw.iter().flat_map(|i| i.to_le_bytes())));
+    }
+
+    /// Tile records and columns, each tile's value column behind those of its modes.
+    fn tiled_sections(&self, image: &mut ImageWriter, encoding: ValueEncoding, dictionary: &[f64]) {
+        let order = self.shape.order();
+        let mut records = self.tiles.clone();
+        let mut at = 0;
+        for (record, integer) in records.iter_mut().zip(&self.integers) {
+            match (encoding, integer) {
+                (ValueEncoding::Integer, &Some((base, width))) => {
+                    (record.value_base, record.value_width) = (base, width);
+                }
+                (ValueEncoding::Dictionary, _) => record.value_width = dictionary_width(dictionary.len()),
+                _ => {}
+            }
+            record.columns_at = at;
+            at += record.widths(order);
+        }
+        image.section(SectionKind::Tiles, |out| records.iter().for_each(|r| r.write(order, out)));
+        image.section(SectionKind::Columns, |out| {
+            out.reserve(column::bytes(at));
+            let mut done = 0;
+            for (record, values) in records.iter().zip(self.values.chunks(TILE_NNZ)) {
+                let bytes = column::bytes(record.widths(order) - record.value_width);
+                out.extend_from_slice(&self.columns[done..done + bytes]);
+                done += bytes;
+                match encoding {
+                    ValueEncoding::Integer => pack_integers(values, record.value_base, record.value_width, out),
+                    ValueEncoding::Dictionary => pack_entries(values, dictionary, out),
+                    ValueEncoding::F32 | ValueEncoding::F64 => {}
+                }
+            }
+        });
+    }
+
+    /// The manifest entry's linear and row ranges.
+    fn ranges(&self) -> ChunkEntry {
+        let order = self.shape.order();
+        let over = |m: usize, of: fn(&TileRecord) -> &[u32; ORDER_MAX], pick: fn(u32, u32) -> u32| {
+            if m < order { self.tiles.iter().map(|t| of(t)[m]).reduce(pick).unwrap_or(0) } else { 0 }
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
+        let halves = |x: u128| [x as u64, (x >> 64) as u64];
+        ChunkEntry {
+            first_nonzero: 0,
+            nnz: 0,
+            file_bytes: 0,
+            image_bytes: 0,
+            payload_checksum: 0,
+            first_linear: halves(self.linear[0]),
+            last_linear: halves(self.linear[1]),
+            row_low: std::array::from_fn(|m| over(m, |t| &t.low, u32::min)),
+            row_high: std::array::from_fn(|m| over(m, |t| &t.high, u32::max)),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.tiles.clear();
+        self.integers.clear();
+        self.columns.clear();
+        self.raw.clear();
+        self.keys.clear();
+        self.values.clear();
+        self.costs = Costs::default();
+    }
+}
+
+fn put_f64(image: &mut ImageWriter, values: &[f64]) {
+    image.section(SectionKind::Values, |out| out.extend(values.iter().flat_map(|v| v.to_le_bytes())));
+}

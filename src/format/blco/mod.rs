@@ -1,0 +1,8 @@
+//! BLCO (formats-spec/blco.md): [`ChunkBuilder`] makes chunk images from sorted nonzeros, [`ChunkView`] gives
+//! them back, checked, a tile at a time.
+
+mod build;
+mod view;
+
+pub use build::{BuiltChunk, ChunkBuilder, EncodedTile, TileEncoder};
+pub use view::{ChunkView, Decoder};

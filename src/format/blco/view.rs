@@ -1,0 +1,355 @@
+//! A checked view of a chunk image. Opening one checks everything that costs time proportional to tiles;
+//! decoding a tile checks its nonzeros. No coordinate outside the shape ever comes out.
+
+use crate::encoding::tile::{TileRecord, record_bytes, unpack_mode};
+use crate::encoding::values::{
+    DICTIONARY_MAX, ValueEncoding, dictionary_width, unpack_entries, unpack_integers,
+};
+use crate::encoding::{IndexEncoding, TILE_NNZ, column};
+use crate::error::{Error, Result};
+use crate::format::DecodedTile;
+use crate::linear::{BLOCK_BITS, BitLayout, Reencoding};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::store::{ChunkHeader, SectionKind};
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// What decoding the chunks of one store needs, made once.
+#[derive(Debug)]
+pub struct Decoder {
+    shape: Shape,
+    encoding: IndexEncoding,
+    reencoding: Reencoding,
+}
+
+impl Decoder {
+    /// A decoder for stores of `shape`.
+    #[must_use]
+    pub fn new(shape: &Shape, encoding: IndexEncoding) -> Self {
+        Self {
+            shape: shape.clone(),
+            encoding,
+            reencoding: Reencoding::new(&BitLayout::new(shape), BLOCK_BITS),
+        }
+    }
+
+    /// The shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+}
+
+/// A chunk's image, checked down to its tiles.
+#[derive(Debug)]
+pub struct ChunkView<'a> {
+    decoder: &'a Decoder,
+    path: PathBuf,
+    number: u32,
+    image: &'a [u8],
+    nnz: usize,
+    first_tile: u64,
+    value_encoding: ValueEncoding,
+    index: IndexSections,
+    values: Range<usize>,
+    dictionary: Vec<f64>,
+}
+
+#[derive(Debug)]
+enum IndexSections {
+    Raw { blocks: Range<usize>, index: Range<usize> },
+    Tiled { tiles: Range<usize>, columns: Range<usize> },
+}
+
+impl<'a> ChunkView<'a> {
+    /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
+    pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
+        let wrong =
+            |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
+        let value_encoding =
+            ValueEncoding::from_code(header.value_encoding).ok_or_else(|| wrong("unknown value encoding"))?;
+        let shape = header.section(SectionKind::Shape).ok_or_else(|| wrong("no SHAPE section"))?;
+        let dims = decoder.shape.dims().iter().flat_map(|d| d.to_le_bytes());
+        if image.len() != header.image_bytes as usize || !image[shape].iter().copied().eq(dims) {
+            return Err(wrong("SHAPE section differs from the manifest"));
+        }
+        if header.gaps().any(|gap| image[gap].iter().any(|&b| b != 0)) {
+            return Err(wrong("bytes between sections are not zero"));
+        }
+        let index = Self::index_sections(decoder, header).ok_or_else(|| wrong("sections of the index"))?;
+        let values = header.section(SectionKind::Values);
+        let nnz = header.nnz as usize;
+        let length = values.as_ref().map_or(0, Range::len);
+        let fits = match value_encoding {
+            ValueEncoding::Integer => values.is_none(),
+            ValueEncoding::F32 => length == 4 * nnz,
+            ValueEncoding::F64 => length == 8 * nnz,
+            ValueEncoding::Dictionary => length % 8 == 0 && (1..=DICTIONARY_MAX).contains(&(length / 8)),
+        };
+        let raw = matches!(index, IndexSections::Raw { .. });
+        if !fits || nnz == 0 || raw && value_encoding != ValueEncoding::F64 {
+            return Err(wrong("VALUES section"));
+        }
+        let mut view = Self {
+            decoder,
+            number: header.number,
+            image,
+            nnz,
+            first_tile: header.first_nonzero / TILE_NNZ as u64,
+            value_encoding,
+            index,
+            values: values.unwrap_or(0..0),
+            dictionary: Vec::new(),
+            path: PathBuf::new(),
+        };
+        if value_encoding == ValueEncoding::Dictionary {
+            view.dictionary = view.f64s(view.values.clone()).collect();
+            if !view.dictionary.is_sorted_by(|a, b| a.total_cmp(b).is_lt())
+                || view.dictionary.iter().any(|v| !v.is_finite())
+            {
+                return Err(wrong("dictionary"));
+            }
+        }
+        view.check_index().map_err(wrong)?;
+        view.path = path;
+        Ok(view)
+    }
+
+    fn index_sections(decoder: &Decoder, header: &ChunkHeader) -> Option<IndexSections> {
+        let nnz = header.nnz as usize;
+        let section = |kind| header.section(kind);
+        let absent = |kinds: [SectionKind; 2]| kinds.iter().all(|&k| section(k).is_none());
+        match decoder.encoding {
+            IndexEncoding::Raw => {
+                let (blocks, index) = (section(SectionKind::Blocks)?, section(SectionKind::Index)?);
+                let fits = blocks.len() % 16 == 0 && !blocks.is_empty() && index.len() == 8 * nnz;
+                let alone = absent([SectionKind::Tiles, SectionKind::Columns]);
+                (fits && alone).then_some(IndexSections::Raw { blocks, index })
+            }
+            IndexEncoding::Tiled => {
+                let (tiles, columns) = (section(SectionKind::Tiles)?, section(SectionKind::Columns)?);
+                let fits = tiles.len() == nnz.div_ceil(TILE_NNZ) * record_bytes(decoder.shape.order());
+                let alone = absent([SectionKind::Blocks, SectionKind::Index]);
+                (fits && alone).then_some(IndexSections::Tiled { tiles, columns })
+            }
+        }
+    }
+
+    /// Blocks in order, or tile records inside the shape with columns that follow one another.
+    fn check_index(&self) -> std::result::Result<(), &'static str> {
+        match &self.index {
+            IndexSections::Raw { blocks, .. } => {
+                let mut previous: Option<(u64, u32)> = None;
+                for record in self.image[blocks.clone()].chunks_exact(16) {
+                    let (key, start) = block(record);
+                    let follows = previous.map_or(start == 0, |(k, s)| key > k && start > s);
+                    let layout_bits = self.decoder.shape.linear_bits();
+                    let key_bits = layout_bits.saturating_sub(BLOCK_BITS);
+                    let in_range = key_bits == 64 || key >> key_bits == 0;
+                    if !follows || !in_range || start as usize >= self.nnz || record[12..] != [0; 4] {
+                        return Err("BLOCKS section");
+                    }
+                    previous = Some((key, start));
+                }
+            }
+            IndexSections::Tiled { columns, .. } => {
+                let shape = &self.decoder.shape;
+                let mut at = 0u64;
+                for t in 0..self.tiles() {
+                    let record = self.record(t);
+                    let inside = (0..shape.order())
+                        .all(|m| record.low[m] <= record.high[m] && record.high[m] < shape.dims()[m]);
+                    if !inside || u64::from(record.columns_at) != at || !self.value_column_fits(&record) {
+                        return Err("TILES section");
+                    }
+                    at += u64::from(record.widths(shape.order()));
+                }
+                if columns.len() as u64 != at * column::bytes(1) as u64 {
+                    return Err("length of the COLUMNS section");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn value_column_fits(&self, record: &TileRecord) -> bool {
+        const INTEGER_MAX: i64 = 1 << 53;
+        match self.value_encoding {
+            ValueEncoding::Integer => {
+                record.value_width <= 54 && (-INTEGER_MAX..=INTEGER_MAX).contains(&record.value_base)
+            }
+            ValueEncoding::Dictionary => {
+                record.value_width == dictionary_width(self.dictionary.len()) && record.value_base == 0
+            }
+            ValueEncoding::F32 | ValueEncoding::F64 => record.value_width == 0 && record.value_base == 0,
+        }
+    }
+
+    /// The number of tiles.
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        self.nnz.div_ceil(TILE_NNZ)
+    }
+
+    /// The number of the first tile in the store.
+    #[must_use]
+    pub fn first_tile(&self) -> u64 {
+        self.first_tile
+    }
+
+    /// The chunk's value encoding.
+    #[must_use]
+    pub fn value_encoding(&self) -> ValueEncoding {
+        self.value_encoding
+    }
+
+    /// BLCO blocks, or parts of one, in a `raw` chunk.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        match &self.index {
+            IndexSections::Raw { blocks, .. } => blocks.len() / 16,
+            IndexSections::Tiled { .. } => 0,
+        }
+    }
+
+    /// The record of tile `t` of a `tiled` chunk.
+    fn record(&self, t: usize) -> TileRecord {
+        let IndexSections::Tiled { tiles, .. } = &self.index else {
+            unreachable!("only `tiled` chunks have records");
+        };
+        let bytes = record_bytes(self.decoder.shape.order());
+        TileRecord::read(&self.image[tiles.start + t * bytes..][..bytes], self.decoder.shape.order())
+    }
+
+    /// Decodes tile `t` into `indices` (one column of [`TILE_NNZ`] per mode) and `values`.
+    #[inline(always)]
+    pub fn decode<'b>(&self, t: usize, indices: &'b mut [u32], values: &'b mut [f64]) -> Result<DecodedTile<'b>> {
+        let nnz = (self.nnz - t * TILE_NNZ).min(TILE_NNZ);
+        let mut tile = DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
+        let decoded = match &self.index {
+            IndexSections::Raw { blocks, index } => {
+                self.decode_raw(t, blocks, index, indices, &mut tile)
+                    && self.section_values(t, values.first_chunk_mut().expect("room for a tile"))
+            }
+            IndexSections::Tiled { columns, .. } => self.decode_tiled(t, columns, indices, values, &mut tile),
+        };
+        if !decoded {
+            let what = format!("chunk {}: corrupt: tile {t}: a number out of range", self.number);
+            return Err(Error::corrupt(&self.path, what));
+        }
+        tile.indices = indices;
+        tile.values = &values[..nnz];
+        Ok(tile)
+    }
+
+    #[inline(always)]
+    fn decode_tiled(
+        &self,
+        t: usize,
+        columns: &Range<usize>,
+        indices: &mut [u32],
+        values: &mut [f64],
+        tile: &mut DecodedTile<'_>,
+    ) -> bool {
+        let order = self.decoder.shape.order();
+        let record = self.record(t);
+        (tile.low, tile.high) = (record.low, record.high);
+        let start = columns.start + column::bytes(record.columns_at);
+        let length = column::bytes(record.widths(order));
+        let mut words: &[u32] = bytemuck::cast_slice(&self.image[start..start + length]);
+        let mut inside = true;
+        for (m, column) in indices.chunks_exact_mut(TILE_NNZ).enumerate().take(order) {
+            let column = column.try_into().expect("a column holds a tile");
+            inside &= unpack_mode(&record, m, words, column);
+            words = &words[column::bytes(record.width(m)) / 4..];
+        }
+        let values = values.first_chunk_mut().expect("room for a tile");
+        inside
+            && match self.value_encoding {
+                ValueEncoding::Integer => {
+                    unpack_integers(words, record.value_base, record.value_width, values);
+                    true
+                }
+                ValueEncoding::Dictionary => unpack_entries(words, &self.dictionary, values),
+                ValueEncoding::F32 | ValueEncoding::F64 => self.section_values(t, values),
+            }
+    }
+
+    /// Values of tile `t` from the VALUES section; false if one is not finite.
+    fn section_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
+        let from = t * TILE_NNZ;
+        let nnz = (self.nnz - from).min(TILE_NNZ);
+        let section = &self.image[self.values.clone()];
+        match self.value_encoding {
+            ValueEncoding::F32 => {
+                let stored: &[f32] = bytemuck::cast_slice(section);
+                for (v, s) in values.iter_mut().zip(&stored[from..from + nnz]) {
+                    *v = f64::from(*s);
+                }
+            }
+            _ => values[..nnz].copy_from_slice(&bytemuck::cast_slice(section)[from..from + nnz]),
+        }
+        values[..nnz].iter().fold(true, |finite, v| finite & v.is_finite())
+    }
+
+    fn decode_raw(
+        &self,
+        t: usize,
+        blocks: &Range<usize>,
+        index: &Range<usize>,
+        indices: &mut [u32],
+        tile: &mut DecodedTile<'_>,
+    ) -> bool {
+        let shape = &self.decoder.shape;
+        let blocks = &self.image[blocks.clone()];
+        let record = |b: usize| block(&blocks[16 * b..16 * b + 16]);
+        let stored: &[u64] = bytemuck::cast_slice(&self.image[index.clone()]);
+        let (mut at, end) = (t * TILE_NNZ, t * TILE_NNZ + tile.nnz);
+        let count = blocks.len() / 16;
+        // The last block that starts at or before the tile.
+        let mut b = partition_point(count, |b| record(b).1 as usize <= at) - 1;
+        let mut inside = true;
+        while at < end {
+            let stop = if b + 1 < count { (record(b + 1).1 as usize).min(end) } else { end };
+            let upper = self.decoder.reencoding.upper(record(b).0);
+            let slot = at - t * TILE_NNZ;
+            for m in 0..shape.order() {
+                let column = &mut indices[m * TILE_NNZ + slot..][..stop - at];
+                for (index, &stored) in column.iter_mut().zip(&stored[at..stop]) {
+                    *index = self.decoder.reencoding.decode(stored, &upper, m);
+                }
+            }
+            (at, b) = (stop, b + 1);
+        }
+        for m in 0..shape.order() {
+            let column = &mut indices[m * TILE_NNZ..][..TILE_NNZ];
+            let (used, rest) = column.split_at_mut(tile.nnz);
+            tile.low[m] = used.iter().copied().min().unwrap_or(0);
+            tile.high[m] = used.iter().copied().max().unwrap_or(0);
+            rest.fill(tile.low[m]);
+            inside &= tile.high[m] < shape.dims()[m];
+        }
+        inside
+    }
+
+    fn f64s(&self, section: Range<usize>) -> impl Iterator<Item = f64> + use<'a> {
+        let bytes = &self.image[section];
+        bytes.chunks_exact(8).map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])))
+    }
+}
+
+/// Key and start of a record of the BLOCKS section.
+fn block(record: &[u8]) -> (u64, u32) {
+    let key = u64::from_le_bytes(std::array::from_fn(|i| record[i]));
+    (key, u32::from_le_bytes(std::array::from_fn(|i| record[8 + i])))
+}
+
+/// The number of leading positions below `n` for which `holds` is true.
+fn partition_point(n: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, n);
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}

@@ -1,0 +1,208 @@
+//! The packer: coordinates to a published store. [`pack`] is the main path; read it first.
+//!
+//! What it writes depends on the tensor and [`PackOptions`] alone. Nonzeros pass through three parts, each
+//! of which hands slices of nonzeros in linear order to the next: [`runs`] sorts, [`combine`] settles
+//! duplicates, [`cut`] encodes tiles and assembles chunks.
+
+mod combine;
+mod cut;
+mod runs;
+
+use crate::coo::Source;
+use crate::encoding::IndexEncoding;
+use crate::error::{Error, Result};
+use crate::linear::{BitLayout, Key};
+use crate::shape::Shape;
+use crate::store::{Codec, Published, Staging};
+use crate::sys::Sys;
+use combine::Combiner;
+use cut::Cutter;
+use runs::Runs;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What to do with nonzeros that have the same coordinates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Duplicates {
+    /// Add them up, in the total order of their values, starting from the first.
+    Sum,
+    /// Keep each.
+    Keep,
+    /// Refuse the input.
+    Error,
+}
+
+/// What to write and where.
+#[derive(Clone, Debug)]
+pub struct PackOptions {
+    /// The store's directory.
+    pub target: PathBuf,
+    /// Replace a store that is there.
+    pub replace: bool,
+    /// How indices are encoded.
+    pub index_encoding: IndexEncoding,
+    /// How payloads are stored.
+    pub codec: Codec,
+    /// The bound on a chunk's image, bytes, from `store::CHUNK_BYTES_MIN` to `CHUNK_BYTES_MAX`.
+    pub chunk_bytes: u64,
+    /// What to do with duplicates.
+    pub duplicates: Duplicates,
+    /// The contents of `provenance.json`.
+    pub provenance: String,
+}
+
+/// The phases of packing, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Reading and parsing the source.
+    Read,
+    /// Linearizing and sorting.
+    Sort,
+    /// Encoding and writing chunks.
+    Write,
+}
+
+/// Called with the phase, the nonzeros that it has done, and how many it will do where that is known.
+pub type Watch<'a> = &'a (dyn Fn(Phase, u64, Option<u64>) + Sync);
+
+/// What was packed.
+#[derive(Clone, Debug, Serialize)]
+pub struct PackReport {
+    /// The store.
+    pub store: PathBuf,
+    /// The digest, 16 hexadecimal digits.
+    pub digest: String,
+    /// The shape.
+    pub dims: Vec<u32>,
+    /// Bits of the linear index.
+    pub linear_bits: u32,
+    /// Nonzeros that the source handed over.
+    pub input_nnz: u64,
+    /// Nonzeros in the store.
+    pub nnz: u64,
+    /// Nonzeros that were added to one with the same coordinates.
+    pub duplicates_summed: u64,
+    /// Nonzeros kept though one with the same coordinates is there.
+    pub duplicates_kept: u64,
+    /// The index encoding.
+    pub encoding: IndexEncoding,
+    /// Chunks.
+    pub chunks: usize,
+    /// Bytes of manifest and chunks.
+    pub bytes: u64,
+    /// Bytes for each nonzero.
+    pub bytes_per_nnz: f64,
+    /// Seconds of the phases and in all.
+    pub seconds: PackSeconds,
+}
+
+/// Seconds of the phases.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PackSeconds {
+    /// Reading and parsing.
+    pub read: f64,
+    /// Linearizing and sorting.
+    pub sort: f64,
+    /// Encoding and writing.
+    pub write: f64,
+    /// Making everything durable and renaming.
+    pub publish: f64,
+    /// All of it.
+    pub total: f64,
+}
+
+/// Packs `source` into a store: drain, linearize and sort, settle duplicates, cut, publish.
+///
+/// An error leaves nothing behind. Runs on the current rayon pool.
+pub fn pack(sys: &Sys, source: &mut dyn Source, options: &PackOptions, watch: Watch<'_>) -> Result<PackReport> {
+    let start = Instant::now();
+    let mut seconds = PackSeconds::default();
+    let staging = Staging::create(sys, &options.target, options.replace, options.codec)?;
+
+    let mut runs = Runs::default();
+    let extent = source.drain(&mut |batch| {
+        runs.push(batch);
+        watch(Phase::Read, runs.nnz(), None);
+        sys.check_cancelled()
+    })?;
+    let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
+    let layout = BitLayout::new(&shape);
+    seconds.read = start.elapsed().as_secs_f64();
+
+    let job = Job { sys, options, watch, shape: &shape, layout: &layout };
+    let written = if layout.bits() <= u64::BITS {
+        job.write::<u64>(runs, staging, &mut seconds)
+    } else {
+        job.write::<u128>(runs, staging, &mut seconds)
+    };
+    let written = written.map_err(|e| match e {
+        Error::Request(what) => Error::input(source.name(), what),
+        other => other,
+    })?;
+    seconds.total = start.elapsed().as_secs_f64();
+    Ok(PackReport {
+        store: options.target.clone(),
+        digest: format!("{:016x}", written.published.id),
+        dims: shape.dims().to_vec(),
+        linear_bits: layout.bits(),
+        input_nnz: extent.nnz,
+        nnz: written.nnz,
+        duplicates_summed: written.summed,
+        duplicates_kept: written.kept,
+        encoding: options.index_encoding,
+        chunks: written.published.chunks,
+        bytes: written.published.bytes,
+        bytes_per_nnz: written.published.bytes as f64 / written.nnz as f64,
+        seconds,
+    })
+}
+
+/// One packing job once the shape is known.
+struct Job<'a> {
+    sys: &'a Sys,
+    options: &'a PackOptions,
+    watch: Watch<'a>,
+    shape: &'a Shape,
+    layout: &'a BitLayout,
+}
+
+/// What a job wrote.
+struct Written {
+    published: Published,
+    nnz: u64,
+    summed: u64,
+    kept: u64,
+}
+
+impl Job<'_> {
+    /// Sorts the runs by a linear index of type `K` and writes the store.
+    fn write<K: Key>(&self, runs: Runs, staging: Staging, seconds: &mut PackSeconds) -> Result<Written> {
+        let total = runs.nnz();
+        (self.watch)(Phase::Sort, 0, Some(total));
+        let start = Instant::now();
+        let sorted = runs.sort::<K>(self.sys, self.layout)?;
+        seconds.sort = start.elapsed().as_secs_f64();
+
+        let start = Instant::now();
+        let mut combiner = Combiner::new(self.layout, self.options.duplicates);
+        let mut cutter = Cutter::new(self.shape, self.layout, self.options, staging);
+        let mut done = 0;
+        sorted.for_each_slice(|slice| {
+            self.sys.check_cancelled()?;
+            cutter.push(combiner.push(slice)?)?;
+            done += slice.len() as u64;
+            (self.watch)(Phase::Write, done, Some(total));
+            Ok(())
+        })?;
+        cutter.push(combiner.finish())?;
+        let (staging, manifest) = cutter.finish(self.options)?;
+        seconds.write = start.elapsed().as_secs_f64();
+
+        let start = Instant::now();
+        let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
+        seconds.publish = start.elapsed().as_secs_f64();
+        Ok(Written { published, nnz: manifest.nnz, summed: combiner.summed(), kept: combiner.kept() })
+    }
+}

@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""Check MTTKRP results against a plain coordinate loop: numpy, float64, straight from the text file.
+
+It parses FROSTT text itself and knows nothing of stores, so that it can tell whether packing, reading or computing
+went wrong. For each mode m and each nonzero with value v at (i_1, ..., i_d) the loop is
+
+    M[i_m, :] += v * (product over k != m of A_k[i_k, :])
+
+and, beside it, the same over absolute values. With eps the unit roundoff of the precision (2^-53 or 2^-24), an
+element may be off by eps * (order + 2 + L) * (its sum over absolute values), where L stands for the chain of
+additions: the row's nonzeros for f64, 1 + 2^-29 times that for f32 (sums are expected in f64 there).
+
+    python3 tools/blco_oracle.py INPUT --factors DIR --result DIR --precision f64|f32 [--index-base 0|1]
+    python3 tools/blco_oracle.py --make-factors DIR --rank R --seed S --dims a,b,c [--precision f64|f32]
+
+The directories hold mode-1.npy, mode-2.npy, ... , each dims[m] x rank, row-major; every mode that the result
+directory has is checked. INPUT may end in .gz or .zst. Exit status: 0 all within the bound, 1 not, 2 usage,
+input or system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+EPS = {"f64": 2.0**-53, "f32": 2.0**-24}
+KINDS = {"f64": np.float64, "f32": np.float32}
+TEXT_BLOCK = 1 << 24
+LOOP_ELEMENTS = 1 << 18
+THREADS = 4
+
+
+class InputError(Exception):
+    """The input or a factor cannot be used."""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# FROSTT text
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Coordinates:
+    """The tensor, each coordinate once.
+
+    `weights` holds, for each, the sum of the absolute values of its lines (the absolute value where it had one
+    line), `lines[m]` the number of lines of each row of mode m: rounding depends on what was added, not on the sum.
+    """
+
+    indices: list[np.ndarray]
+    values: np.ndarray
+    weights: np.ndarray
+    lines: list[np.ndarray]
+    dims: list[int] | None
+
+    @property
+    def order(self) -> int:
+        return len(self.indices)
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a text file, unpacked by the ending of its name."""
+    if path.suffix == ".gz":
+        with gzip.open(path, "rb") as file:
+            yield file
+    elif path.suffix == ".zst" and shutil.which("zstd"):
+        with subprocess.Popen(["zstd", "-dcq", "--", str(path)], stdout=subprocess.PIPE) as process:
+            yield process.stdout
+            if process.wait() != 0:
+                raise InputError(f"zstd could not unpack {path}")
+    elif path.suffix == ".zst":
+        import zstandard
+
+        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as text:
+            yield text
+    else:
+        with path.open("rb") as file:
+            yield file
+
+
+def blocks_of_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The text in blocks of whole lines, without comments, blank lines and carriage returns."""
+    rest = b""
+    while data := file.read(TEXT_BLOCK):
+        head, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            rest += data
+            continue
+        yield tidy(rest + head + newline)
+        rest = tail
+    if rest:
+        yield tidy(rest + b"\n")
+
+
+def tidy(text: bytes) -> bytes:
+    if b"#" in text:
+        text = re.sub(rb"#[^\n]*", b"", text)
+    if b"\r" in text:
+        text = text.replace(b"\r", b"")
+    text = re.sub(rb"\n[ \t]*(?=\n)", b"", b"\n" + text)
+    return text[1:] if text != b"\n" else b""
+
+
+def take_header(lines: list[bytes]) -> tuple[int, list[int] | None]:
+    """How many lines at the start are header, and the dims that they tell: `sptensor`, order and dims, or none."""
+    words = [line.split() for line in lines]
+    if words and words[0] and words[0][0].lower() == b"sptensor":
+        if len(words) < 4 or len(words[1]) != 1 or len(words[2]) != int(words[1][0]) or len(words[3]) != 1:
+            raise InputError("a damaged sptensor header")
+        return 4, [int(w) for w in words[2]]
+    if len(words) >= 2 and len(words[0]) == 1 and len(words[1]) == int(words[0][0]):
+        return 2, [int(w) for w in words[1]]
+    return 0, None
+
+
+def numbers_of(text: bytes, fields: int) -> np.ndarray:
+    """The block's numbers, one line to a row."""
+    lines = text.count(b"\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        try:
+            flat = np.fromstring(text.decode("ascii"), dtype=np.float64, sep=" ")
+        except (DeprecationWarning, ValueError) as error:
+            raise InputError(f"a line that is not made of numbers: {error}") from error
+    if len(flat) != lines * fields:
+        raise InputError(f"{lines} lines of {fields} fields each were expected, {len(flat)} numbers found")
+    return flat.reshape(lines, fields)
+
+
+def read_text(path: Path, index_base: int) -> Coordinates:
+    """Read FROSTT text: indices, counted from `index_base`, then the value, separated by blanks."""
+    parts: list[list[np.ndarray]] = []
+    dims, fields, begun = None, 0, False
+    with open_text(path) as file:
+        for text in blocks_of_lines(file):
+            if text and not begun:
+                begun = True
+                skip, dims = take_header(text.split(b"\n", 4)[:4])
+                text = text.split(b"\n", skip)[skip] if skip else text
+            if text:
+                fields = fields or len(text.split(b"\n", 1)[0].split())
+                parts.append(columns_of(numbers_of(text, fields), index_base))
+    if not parts:
+        raise InputError(f"{path} has no nonzeros")
+    if fields < 3:
+        raise InputError(f"lines of {fields} fields: at least two indices and a value are needed")
+    if dims is not None and len(dims) != fields - 1:
+        raise InputError(f"the header tells {len(dims)} modes, the lines have {fields - 1}")
+    columns = [np.concatenate(c) for c in zip(*parts)]
+    del parts
+    return combine(columns[:-1], columns[-1], dims)
+
+
+def columns_of(rows: np.ndarray, index_base: int) -> list[np.ndarray]:
+    """The columns of a block of lines: u32 indices from 0, and the values."""
+    indices = rows[:, :-1] - index_base
+    if not ((indices >= 0) & (indices < 2**32 - 1) & (np.trunc(indices) == indices)).all():
+        raise InputError("an index is no whole number or outside its range (see --index-base)")
+    if not np.isfinite(rows[:, -1]).all():
+        raise InputError("a value is not finite")
+    return [*indices.astype(np.uint32).T.copy(), rows[:, -1].copy()]
+
+
+def combine(indices: list[np.ndarray], values: np.ndarray, dims: list[int] | None) -> Coordinates:
+    """Sum the values of equal coordinates, in the order of their lines."""
+    sizes = [int(column.max()) + 1 for column in indices]
+    if dims is not None and any(s > d for s, d in zip(sizes, dims)):
+        raise InputError("an index is larger than the header's dim")
+    lines = [np.bincount(column, minlength=size) for column, size in zip(indices, sizes)]
+    order = sort_by_coordinate(indices, sizes)
+    differs = np.zeros(len(values), bool)
+    differs[0] = True
+    for column in indices:
+        differs[1:] |= column[order[1:]] != column[order[:-1]]
+    if differs.all():
+        return Coordinates(indices, values, np.abs(values), lines, dims)
+    (starts,) = np.nonzero(differs)
+    group = np.cumsum(differs) - 1
+    sums = np.bincount(group, values[order], len(starts))
+    weights = np.bincount(group, np.abs(values[order]), len(starts))
+    return Coordinates([column[order[starts]] for column in indices], sums, weights, lines, dims)
+
+
+def sort_by_coordinate(indices: list[np.ndarray], sizes: list[int]) -> np.ndarray:
+    """A stable order that brings equal coordinates together."""
+    keys: list[np.ndarray] = []
+    room = 0
+    for column, size in zip(indices, sizes):
+        if size > room:
+            keys.append(np.zeros(len(column), np.uint64))
+            room = 2**64
+        keys[-1] *= np.uint64(min(size, 2**64 - 1))
+        keys[-1] += column
+        room //= size
+    return np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The loop
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def mttkrp(tensor: Coordinates, factors: list[np.ndarray], mode: int) -> tuple[np.ndarray, np.ndarray]:
+    """The MTTKRP of one mode and the same over absolute values, both f64.
+
+    The nonzeros are taken by row of the mode, in blocks small enough for the caches; a block's rows are summed with
+    `reduceat` and added to the whole.
+    """
+    rank = factors[mode].shape[1]
+    out = np.zeros(factors[mode].shape)
+    absolute = np.zeros(factors[mode].shape)
+    by_row = np.argsort(tensor.indices[mode], kind="stable")
+    block = max(LOOP_ELEMENTS // rank, 1)
+    lock = threading.Lock()
+
+    def add_block(first: int) -> None:
+        chosen = by_row[first : first + block]
+        rows = tensor.indices[mode][chosen]
+        product = None
+        for k, factor in enumerate(factors):
+            if k != mode:
+                part = factor[tensor.indices[k][chosen]]
+                product = part if product is None else np.multiply(product, part, out=product)
+        starts = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
+        values, weights = tensor.values[chosen, None], tensor.weights[chosen, None]
+        signed = np.add.reduceat(product * values, starts, axis=0)
+        np.abs(product, out=product)
+        positive = np.add.reduceat(np.multiply(product, weights, out=product), starts, axis=0)
+        with lock:
+            out[rows[starts]] += signed
+            absolute[rows[starts]] += positive
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(add_block, range(0, len(by_row), block)):
+            pass
+    return out, absolute
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Comparing
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """What is to say about one mode's result."""
+
+    mode: int
+    worst: float
+    where: str
+    passed: bool
+
+
+def load_factors(directory: Path, tensor: Coordinates) -> list[np.ndarray]:
+    """The factors as f64, checked against the tensor."""
+    factors = []
+    for mode in range(tensor.order):
+        path = directory / f"mode-{mode + 1}.npy"
+        factor = np.load(path, allow_pickle=False)
+        if factor.ndim != 2 or factor.dtype not in (np.float32, np.float64):
+            raise InputError(f"{path} is no matrix of f32 or f64")
+        if not np.isfinite(factor).all():
+            raise InputError(f"{path} holds an element that is not finite")
+        smallest = len(tensor.lines[mode])
+        if len(factor) < smallest or (tensor.dims is not None and len(factor) != tensor.dims[mode]):
+            raise InputError(f"{path} has {len(factor)} rows, which does not fit the tensor")
+        factors.append(np.ascontiguousarray(factor, np.float64))
+    if len({factor.shape[1] for factor in factors}) != 1 or factors[0].shape[1] == 0:
+        raise InputError("the factors differ in rank")
+    return factors
+
+
+def compare(tensor: Coordinates, factors: list[np.ndarray], mode: int, path: Path, precision: str) -> Verdict:
+    """Hold one mode's result against the loop's."""
+    result = np.load(path, allow_pickle=False)
+    if result.shape != factors[mode].shape:
+        wanted = "x".join(map(str, factors[mode].shape))
+        return Verdict(mode, np.inf, f"shape {'x'.join(map(str, result.shape))}, not {wanted}", False)
+    if result.dtype not in (np.float32, np.float64):
+        return Verdict(mode, np.inf, f"type {result.dtype}", False)
+    exact, absolute = mttkrp(tensor, factors, mode)
+    lines = np.zeros(len(exact))
+    lines[: len(tensor.lines[mode])] = tensor.lines[mode]
+    chain = lines if precision == "f64" else 1 + lines * 2.0**-29
+    bound = absolute
+    bound *= (EPS[precision] * (tensor.order + 2 + chain))[:, None]
+    error = np.abs(np.subtract(result, exact, out=exact), out=exact)
+    ratio = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
+    ratio[np.isnan(ratio)] = np.inf
+    at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    worst = float(ratio[at])
+    note = f"row {at[0] + 1}, column {at[1] + 1}" + (", NaN" if np.isnan(result).any() else "")
+    return Verdict(mode, worst, note, worst <= 1)
+
+
+def check(options: argparse.Namespace) -> int:
+    """Compare every result that is there and print the table."""
+    tensor = read_text(options.input, options.index_base)
+    factors = load_factors(options.factors, tensor)
+    paths = [options.result / f"mode-{mode + 1}.npy" for mode in range(tensor.order)]
+    if not any(path.exists() for path in paths):
+        raise InputError(f"{options.result} holds no mode-1.npy or other result")
+    print(f"{'mode':>4}  {'max error / bound':>17}  at")
+    passed = True
+    for mode, path in enumerate(paths):
+        if path.exists():
+            verdict = compare(tensor, factors, mode, path, options.precision)
+            passed &= verdict.passed
+            print(f"{mode + 1:>4}  {verdict.worst:>17.6g}  {verdict.where}{'' if verdict.passed else '  FAILED'}")
+    return 0 if passed else 1
+
+
+def make_factors(directory: Path, dims: Sequence[int], rank: int, seed: int, precision: str) -> None:
+    """Write a normally distributed factor for each mode."""
+    directory.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    for mode, dim in enumerate(dims):
+        factor = random.standard_normal((dim, rank))
+        np.save(directory / f"mode-{mode + 1}.npy", factor.astype(KINDS[precision]))
+
+
+def parse_dims(text: str) -> list[int]:
+    dims = [int(part) for part in text.split(",")]
+    if len(dims) < 2 or min(dims) < 1:
+        raise ValueError
+    return dims
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Check MTTKRP results against a plain float64 loop.")
+    parser.add_argument("input", type=Path, nargs="?", help="FROSTT text, plain, .gz or .zst")
+    parser.add_argument("--factors", type=Path, metavar="DIR")
+    parser.add_argument("--result", type=Path, metavar="DIR")
+    parser.add_argument("--precision", choices=sorted(EPS), default=None, help="of the computation (default for factors: f64)")
+    parser.add_argument("--index-base", type=int, choices=(0, 1), default=1)
+    parser.add_argument("--make-factors", type=Path, metavar="DIR", help="write random factors instead of checking")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dims", type=parse_dims, metavar="A,B,C")
+    options = parser.parse_args(arguments)
+    try:
+        if options.make_factors:
+            if not options.dims or not options.rank or options.rank < 1:
+                parser.error("--make-factors needs --dims and --rank")
+            precision = options.precision or "f64"
+            make_factors(options.make_factors, options.dims, options.rank, options.seed, precision)
+            return 0
+        if not (options.input and options.factors and options.result and options.precision):
+            parser.error("INPUT, --factors, --result and --precision are needed")
+        return check(options)
+    except (InputError, OSError, ValueError, MemoryError, ImportError) as error:
+        print(f"blco_oracle: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
