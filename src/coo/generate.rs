@@ -86,7 +86,7 @@ pub enum Values {
     /// All 1.
     #[default]
     Ones,
-    /// Integers, both ends included, at most 2^53 in magnitude and fewer than 2^53 of them.
+    /// Integers, both ends included, at most 2^53 in magnitude and at most 2^53 of them.
     Integers {
         /// The smallest.
         lo: i64,

@@ -93,8 +93,8 @@ impl Scan<'_> {
             }
             Expect::Anything if OTHER_TOOLBOX.iter().any(|word| first.eq_ignore_ascii_case(word)) => {
                 return Err(format!(
-                    "{} announces another kind of Tensor Toolbox data; only sparse tensors in coordinates are \
-                     read: export an sptensor",
+                    "{} announces another kind of Tensor Toolbox data; only sparse tensors in coordinates \
+                     are read: export an sptensor",
                     quoted(first)
                 ));
             }
@@ -109,7 +109,8 @@ impl Scan<'_> {
             Expect::Nnz => {
                 if n_fields > 1 {
                     return Err(format!(
-                        "{n_fields} fields where the header's count of nonzeros stands alone; correct the header"
+                        "{n_fields} fields where the header's count of nonzeros stands alone; \
+                         correct the header"
                     ));
                 }
                 self.nnz = Some(whole_number(first, "the header's count of nonzeros")?);

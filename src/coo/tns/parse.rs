@@ -205,8 +205,8 @@ pub(super) fn not_text(line: &[u8]) -> StdResult<(), String> {
     match position.and_then(|p| data.get(p).map(|b| (p, b))) {
         None => Ok(()),
         Some((position, byte)) => Err(format!(
-            "byte {} of the line is 0x{byte:02x}, which is not text; give a text file, plain or compressed by \
-             gzip or zstd",
+            "byte {} of the line is 0x{byte:02x}, which is not text; give a text file, \
+             plain or compressed by gzip or zstd",
             position + 1
         )),
     }
@@ -230,9 +230,8 @@ fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX]
         return Ok(None);
     }
     not_text(line)?;
-    let n_expected = rules.order + 1;
-    if n_fields != n_expected {
-        return Err(wrong_count(line, n_fields, n_expected, rules.order));
+    if n_fields != rules.order + 1 {
+        return Err(wrong_count(line, n_fields, rules));
     }
     let mut row = [0; ORDER_MAX];
     let mut fields = fields(line);
@@ -243,7 +242,10 @@ fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX]
     Ok(Some((row, value)))
 }
 
-fn wrong_count(line: &[u8], n_fields: usize, n_expected: usize, order: usize) -> String {
+fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
+    let order = rules.order;
+    let n_expected = order + 1;
+    let like = if rules.declared == Declared::Not { ", as in the first row" } else { "" };
     let which = if n_fields < n_expected { "a short row" } else { "a long row" };
     let plural = if n_fields == 1 { "" } else { "s" };
     let hint = if data(line).contains(&b',') {
@@ -252,7 +254,8 @@ fn wrong_count(line: &[u8], n_fields: usize, n_expected: usize, order: usize) ->
         "correct the row, or start a comment with #"
     };
     format!(
-        "{which}: {n_fields} field{plural} where {n_expected} are expected, {order} indices and a value; {hint}"
+        "{which}: {n_fields} field{plural} where {n_expected} are expected, \
+         {order} indices and a value{like}; {hint}"
     )
 }
 
@@ -268,7 +271,8 @@ fn careful_index(field: &[u8], mode: usize, rules: &Rules) -> StdResult<u32, Str
                 format!("index {shown} of mode {m} is negative; indices count from {}", rules.base)
             }
             Some(_) => format!(
-                "index {shown} of mode {m} is not written as a whole number; write it without a point or exponent"
+                "index {shown} of mode {m} is not written as a whole number; \
+                 write it without a point or exponent"
             ),
             None => format!(
                 "{shown} is not a number; the index of mode {m} must stand here (comments start with #)"
