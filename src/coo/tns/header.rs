@@ -1,0 +1,203 @@
+//! What stands before the first row: comments and headers. It decides the order.
+
+use super::parse::{Declared, Rules, fields, not_text, quoted, too_long};
+use super::pieces::{Piece, Pieces};
+use super::{IndexBase, ReadOptions};
+use crate::error::{Error, Result};
+use crate::shape::{DIM_MAX, ORDER_MAX, ORDER_MIN, Shape};
+use memchr::memchr;
+use std::result::Result as StdResult;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Headers of the Tensor Toolbox that do not announce coordinates.
+const OTHER_TOOLBOX: [&[u8]; 8] =
+    [b"tensor", b"matrix", b"ktensor", b"ttensor", b"sptenmat", b"tenmat", b"symtensor", b"symktensor"];
+
+/// What is known before the first row.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) rules: Rules,
+    /// The dims, from the user or else the header.
+    pub(super) dims: Option<Vec<u64>>,
+    /// The count of nonzeros that the header declares.
+    pub(super) nnz: Option<u64>,
+    /// Lines before the first row.
+    pub(super) lines: u64,
+}
+
+/// What the next line with data on it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expect {
+    /// A header's first line, or a row.
+    Anything,
+    Order,
+    Dims,
+    Nnz,
+    Row,
+}
+
+/// Reads up to the first row, and returns it at the beginning of a piece; `None` if there is none.
+pub(super) fn read(pieces: &mut Pieces, name: &str, options: &ReadOptions) -> Result<Option<(Head, Piece)>> {
+    let mut scan =
+        Scan { options, expect: Expect::Anything, toolbox: false, order: None, dims: None, nnz: None };
+    let mut lines = 0;
+    let mut buffer = Vec::new();
+    while let Some(mut piece) = pieces.next(buffer)? {
+        if lines == 0 && piece.text().starts_with(BYTE_ORDER_MARK) {
+            piece.skip(BYTE_ORDER_MARK.len());
+        }
+        while let Some(end) = memchr(b'\n', piece.text()) {
+            let place = |what| Error::input(format!("{name}:{}", lines + 1), what);
+            if scan.is_row(&piece.text()[..end]).map_err(place)? {
+                let head = scan.head(lines).map_err(place)?;
+                return Ok(Some((head, piece)));
+            }
+            piece.skip(end + 1);
+            lines += 1;
+        }
+        buffer = piece.into_buffer();
+    }
+    Ok(None)
+}
+
+/// The state of the scan.
+struct Scan<'a> {
+    options: &'a ReadOptions,
+    expect: Expect,
+    /// Whether the header is the toolbox's, which has a line for the nnz.
+    toolbox: bool,
+    order: Option<usize>,
+    dims: Option<Vec<u64>>,
+    nnz: Option<u64>,
+}
+
+impl Scan<'_> {
+    /// Takes one line of the header in; true if it is a row instead.
+    fn is_row(&mut self, line: &[u8]) -> StdResult<bool, String> {
+        too_long(line)?;
+        let n_fields = fields(line).count();
+        let Some(first) = fields(line).next() else {
+            return Ok(false);
+        };
+        not_text(line)?;
+        match self.expect {
+            Expect::Row => return Ok(true),
+            Expect::Anything if n_fields > 1 => {
+                self.order = Some(n_fields - 1);
+                return Ok(true);
+            }
+            Expect::Anything if first.eq_ignore_ascii_case(b"sptensor") => {
+                self.toolbox = true;
+                self.expect = Expect::Order;
+            }
+            Expect::Anything if OTHER_TOOLBOX.iter().any(|word| first.eq_ignore_ascii_case(word)) => {
+                return Err(format!(
+                    "{} announces another kind of Tensor Toolbox data; only sparse tensors in coordinates \
+                     are read: export an sptensor",
+                    quoted(first)
+                ));
+            }
+            Expect::Anything | Expect::Order => {
+                self.order = Some(self.read_order(line)?);
+                self.expect = Expect::Dims;
+            }
+            Expect::Dims => {
+                self.dims = Some(self.read_dims(line)?);
+                self.expect = if self.toolbox { Expect::Nnz } else { Expect::Row };
+            }
+            Expect::Nnz => {
+                if n_fields > 1 {
+                    return Err(format!(
+                        "{n_fields} fields where the header's count of nonzeros stands alone; \
+                         correct the header"
+                    ));
+                }
+                self.nnz = Some(whole_number(first, "the header's count of nonzeros")?);
+                self.expect = Expect::Row;
+            }
+        }
+        Ok(false)
+    }
+
+    fn read_order(&self, line: &[u8]) -> StdResult<usize, String> {
+        let mut order = None;
+        for field in fields(line) {
+            if order.is_some() {
+                return Err(
+                    "more than one field where the header's order stands alone; correct the header".into()
+                );
+            }
+            order = Some(whole_number(field, "the header's order")?);
+        }
+        // Larger than any order is as wrong as usize::MAX.
+        let order = usize::try_from(order.unwrap_or(0)).unwrap_or(usize::MAX);
+        check_order(order, "the header declares")?;
+        if let Some(given) = self.options.dims.as_ref().map(Vec::len).filter(|&given| given != order) {
+            return Err(format!(
+                "the header declares order {order} but --dims gives {given} dims; give one dim for each mode"
+            ));
+        }
+        Ok(order)
+    }
+
+    fn read_dims(&self, line: &[u8]) -> StdResult<Vec<u64>, String> {
+        let order = self.order.unwrap_or(0);
+        let n_fields = fields(line).count();
+        if n_fields != order {
+            return Err(format!(
+                "the header declares order {order} but this line holds {n_fields} dims; correct the header"
+            ));
+        }
+        let dims = fields(line)
+            .map(|field| whole_number(field, "a dim of the header"))
+            .collect::<StdResult<Vec<_>, _>>()?;
+        if self.options.dims.is_none() {
+            Shape::new(&dims).map_err(|e| format!("the header's dims cannot be used: {e}"))?;
+        }
+        Ok(dims)
+    }
+
+    /// The rules for the rows, when the first of them has been found.
+    fn head(self, lines: u64) -> StdResult<Head, String> {
+        let given = self.options.dims.clone();
+        let declared = match (&given, &self.dims) {
+            (Some(_), _) => Declared::ByUser,
+            (None, Some(_)) => Declared::ByHeader,
+            (None, None) => Declared::Not,
+        };
+        let dims = given.or(self.dims);
+        let order = dims.as_ref().map(Vec::len).or(self.order).unwrap_or(0);
+        check_order(order, "the first row has")?;
+        let mut limits = [u32::MAX; ORDER_MAX];
+        for (limit, dim) in limits.iter_mut().zip(dims.iter().flatten()) {
+            *limit = u32::try_from(*dim).unwrap_or(u32::MAX);
+        }
+        let base = match self.options.index_base {
+            IndexBase::Zero => 0,
+            IndexBase::One => 1,
+        };
+        Ok(Head { rules: Rules { order, base, limits, declared }, dims, nnz: self.nnz, lines })
+    }
+}
+
+fn check_order(order: usize, who: &str) -> StdResult<(), String> {
+    if (ORDER_MIN..=ORDER_MAX).contains(&order) {
+        return Ok(());
+    }
+    Err(format!(
+        "{who} order {order}, which is not supported: give a tensor of order {ORDER_MIN} to {ORDER_MAX}, \
+         as rows of that many indices and a value"
+    ))
+}
+
+/// A number of a header; a dim above 2^32 - 1 is left to [`Shape`].
+fn whole_number(field: &[u8], what: &str) -> StdResult<u64, String> {
+    let number = std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+    number.and_then(|text| text.parse().ok()).ok_or_else(|| {
+        format!(
+            "{} is not {what}: a whole number (at most {DIM_MAX} for a dim) must stand here",
+            quoted(field)
+        )
+    })
+}

@@ -1,0 +1,252 @@
+//! FROSTT text: one nonzero a line, its indices, then its value.
+//!
+//! [`TnsReader`] is the principal type. The text flows through three parts:
+//!
+//! ```text
+//! decode (gzip, zstd, plain) -> pieces (whole lines) -> parse (in parallel) -> batches, in file order
+//! \____________ a thread of its own ______________/    \__ the caller's rayon pool __/
+//! ```
+//!
+//! What a file may hold:
+//!
+//! * Fields separated by any white space (space, tab, VT, FF, CR), so CRLF too. `#` starts a comment, on its
+//!   own line or after data. Blank lines are skipped. The last line may lack its newline. A byte order mark
+//!   at the beginning is skipped.
+//! * Indices: whole numbers from 1 (or from 0, by [`ReadOptions::index_base`]) that make dims of at most
+//!   2^32 - 1. Values: finite decimal numbers, read to the nearest f64; one written as an integer must be
+//!   exact in f64.
+//! * Optionally a header before the first row: that of the Tensor Toolbox (`sptensor`, order, dims, nnz, each
+//!   on its line; the nnz must hold), or two lines, the order and the dims. Without one the order is that of
+//!   the first row and the dims are the largest indices met.
+
+mod decode;
+mod header;
+mod parse;
+mod pieces;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use write::{TnsWriter, decimal};
+
+use crate::coo::{Batch, Extent, Source};
+use crate::error::{Error, Result};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::sys::Sys;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use decode::Input;
+use header::Head;
+use parse::{Parsed, Rules};
+use pieces::{Piece, Pieces};
+use rayon::prelude::*;
+use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Bytes of text that are read, and parsed by one task, at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// Pieces that each compute thread gets per group.
+const PIECES_PER_THREAD: usize = 2;
+
+/// The number that the first index of every mode has in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IndexBase {
+    /// Indices count from 0.
+    Zero,
+    /// Indices count from 1, as in all of FROSTT.
+    #[default]
+    One,
+}
+
+/// `0` or `1`.
+impl FromStr for IndexBase {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "0" => Ok(Self::Zero),
+            "1" => Ok(Self::One),
+            _ => Err(Error::request(format!("index base {text:?} is not supported; give 0 or 1"))),
+        }
+    }
+}
+
+/// What the user says about a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// What indices count from.
+    pub index_base: IndexBase,
+    /// The dims, mode 1 first; they win over a header and over what the indices suggest.
+    pub dims: Option<Vec<u64>>,
+}
+
+/// Reads FROSTT text, plain or compressed by gzip or zstd (recognised by content), in pieces.
+///
+/// Batches come in file order, one per piece of text, and do not depend on the number of threads. Peak
+/// memory, with `T` compute threads: at most `4 T + 3` pieces of 1 MiB of text, plus the batches of `2 T`
+/// pieces, each at most 2.7 MiB.
+///
+/// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file.
+#[derive(Debug)]
+pub struct TnsReader {
+    sys: Sys,
+    name: String,
+    options: ReadOptions,
+    input: Option<Input>,
+    piece_bytes: usize,
+}
+
+impl TnsReader {
+    /// Opens `path`, or standard input where it is `-`, and recognises its compression.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] for dims that no tensor can have; [`Error::Input`] for a missing file, a directory
+    /// and a kind of compression that is not read; otherwise what the system says.
+    pub fn open(sys: &Sys, path: &Path, options: ReadOptions) -> Result<Self> {
+        if path == Path::new("-") {
+            return Self::from_read(sys, Box::new(std::io::stdin()), "standard input", options);
+        }
+        let name = path.display().to_string();
+        let file = sys.open(path, false).map_err(|error| match error {
+            Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Error::input(&name, "no such file; check the path")
+            }
+            other => other,
+        })?;
+        if file.metadata()?.is_dir() {
+            return Err(Error::input(name, "is a directory; give a file"));
+        }
+        Self::from_read(sys, Box::new(file), &name, options)
+    }
+
+    /// Reads `text`, which messages call `name`.
+    ///
+    /// # Errors
+    ///
+    /// Like [`TnsReader::open`].
+    pub fn from_read(
+        sys: &Sys,
+        text: Box<dyn Read + Send>,
+        name: &str,
+        options: ReadOptions,
+    ) -> Result<Self> {
+        if let Some(dims) = &options.dims {
+            Shape::new(dims).map_err(|e| Error::request(format!("--dims: {e}")))?;
+        }
+        let input = Some(Input::sniff(text, name)?);
+        Ok(Self { sys: sys.clone(), name: name.to_string(), options, input, piece_bytes: PIECE_BYTES })
+    }
+}
+
+impl Source for TnsReader {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+        let input = self.input.take();
+        let input = input.ok_or_else(|| Error::request(format!("{} was already read", self.name)))?;
+        let mut pieces = Pieces::new(self.sys.clone(), input, self.piece_bytes);
+        let Some((head, first)) = header::read(&mut pieces, &self.name, &self.options)? else {
+            return Err(no_nonzeros(&self.name));
+        };
+        let mut tally = Tally::new(&self.name, &head);
+        std::thread::scope(|scope| {
+            // Both channels live in here, so that a return ends the reading thread before it is waited for.
+            let group_len = PIECES_PER_THREAD * rayon::current_num_threads();
+            let (full_sender, full) = bounded(group_len);
+            let (empty, empty_receiver) = bounded(2 * group_len + 2);
+            self.sys.spawn(scope, "read-text".into(), move || {
+                read_pieces(pieces, &full_sender, &empty_receiver);
+            })?;
+            let mut incoming = std::iter::once(Ok(first)).chain(full.iter());
+            loop {
+                self.sys.check_cancelled()?;
+                let group: Vec<_> = incoming.by_ref().take(group_len).collect();
+                if group.is_empty() {
+                    return Ok(());
+                }
+                for item in parse_group(&self.sys, &head.rules, group) {
+                    let (buffer, parsed) = item?;
+                    tally.take(parsed, sink)?;
+                    // Full only if the reading thread has ended; then nobody wants the buffer.
+                    let _ = empty.try_send(buffer);
+                }
+            }
+        })?;
+        tally.extent(&head)
+    }
+}
+
+/// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
+fn read_pieces(mut pieces: Pieces, full: &Sender<Result<Piece>>, empty: &Receiver<Vec<u8>>) {
+    while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
+        let last = item.is_err();
+        if full.send(item).is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Parses the pieces of a group in parallel; the results keep their order, and bring the buffers back.
+fn parse_group(sys: &Sys, rules: &Rules, group: Vec<Result<Piece>>) -> Vec<Result<(Vec<u8>, Parsed)>> {
+    group
+        .into_par_iter()
+        .map(|piece| {
+            let piece = piece?;
+            let parsed = parse::parse(sys, rules, piece.text())?;
+            Ok((piece.into_buffer(), parsed))
+        })
+        .collect()
+}
+
+fn no_nonzeros(name: &str) -> Error {
+    Error::input(name, "no nonzeros; give a file with at least one row of indices and a value")
+}
+
+/// What has been handed over so far.
+struct Tally<'a> {
+    name: &'a str,
+    lines: u64,
+    nnz: u64,
+    maxima: [u32; ORDER_MAX],
+}
+
+impl<'a> Tally<'a> {
+    fn new(name: &'a str, head: &Head) -> Self {
+        Self { name, lines: head.lines, nnz: 0, maxima: [0; ORDER_MAX] }
+    }
+
+    fn take(&mut self, parsed: Parsed, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<()> {
+        if let Some(what) = parsed.bad {
+            return Err(Error::input(format!("{}:{}", self.name, self.lines + parsed.lines), what));
+        }
+        self.lines += parsed.lines;
+        self.nnz += parsed.batch.nnz() as u64;
+        for (all, piece) in self.maxima.iter_mut().zip(parsed.maxima) {
+            *all = piece.max(*all);
+        }
+        if parsed.batch.nnz() > 0 { sink(parsed.batch) } else { Ok(()) }
+    }
+
+    fn extent(self, head: &Head) -> Result<Extent> {
+        if self.nnz == 0 {
+            return Err(no_nonzeros(self.name));
+        }
+        if let Some(declared) = head.nnz.filter(|&declared| declared != self.nnz) {
+            let what = format!(
+                "the header declares {declared} nonzeros but {} rows follow; \
+                 fetch the whole file, or correct the header",
+                self.nnz
+            );
+            return Err(Error::input(self.name, what));
+        }
+        let dims = head.dims.clone().unwrap_or_else(|| {
+            self.maxima[..head.rules.order].iter().map(|&largest| u64::from(largest) + 1).collect()
+        });
+        Shape::new(&dims).map_err(|e| Error::input(self.name, e.to_string()))?;
+        Ok(Extent { dims, nnz: self.nnz })
+    }
+}

@@ -1,0 +1,343 @@
+//! Rows of text to coordinates: a fast path for what nearly all lines are, and a careful path that accepts
+//! the rest or says what is wrong.
+
+use super::pieces::LINE_BYTES_MAX;
+use crate::coo::Batch;
+use crate::error::Result;
+use crate::shape::{DIM_MAX, ORDER_MAX};
+use crate::sys::Sys;
+use memchr::{memchr, memchr_iter};
+use std::result::Result as StdResult;
+
+/// Most digits of an index on the fast path: those of 2^32.
+const INDEX_DIGITS_MAX: usize = 10;
+/// Most digits of an integer value on the fast path: always exact in f64.
+const VALUE_DIGITS_MAX: usize = 15;
+/// Characters of a field that a message shows.
+const QUOTED_CHARS_MAX: usize = 40;
+
+/// Who declared the dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Declared {
+    Not,
+    ByHeader,
+    ByUser,
+}
+
+/// What every row must keep.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) order: usize,
+    /// What indices count from: 0 or 1.
+    pub(super) base: u32,
+    /// Each index, counted from 0, is below its mode's limit: the declared dim, else 2^32 - 1.
+    pub(super) limits: [u32; ORDER_MAX],
+    pub(super) declared: Declared,
+}
+
+/// What a piece held.
+#[derive(Debug, Default)]
+pub(super) struct Parsed {
+    pub(super) batch: Batch,
+    /// The largest index of each mode, from 0.
+    pub(super) maxima: [u32; ORDER_MAX],
+    /// Lines looked at; with `bad`, the last of them is the bad one.
+    pub(super) lines: u64,
+    /// What is wrong with the first bad line.
+    pub(super) bad: Option<String>,
+}
+
+/// Parses whole lines, up to the first bad one.
+pub(super) fn parse(sys: &Sys, rules: &Rules, text: &[u8]) -> Result<Parsed> {
+    // A row takes a newline, and at least two bytes for each of its fields.
+    let n_rows_max = memchr_iter(b'\n', text).count().min(text.len() / (2 * (rules.order + 1)) + 1);
+    let mut indices = sys.vec(0u32, n_rows_max * rules.order)?;
+    let mut values = sys.vec(0f64, n_rows_max)?;
+    indices.clear();
+    values.clear();
+    let mut parsed = Parsed { batch: Batch { indices, values }, ..Parsed::default() };
+    match rules.order {
+        2 => rows::<2>(rules, text, &mut parsed),
+        3 => rows::<3>(rules, text, &mut parsed),
+        4 => rows::<4>(rules, text, &mut parsed),
+        5 => rows::<5>(rules, text, &mut parsed),
+        6 => rows::<6>(rules, text, &mut parsed),
+        7 => rows::<7>(rules, text, &mut parsed),
+        _ => rows::<8>(rules, text, &mut parsed),
+    }
+    Ok(parsed)
+}
+
+fn rows<const N: usize>(rules: &Rules, mut text: &[u8], parsed: &mut Parsed) {
+    let limits: [u32; N] = std::array::from_fn(|m| rules.limits[m]);
+    let mut maxima = [0; N];
+    while !text.is_empty() {
+        parsed.lines += 1;
+        let mut take = |row: [u32; N], value| {
+            for (max, index) in maxima.iter_mut().zip(row) {
+                *max = index.max(*max);
+            }
+            parsed.batch.indices.extend_from_slice(&row);
+            parsed.batch.values.push(value);
+        };
+        match fast_row(text, u64::from(rules.base), &limits) {
+            Some((row, value, len)) if len <= LINE_BYTES_MAX => {
+                take(row, value);
+                text = &text[len + 1..];
+            }
+            _ => {
+                let len = memchr(b'\n', text).unwrap_or(text.len());
+                match careful_row(&text[..len], rules) {
+                    Ok(None) => {}
+                    Ok(Some((row, value))) => take(std::array::from_fn(|m| row[m]), value),
+                    Err(what) => {
+                        parsed.bad = Some(what);
+                        return;
+                    }
+                }
+                text = text.get(len + 1..).unwrap_or_default();
+            }
+        }
+    }
+    parsed.maxima[..N].copy_from_slice(&maxima);
+}
+
+/// The row at the beginning of `text`, and the length of its line; `None` for whatever needs care.
+#[inline]
+fn fast_row<const N: usize>(text: &[u8], base: u64, limits: &[u32; N]) -> Option<([u32; N], f64, usize)> {
+    let mut row = [0; N];
+    let mut at = 0;
+    for m in 0..N {
+        at = skip_blanks(text, at);
+        let (number, end) = digits(text, at);
+        // An index below the base wraps, and is above every limit.
+        let index = number.wrapping_sub(base);
+        let n_digits = end - at;
+        if n_digits == 0
+            || n_digits > INDEX_DIGITS_MAX
+            || index >= u64::from(limits[m])
+            || !is_blank(*text.get(end)?)
+        {
+            return None;
+        }
+        row[m] = u32::try_from(index).ok()?;
+        at = end;
+    }
+    at = skip_blanks(text, at);
+    let (value, end) = fast_value(text, at)?;
+    at = skip_blanks(text, end);
+    (*text.get(at)? == b'\n').then_some((row, value, at))
+}
+
+/// The number at `at` and its end; that a blank or newline follows is left to the caller.
+#[inline]
+fn fast_value(text: &[u8], at: usize) -> Option<(f64, usize)> {
+    let negative = *text.get(at)? == b'-';
+    let first = at + usize::from(negative);
+    let (number, end) = digits(text, first);
+    if end - first > VALUE_DIGITS_MAX {
+        return None;
+    }
+    let next = *text.get(end)?;
+    if matches!(next, b'.' | b'e' | b'E') {
+        let (value, len) = fast_float2::parse_partial::<f64, _>(&text[at..]).ok()?;
+        let after = *text.get(at + len)?;
+        return (value.is_finite() && (is_blank(after) || after == b'\n')).then_some((value, at + len));
+    }
+    if end == first || !(is_blank(next) || next == b'\n') {
+        return None;
+    }
+    let value = number as f64;
+    Some((if negative { -value } else { value }, end))
+}
+
+/// The digits from `at` on as a number, modulo 2^64, and where they end.
+#[inline]
+fn digits(text: &[u8], at: usize) -> (u64, usize) {
+    let mut number = 0u64;
+    let mut end = at;
+    while let Some(digit) = text.get(end).map(|b| b.wrapping_sub(b'0')).filter(|&d| d < 10) {
+        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
+        end += 1;
+    }
+    (number, end)
+}
+
+#[inline]
+fn skip_blanks(text: &[u8], mut at: usize) -> usize {
+    while text.get(at).is_some_and(|&b| is_blank(b)) {
+        at += 1;
+    }
+    at
+}
+
+/// White space inside a line: space, tab, VT, FF, CR.
+#[inline]
+const fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | 0x0b | 0x0c | b'\r')
+}
+
+/// What stands before a comment.
+fn data(line: &[u8]) -> &[u8] {
+    &line[..memchr(b'#', line).unwrap_or(line.len())]
+}
+
+/// The fields of a line, without its comment.
+pub(super) fn fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    data(line).split(|&b| is_blank(b)).filter(|field| !field.is_empty())
+}
+
+/// An error for a line that is longer than lines can be.
+pub(super) fn too_long(line: &[u8]) -> StdResult<(), String> {
+    if line.len() <= LINE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "the line is longer than {LINE_BYTES_MAX} bytes; is this text with one nonzero on each line?"
+    ))
+}
+
+/// An error for a line whose data holds bytes that are not text.
+pub(super) fn not_text(line: &[u8]) -> StdResult<(), String> {
+    let data = data(line);
+    let control = data.iter().position(|&b| b.is_ascii_control() && !is_blank(b));
+    let position = control.or_else(|| std::str::from_utf8(data).err().map(|e| e.valid_up_to()));
+    match position.and_then(|p| data.get(p).map(|b| (p, b))) {
+        None => Ok(()),
+        Some((position, byte)) => Err(format!(
+            "byte {} of the line is 0x{byte:02x}, which is not text; give a text file, \
+             plain or compressed by gzip or zstd",
+            position + 1
+        )),
+    }
+}
+
+/// A field as messages show it: escaped, cut where it is long.
+pub(super) fn quoted(field: &[u8]) -> String {
+    let text = String::from_utf8_lossy(field);
+    let mut shown: String = text.chars().take(QUOTED_CHARS_MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(QUOTED_CHARS_MAX).is_some() {
+        shown.push('…');
+    }
+    format!("`{shown}`")
+}
+
+/// Any line: a row, `None` if there is no data on it, or what is wrong with it.
+fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX], f64)>, String> {
+    too_long(line)?;
+    let n_fields = fields(line).count();
+    if n_fields == 0 {
+        return Ok(None);
+    }
+    not_text(line)?;
+    if n_fields != rules.order + 1 {
+        return Err(wrong_count(line, n_fields, rules));
+    }
+    let mut row = [0; ORDER_MAX];
+    let mut fields = fields(line);
+    for (mode, index) in row.iter_mut().enumerate().take(rules.order) {
+        *index = careful_index(fields.next().unwrap_or_default(), mode, rules)?;
+    }
+    let value = careful_value(fields.next().unwrap_or_default())?;
+    Ok(Some((row, value)))
+}
+
+fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
+    let order = rules.order;
+    let n_expected = order + 1;
+    let like = if rules.declared == Declared::Not { ", as in the first row" } else { "" };
+    let which = if n_fields < n_expected { "a short row" } else { "a long row" };
+    let plural = if n_fields == 1 { "" } else { "s" };
+    let hint = if data(line).contains(&b',') {
+        "separate them by spaces, not commas"
+    } else {
+        "correct the row, or start a comment with #"
+    };
+    format!(
+        "{which}: {n_fields} field{plural} where {n_expected} are expected, \
+         {order} indices and a value{like}; {hint}"
+    )
+}
+
+/// The index in `field`, counted from 0.
+fn careful_index(field: &[u8], mode: usize, rules: &Rules) -> StdResult<u32, String> {
+    let shown = quoted(field);
+    let m = mode + 1;
+    let body = field.strip_prefix(b"+").unwrap_or(field);
+    if body.is_empty() || !body.iter().all(u8::is_ascii_digit) {
+        let number = fast_float2::parse::<f64, _>(body).ok().filter(|n| n.is_finite());
+        return Err(match number {
+            Some(_) if field.starts_with(b"-") => {
+                format!("index {shown} of mode {m} is negative; indices count from {}", rules.base)
+            }
+            Some(_) => format!(
+                "index {shown} of mode {m} is not written as a whole number; \
+                 write it without a point or exponent"
+            ),
+            None => format!(
+                "{shown} is not a number; the index of mode {m} must stand here (comments start with #)"
+            ),
+        });
+    }
+    let significant = significant(body);
+    let (number, _) = digits(significant, 0);
+    let base = u64::from(rules.base);
+    // The largest index makes a dim of DIM_MAX.
+    let largest = DIM_MAX - 1 + base;
+    if significant.len() > INDEX_DIGITS_MAX || number > largest {
+        return Err(format!(
+            "index {shown} of mode {m} is above {largest}, the largest supported; renumber the mode"
+        ));
+    }
+    let Some(index) = number.checked_sub(base) else {
+        return Err(format!(
+            "index 0 of mode {m}, but indices count from 1; if the file counts from 0, pass --index-base 0"
+        ));
+    };
+    let dim = rules.limits[mode];
+    u32::try_from(index).ok().filter(|&index| index < dim).ok_or_else(|| {
+        let hint = match rules.declared {
+            Declared::ByUser => "that --dims gives; correct the row, or give a larger dim with --dims",
+            _ => "that the header declares; correct the row, or override the header with --dims",
+        };
+        let base_hint = if rules.base == 0 && index == u64::from(dim) {
+            " (if the file counts from 1, drop --index-base 0)"
+        } else {
+            ""
+        };
+        format!("index {number} of mode {m} is beyond the dim {dim} {hint}{base_hint}")
+    })
+}
+
+/// The value in `field`.
+fn careful_value(field: &[u8]) -> StdResult<f64, String> {
+    let shown = quoted(field);
+    let unsigned = field.strip_prefix(b"+").or_else(|| field.strip_prefix(b"-")).unwrap_or(field);
+    let word = || format!("{shown} is not a number; the value must stand here (comments start with #)");
+    if !unsigned.first().is_some_and(|b| b.is_ascii_digit() || *b == b'.') {
+        let is_special = [&b"nan"[..], b"inf", b"infinity"].iter().any(|w| unsigned.eq_ignore_ascii_case(w));
+        return Err(if is_special {
+            format!("the value {shown} is not finite; remove the row or correct it")
+        } else {
+            word()
+        });
+    }
+    let magnitude: f64 = fast_float2::parse(unsigned).map_err(|_| word())?;
+    if !magnitude.is_finite() {
+        return Err(format!("the value {shown} overflows: it is beyond the range of f64; scale the values"));
+    }
+    if unsigned.iter().all(u8::is_ascii_digit) {
+        let significant = significant(unsigned);
+        if significant.len() > VALUE_DIGITS_MAX && format!("{magnitude:.0}").as_bytes() != significant {
+            return Err(format!(
+                "the integer {shown} is not exact in f64; write it with a point (`.0`) to have it rounded"
+            ));
+        }
+    }
+    Ok(if field.starts_with(b"-") { -magnitude } else { magnitude })
+}
+
+/// Digits without leading zeros, which say nothing.
+fn significant(digits: &[u8]) -> &[u8] {
+    &digits[digits.iter().position(|&b| b != b'0').unwrap_or(digits.len())..]
+}

@@ -1,0 +1,92 @@
+//! Writes FROSTT text that reads back bit for bit.
+
+use crate::coo::Batch;
+use std::io::{self, Write};
+
+/// Bytes that are gathered before they are written.
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// Appends the shortest decimal digits that read back as the same bits.
+///
+/// A whole number below 2^53 in magnitude has no point (`5`, `-0`); everything else is as `ryu` writes it
+/// (`0.1`, `1e-7`, `9007199254740992.0`). NaN and infinities become `NaN`, `inf`, `-inf`, which a
+/// [`TnsReader`](super::TnsReader) refuses.
+pub fn decimal(value: f64, out: &mut Vec<u8>) {
+    const WHOLE_LIMIT: f64 = (1u64 << 53) as f64;
+    if value.abs() < WHOLE_LIMIT && value.fract() == 0.0 {
+        if value.is_sign_negative() {
+            out.push(b'-');
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, from 0 to 2^53")]
+        let magnitude = value.abs() as u64;
+        out.extend_from_slice(itoa::Buffer::new().format(magnitude).as_bytes());
+    } else {
+        out.extend_from_slice(ryu::Buffer::new().format(value).as_bytes());
+    }
+}
+
+/// Writes nonzeros, one a line: the indices from 1, then the value as [`decimal`] writes it.
+///
+/// Buffers by itself; call [`TnsWriter::finish`], because what is still buffered is lost on drop. Errors are
+/// those of the writer below, so a caller sees a broken pipe as [`io::ErrorKind::BrokenPipe`].
+#[derive(Debug)]
+pub struct TnsWriter<W: Write> {
+    below: W,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> TnsWriter<W> {
+    /// Writes to `below`.
+    pub fn new(below: W) -> Self {
+        Self { below, buffer: Vec::with_capacity(BUFFER_BYTES + 512) }
+    }
+
+    /// Writes one nonzero. `indices` count from 0.
+    ///
+    /// # Errors
+    ///
+    /// Those of the writer below.
+    pub fn write_row(&mut self, indices: &[u32], value: f64) -> io::Result<()> {
+        let mut digits = itoa::Buffer::new();
+        for &index in indices {
+            self.buffer.extend_from_slice(digits.format(u64::from(index) + 1).as_bytes());
+            self.buffer.push(b' ');
+        }
+        decimal(value, &mut self.buffer);
+        self.buffer.push(b'\n');
+        if self.buffer.len() >= BUFFER_BYTES { self.write_out() } else { Ok(()) }
+    }
+
+    /// Writes the nonzeros of a batch in their order.
+    ///
+    /// # Errors
+    ///
+    /// Those of the writer below.
+    pub fn write_batch(&mut self, batch: &Batch) -> io::Result<()> {
+        let order = batch.indices.len() / batch.nnz().max(1);
+        if order == 0 {
+            return Ok(());
+        }
+        for (row, &value) in batch.indices.chunks_exact(order).zip(&batch.values) {
+            self.write_row(row, value)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is still buffered, flushes, and gives the writer below back.
+    ///
+    /// # Errors
+    ///
+    /// Those of the writer below.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.write_out()?;
+        self.below.flush()?;
+        Ok(self.below)
+    }
+
+    fn write_out(&mut self) -> io::Result<()> {
+        self.below.write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
