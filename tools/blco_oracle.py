@@ -347,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("input", type=Path, nargs="?", help="FROSTT text, plain, .gz or .zst")
     parser.add_argument("--factors", type=Path, metavar="DIR")
     parser.add_argument("--result", type=Path, metavar="DIR")
-    parser.add_argument("--precision", choices=sorted(EPS), default=None, help="of the computation (default for factors: f64)")
+    parser.add_argument("--precision", choices=sorted(EPS), help="of the computation (factors: f64)")
     parser.add_argument("--index-base", type=int, choices=(0, 1), default=1)
     parser.add_argument("--make-factors", type=Path, metavar="DIR", help="write random factors instead of checking")
     parser.add_argument("--rank", type=int)

@@ -829,7 +829,7 @@ class Running:
 
 
 def check_order(m: Manifest, number: int, low: np.ndarray, high: np.ndarray, values: np.ndarray, run: Running) -> None:
-    """The linear indices ascend, equal ones by value, within the chunk and from the one before; first and last match."""
+    """Linear indices ascend, equal ones by value, within the chunk and from the one before; first and last match."""
     name, entry = f"chunk-{number:06d}.bin", m.chunks[number]
     first = int(low[0]) | int(high[0]) << 64
     last = int(low[-1]) | int(high[-1]) << 64
@@ -883,7 +883,8 @@ def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np
     spans = [per_tile(c, np.maximum) - per_tile(c, np.minimum) for c in columns]
     facts.index_units.append(sum(widths_of(s) for s in spans))
     choices = value_costs(len(values), int(integer_width.sum()), bool(is_integer.all()), bool(is_f32.all()))
-    distinct = len(np.unique(bits))
+    ranked = np.sort(bits)
+    distinct = 1 + int(np.count_nonzero(ranked[1:] != ranked[:-1]))
     if distinct <= MAX_DICTIONARY:
         cost = 64 * len(integer_width) * width(distinct - 1) + 8 * distinct
         choices.append((cost, 1, DICTIONARY))
@@ -963,8 +964,8 @@ def check_cutting(m: Manifest, run: Running) -> None:
             grown, count = grow(m, None, facts), 0
         state, count = grown, count + size
     for number, (wanted, entry) in enumerate(zip(bounds, m.chunks)):
-        fits = entry.first_nonzero == wanted
-        require(fits, _NAME, f"chunk {number} begins with nonzero {entry.first_nonzero}, the cutting rule says {wanted}")
+        found = entry.first_nonzero
+        require(found == wanted, _NAME, f"chunk {number} begins with nonzero {found}, the cutting rule says {wanted}")
     require(len(bounds) == len(m.chunks), _NAME, f"{len(m.chunks)} chunks, the cutting rule says {len(bounds)}")
 
 

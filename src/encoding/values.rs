@@ -201,7 +201,6 @@ fn unpack_column(words: &[u32], width: u32, out: &mut Numbers<u64>) {
 }
 
 /// Unpacks a tile's integers; slots without a nonzero hold the base.
-#[expect(clippy::inline_always, reason = "instantiated inside functions compiled for wider vectors")]
 #[inline(always)]
 pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f64>) {
     if width <= 31 && i32::try_from(base).is_ok_and(|b| b.abs() < 1 << 30) && width < 30 {

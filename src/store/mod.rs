@@ -28,7 +28,7 @@ const MANIFEST_BYTES_MAX: u64 = u32::MAX as u64;
 /// The manifest's file name.
 const MANIFEST: &str = "manifest";
 /// The file name of chunk `number`.
-fn chunk_name(number: usize) -> String {
+pub(crate) fn chunk_name(number: usize) -> String {
     format!("chunk-{number:06}.bin")
 }
 

@@ -15,6 +15,7 @@ use crate::store::{ChunkHeader, LoadTimes, Store};
 use crate::sys::Sys;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde::Serialize;
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// What the executor asks of a backend: memory for chunks, and ordered work on them.
@@ -80,10 +81,12 @@ pub struct PassReport {
 }
 
 /// Both ends of the channels between the caller and one worker.
-struct Line<B> {
+struct Line<'scope, B> {
     full: Receiver<Result<(Loaded<B>, LoadTimes, Duration)>>,
     empty: Sender<B>,
+    /// Buffers that the backend holds.
     at_work: usize,
+    thread: ScopedJoinHandle<'scope, Vec<B>>,
 }
 
 /// Streams a store to a backend, again and again, in the same buffers.
@@ -135,7 +138,7 @@ impl<'a, B: Backend> Executor<'a, B> {
             }
             while give_back(&mut lines, backend.take_free(true)?) {}
             report.finish(start.elapsed());
-            Ok(lines.into_iter().map(collect_buffers).collect::<Vec<_>>())
+            Ok::<_, Error>(lines.into_iter().map(Line::collect).collect())
         })?;
         Ok(report)
     }
@@ -144,12 +147,12 @@ impl<'a, B: Backend> Executor<'a, B> {
 /// Starts the worker that loads chunks `worker`, `worker + W`, … and hands it its buffers.
 fn start_worker<'scope, B: Send + AsMut<[u8]> + 'scope>(
     sys: &Sys,
-    scope: &'scope std::thread::Scope<'scope, '_>,
+    scope: &'scope Scope<'scope, '_>,
     store: &'scope Store,
     plan: &Plan,
     worker: usize,
     buffers: Vec<B>,
-) -> Result<Line<B>> {
+) -> Result<Line<'scope, B>> {
     let (full_sender, full) = bounded(plan.buffers_per_worker);
     let (empty, empty_receiver) = bounded(plan.buffers_per_worker);
     for buffer in buffers {
@@ -158,39 +161,41 @@ fn start_worker<'scope, B: Send + AsMut<[u8]> + 'scope>(
     }
     let step = plan.workers;
     let mut scratch = store.scratch()?;
-    sys.spawn(scope, format!("read-{worker}"), move || {
+    let thread = sys.spawn(scope, format!("read-{worker}"), move || {
         for number in (worker..store.manifest().chunks.len()).step_by(step) {
             let start = Instant::now();
             // A closed channel means that the pass has ended early: nothing is left to do or to tell.
-            let Ok(mut buffer) = empty_receiver.recv() else { return };
+            let Ok(mut buffer) = empty_receiver.recv() else { return Vec::new() };
             let stall = start.elapsed();
             let loaded = store.load(number, buffer.as_mut(), &mut scratch);
             let failed = loaded.is_err();
             let message = loaded.map(|(header, times)| (Loaded { header, buffer, worker }, times, stall));
             if full_sender.send(message).is_err() || failed {
-                return;
+                return Vec::new();
             }
         }
-        // Keep the buffers that come back until the caller collects them.
         drop(full_sender);
-        let rest: Vec<B> = Vec::new();
-        drop(rest);
+        empty_receiver.into_iter().collect()
     })?;
-    Ok(Line { full, empty, at_work: 0 })
+    Ok(Line { full, empty, at_work: 0, thread })
+}
+
+impl<B> Line<'_, B> {
+    /// The worker's buffers, once it has loaded its last chunk and the backend holds none.
+    fn collect(self) -> Vec<B> {
+        drop(self.empty);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
 }
 
 /// Sends a free buffer back to its worker; false if there was none.
 fn give_back<B>(lines: &mut [Line<B>], free: Option<Free<B>>) -> bool {
     free.is_some_and(|Free { buffer, worker }| {
         lines[worker].at_work -= 1;
-        // A worker that has loaded its last chunk has gone and needs no buffer.
+        // The worker outlives the line's sender unless it has failed, and then the pass ends with its error.
         drop(lines[worker].empty.send(buffer));
         true
     })
-}
-
-fn collect_buffers<B>(_line: Line<B>) -> Vec<B> {
-    Vec::new()
 }
 
 impl PassReport {

@@ -1,0 +1,154 @@
+//! The host backend: decodes chunks a batch of tiles at a time on the current rayon pool and hands each
+//! batch to an operation. Tiles are decoded once, whatever the operation computes from them.
+
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::DecodedTile;
+use crate::format::blco::{ChunkView, Decoder};
+use crate::shape::ORDER_MAX;
+use crate::store::Store;
+use crate::stream::{Backend, Free, Loaded};
+use crate::sys::{PageBuf, Sys};
+use rayon::prelude::*;
+use std::path::PathBuf;
+
+/// Tiles in a batch: its decoded form (1 to 4 MiB) stays in the caches that threads share.
+const BATCH_TILES: usize = 128;
+
+/// What the host backend asks of an operation.
+pub trait HostOp {
+    /// Works on the next tiles, in order. What it computes must not depend on how tiles are cut into
+    /// batches, nor on the number of threads.
+    fn batch(&mut self, batch: &Batch<'_>) -> Result<()>;
+}
+
+/// What is known of a decoded tile.
+#[derive(Clone, Copy, Debug, Default)]
+struct TileMeta {
+    nnz: usize,
+    low: [u32; ORDER_MAX],
+    high: [u32; ORDER_MAX],
+}
+
+/// Consecutive decoded tiles.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// The number of the first tile in the store.
+    pub first_tile: u64,
+    order: usize,
+    metas: &'a [TileMeta],
+    indices: &'a [u32],
+    values: &'a [f64],
+}
+
+impl<'a> Batch<'a> {
+    /// The number of tiles.
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        self.metas.len()
+    }
+
+    /// Tile `t` of the batch.
+    #[must_use]
+    pub fn tile(&self, t: usize) -> DecodedTile<'a> {
+        let meta = &self.metas[t];
+        DecodedTile {
+            nnz: meta.nnz,
+            low: meta.low,
+            high: meta.high,
+            indices: &self.indices[t * self.order * TILE_NNZ..][..self.order * TILE_NNZ],
+            values: &self.values[t * TILE_NNZ..][..meta.nnz],
+        }
+    }
+}
+
+/// Runs an operation on the host.
+#[derive(Debug)]
+pub struct HostBackend<'a, O> {
+    sys: Sys,
+    decoder: Decoder,
+    store_path: PathBuf,
+    op: &'a mut O,
+    metas: Vec<TileMeta>,
+    indices: Vec<u32>,
+    values: Vec<f64>,
+    free: Option<Free<PageBuf>>,
+}
+
+/// Bytes that a host backend holds for tensors of `order`.
+#[must_use]
+pub fn decoded_bytes(order: usize) -> u64 {
+    (BATCH_TILES * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
+}
+
+impl<'a, O: HostOp> HostBackend<'a, O> {
+    /// A backend that hands the tiles of `store` to `op`.
+    pub fn new(store: &Store, op: &'a mut O) -> Result<Self> {
+        let (sys, manifest) = (store.sys(), store.manifest());
+        let order = manifest.shape.order();
+        Ok(Self {
+            sys: sys.clone(),
+            decoder: Decoder::new(&manifest.shape, manifest.index_encoding),
+            store_path: store.path().to_path_buf(),
+            op,
+            metas: sys.vec(TileMeta::default(), BATCH_TILES)?,
+            indices: sys.vec(0, BATCH_TILES * order * TILE_NNZ)?,
+            values: sys.vec(0.0, BATCH_TILES * TILE_NNZ)?,
+            free: None,
+        })
+    }
+
+    /// The operation.
+    pub fn op(&mut self) -> &mut O {
+        self.op
+    }
+}
+
+impl<O: HostOp> Backend for HostBackend<'_, O> {
+    type Buffer = PageBuf;
+
+    fn buffer(&mut self, bytes: usize) -> Result<PageBuf> {
+        self.sys.page_buf(bytes)
+    }
+
+    fn submit(&mut self, chunk: Loaded<PageBuf>) -> Result<()> {
+        let Loaded { header, buffer, worker } = chunk;
+        let image = &buffer[..header.image_bytes as usize];
+        let path = self.store_path.join(crate::store::chunk_name(header.number as usize));
+        let view = ChunkView::open(&self.decoder, &header, image, path)?;
+        let order = self.decoder.shape().order();
+        let simd = pulp::Arch::new();
+        for first in (0..view.tiles()).step_by(BATCH_TILES) {
+            let tiles = (view.tiles() - first).min(BATCH_TILES);
+            let rooms = self
+                .indices
+                .par_chunks_exact_mut(order * TILE_NNZ)
+                .zip(self.values.par_chunks_exact_mut(TILE_NNZ))
+                .zip(&mut self.metas)
+                .take(tiles);
+            rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
+                simd.dispatch(
+                    #[inline(always)]
+                    || {
+                        let tile = view.decode(first + t, indices, values)?;
+                        *meta = TileMeta { nnz: tile.nnz, low: tile.low, high: tile.high };
+                        Ok(())
+                    },
+                )
+            })?;
+            self.op.batch(&Batch {
+                first_tile: view.first_tile() + first as u64,
+                order,
+                metas: &self.metas[..tiles],
+                indices: &self.indices,
+                values: &self.values,
+            })?;
+        }
+        self.free = Some(Free { buffer, worker });
+        Ok(())
+    }
+
+    fn take_free(&mut self, _wait: bool) -> Result<Option<Free<PageBuf>>> {
+        Ok(self.free.take())
+    }
+}

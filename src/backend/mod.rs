@@ -1,0 +1,3 @@
+//! Backends: where the work on chunks is done.
+
+pub mod host;

@@ -1,0 +1,6 @@
+//! Operations: what is computed from the tiles of a store. Each states its determinism class.
+
+pub mod export;
+pub mod inspect;
+pub mod mttkrp;
+pub mod oracle;

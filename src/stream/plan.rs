@@ -1,0 +1,95 @@
+//! Planning: memory, bytes and threads of a pass, before anything is allocated.
+
+use crate::error::{Error, Result};
+use crate::store::Store;
+use bytesize::ByteSize;
+use serde::Serialize;
+
+/// Buffers of a worker where memory allows: one is filled while the other is at work.
+const BUFFERS_PER_WORKER: usize = 2;
+/// Readers beyond which no disk or page cache here got faster.
+const WORKERS_MAX: usize = 4;
+
+/// What a pass may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Host memory in bytes that the command may take; `None` for as much as it needs.
+    pub memory: Option<u64>,
+    /// Compute threads.
+    pub threads: usize,
+    /// Reading threads; `None` to choose.
+    pub workers: Option<usize>,
+    /// Host memory in bytes that is available now: decides whether files are read past the page cache.
+    pub available: u64,
+}
+
+/// What a pass will use. Memory is `operation + workers * (buffers_per_worker * buffer + scratch)`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// Compute threads.
+    pub threads: usize,
+    /// Reading threads.
+    pub workers: usize,
+    /// Buffers of each worker.
+    pub buffers_per_worker: usize,
+    /// Bytes of a buffer.
+    pub buffer_bytes: usize,
+    /// Bytes of each worker's scratch for undoing the codec.
+    pub scratch_bytes: usize,
+    /// Bytes that the operation and the backend hold: factors, results, decoded tiles.
+    pub operation_bytes: u64,
+    /// Bytes in all.
+    pub memory_bytes: u64,
+    /// Bytes read from files in one pass.
+    pub file_bytes: u64,
+    /// Chunks in one pass.
+    pub chunks: usize,
+    /// Whether files are read past the page cache, because it could not hold them.
+    pub direct_reads: bool,
+}
+
+/// Plans passes over `store` for an operation that holds `operation_bytes`.
+pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan> {
+    let chunks = store.manifest().chunks.len();
+    let file_bytes: u64 = store.manifest().chunks.iter().map(|c| c.file_bytes).sum();
+    let mut plan = Plan {
+        threads: limits.threads,
+        workers: limits.workers.unwrap_or(limits.threads.clamp(2, WORKERS_MAX)).clamp(1, chunks.max(1)),
+        buffers_per_worker: BUFFERS_PER_WORKER,
+        buffer_bytes: store.buffer_bytes(),
+        scratch_bytes: store.scratch_bytes(),
+        operation_bytes,
+        memory_bytes: 0,
+        file_bytes,
+        chunks,
+        direct_reads: file_bytes.saturating_add(operation_bytes) > limits.available,
+    };
+    let bound = limits.memory.unwrap_or(u64::MAX);
+    while plan.bytes() > bound {
+        match (plan.workers, plan.buffers_per_worker) {
+            (1, 1) => return Err(too_large(&plan, bound)),
+            (1, _) => plan.buffers_per_worker = 1,
+            _ => plan.workers -= 1,
+        }
+    }
+    plan.memory_bytes = plan.bytes();
+    Ok(plan)
+}
+
+impl Plan {
+    fn bytes(&self) -> u64 {
+        let worker = self.buffers_per_worker * self.buffer_bytes + self.scratch_bytes;
+        self.operation_bytes.saturating_add(self.workers as u64 * worker as u64)
+    }
+}
+
+fn too_large(plan: &Plan, bound: u64) -> Error {
+    Error::request(format!(
+        "needs {}, of which factors, results and decoded tiles take {}; --memory {} is {} short: raise it, \
+         take fewer modes at a time or a smaller rank",
+        ByteSize(plan.bytes()),
+        ByteSize(plan.operation_bytes),
+        ByteSize(bound),
+        ByteSize(plan.bytes() - bound),
+    ))
+}
