@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::random::Counter;
 use crate::shape::Shape;
-use crate::sys::Sys;
+use crate::sys::{File, Sys};
 use npyz::WriterBuilder;
 use serde::Serialize;
 use std::io::{BufReader, BufWriter, Write};
@@ -111,10 +111,9 @@ impl<T: Real> Matrix<T> {
         &self.data[row * self.columns..][..self.columns]
     }
 
-    /// Writes a NumPy file, which must not exist.
-    pub fn save(&self, sys: &Sys, path: &Path) -> Result<()> {
-        let file = sys.create(path)?;
-        let write = |file: &crate::sys::File| -> std::io::Result<()> {
+    /// Writes a NumPy file into `file`, which is empty.
+    pub fn write(&self, file: &File) -> Result<()> {
+        let write = || -> std::io::Result<()> {
             let mut out = BufWriter::with_capacity(1 << 20, file);
             let shape = [self.rows as u64, self.columns as u64];
             let mut writer =
@@ -123,8 +122,7 @@ impl<T: Real> Matrix<T> {
             writer.finish()?;
             out.flush()
         };
-        write(&file).map_err(Error::io(path, "write"))?;
-        file.sync()
+        write().map_err(Error::io(file.path(), "write"))
     }
 
     /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of finite numbers.
@@ -222,13 +220,13 @@ mod tests {
         let sys = Sys::default();
         let matrix = Matrix::from_rows(2, 3, vec![1.0, 2.5, -0.0, 1e300, 5.0, 6.0]);
         let path = dir.path().join("m.npy");
-        matrix.save(&sys, &path).unwrap();
+        matrix.write(&sys.create(&path).unwrap()).unwrap();
         assert_eq!(Matrix::<f64>::load(&sys, &path, 2).unwrap(), matrix);
         let message = Matrix::<f64>::load(&sys, &path, 4).unwrap_err().to_string();
         assert!(message.contains("is 2 x 3; this mode's factor is 4 x rank"), "{message}");
         let single = Matrix::<f32>::from_rows(1, 2, vec![0.5, 3.0]);
         let path = dir.path().join("s.npy");
-        single.save(&sys, &path).unwrap();
+        single.write(&sys.create(&path).unwrap()).unwrap();
         assert_eq!(Matrix::<f32>::load(&sys, &path, 1).unwrap(), single);
         assert_eq!(Matrix::<f64>::load(&sys, &path, 1).unwrap().data(), [0.5, 3.0]);
     }
@@ -238,7 +236,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sys = Sys::default();
         let path = dir.path().join("m.npy");
-        Matrix::from_rows(2, 1, vec![1.0, f64::NAN]).save(&sys, &path).unwrap();
+        Matrix::from_rows(2, 1, vec![1.0, f64::NAN]).write(&sys.create(&path).unwrap()).unwrap();
         assert!(Matrix::<f64>::load(&sys, &path, 2).unwrap_err().to_string().contains("NaN in row 1"));
         let bytes = std::fs::read(&path).unwrap();
         for length in 0..bytes.len() {

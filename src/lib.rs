@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "skeleton")]
 
 pub mod backend;
+pub mod cli;
 pub mod coo;
 pub mod dense;
 pub mod encoding;

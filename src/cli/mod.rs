@@ -1,0 +1,138 @@
+//! What the programs share: exit statuses, signals, sizes, progress, reports. The only place below the
+//! binaries that prints, reads the environment or looks at the machine.
+//!
+//! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
+//! error. 130: interrupted.
+
+
+
+
+mod machine;
+mod outputs;
+pub mod pack;
+mod progress;
+pub mod run;
+
+use crate::error::{Error, Result};
+use crate::sys::Sys;
+use crate::sys::fault::{Call, Fault, Faults};
+use clap::Parser;
+use serde::Serialize;
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A program: its arguments, and what it does with them.
+pub trait Program: Parser {
+    /// Whether the report goes to standard output as JSON.
+    fn json(&self) -> bool;
+
+    /// Does the work.
+    fn run(&self, sys: &Sys) -> Result<Report>;
+}
+
+/// What a program has to say when it has succeeded.
+#[derive(Debug)]
+pub struct Report {
+    /// For people.
+    pub text: String,
+    /// For machines.
+    pub json: serde_json::Value,
+    /// Whether a check failed: exit status 1.
+    pub failed: bool,
+}
+
+impl Report {
+    /// A report without failed checks. The JSON gets the program's name and version in front.
+    pub fn new<P: Program>(text: String, json: &impl Serialize) -> Result<Self> {
+        let broken = |e: serde_json::Error| Error::request(format!("the report cannot be written: {e}"));
+        let mut object = serde_json::Map::new();
+        object.insert("program".into(), P::command().get_name().into());
+        object.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+        if let serde_json::Value::Object(fields) = serde_json::to_value(json).map_err(broken)? {
+            object.extend(fields);
+        }
+        Ok(Self { text, json: object.into(), failed: false })
+    }
+}
+
+/// The whole of a program: parse, run, report.
+#[must_use]
+pub fn main<P: Program>() -> ExitCode {
+    let program = P::parse();
+    let name = P::command().get_name().to_owned();
+    let report = system().and_then(|sys| {
+        let flag = sys.cancel_flag();
+        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+            .map_err(|e| Error::request(format!("signals cannot be handled: {e}")))?;
+        program.run(&sys)
+    });
+    match report {
+        Ok(report) => {
+            let text = if program.json() { format!("{:#}\n", report.json) } else { report.text };
+            match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => fail(&name, &Error::io("standard output", "write")(e)),
+                _ if report.failed => ExitCode::from(1),
+                _ => ExitCode::SUCCESS,
+            }
+        }
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => fail(&name, &error),
+    }
+}
+
+fn fail(name: &str, error: &Error) -> ExitCode {
+    // Nobody is left to tell if this cannot be written.
+    drop(writeln!(std::io::stderr(), "{name}: {error}"));
+    ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
+}
+
+/// The handle to the system; `BLCO_FAULT=read:3:5` makes the fourth read fail with error number 5, for tests
+/// (CONTRIBUTING.md).
+fn system() -> Result<Sys> {
+    let Some(order) = std::env::var_os("BLCO_FAULT") else { return Ok(Sys::default()) };
+    let order = order.to_string_lossy().into_owned();
+    let parse = || {
+        let mut parts = order.split(':');
+        let call = match parts.next()? {
+            "any" => None,
+            "open" => Some(Call::Open),
+            "read" => Some(Call::Read),
+            "write" => Some(Call::Write),
+            "sync" => Some(Call::Sync),
+            "rename" => Some(Call::Rename),
+            "remove" => Some(Call::Remove),
+            "spawn" => Some(Call::Spawn),
+            "allocate" => Some(Call::Allocate),
+            _ => return None,
+        };
+        let nth = parts.next()?.parse().ok()?;
+        let fault = match parts.next()? {
+            "short" => Fault::Short,
+            number => Fault::Errno(number.parse().ok()?),
+        };
+        Some(Sys::with_faults(Arc::new(Faults::new(call, nth, fault))))
+    };
+    parse().ok_or_else(|| Error::request(format!("BLCO_FAULT={order}: not CALL:N:ERRNO or CALL:N:short")))
+}
+
+/// Parses a size in bytes: `64MiB`, `1.5G`, `4096`.
+pub(crate) fn size(text: &str) -> std::result::Result<u64, String> {
+    parse_size::parse_size(text).map_err(|e| format!("{e}; sizes look like 64MiB, 2GB or 4096"))
+}
+
+/// Parses a count: `3300000`, `3.3M`, `1G` (powers of 1000).
+pub(crate) fn count(text: &str) -> std::result::Result<u64, String> {
+    parse_size::parse_size(text).map_err(|e| format!("{e}; counts look like 1000, 3.3M or 2G"))
+}
+
+/// Runs `work` on a pool of `threads`, by default one for each processor.
+pub(crate) fn on_pool<T: Send>(
+    sys: &Sys,
+    threads: Option<usize>,
+    work: impl FnOnce(usize) -> Result<T> + Send,
+) -> Result<T> {
+    let threads = threads.unwrap_or_else(machine::processors).clamp(1, 1024);
+    sys.pool(threads)?.install(|| work(threads))
+}

@@ -1,0 +1,199 @@
+//! `blco-pack`.
+
+use super::progress::Progress;
+use super::{Program, Report, count, on_pool, size};
+use crate::coo::Source;
+use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
+use crate::encoding::IndexEncoding;
+use crate::error::{Error, Result};
+use crate::pack::{Duplicates, PackOptions, PackReport, Phase, pack};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec};
+use crate::sys::Sys;
+use bytesize::ByteSize;
+use clap::{Args, Parser, ValueEnum};
+use std::path::{Path, PathBuf};
+
+/// Packs a sparse tensor in coordinate text into a store
+///
+/// Reads FROSTT text (one nonzero a line: indices from 1, then the value), with or without a Tensor Toolbox or
+/// two-line header, plain, .gz or .zst, and writes a store: a directory with a manifest and chunk files that
+/// blco-run streams. The store's bytes depend on the tensor and the options alone.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blco-pack",
+    version,
+    after_help = "Examples:\n  blco-pack movies.tns                     # writes movies.blco\n  \
+                  zcat big.tns.gz | blco-pack - -o big.blco\n  \
+                  blco-pack log.tns -o log.blco --encoding raw --duplicates keep"
+)]
+pub struct Pack {
+    /// The tensor: a file, or - for standard input
+    input: PathBuf,
+    /// The store [default: the input's name with .blco]
+    #[arg(short, long, value_name = "STORE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    text: TextArgs,
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Threads [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How coordinate text is read.
+#[derive(Clone, Debug, Args)]
+pub struct TextArgs {
+    /// What indices count from
+    #[arg(long, value_name = "1|0", default_value = "1", value_parser = index_base)]
+    index_base: IndexBase,
+    /// The dims, for example 183,24,1140; they win over a header and over what the indices suggest
+    #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = count)]
+    dims: Option<Vec<u64>>,
+}
+
+fn index_base(text: &str) -> std::result::Result<IndexBase, String> {
+    text.parse().map_err(|e: Error| e.to_string())
+}
+
+impl TextArgs {
+    /// How to read.
+    pub fn options(&self) -> ReadOptions {
+        ReadOptions { index_base: self.index_base, dims: self.dims.clone() }
+    }
+}
+
+/// How a store is written.
+#[derive(Clone, Debug, Args)]
+pub struct StoreArgs {
+    /// How indices are encoded: packed tiles, or the BLCO paper's 64-bit indices
+    #[arg(long, value_enum, default_value_t = EncodingArg::Tiled)]
+    encoding: EncodingArg,
+    /// Compress chunks with zstd at this level (1 to 22), for cold storage
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=22))]
+    zstd: Option<i32>,
+    /// The largest chunk, from 64KiB to 1GiB
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = size)]
+    chunk_bytes: u64,
+    /// What to do with nonzeros that have the same coordinates
+    #[arg(long, value_enum, default_value_t = DuplicatesArg::Sum)]
+    duplicates: DuplicatesArg,
+    /// Replace an existing store, in one step
+    #[arg(long)]
+    pub(super) force: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EncodingArg {
+    Tiled,
+    Raw,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DuplicatesArg {
+    Sum,
+    Keep,
+    Error,
+}
+
+impl StoreArgs {
+    /// Packs `source` into `target` with these options.
+    pub fn pack(&self, sys: &Sys, source: &mut dyn Source, target: &Path, quiet: bool) -> Result<PackReport> {
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
+            return Err(Error::request(format!(
+                "--chunk-bytes {}: give {} to {}",
+                ByteSize(self.chunk_bytes),
+                ByteSize(CHUNK_BYTES_MIN),
+                ByteSize(CHUNK_BYTES_MAX)
+            )));
+        }
+        let provenance = serde_json::json!({
+            "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": source.name(),
+            "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+            "arguments": std::env::args().skip(1).collect::<Vec<_>>(),
+        });
+        let options = PackOptions {
+            target: target.to_path_buf(),
+            replace: self.force,
+            index_encoding: match self.encoding {
+                EncodingArg::Tiled => IndexEncoding::Tiled,
+                EncodingArg::Raw => IndexEncoding::Raw,
+            },
+            codec: self.zstd.map_or(Codec::None, Codec::Zstd),
+            chunk_bytes: self.chunk_bytes,
+            duplicates: match self.duplicates {
+                DuplicatesArg::Sum => Duplicates::Sum,
+                DuplicatesArg::Keep => Duplicates::Keep,
+                DuplicatesArg::Error => Duplicates::Error,
+            },
+            provenance: format!("{provenance:#}\n"),
+        };
+        let progress = Progress::new(quiet);
+        pack(sys, source, &options, &|phase, done, total| {
+            let name = match phase {
+                Phase::Read => "reading",
+                Phase::Sort => "sorting",
+                Phase::Write => "writing",
+            };
+            progress.show(name, done, total);
+        })
+    }
+}
+
+/// `movies.blco` for `movies.tns.zst`.
+fn default_store(input: &Path) -> Result<PathBuf> {
+    if input == Path::new("-") {
+        return Err(Error::request("standard input has no name; give the store one with -o"));
+    }
+    let name = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = [".gz", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
+    let stem = [".tns", ".txt", ".coo"].iter().find_map(|end| stem.strip_suffix(end)).unwrap_or(stem);
+    Ok(PathBuf::from(format!("{stem}.blco")))
+}
+
+impl Program for Pack {
+    fn json(&self) -> bool {
+        self.json
+    }
+
+    fn run(&self, sys: &Sys) -> Result<Report> {
+        let target = self.output.clone().map_or_else(|| default_store(&self.input), Ok)?;
+        let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
+        let quiet = self.quiet || self.json;
+        let report = on_pool(sys, self.threads, |_| self.store.pack(sys, &mut source, &target, quiet))?;
+        Report::new::<Self>(text(&report), &report)
+    }
+}
+
+/// The report for people.
+pub(super) fn text(report: &PackReport) -> String {
+    let dims: Vec<String> = report.dims.iter().map(ToString::to_string).collect();
+    let duplicates = match (report.duplicates_summed, report.duplicates_kept) {
+        (0, 0) => String::new(),
+        (0, kept) => format!(", {kept} repeat coordinates"),
+        (summed, _) => format!(", {summed} duplicates added up"),
+    };
+    let s = &report.seconds;
+    format!(
+        "{}: {}, {} nonzeros{duplicates}\n  {} in {} chunks, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
+         {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}\n",
+        report.store.display(),
+        dims.join(" x "),
+        report.nnz,
+        ByteSize(report.bytes),
+        report.chunks,
+        report.bytes_per_nnz,
+        report.digest,
+        s.total,
+        s.read,
+        s.sort,
+        s.write,
+        s.publish,
+    )
+}

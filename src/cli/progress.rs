@@ -1,0 +1,48 @@
+//! Progress on a terminal: nothing where standard error is not one.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+/// A bar, or nothing.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar for nonzeros, hidden with `quiet` and where standard error is not a terminal.
+    pub fn new(quiet: bool) -> Self {
+        let shown = !quiet && std::io::stderr().is_terminal();
+        let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+        Self { bar: ProgressBar::with_draw_target(None, target) }
+    }
+
+    /// Shows that `phase` has done `done` nonzeros, of `total` where that is known.
+    pub fn show(&self, phase: &'static str, done: u64, total: Option<u64>) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        if self.bar.message() != phase || self.bar.length() != total {
+            let template = match total {
+                Some(_) => "{msg:>9} {wide_bar} {percent}% of {human_len} nonzeros, {per_sec}, {eta} left",
+                None => "{msg:>9} {human_pos} nonzeros, {per_sec}",
+            };
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                self.bar.set_style(style);
+            }
+            if self.bar.message() != phase {
+                self.bar.reset();
+            }
+            self.bar.set_message(phase);
+            total.into_iter().for_each(|total| self.bar.set_length(total));
+        }
+        self.bar.set_position(done);
+    }
+}
+
+/// The bar goes when its work ends, however it ends.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
