@@ -107,35 +107,46 @@ impl Costs {
         }
     }
 
-    /// Candidates without the dictionary, with bytes of (value columns, VALUES section).
-    fn candidates(&self) -> impl Iterator<Item = (ValueEncoding, u64, u64)> {
-        let integer = self.integer.map(|columns| (ValueEncoding::Integer, columns, 0));
-        let single = self.f32_exact.then_some((ValueEncoding::F32, 0, 4 * self.nnz));
-        integer.into_iter().chain(single).chain([(ValueEncoding::F64, 0, 8 * self.nnz)])
+    /// The encodings but the dictionary that can hold the values, with the bytes that they take.
+    fn candidates(&self) -> impl Iterator<Item = (ValueEncoding, ValueBytes)> {
+        let bytes = |columns, section| ValueBytes { columns, section };
+        let integer = self.integer.map(|columns| (ValueEncoding::Integer, bytes(columns, 0)));
+        let single = self.f32_exact.then_some((ValueEncoding::F32, bytes(0, 4 * self.nnz)));
+        integer.into_iter().chain(single).chain([(ValueEncoding::F64, bytes(0, 8 * self.nnz))])
     }
 
-    /// The cheapest encoding but the dictionary: bytes in value columns and in the VALUES section.
+    /// The cheapest encoding but the dictionary, by `cost` of the bytes that it takes, and that cost.
     #[must_use]
-    pub fn cheapest(&self) -> (ValueEncoding, u64, u64) {
-        let cheapest = self.candidates().min_by_key(|(_, columns, section)| columns + section);
-        cheapest.unwrap_or((ValueEncoding::F64, 0, 8 * self.nnz))
+    pub fn cheapest(&self, cost: impl Fn(ValueBytes) -> u64) -> (ValueEncoding, u64) {
+        let costed = self.candidates().map(|(encoding, bytes)| (encoding, cost(bytes)));
+        costed.min_by_key(|&(_, cost)| cost).unwrap_or((ValueEncoding::F64, u64::MAX))
     }
 
-    /// The chunk's encoding, and the dictionary where that is it.
+    /// The chunk's encoding by `cost`, and the dictionary where that is it. On equal cost the first of
+    /// integer, dictionary, f32, f64.
     #[must_use]
-    pub fn choose(&self, values: &[f64]) -> (ValueEncoding, Vec<f64>) {
-        let (encoding, columns, section) = self.cheapest();
-        // Order on equal bytes: integer, dictionary, f32, f64.
-        let budget = match encoding {
-            ValueEncoding::Integer => (columns + section).checked_sub(1),
-            _ => Some(columns + section),
+    pub fn choose(&self, values: &[f64], cost: impl Fn(ValueBytes) -> u64) -> (ValueEncoding, Vec<f64>) {
+        let (encoding, least) = self.cheapest(&cost);
+        let wins = |c: u64| if encoding == ValueEncoding::Integer { c < least } else { c <= least };
+        let tiles = values.len().div_ceil(TILE_NNZ) as u64;
+        let dictionary_cost = |entries: usize| {
+            let columns = tiles * column::bytes(dictionary_width(entries)) as u64;
+            cost(ValueBytes { columns, section: 8 * entries as u64 })
         };
-        let tiles = values.len().div_ceil(TILE_NNZ);
-        match budget.and_then(|bytes| dictionary(values, tiles as u64, bytes)) {
+        match dictionary(values, |entries| wins(dictionary_cost(entries))) {
             Some(entries) => (ValueEncoding::Dictionary, entries),
             None => (encoding, Vec::new()),
         }
     }
+}
+
+/// Bytes that a chunk's values take in an encoding.
+#[derive(Clone, Copy, Debug)]
+pub struct ValueBytes {
+    /// In value columns.
+    pub columns: u64,
+    /// In the VALUES section.
+    pub section: u64,
 }
 
 /// The width of the entry numbers of a dictionary.
@@ -144,15 +155,13 @@ pub fn dictionary_width(entries: usize) -> u32 {
     width(entries.saturating_sub(1) as u64)
 }
 
-/// The distinct values in total order, if the dictionary takes at most `budget` bytes.
-fn dictionary(values: &[f64], tiles: u64, budget: u64) -> Option<Vec<f64>> {
+/// The distinct values in total order, if a dictionary of that many entries is `worth` it.
+fn dictionary(values: &[f64], worth: impl Fn(usize) -> bool) -> Option<Vec<f64>> {
     let mut seen = std::collections::HashSet::new();
     for value in values {
-        if seen.insert(value.to_bits()) {
-            let columns = tiles * column::bytes(dictionary_width(seen.len())) as u64;
-            if seen.len() > DICTIONARY_MAX || columns + 8 * seen.len() as u64 > budget {
-                return None;
-            }
+        let grown = seen.insert(value.to_bits());
+        if grown && (seen.len() > DICTIONARY_MAX || !worth(seen.len())) {
+            return None;
         }
     }
     let mut entries: Vec<f64> = seen.into_iter().map(f64::from_bits).collect();
@@ -244,7 +253,7 @@ mod tests {
     }
 
     fn chosen(values: &[f64]) -> ValueEncoding {
-        costs(values).choose(values).0
+        costs(values).choose(values, |b| b.columns + b.section).0
     }
 
     #[test]

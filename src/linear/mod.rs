@@ -107,6 +107,12 @@ impl Reencoding {
         parts.map(|(&i, (&kept, &shift))| mask(u64::from(i), kept).wrapping_shl(shift)).fold(0, |a, b| a | b)
     }
 
+    /// The bits that an index inside a block can have.
+    #[must_use]
+    pub fn used_bits(&self) -> u64 {
+        mask(u64::MAX, self.kept.iter().sum())
+    }
+
     /// The upper bits of each mode's index, those that `key` holds, at their place.
     #[must_use]
     pub fn upper(&self, key: u64) -> [u32; ORDER_MAX] {

@@ -208,7 +208,7 @@ impl ArchiveV1 {
         let index_encoding = IndexEncoding::from_code(self.index_encoding).ok_or("unknown index encoding")?;
         let codec = match (self.codec, self.codec_level) {
             (0, 0) => Codec::None,
-            (1, level) => Codec::Zstd(level),
+            (1, level @ 1..=22) => Codec::Zstd(level),
             _ => return Err("unknown codec"),
         };
         rule(self.duplicates <= 1, "field duplicates")?;
@@ -271,7 +271,7 @@ mod tests {
         Manifest {
             shape: Shape::new(&[4, 3, 2]).unwrap(),
             index_encoding: IndexEncoding::Tiled,
-            codec: Codec::Zstd(-3),
+            codec: Codec::Zstd(3),
             may_repeat: false,
             chunk_bytes: 1 << 20,
             nnz: 12,
@@ -297,7 +297,7 @@ mod tests {
         };
         let root = archive.len() - 104;
         assert_eq!([u32_at(root), u32_at(root + 4), u32_at(root + 8)], [1, 2, 1]);
-        assert_eq!(u32_at(root + 12).cast_signed(), -3);
+        assert_eq!(u32_at(root + 12), 3);
         assert_eq!([u32_at(root + 20), u32_at(root + 24)], [512, 64]);
         assert_eq!([u64_at(root + 32), u64_at(root + 40)], [1 << 20, 12]);
         assert_eq!(f64::from_bits(u64_at(root + 48)), 2.5);

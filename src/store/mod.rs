@@ -23,7 +23,7 @@ pub const CHUNK_BYTES_MAX: u64 = 1 << 30;
 /// No chunk file or image is longer: the largest bound with room for a codec that does not help.
 const FILE_BYTES_MAX: u64 = CHUNK_BYTES_MAX + (CHUNK_BYTES_MAX >> 4);
 /// No manifest is longer.
-const MANIFEST_BYTES_MAX: u64 = u32::MAX as u64;
+const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// The manifest's file name.
 const MANIFEST: &str = "manifest";

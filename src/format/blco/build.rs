@@ -3,7 +3,9 @@
 
 use crate::encoding::column::Numbers;
 use crate::encoding::tile::{TileRecord, pack_mode, record_bytes};
-use crate::encoding::values::{Costs, TileValues, ValueEncoding, dictionary_width, pack_entries, pack_integers};
+use crate::encoding::values::{
+    Costs, TileValues, ValueBytes, ValueEncoding, dictionary_width, pack_entries, pack_integers,
+};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
@@ -157,6 +159,12 @@ pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
     usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
 }
 
+/// Bytes that COLUMNS and VALUES take in an image whose index columns take `columns`.
+fn value_cost(columns: usize) -> impl Fn(ValueBytes) -> u64 {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
+    move |values| aligned(columns as u64 + values.columns) + aligned(values.section)
+}
+
 impl ChunkBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
     #[must_use]
@@ -212,15 +220,15 @@ impl ChunkBuilder {
 
     fn image_bytes(&self, nnz: usize, blocks: usize, tiles: usize, columns: usize, costs: &Costs) -> u64 {
         let order = self.shape.order();
+        let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
         let sections = match self.encoding {
-            IndexEncoding::Raw => [4 * order, 16 * blocks, 8 * nnz, 8 * nnz].map(|b| b as u64),
+            IndexEncoding::Raw => aligned(16 * blocks as u64) + 2 * aligned(8 * nnz as u64),
             IndexEncoding::Tiled => {
-                let (_, value_columns, section) = costs.cheapest();
-                let columns = columns as u64 + value_columns;
-                [4 * order as u64, (record_bytes(order) * tiles) as u64, columns, section]
+                let records = aligned((record_bytes(order) * tiles) as u64);
+                records + costs.cheapest(value_cost(columns)).1
             }
         };
-        HEADER_BYTES as u64 + sections.map(|b| b.next_multiple_of(ALIGN as u64)).iter().sum::<u64>()
+        HEADER_BYTES as u64 + aligned(4 * order as u64) + sections
     }
 
     /// Closes the open chunk, if it holds anything.
@@ -230,7 +238,7 @@ impl ChunkBuilder {
         }
         let (value_encoding, dictionary) = match self.encoding {
             IndexEncoding::Raw => (ValueEncoding::F64, Vec::new()),
-            IndexEncoding::Tiled => self.costs.choose(&self.values),
+            IndexEncoding::Tiled => self.costs.choose(&self.values, value_cost(self.columns.len())),
         };
         let mut image = ImageWriter::default();
         image.section(SectionKind::Shape, |out| out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes())));

@@ -308,7 +308,8 @@ impl<'a> ChunkView<'a> {
         let count = blocks.len() / 16;
         // The last block that starts at or before the tile.
         let mut b = partition_point(count, |b| record(b).1 as usize <= at) - 1;
-        let mut inside = true;
+        let used = self.decoder.reencoding.used_bits();
+        let mut inside = stored[at..end].iter().fold(0, |all, s| all | s) & !used == 0;
         while at < end {
             let stop = if b + 1 < count { (record(b + 1).1 as usize).min(end) } else { end };
             let upper = self.decoder.reencoding.upper(record(b).0);
