@@ -4,9 +4,9 @@
 //! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
 //! error. 130: interrupted.
 
-
-
-
+pub mod export;
+pub mod generate;
+pub mod info;
 mod machine;
 mod outputs;
 pub mod pack;

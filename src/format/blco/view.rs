@@ -203,7 +203,35 @@ impl<'a> ChunkView<'a> {
         self.value_encoding
     }
 
-    /// BLCO blocks, or parts of one, in a `raw` chunk.
+    /// The image.
+    #[must_use]
+    pub fn image(&self) -> &[u8] {
+        self.image
+    }
+
+    /// Bytes of the image that values take: their columns and the VALUES section.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        let column = |t| column::bytes(self.record(t).value_width) as u64;
+        let columns = match &self.index {
+            IndexSections::Raw { .. } => 0,
+            IndexSections::Tiled { .. } => (0..self.tiles()).map(column).sum(),
+        };
+        columns + self.values.len() as u64
+    }
+
+    /// Bytes of the image that index columns, or the `raw` index, take.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        match &self.index {
+            IndexSections::Raw { index, .. } => index.len() as u64,
+            IndexSections::Tiled { columns, .. } => {
+                (columns.len() + self.values.len()) as u64 - self.value_bytes()
+            }
+        }
+    }
+
+    /// BLCO blocks that have nonzeros in a `raw` chunk.
     #[must_use]
     pub fn blocks(&self) -> usize {
         match &self.index {
