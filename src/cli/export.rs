@@ -77,7 +77,11 @@ pub(super) fn stream_once<O: HostOp>(
 }
 
 /// Writes the nonzeros as text.
-fn write_text<W: Write>(out: W, path: &Path, pass: impl FnOnce(&mut TileSink<'_>) -> Result<()>) -> Result<()> {
+fn write_text<W: Write>(
+    out: W,
+    path: &Path,
+    pass: impl FnOnce(&mut TileSink<'_>) -> Result<()>,
+) -> Result<()> {
     let mut writer = TnsWriter::new(out);
     pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
         let mut at = [0; ORDER_MAX];
@@ -95,7 +99,11 @@ fn write_text<W: Write>(out: W, path: &Path, pass: impl FnOnce(&mut TileSink<'_>
 type TileSink<'a> = EachTile<Box<dyn FnMut(&DecodedTile<'_>) -> Result<()> + 'a>>;
 
 /// Writes the nonzeros as three arrays: one pass for the indices, one for the values.
-fn write_arrays(store: &Store, out: &Pending, pass: &mut dyn FnMut(&mut TileSink<'_>) -> Result<()>) -> Result<()> {
+fn write_arrays(
+    store: &Store,
+    out: &Pending,
+    pass: &mut dyn FnMut(&mut TileSink<'_>) -> Result<()>,
+) -> Result<()> {
     let manifest = store.manifest();
     let (nnz, order) = (manifest.nnz, manifest.shape.order());
     let failed = |e: std::io::Error| Error::io(out.target(), "write")(e);
@@ -151,10 +159,13 @@ impl Program for Export {
     fn run(&self, sys: &Sys) -> Result<Report> {
         let store = Store::open(sys, &self.store)?;
         let progress = Progress::new(self.quiet || self.json);
-        let pass = |op: &mut TileSink<'_>, threads| stream_once(&store, op, 0, threads, (&progress, "exporting"));
+        let pass =
+            |op: &mut TileSink<'_>, threads| stream_once(&store, op, 0, threads, (&progress, "exporting"));
         if self.output == Path::new("-") {
             if self.json {
-                return Err(Error::request("--json reports on standard output, where - writes the tensor: use one"));
+                return Err(Error::request(
+                    "--json reports on standard output, where - writes the tensor: use one",
+                ));
             }
             let out = std::io::stdout();
             on_pool(sys, self.threads, |threads| write_text(out, &self.output, |op| pass(op, threads)))?;

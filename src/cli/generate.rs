@@ -95,7 +95,8 @@ impl Gen {
         let mut pending: Vec<Batch> = Vec::with_capacity(threads);
         let mut done = 0;
         let mut write = |batches: &mut Vec<Batch>| {
-            let texts: Vec<std::io::Result<Vec<u8>>> = batches.par_drain(..).map(|batch| format(&batch)).collect();
+            let texts: Vec<std::io::Result<Vec<u8>>> =
+                batches.par_drain(..).map(|batch| format(&batch)).collect();
             texts
                 .into_iter()
                 .try_for_each(|text| out.write_all(&text?))
@@ -127,7 +128,9 @@ impl Program for Gen {
     fn run(&self, sys: &Sys) -> Result<Report> {
         if self.output == Path::new("-") {
             if self.json {
-                return Err(Error::request("--json reports on standard output, where - writes the tensor: use one"));
+                return Err(Error::request(
+                    "--json reports on standard output, where - writes the tensor: use one",
+                ));
             }
             on_pool(sys, self.threads, |threads| self.write_text(sys, &mut std::io::stdout(), threads))?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });

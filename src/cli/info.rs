@@ -162,7 +162,8 @@ impl InfoReport {
 
     fn text(&self) -> Result<String> {
         let mut out = String::new();
-        self.write_text(&mut out).map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
+        self.write_text(&mut out)
+            .map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
         Ok(out)
     }
 
@@ -170,7 +171,13 @@ impl InfoReport {
         let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();
         let (b, c) = (&self.bytes_per_nnz, &self.chunks);
         writeln!(out, "{}", self.store.display())?;
-        writeln!(out, "  shape     {}, {} nonzeros, density {:.2e}", dims.join(" x "), self.nnz, self.density)?;
+        writeln!(
+            out,
+            "  shape     {}, {} nonzeros, density {:.2e}",
+            dims.join(" x "),
+            self.nnz,
+            self.density
+        )?;
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
         writeln!(out, "  values    {} to {}, norm {}{repeat}", self.value_min, self.value_max, self.norm)?;
         let encoding = match self.encoding {
@@ -178,7 +185,11 @@ impl InfoReport {
             IndexEncoding::Tiled => "tiled",
         };
         let codec = self.zstd_level.map_or(String::new(), |level| format!(", zstd level {level}"));
-        writeln!(out, "  format    BLCO, {encoding}{codec}, {} linear bits, digest {}", self.linear_bits, self.digest)?;
+        writeln!(
+            out,
+            "  format    BLCO, {encoding}{codec}, {} linear bits, digest {}",
+            self.linear_bits, self.digest
+        )?;
         write!(out, "  bytes     {} in all, {:.3} a nonzero", ByteSize(self.bytes), b.total)?;
         if let (Some(index), Some(values), Some(overhead)) = (b.index, b.values, b.overhead) {
             write!(out, " = index {index:.3} + values {values:.3} + overhead {overhead:.3}")?;
@@ -195,7 +206,8 @@ impl InfoReport {
             c.nnz_max
         )?;
         if let Some(s) = &self.statistics {
-            let encodings: Vec<String> = s.value_encodings.iter().map(|(name, n)| format!("{name} {n}")).collect();
+            let encodings: Vec<String> =
+                s.value_encodings.iter().map(|(name, n)| format!("{name} {n}")).collect();
             writeln!(out, "  tiles     {}; values of chunks: {}", s.tiles, encodings.join(", "))?;
             if s.blocks > 0 {
                 writeln!(out, "  blocks    {} BLCO blocks", s.blocks)?;

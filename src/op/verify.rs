@@ -104,7 +104,8 @@ impl<'a> Verify<'a> {
         if u64::from(built.header.nnz) != entry.nnz {
             return Err(wrong(&format!("cut at {} nonzeros, it should be {}", entry.nnz, built.header.nnz)));
         }
-        let ranges = [built.entry.first_linear, built.entry.last_linear] == [entry.first_linear, entry.last_linear]
+        let ranges = [built.entry.first_linear, built.entry.last_linear]
+            == [entry.first_linear, entry.last_linear]
             && built.entry.row_low == entry.row_low
             && built.entry.row_high == entry.row_high;
         if !ranges {
