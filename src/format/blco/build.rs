@@ -243,7 +243,7 @@ impl ChunkBuilder {
         };
         let mut image = ImageWriter::default();
         image.section(SectionKind::Shape, |out| {
-            out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()))
+            out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
         match self.encoding {
             IndexEncoding::Raw => self.raw_sections(&mut image),
@@ -303,7 +303,7 @@ impl ChunkBuilder {
                 done += bytes;
                 match encoding {
                     ValueEncoding::Integer => {
-                        pack_integers(values, record.value_base, record.value_width, out)
+                        pack_integers(values, record.value_base, record.value_width, out);
                     }
                     ValueEncoding::Dictionary => pack_entries(values, dictionary, out),
                     ValueEncoding::F32 | ValueEncoding::F64 => {}
