@@ -323,7 +323,9 @@ fn run_text(report: &RunReport) -> String {
                 if c.holds { "ok".into() } else { "DIFFERS".to_owned() },
             ]);
         }
-        text += &format!("compared with the oracle:\n{table}\n");
+        text.push_str("compared with the oracle:\n");
+        text.push_str(&table.to_string());
+        text.push('\n');
     }
     text
 }
