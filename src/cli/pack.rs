@@ -1,12 +1,12 @@
 //! `blco-pack`.
 
 use super::progress::Progress;
-use super::{Program, Report, count, on_pool, size};
+use super::{Program, Report, count, machine, on_pool, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::pack::{Duplicates, PackOptions, PackReport, Phase, pack};
+use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -85,6 +85,12 @@ pub struct StoreArgs {
     /// What to do with nonzeros that have the same coordinates
     #[arg(long, value_enum, default_value_t = DuplicatesArg::Sum)]
     duplicates: DuplicatesArg,
+    /// Take at most this much memory, at least 64MiB [default: half of what is available]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// Where temporary files go when the tensor exceeds the memory [default: beside the store]
+    #[arg(long, value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
     /// Replace an existing store, in one step
     #[arg(long)]
     pub(super) force: bool,
@@ -114,6 +120,10 @@ impl StoreArgs {
                 ByteSize(CHUNK_BYTES_MAX)
             )));
         }
+        if let Some(memory) = self.memory.filter(|&m| m < MEMORY_MIN) {
+            let (given, least) = (ByteSize(memory), ByteSize(MEMORY_MIN));
+            return Err(Error::request(format!("--memory {given}: packing takes at least {least}")));
+        }
         let provenance = serde_json::json!({
             "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": source.name(),
             "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
@@ -133,6 +143,8 @@ impl StoreArgs {
                 DuplicatesArg::Keep => Duplicates::Keep,
                 DuplicatesArg::Error => Duplicates::Error,
             },
+            memory: self.memory.unwrap_or_else(|| machine::available_memory() / 2),
+            temp_dir: self.temp_dir.clone(),
             provenance: format!("{provenance:#}\n"),
         };
         let progress = Progress::new(quiet);
@@ -181,9 +193,13 @@ pub(super) fn text(report: &PackReport) -> String {
         (summed, _) => format!(", {summed} duplicates added up"),
     };
     let s = &report.seconds;
+    let spilled = match report.spilled.runs {
+        0 => "sorted in memory".to_owned(),
+        runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
+    };
     format!(
         "{}: {}, {} nonzeros{duplicates}\n  {} in {} chunks, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
-         {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}\n",
+         {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",
         report.store.display(),
         dims.join(" x "),
         report.nnz,

@@ -4,10 +4,16 @@
 //! of which hands slices of nonzeros in linear order to the next: [`runs`] sorts, [`combine`] settles
 //! duplicates, [`cut`] encodes tiles and assembles chunks.
 
+mod budget;
 mod combine;
 mod cut;
+mod merge;
 mod runs;
 mod sort;
+mod spill;
+
+pub use budget::MEMORY_MIN;
+pub use runs::SpillReport;
 
 use crate::coo::Source;
 use crate::encoding::IndexEncoding;
@@ -16,6 +22,7 @@ use crate::linear::{BitLayout, Key};
 use crate::shape::Shape;
 use crate::store::{Codec, Published, Staging};
 use crate::sys::Sys;
+use budget::Budget;
 use combine::Combiner;
 use cut::Cutter;
 use runs::Runs;
@@ -50,6 +57,10 @@ pub struct PackOptions {
     pub chunk_bytes: u64,
     /// What to do with duplicates.
     pub duplicates: Duplicates,
+    /// Bytes of memory to take, at least [`MEMORY_MIN`], whatever the tensor's size. Does not change the store.
+    pub memory: u64,
+    /// Where temporary files go; beside the store without it.
+    pub temp_dir: Option<PathBuf>,
     /// The contents of `provenance.json`.
     pub provenance: String,
 }
@@ -65,6 +76,8 @@ impl PackOptions {
             codec: Codec::None,
             chunk_bytes: 8 << 20,
             duplicates: Duplicates::Sum,
+            memory: u64::MAX,
+            temp_dir: None,
             provenance: "{}\n".into(),
         }
     }
@@ -111,6 +124,8 @@ pub struct PackReport {
     pub bytes: u64,
     /// Bytes for each nonzero.
     pub bytes_per_nnz: f64,
+    /// What went to temporary files.
+    pub spilled: SpillReport,
     /// Seconds of the phases and in all.
     pub seconds: PackSeconds,
 }
@@ -143,9 +158,11 @@ pub fn pack(
     let mut seconds = PackSeconds::default();
     let staging = Staging::create(sys, &options.target, options.replace, options.codec)?;
 
-    let mut runs = Runs::default();
+    let budget = Budget::new(options.memory, rayon::current_num_threads(), options.chunk_bytes);
+    let spill_dir = options.temp_dir.clone().unwrap_or_else(|| staging.partial().to_path_buf());
+    let mut runs = Runs::new(sys, budget, spill_dir);
     let extent = source.drain(&mut |batch| {
-        runs.push(batch);
+        runs.push(batch)?;
         watch(Phase::Read, runs.nnz(), None);
         sys.check_cancelled()
     })?;
@@ -174,6 +191,7 @@ pub fn pack(
         duplicates_summed: written.summed,
         duplicates_kept: written.kept,
         encoding: options.index_encoding,
+        spilled: written.spilled,
         chunks: written.published.chunks,
         bytes: written.published.bytes,
         bytes_per_nnz: written.published.bytes as f64 / written.nnz as f64,
@@ -196,6 +214,7 @@ struct Written {
     nnz: u64,
     summed: u64,
     kept: u64,
+    spilled: SpillReport,
 }
 
 impl Job<'_> {
@@ -204,7 +223,8 @@ impl Job<'_> {
         let total = runs.nnz();
         (self.watch)(Phase::Sort, 0, Some(total));
         let start = Instant::now();
-        let sorted = runs.sort::<K>(self.sys, self.layout)?;
+        let sorted = runs.sort::<K>(self.layout, self.watch)?;
+        let spilled = sorted.spilled();
         seconds.sort = start.elapsed().as_secs_f64();
 
         let start = Instant::now();
@@ -218,6 +238,7 @@ impl Job<'_> {
             (self.watch)(Phase::Write, done, Some(total));
             Ok(())
         })?;
+        drop(sorted);
         cutter.push(combiner.finish())?;
         let (staging, manifest) = cutter.finish(self.options)?;
         seconds.write = start.elapsed().as_secs_f64();
@@ -225,6 +246,6 @@ impl Job<'_> {
         let start = Instant::now();
         let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
         seconds.publish = start.elapsed().as_secs_f64();
-        Ok(Written { published, nnz: manifest.nnz, summed: combiner.summed(), kept: combiner.kept() })
+        Ok(Written { published, nnz: manifest.nnz, summed: combiner.summed(), kept: combiner.kept(), spilled })
     }
 }

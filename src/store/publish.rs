@@ -112,6 +112,12 @@ impl Staging {
         Ok(())
     }
 
+    /// The directory under its temporary name. Nothing else may be in it when it is published.
+    #[must_use]
+    pub fn partial(&self) -> &Path {
+        &self.partial
+    }
+
     /// The chunks so far, for the manifest.
     #[must_use]
     pub fn entries(&self) -> &[ChunkEntry] {

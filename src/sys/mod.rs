@@ -171,6 +171,39 @@ impl Sys {
     }
 }
 
+/// A directory for temporary files that goes, with what is in it, when it is dropped.
+#[derive(Debug)]
+pub struct ScratchDir {
+    path: PathBuf,
+}
+
+impl ScratchDir {
+    /// A new directory in `parent`, with a name that nobody else has.
+    pub fn create(sys: &Sys, parent: &Path) -> Result<Self> {
+        for attempt in 0..1000 {
+            let path = parent.join(format!("blco-spill-{}-{attempt}", std::process::id()));
+            if path.symlink_metadata().is_err() {
+                sys.create_dir(&path)?;
+                return Ok(Self { path });
+            }
+        }
+        Err(Error::request(format!("{}: full of blco-spill directories; remove them", parent.display())))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ScratchDir {
+    fn drop(&mut self) {
+        // Whoever dropped it early has an error of their own to tell.
+        drop(std::fs::remove_dir_all(&self.path));
+    }
+}
+
 /// An open file that knows its path. Reads and writes retry on EINTR and continue after short transfers.
 #[derive(Debug)]
 pub struct File {
