@@ -374,6 +374,7 @@ def parse_archive(archive: bytes, store_id: int) -> Manifest:
     modes = list(struct.iter_unpack("<IIQ", archive[lists[0][0] : lists[0][1]]))
     bit_modes = tuple(archive[lists[1][0] : lists[1][1]])
     order = len(modes)
+    require(2 <= order <= 8, _NAME, f"{order} modes", 64 + root + 80)
     chunks = [parse_chunk_entry(archive, at, order) for at in range(lists[2][0], lists[2][1], CHUNK_BYTES)]
     manifest = Manifest(
         store_id=store_id,
@@ -455,7 +456,6 @@ def check_root(m: Manifest, at: int) -> None:
 
 def check_modes(m: Manifest) -> None:
     """The list of modes and the interleaving."""
-    require(2 <= m.order <= 8, _NAME, f"{m.order} modes")
     for number, (dim, bits, longest) in enumerate(zip(m.dims, m.bits, m.longest_row_bound)):
         require(dim >= 1, _NAME, f"mode {number} has no index")
         require(bits == width(dim - 1), _NAME, f"mode {number}: bits is not width(dim - 1)")
@@ -513,8 +513,8 @@ def load_chunk(directory: Path, number: int, m: Manifest) -> Chunk:
         data = (directory / name).read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise StoreError(name, "the manifest names a chunk whose file is not there") from error
-    wanted = f"the file has {len(data)} bytes, not the {entry.file_bytes} of file bytes"
-    require(len(data) == entry.file_bytes, name, wanted, min(len(data), entry.file_bytes))
+    rule = f"the file has {len(data)} bytes, not the {entry.file_bytes} of file bytes"
+    require(len(data) == entry.file_bytes, name, rule, min(len(data), entry.file_bytes))
     require(data[:8] == b"BLCOCHNK", name, "wrong magic", 0)
     h = struct.unpack_from("<IIQQIIIBBBBQ", data, 8)
     version, chunk, store_id, first, nnz, image_bytes, stored, order, index_code, value_code, codec, checksum = h
@@ -738,8 +738,9 @@ def check_value_columns(chunk: Chunk, table: np.ndarray, dictionary: np.ndarray 
     name, at = chunk.name, chunk.at[TILES]
     widths, base = table["width"], table["base"]
     if chunk.value_encoding == INTEGER:
-        inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER) & (widths <= width(2 * MAX_INTEGER))
-        require(inside.all(), name, "TILES: value base or width outside the integers (offset in the image)", at)
+        inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER)
+        require(inside.all(), name, "TILES: a value base is outside the integers (offset in the image)", at)
+        require((widths <= 64).all(), name, "TILES: a value width is above 64 (offset in the image)", at)
         return
     wanted = 0 if dictionary is None else width(len(dictionary) - 1)
     require((widths == wanted).all(), name, f"TILES: a value width is not {wanted} (offset in the image)", at)
@@ -750,9 +751,10 @@ def decode_values(chunk: Chunk, table: np.ndarray, numbers: np.ndarray, dictiona
     """The values of a `tiled` chunk as f64, from the value columns' numbers or from VALUES."""
     name = chunk.name
     if chunk.value_encoding == INTEGER:
+        verify((numbers <= 2 * MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
         whole = np.repeat(table["base"], tile_sizes(chunk.nnz)) + numbers.astype(np.int64)
         low, high = per_tile(whole, np.minimum), per_tile(whole, np.maximum)
-        require((high <= MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
+        verify((high <= MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
         verify((low == table["base"]).all(), name, "TILES: a value base is not the tile's smallest value")
         minimal = (widths_of((high - low).astype(np.uint64)) == table["width"]).all()
         verify(minimal, name, "TILES: a value width is not the least that holds the tile's values")
@@ -787,7 +789,8 @@ def decode_raw(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]
     inside = min(len(m.bit_modes), BLOCK_BITS)
     if inside < BLOCK_BITS:
         unused = index >> np.uint64(inside)
-        require(not unused.any(), name, "INDEX: a bit that no mode uses is not 0 (offset in the image)", chunk.at[INDEX])
+        rule = "INDEX: a bit that no mode uses is not 0 (offset in the image)"
+        require(not unused.any(), name, rule, chunk.at[INDEX])
     out, shift = [], 0
     for mode, positions in enumerate(m.bit_positions()):
         k = sum(p < BLOCK_BITS for p in positions)
@@ -916,7 +919,7 @@ def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np
     facts.integer_width.append(integer_width)
     facts.is_f32.append(is_f32)
     spans = [per_tile(c, np.maximum) - per_tile(c, np.minimum) for c in columns]
-    index_width = sum(widths_of(s) for s in spans)
+    index_width = np.sum([widths_of(s) for s in spans], axis=0)
     facts.index_width.append(index_width)
     index_units, integer_units = int(index_width.sum()), int(integer_width.sum())
     choices = value_costs(len(values), index_units, integer_units, bool(is_integer.all()), bool(is_f32.all()))
@@ -1005,10 +1008,10 @@ def check_cutting(m: Manifest, run: Running) -> None:
             bounds.append(bounds[-1] + count)
             grown, count = grow(m, None, facts), 0
         state, count = grown, count + size
-    for number, (wanted, entry) in enumerate(zip(bounds, m.chunks)):
-        found = entry.first_nonzero
-        verify(found == wanted, _NAME, f"chunk {number} begins with nonzero {found}, the cutting rule says {wanted}")
-    verify(len(bounds) == len(m.chunks), _NAME, f"{len(m.chunks)} chunks, the cutting rule says {len(bounds)}")
+    for number, (entry, wanted) in enumerate(zip(m.chunks, bounds[1:] + [m.nnz])):
+        found = entry.first_nonzero + entry.nnz
+        rule = f"the chunk ends before nonzero {found}, the cutting rule says {wanted}"
+        verify(found == wanted, f"chunk-{number:06d}.bin", rule)
 
 
 def grow(m: Manifest, state: tuple[int, ...] | None, facts: tuple[int, ...]) -> tuple[int, ...]:
@@ -1104,15 +1107,65 @@ def summary(store: Store) -> dict[str, object]:
     }
 
 
+# ---------------------------------------------------------------------------------------------------------------
+# Vectors
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def read_tns(path: Path) -> tuple[list[list[int]], np.ndarray]:
+    """Indices (from 0) and values of FROSTT text."""
+    rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    return [[int(x) - 1 for x in row[:-1]] for row in rows], np.array([float(row[-1]) for row in rows])
+
+
+def vector_fault(directory: Path, vector: dict[str, object]) -> str | None:
+    """What is wrong with how one vector is read or refused."""
+    name = str(vector["name"])
+    path = directory / ("valid" if vector["valid"] else "invalid") / name
+    try:
+        store = read_store(path)
+    except StoreError as error:
+        if vector["valid"]:
+            return f"{name}: refused: {error}"
+        same = (error.level, error.file) == (vector["level"], vector["file"]) and str(vector["rule"]) in error.rule
+        due = f"{vector['file']}: {vector['rule']} ({vector['level']})"
+        return None if same else f"{name}: refused with `{error}` ({error.level}), due is `{due}`"
+    if not vector["valid"]:
+        return f"{name}: not refused, due is `{vector['file']}: {vector['rule']}`"
+    indices, values = read_tns(path.with_name(name + ".tns"))
+    same = store.indices.tolist() == indices and store.values.tobytes() == values.tobytes()
+    return None if same else f"{name}: other nonzeros than its text"
+
+
+def check_vectors(directory: Path) -> int:
+    """Read or refuse all vectors of a directory; return the exit status."""
+    vectors = json.loads((directory / "index.json").read_text(encoding="utf-8"))
+    faults = [fault for vector in vectors if (fault := vector_fault(directory, vector))]
+    listed = {("valid" if v["valid"] else "invalid", v["name"]) for v in vectors}
+    kinds = "valid", "invalid"
+    there = {(kind, path.name) for kind in kinds for path in (directory / kind).iterdir() if path.is_dir()}
+    faults += [f"{kind}/{name}: not in both the index and the directory" for kind, name in sorted(listed ^ there)]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if not faults:
+        print(f"{len(vectors)} vectors, all as they should be")
+    return 1 if faults else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Read and check a .blco store.")
-    parser.add_argument("store", type=Path, help="the store's directory")
+    parser.add_argument("store", type=Path, nargs="?", help="the store's directory")
+    parser.add_argument("--vectors", type=Path, metavar="DIR", help="check the vectors there instead of a store")
     parser.add_argument("--npz", type=Path, metavar="OUT", help="write indices (from 0), values and dims")
     parser.add_argument("--tns", type=Path, metavar="OUT", help="write FROSTT text (indices from 1)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--quiet", action="store_true", help="print no summary")
     options = parser.parse_args(arguments)
+    if (options.store is None) == (options.vectors is None):
+        parser.error("give a store or --vectors, one of the two")
     try:
+        if options.vectors:
+            return check_vectors(options.vectors)
         store = read_store(options.store)
         if options.npz:
             dims = np.array(store.dims, np.uint64)
@@ -1124,7 +1177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.store}: {error}", file=sys.stderr)
         return 1
     except (OSError, MemoryError, ImportError) as error:
-        print(f"{options.store}: {error}", file=sys.stderr)
+        print(f"{options.store or options.vectors}: {error}", file=sys.stderr)
         return 2
     if not options.quiet:
         shape = " x ".join(str(d) for d in store.dims)
