@@ -448,8 +448,6 @@ def check_root(m: Manifest, at: int) -> None:
     require(m.duplicates in (0, 1), _NAME, "duplicates is neither 0 nor 1", at + 16)
     require(MIN_CHUNK_BYTES <= m.chunk_bytes <= MAX_CHUNK_BYTES, _NAME, "chunk bytes is outside its range", at + 32)
     require(m.nnz >= 1, _NAME, "the store has no nonzeros", at + 40)
-    require(m.sum_of_squares >= 0 and math.copysign(1, m.sum_of_squares) > 0, _NAME,
-            "the sum of squares is negative or no number", at + 48)
     require(math.isfinite(m.value_min), _NAME, "value min is not finite", at + 56)
     require(math.isfinite(m.value_max), _NAME, "value max is not finite", at + 64)
 
@@ -478,7 +476,7 @@ def check_entries(m: Manifest) -> None:
         inside = HEADER_BYTES < c.image_bytes <= m.chunk_bytes
         require(inside, _NAME, name + "image bytes is larger than chunk bytes or smaller than any image")
         require(c.file_bytes % FILE_ALIGN == 0 and c.file_bytes, _NAME, name + "file bytes is not a multiple of 4096")
-        require(c.last_linear < 1 << sum(m.bits), _NAME, name + "last linear is outside the linear index")
+        verify(c.last_linear < 1 << sum(m.bits), _NAME, name + "last linear is outside the linear index")
         verify(c.first_linear <= c.last_linear, _NAME, name + "first linear is larger than last linear")
         ascends = linear < c.first_linear or (m.duplicates and linear == c.first_linear)
         verify(ascends, _NAME, name + "first linear does not follow the chunk before")
