@@ -448,6 +448,7 @@ def check_root(m: Manifest, at: int) -> None:
     require(m.duplicates in (0, 1), _NAME, "duplicates is neither 0 nor 1", at + 16)
     require(MIN_CHUNK_BYTES <= m.chunk_bytes <= MAX_CHUNK_BYTES, _NAME, "chunk bytes is outside its range", at + 32)
     require(m.nnz >= 1, _NAME, "the store has no nonzeros", at + 40)
+    require(not math.isnan(m.sum_of_squares), _NAME, "the sum of squares is no number", at + 48)
     require(math.isfinite(m.value_min), _NAME, "value min is not finite", at + 56)
     require(math.isfinite(m.value_max), _NAME, "value max is not finite", at + 64)
 
