@@ -6,11 +6,14 @@ and numpy; `zstandard` is imported when the first chunk with codec zstd turns up
 over speed and holds the whole tensor in memory.
 
     python3 tools/blco_reader.py STORE [--npz OUT.npz] [--tns OUT.tns] [--json] [--quiet]
+    python3 tools/blco_reader.py --vectors formats-spec/vectors
 
-Exit status: 0 the store is valid, 1 it breaks the specification (one line on standard error), 2 the command
-line is wrong or the system refused (a file that cannot be opened, no memory).
+Exit status: 0 the store is valid (with `--vectors`: every vector is read or refused as its index says), 1 it
+breaks the specification (one line on standard error), 2 the command line is wrong or the system refused (a
+file that cannot be opened, no memory).
 
-From other tools: `read_store(path)` returns a `Store` or raises `StoreError`.
+From other tools: `read_store(path)` returns a `Store` or raises `StoreError`, whose `level` tells whether every
+reader refuses ("reader") or only a verifier ("verifier").
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ CHUNK_BYTES = 136
 ROW_BUCKETS = 65536
 MAX_INTEGER = 2**53
 MAX_DICTIONARY = 65536
+MAX_ARCHIVE = 2**31 - 1
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 65536, 2**30
 
 RAW, TILED = 1, 2
 INTEGER, F32, F64, DICTIONARY = 1, 2, 3, 4
@@ -48,18 +53,27 @@ SECTIONS = {SHAPE: "SHAPE", BLOCKS: "BLOCKS", INDEX: "INDEX", TILES: "TILES", CO
 
 
 class StoreError(Exception):
-    """The store breaks the specification: which file, where in it, and which rule."""
+    """The store breaks the specification: which file, where in it, which rule, and who refuses it.
 
-    def __init__(self, file: str, rule: str, offset: int | None = None) -> None:
-        self.file, self.rule, self.offset = file, rule, offset
+    `level` is "reader" for what every reader must refuse and "verifier" for what only a verifier does.
+    """
+
+    def __init__(self, file: str, rule: str, offset: int | None = None, level: str = "reader") -> None:
+        self.file, self.rule, self.offset, self.level = file, rule, offset, level
         where = file if offset is None else f"{file}: offset {offset}"
         super().__init__(f"{where}: {rule}")
 
 
 def require(holds: object, file: str, rule: str, offset: int | None = None) -> None:
-    """Raise a `StoreError` unless `holds`."""
+    """A rule for every reader: raise a `StoreError` unless `holds`."""
     if not holds:
         raise StoreError(file, rule, offset)
+
+
+def verify(holds: object, file: str, rule: str, offset: int | None = None) -> None:
+    """A rule for verifiers: raise a `StoreError` unless `holds`."""
+    if not holds:
+        raise StoreError(file, rule, offset, "verifier")
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -343,11 +357,11 @@ def check_preamble(data: bytes) -> int:
     version, archive_at, length, store_id = struct.unpack_from("<IIQQ", data, 8)
     require(version == 1, _NAME, f"unknown version {version}", 8)
     require(_u64(data, 56) == xxh3_64(data[:56]), _NAME, "the preamble checksum does not match", 56)
+    require(not any(data[32:56]), _NAME, "a reserved field is not zero", 32)
     require(archive_at == 64, _NAME, "the archive offset is not 64", 12)
-    require(length <= 2**32 - 1, _NAME, "the archive is longer than 2^32 - 1", 16)
+    require(length <= MAX_ARCHIVE, _NAME, "the archive is longer than 2^31 - 1", 16)
     require(len(data) == 64 + length, _NAME, "the file does not end where the archive ends", 16)
     require(xxh3_64(data[64:]) == store_id, _NAME, "the archive does not match the store id", 24)
-    require(not any(data[32:56]), _NAME, "a reserved field is not zero", 32)
     return store_id
 
 
@@ -360,6 +374,7 @@ def parse_archive(archive: bytes, store_id: int) -> Manifest:
     modes = list(struct.iter_unpack("<IIQ", archive[lists[0][0] : lists[0][1]]))
     bit_modes = tuple(archive[lists[1][0] : lists[1][1]])
     order = len(modes)
+    require(2 <= order <= 8, _NAME, f"{order} modes", 64 + root + 80)
     chunks = [parse_chunk_entry(archive, at, order) for at in range(lists[2][0], lists[2][1], CHUNK_BYTES)]
     manifest = Manifest(
         store_id=store_id,
@@ -379,11 +394,11 @@ def parse_archive(archive: bytes, store_id: int) -> Manifest:
         chunks=chunks,
     )
     at = 64 + root
+    require(fields[7] == 0, _NAME, "a reserved field is not zero", at + 28)
+    require(fields[13] == 0, _NAME, "a reserved field is not zero", at + 72)
     require(fields[0] == 1, _NAME, f"unknown format {fields[0]}", at)
     require(fields[5] == TILE, _NAME, "tile nnz is not 512", at + 20)
     require(fields[6] == BLOCK_BITS, _NAME, "block bits is not 64", at + 24)
-    require(fields[7] == 0, _NAME, "a reserved field is not zero", at + 28)
-    require(fields[13] == 0, _NAME, "a reserved field is not zero", at + 72)
     check_root(manifest, at)
     check_modes(manifest)
     check_entries(manifest)
@@ -391,17 +406,15 @@ def parse_archive(archive: bytes, store_id: int) -> Manifest:
 
 
 def archive_lists(archive: bytes, root: int) -> list[tuple[int, int]]:
-    """Begin and end of the root's three lists; they must fill the archive up to the root, without overlap."""
-    out = []
+    """Begin and end of the root's three lists; they must fill the archive up to the root, in their order."""
+    out, cursor = [], 0
     for position, size in ((root + 80, MODE_BYTES), (root + 88, 1), (root + 96, CHUNK_BYTES)):
         relative, count = struct.unpack_from("<iI", archive, position)
-        begin = position + relative if count else 0
+        begin = position + relative if count else cursor
         end = begin + count * size
         require(0 <= begin and end <= root, _NAME, "a list does not lie inside the archive", 64 + position)
+        require(begin == cursor, _NAME, "a list does not begin where the one before ends", 64 + position)
         out.append((begin, end))
-    cursor = 0
-    for begin, end in sorted(span for span in out if span[0] != span[1]):
-        require(begin == cursor, _NAME, "the archive's lists overlap or leave a gap", 64 + cursor)
         cursor = end
     require(cursor == root, _NAME, "the archive's lists leave a gap before the root", 64 + cursor)
     return out
@@ -430,24 +443,22 @@ def check_root(m: Manifest, at: int) -> None:
     """The ranges of the root's fields; `at` is the root's offset in the file."""
     require(m.index_encoding in INDEX_ENCODINGS, _NAME, f"unknown index encoding {m.index_encoding}", at + 4)
     require(m.codec in CODECS, _NAME, f"unknown codec {m.codec}", at + 8)
-    require(m.codec or m.codec_level == 0, _NAME, "a codec level without a codec", at + 12)
-    require(-(2**17) <= m.codec_level <= 22, _NAME, "the codec level is none of zstd's", at + 12)
+    inside = 1 <= m.codec_level <= 22 if m.codec else m.codec_level == 0
+    require(inside, _NAME, "the codec level is outside its range", at + 12)
     require(m.duplicates in (0, 1), _NAME, "duplicates is neither 0 nor 1", at + 16)
-    require(65536 <= m.chunk_bytes <= 2**30, _NAME, "chunk bytes is outside its range", at + 32)
+    require(MIN_CHUNK_BYTES <= m.chunk_bytes <= MAX_CHUNK_BYTES, _NAME, "chunk bytes is outside its range", at + 32)
     require(m.nnz >= 1, _NAME, "the store has no nonzeros", at + 40)
-    require(m.sum_of_squares >= 0 and math.copysign(1, m.sum_of_squares) > 0, _NAME,
-            "the sum of squares is negative or no number", at + 48)
+    require(not math.isnan(m.sum_of_squares), _NAME, "the sum of squares is no number", at + 48)
     require(math.isfinite(m.value_min), _NAME, "value min is not finite", at + 56)
     require(math.isfinite(m.value_max), _NAME, "value max is not finite", at + 64)
 
 
 def check_modes(m: Manifest) -> None:
     """The list of modes and the interleaving."""
-    require(2 <= m.order <= 8, _NAME, f"{m.order} modes")
     for number, (dim, bits, longest) in enumerate(zip(m.dims, m.bits, m.longest_row_bound)):
         require(dim >= 1, _NAME, f"mode {number} has no index")
         require(bits == width(dim - 1), _NAME, f"mode {number}: bits is not width(dim - 1)")
-        require(1 <= longest <= m.nnz, _NAME, f"mode {number}: the longest row bound is outside 1 to nnz")
+        verify(1 <= longest <= m.nnz, _NAME, f"mode {number}: the longest row bound is outside 1 to nnz")
     require(sum(m.bits) <= 128, _NAME, "the linear index has more than 128 bits")
     require(list(m.bit_modes) == interleaving(m.dims), _NAME, "bit modes is not the interleaving of the dims")
 
@@ -458,16 +469,18 @@ def check_entries(m: Manifest) -> None:
     for number, c in enumerate(m.chunks):
         name = f"chunk {number}: "
         require(c.first_nonzero == position, _NAME, name + "first nonzero is not where the chunk before ended")
-        require(1 <= c.nnz <= 2**32 - 1, _NAME, name + "nnz is outside its range")
+        require(1 <= c.nnz <= MAX_CHUNK_BYTES // 4, _NAME, name + "nnz is outside its range")
         position += c.nnz
-        require(c.nnz % TILE == 0 or position == m.nnz, _NAME, name + "holds a short tile that is not the store's last")
+        last = number == len(m.chunks) - 1
+        require(c.nnz % TILE == 0 or last, _NAME, name + "nnz is not a multiple of 512 and the chunk is not the last")
         require(c.image_bytes % SECTION_ALIGN == 0, _NAME, name + "image bytes is not a multiple of 128")
-        require(HEADER_BYTES < c.image_bytes <= 2**32 - 1, _NAME, name + "image bytes is outside its range")
+        inside = HEADER_BYTES < c.image_bytes <= m.chunk_bytes
+        require(inside, _NAME, name + "image bytes is larger than chunk bytes or smaller than any image")
         require(c.file_bytes % FILE_ALIGN == 0 and c.file_bytes, _NAME, name + "file bytes is not a multiple of 4096")
-        require(c.last_linear < 1 << sum(m.bits), _NAME, name + "last linear is outside the linear index")
-        require(c.first_linear <= c.last_linear, _NAME, name + "first linear is larger than last linear")
+        verify(c.last_linear < 1 << sum(m.bits), _NAME, name + "last linear is outside the linear index")
+        verify(c.first_linear <= c.last_linear, _NAME, name + "first linear is larger than last linear")
         ascends = linear < c.first_linear or (m.duplicates and linear == c.first_linear)
-        require(ascends, _NAME, name + "first linear does not follow the chunk before")
+        verify(ascends, _NAME, name + "first linear does not follow the chunk before")
         linear = c.last_linear
         for mode, (low, high, dim) in enumerate(zip(c.row_low, c.row_high, m.dims)):
             require(low <= high < dim, _NAME, name + f"the row range of mode {mode} is outside the dim")
@@ -499,22 +512,14 @@ def load_chunk(directory: Path, number: int, m: Manifest) -> Chunk:
         data = (directory / name).read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise StoreError(name, "the manifest names a chunk whose file is not there") from error
+    rule = f"the file has {len(data)} bytes, not the {entry.file_bytes} of file bytes"
+    require(len(data) == entry.file_bytes, name, rule, min(len(data), entry.file_bytes))
     require(data[:8] == b"BLCOCHNK", name, "wrong magic", 0)
-    require(len(data) >= HEADER_BYTES, name, "shorter than its header", len(data))
     h = struct.unpack_from("<IIQQIIIBBBBQ", data, 8)
     version, chunk, store_id, first, nnz, image_bytes, stored, order, index_code, value_code, codec, checksum = h
     require(version == 1, name, f"unknown version {version}", 8)
     require(_u64(data, 120) == xxh3_64(data[:120]), name, "the header checksum does not match", 120)
-    length = round_up(HEADER_BYTES + stored, FILE_ALIGN)
-    require(len(data) == length, name, "the file is not as long as stored bytes asks for", 40)
-    require(image_bytes % SECTION_ALIGN == 0 and image_bytes > HEADER_BYTES, name, "image bytes out of range", 36)
-    require(codec in CODECS, name, f"unknown codec {codec}", 47)
-    require(codec or stored == image_bytes - HEADER_BYTES, name, "stored bytes is not the image's without a codec", 40)
-    payload = memoryview(data)[HEADER_BYTES : HEADER_BYTES + stored]
-    require(xxh3_64(payload) == checksum, name, "the payload checksum does not match", 48)
-    require(not any(data[HEADER_BYTES + stored :]), name, "the padding is not zero", HEADER_BYTES + stored)
-    require(value_code in VALUE_ENCODINGS, name, f"unknown value encoding {value_code}", 46)
-    require(index_code == TILED or value_code == F64, name, "a raw chunk has another value encoding than f64", 46)
+    table = section_table(name, data)
     for found, wanted, what, at in (
         (store_id, m.store_id, "store id", 16),
         (chunk, number, "number", 12),
@@ -522,17 +527,22 @@ def load_chunk(directory: Path, number: int, m: Manifest) -> Chunk:
         (nnz, entry.nnz, "nnz", 32),
         (image_bytes, entry.image_bytes, "image bytes", 36),
         (checksum, entry.payload_checksum, "payload checksum", 48),
-        (len(data), entry.file_bytes, "file bytes", 40),
         (order, m.order, "order", 44),
         (index_code, m.index_encoding, "index encoding", 45),
         (codec, m.codec, "codec", 47),
+        (round_up(HEADER_BYTES + stored, FILE_ALIGN), entry.file_bytes, "stored bytes", 40),
     ):
         require(found == wanted, name, f"the header disagrees with the manifest: {what}", at)
+    require(codec or stored == image_bytes - HEADER_BYTES, name, "stored bytes is not the image's without a codec", 40)
+    payload = memoryview(data)[HEADER_BYTES : HEADER_BYTES + stored]
+    require(xxh3_64(payload) == checksum, name, "the payload checksum does not match", 48)
+    require(not any(data[HEADER_BYTES + stored :]), name, "the padding is not zero", HEADER_BYTES + stored)
     entry.value_encoding = value_code
     image = decompress(name, payload, image_bytes - HEADER_BYTES) if codec else payload
     result = Chunk(name, nnz, order, index_code, value_code, {}, {})
-    cut_sections(result, data, np.frombuffer(image, np.uint8), image_bytes)
+    cut_sections(result, table, np.frombuffer(image, np.uint8))
     check_shape(result, m.dims)
+    check_gaps(result, np.frombuffer(image, np.uint8))
     return result
 
 
@@ -557,29 +567,47 @@ def decompress(name: str, payload: memoryview, length: int) -> bytes:
     return b"".join(out)
 
 
-def cut_sections(chunk: Chunk, header: bytes, payload: np.ndarray, image_bytes: int) -> None:
-    """Check the section table and the gaps, and fill in `chunk.sections`. `payload` is the image from 128 on."""
-    wanted = [SHAPE, BLOCKS, INDEX] if chunk.index_encoding == RAW else [SHAPE, TILES, COLUMNS]
-    if chunk.value_encoding != INTEGER:
+def section_table(name: str, header: bytes) -> list[tuple[int, int, int]]:
+    """The header's section table, checked: kind, offset and length of each section that is there."""
+    image_bytes, index_code, value_code = _u32(header, 36), header[45], header[46]
+    require(index_code in INDEX_ENCODINGS, name, f"unknown index encoding {index_code}", 45)
+    require(value_code in VALUE_ENCODINGS, name, f"unknown value encoding {value_code}", 46)
+    require(index_code == TILED or value_code == F64, name, "a raw chunk has another value encoding than f64", 46)
+    wanted = [SHAPE, BLOCKS, INDEX] if index_code == RAW else [SHAPE, TILES, COLUMNS]
+    if value_code != INTEGER:
         wanted.append(VALUES)
-    end = next_at = HEADER_BYTES
+    out, next_at = [], HEADER_BYTES
     for slot in range(4):
         at = 56 + 16 * slot
         kind, offset, length, reserved = struct.unpack_from("<4I", header, at)
         if slot >= len(wanted):
-            require(not (kind or offset or length or reserved), chunk.name, "an unused section entry is not zero", at)
+            unused = not (kind or offset or length or reserved)
+            require(unused, name, "section table: an unused entry is not zero", at)
             continue
         what = SECTIONS[wanted[slot]]
-        require(kind == wanted[slot], chunk.name, f"section kind {kind} where {what} has its place", at)
-        require(reserved == 0, chunk.name, "a reserved field is not zero", at + 12)
-        require(offset == next_at, chunk.name, f"{what} does not start where the section before ended", at + 4)
-        require(offset + length <= image_bytes, chunk.name, f"{what} does not lie inside the image", at + 8)
-        end, next_at = offset + length, round_up(offset + length, SECTION_ALIGN)
-        chunk.sections[kind] = payload[offset - HEADER_BYTES : end - HEADER_BYTES]
+        require(kind == wanted[slot], name, f"section table: kind {kind} where {what} has its place", at)
+        require(reserved == 0, name, "section table: a reserved field is not zero", at + 12)
+        follows = offset == next_at
+        require(follows, name, f"section table: {what} does not start where the section before ended", at + 4)
+        out.append((kind, offset, length))
+        next_at = round_up(offset + length, SECTION_ALIGN)
+    require(next_at == image_bytes, name, "section table: the image does not end with its last section", 36)
+    return out
+
+
+def cut_sections(chunk: Chunk, table: list[tuple[int, int, int]], payload: np.ndarray) -> None:
+    """Fill in `chunk.sections`. `payload` is the image from 128 on."""
+    for kind, offset, length in table:
+        chunk.sections[kind] = payload[offset - HEADER_BYTES : offset - HEADER_BYTES + length]
         chunk.at[kind] = offset
-        gap = payload[end - HEADER_BYTES : next_at - HEADER_BYTES]
-        require(not gap.any(), chunk.name, f"the gap after {what} is not zero (offset in the image)", end)
-    require(next_at == image_bytes, chunk.name, "the image does not end with its last section", 36)
+
+
+def check_gaps(chunk: Chunk, payload: np.ndarray) -> None:
+    """The bytes between the sections are zero."""
+    for kind, data in chunk.sections.items():
+        end = chunk.at[kind] + len(data)
+        gap = payload[end - HEADER_BYTES : round_up(end, SECTION_ALIGN) - HEADER_BYTES]
+        require(not gap.any(), chunk.name, f"the gap after {SECTIONS[kind]} is not zero (offset in the image)", end)
 
 
 def section(chunk: Chunk, kind: int, length: int) -> np.ndarray:
@@ -675,8 +703,8 @@ def decode_tiled(chunk: Chunk, dims: Sequence[int]) -> tuple[list[np.ndarray], n
         span = high[:, mode] - low[:, mode]
         top = per_tile(flat, np.maximum)
         require((top <= span).all(), name, f"COLUMNS: an index of mode {mode} is above its tile's high")
-        require((top == span).all(), name, f"TILES: a high of mode {mode} is not the tile's largest index")
-        require((per_tile(flat, np.minimum) == 0).all(), name, f"TILES: a low of mode {mode} is not the smallest index")
+        verify((top == span).all(), name, f"TILES: a high of mode {mode} is not the tile's largest index")
+        verify((per_tile(flat, np.minimum) == 0).all(), name, f"TILES: a low of mode {mode} is not the smallest index")
         numbers += low[:, mode, None]
         out.append(flat)
     numbers = unpack_columns(columns, starts[:, -1], widths[:, -1])
@@ -686,7 +714,7 @@ def decode_tiled(chunk: Chunk, dims: Sequence[int]) -> tuple[list[np.ndarray], n
 
 def check_slots(chunk: Chunk, numbers: np.ndarray) -> None:
     """The slots beyond the nonzeros of the last tile must be zero."""
-    require(not numbers.ravel()[chunk.nnz :].any(), chunk.name, "COLUMNS: a slot beyond the last nonzero is not 0")
+    verify(not numbers.ravel()[chunk.nnz :].any(), chunk.name, "COLUMNS: a slot beyond the last nonzero is not 0")
 
 
 def read_dictionary(chunk: Chunk) -> np.ndarray | None:
@@ -709,8 +737,9 @@ def check_value_columns(chunk: Chunk, table: np.ndarray, dictionary: np.ndarray 
     name, at = chunk.name, chunk.at[TILES]
     widths, base = table["width"], table["base"]
     if chunk.value_encoding == INTEGER:
-        inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER) & (widths <= width(2 * MAX_INTEGER))
-        require(inside.all(), name, "TILES: value base or width outside the integers (offset in the image)", at)
+        inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER)
+        require(inside.all(), name, "TILES: a value base is outside the integers (offset in the image)", at)
+        require((widths <= 64).all(), name, "TILES: a value width is above 64 (offset in the image)", at)
         return
     wanted = 0 if dictionary is None else width(len(dictionary) - 1)
     require((widths == wanted).all(), name, f"TILES: a value width is not {wanted} (offset in the image)", at)
@@ -721,20 +750,23 @@ def decode_values(chunk: Chunk, table: np.ndarray, numbers: np.ndarray, dictiona
     """The values of a `tiled` chunk as f64, from the value columns' numbers or from VALUES."""
     name = chunk.name
     if chunk.value_encoding == INTEGER:
+        verify((numbers <= 2 * MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
         whole = np.repeat(table["base"], tile_sizes(chunk.nnz)) + numbers.astype(np.int64)
         low, high = per_tile(whole, np.minimum), per_tile(whole, np.maximum)
-        require((high <= MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
-        require((low == table["base"]).all(), name, "TILES: a value base is not the tile's smallest value")
+        verify((high <= MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
+        verify((low == table["base"]).all(), name, "TILES: a value base is not the tile's smallest value")
         minimal = (widths_of((high - low).astype(np.uint64)) == table["width"]).all()
-        require(minimal, name, "TILES: a value width is not the least that holds the tile's values")
+        verify(minimal, name, "TILES: a value width is not the least that holds the tile's values")
         return whole.astype(np.float64)
     if dictionary is not None:
         require((numbers < len(dictionary)).all(), name, "COLUMNS: the number of a dictionary entry that is not there")
         used = np.bincount(numbers, minlength=len(dictionary))
-        require(used.all(), name, "the dictionary holds a value that does not occur in the chunk")
+        verify(used.all(), name, "the dictionary holds a value that does not occur in the chunk")
         return dictionary[numbers].astype(np.float64)
     kind = np.dtype("<f4" if chunk.value_encoding == F32 else "<f8")
-    return section(chunk, VALUES, kind.itemsize * chunk.nnz).view(kind).astype(np.float64)
+    values = section(chunk, VALUES, kind.itemsize * chunk.nnz).view(kind).astype(np.float64)
+    require(np.isfinite(values).all(), name, "a value is not finite")
+    return values
 
 
 def decode_raw(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]:
@@ -755,7 +787,9 @@ def decode_raw(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]
     index = section(chunk, INDEX, 8 * chunk.nnz).view("<u8")
     inside = min(len(m.bit_modes), BLOCK_BITS)
     if inside < BLOCK_BITS:
-        require(not (index >> np.uint64(inside)).any(), name, "INDEX: a bit above the linear index", chunk.at[INDEX])
+        unused = index >> np.uint64(inside)
+        rule = "INDEX: a bit that no mode uses is not 0 (offset in the image)"
+        require(not unused.any(), name, rule, chunk.at[INDEX])
     out, shift = [], 0
     for mode, positions in enumerate(m.bit_positions()):
         k = sum(p < BLOCK_BITS for p in positions)
@@ -769,6 +803,7 @@ def decode_raw(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]
         require((column < m.dims[mode]).all(), name, f"INDEX: an index of mode {mode} is outside its dim")
         out.append(column.astype(np.uint32))
     values = section(chunk, VALUES, 8 * chunk.nnz).view("<f8").astype(np.float64)
+    require(np.isfinite(values).all(), name, "a value is not finite")
     return out, values
 
 
@@ -798,9 +833,12 @@ def linearize(columns: list[np.ndarray], positions: list[list[int]]) -> tuple[np
 
 @dataclass
 class TileFacts:
-    """What the cutting rule needs to know of each tile of the store (lists of one array for each chunk)."""
+    """What the cutting rule needs to know of each tile of the store (lists of one array for each chunk).
 
-    index_units: list[np.ndarray] = field(default_factory=list)
+    Widths are sums over the tile's columns: the bytes in units of 64.
+    """
+
+    index_width: list[np.ndarray] = field(default_factory=list)
     is_integer: list[np.ndarray] = field(default_factory=list)
     integer_width: list[np.ndarray] = field(default_factory=list)
     is_f32: list[np.ndarray] = field(default_factory=list)
@@ -811,7 +849,7 @@ class TileFacts:
         """The facts of one tile after the other."""
         parts = [self.keys_inside, self.key_before]
         if index_encoding == TILED:
-            parts = [self.index_units, self.is_integer, self.integer_width, self.is_f32]
+            parts = [self.index_width, self.is_integer, self.integer_width, self.is_f32]
         return zip(*(np.concatenate(p).tolist() for p in parts))
 
 
@@ -833,18 +871,18 @@ def check_order(m: Manifest, number: int, low: np.ndarray, high: np.ndarray, val
     name, entry = f"chunk-{number:06d}.bin", m.chunks[number]
     first = int(low[0]) | int(high[0]) << 64
     last = int(low[-1]) | int(high[-1]) << 64
-    require(first == entry.first_linear, _NAME, f"chunk {number}: first linear is not the first nonzero's")
-    require(last == entry.last_linear, _NAME, f"chunk {number}: last linear is not the last nonzero's")
+    verify(first == entry.first_linear, _NAME, f"chunk {number}: first linear is not the first nonzero's")
+    verify(last == entry.last_linear, _NAME, f"chunk {number}: last linear is not the last nonzero's")
     keys = total_order(values)
     equal = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
     above = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
-    require((above | equal).all(), name, "the nonzeros are not sorted by linear index")
+    verify((above | equal).all(), name, "the nonzeros are not sorted by linear index")
     repeated = bool(equal.any()) or first == run.last_linear
-    require(m.duplicates or not repeated, name, "a coordinate occurs twice in a store without duplicates")
+    verify(m.duplicates or not repeated, name, "a coordinate occurs twice in a store without duplicates")
     sorted_values = not (equal & (keys[1:] < keys[:-1])).any()
     sorted_values &= first != run.last_linear or int(keys[0]) >= run.last_value
-    require(sorted_values, name, "equal coordinates are not sorted by value")
-    require(first >= run.last_linear, name, "the chunk's nonzeros do not follow the chunk before")
+    verify(sorted_values, name, "equal coordinates are not sorted by value")
+    verify(first >= run.last_linear, name, "the chunk's nonzeros do not follow the chunk before")
     run.last_linear, run.last_value = last, int(keys[-1])
 
 
@@ -853,14 +891,13 @@ def check_rows(m: Manifest, number: int, columns: list[np.ndarray], run: Running
     entry = m.chunks[number]
     for mode, column in enumerate(columns):
         exact = (int(column.min()), int(column.max())) == (entry.row_low[mode], entry.row_high[mode])
-        require(exact, _NAME, f"chunk {number}: row low or high of mode {mode} is not exact")
+        verify(exact, _NAME, f"chunk {number}: row low or high of mode {mode} is not exact")
         run.rows[mode] += np.bincount(column & np.uint32(ROW_BUCKETS - 1), minlength=ROW_BUCKETS)
 
 
 def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np.ndarray, run: Running) -> None:
-    """The values are finite; note each tile's facts and, for `tiled`, check that the encoding is the shortest."""
+    """Note each tile's facts and, for `tiled`, check that the value encoding is the one that is due."""
     name, entry = f"chunk-{number:06d}.bin", m.chunks[number]
-    require(np.isfinite(values).all(), name, "a value is not finite")
     keys = total_order(values)
     low, high = int(keys.min()), int(keys.max())
     run.least = low if run.least is None else min(run.least, low)
@@ -881,25 +918,34 @@ def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np
     facts.integer_width.append(integer_width)
     facts.is_f32.append(is_f32)
     spans = [per_tile(c, np.maximum) - per_tile(c, np.minimum) for c in columns]
-    facts.index_units.append(sum(widths_of(s) for s in spans))
-    choices = value_costs(len(values), int(integer_width.sum()), bool(is_integer.all()), bool(is_f32.all()))
+    index_width = np.sum([widths_of(s) for s in spans], axis=0)
+    facts.index_width.append(index_width)
+    index_units, integer_units = int(index_width.sum()), int(integer_width.sum())
+    choices = value_costs(len(values), index_units, integer_units, bool(is_integer.all()), bool(is_f32.all()))
     ranked = np.sort(bits)
     distinct = 1 + int(np.count_nonzero(ranked[1:] != ranked[:-1]))
     if distinct <= MAX_DICTIONARY:
-        cost = 64 * len(integer_width) * width(distinct - 1) + 8 * distinct
-        choices.append((cost, 1, DICTIONARY))
+        units = index_units + len(integer_width) * width(distinct - 1)
+        choices.append((tail_bytes(units, 8 * distinct), 1, DICTIONARY))
     best = min(choices)[2]
     rule = f"the values are stored as {VALUE_ENCODINGS[entry.value_encoding]} where {VALUE_ENCODINGS[best]} is due"
-    require(best == entry.value_encoding, name, rule, 46)
+    verify(best == entry.value_encoding, name, rule, 46)
 
 
-def value_costs(nnz: int, units: int, is_integer: bool, is_f32: bool) -> list[tuple[int, int, int]]:
+def tail_bytes(units: int, values: int) -> int:
+    """The bytes of COLUMNS (in units of 64) and VALUES in the image: what the value encoding has a say in."""
+    return round_up(64 * units, SECTION_ALIGN) + round_up(values, SECTION_ALIGN)
+
+
+def value_costs(
+    nnz: int, index_units: int, integer_units: int, is_integer: bool, is_f32: bool
+) -> list[tuple[int, int, int]]:
     """(bytes, rank among equals, encoding) of the value encodings other than the dictionary that can be used."""
-    costs = [(8 * nnz, 3, F64)]
+    costs = [(tail_bytes(index_units, 8 * nnz), 3, F64)]
     if is_f32:
-        costs.append((4 * nnz, 2, F32))
+        costs.append((tail_bytes(index_units, 4 * nnz), 2, F32))
     if is_integer:
-        costs.append((64 * units, 0, INTEGER))
+        costs.append((tail_bytes(index_units + integer_units, 0), 0, INTEGER))
     return costs
 
 
@@ -929,33 +975,31 @@ def squares_by_tile(values: np.ndarray) -> np.ndarray:
 
 
 def neumaier(parts: np.ndarray) -> float:
-    """The compensated sum; infinity where it overflows."""
-    total = compensation = 0.0
+    """The compensated sum, or infinity where the plain sum is not finite."""
+    total = lost = 0.0
     for x in parts.tolist():
         new = total + x
-        compensation += (total - new) + x if abs(total) >= abs(x) else (x - new) + total
+        lost += (total - new) + x if abs(total) >= abs(x) else (x - new) + total
         total = new
-    result = total + compensation
-    return result if math.isfinite(result) else math.inf
+    return total + lost if math.isfinite(total) else math.inf
 
 
 def check_statistics(m: Manifest, run: Running) -> None:
     """Sum of squares, smallest and largest value, longest row bounds."""
     found = neumaier(np.concatenate(run.tile_squares))
     wanted = m.sum_of_squares
-    close = found == wanted or abs(found - wanted) <= 1e-12 * max(found, wanted) < math.inf
-    require(close, _NAME, f"the sum of squares is {found!r}, not {wanted!r}")
+    verify(found == wanted, _NAME, f"the sum of squares is {found!r}, not {wanted!r}")
     stated = total_order(np.array([m.value_min, m.value_max])).tolist()
-    require(stated == [run.least, run.largest], _NAME, "value min or max is not the nonzeros'")
+    verify(stated == [run.least, run.largest], _NAME, "value min or max is not the nonzeros'")
     for mode, counts in enumerate(run.rows):
         exact = int(counts.max()) == m.longest_row_bound[mode]
-        require(exact, _NAME, f"mode {mode}: the longest row bound is {counts.max()}, not {m.longest_row_bound[mode]}")
+        verify(exact, _NAME, f"mode {mode}: the longest row bound is {counts.max()}, not {m.longest_row_bound[mode]}")
 
 
 def check_cutting(m: Manifest, run: Running) -> None:
     """Derive again where the chunks begin, from the tiles alone, and compare with the manifest."""
     sizes = (min(TILE, m.nnz - at) for at in range(0, m.nnz, TILE))
-    most = max(m.chunk_bytes // 4 // TILE * TILE, TILE)
+    most = m.chunk_bytes // 4 // TILE * TILE
     bounds, state, count = [0], None, 0
     for size, facts in zip(sizes, run.facts.columns(m.index_encoding)):
         grown = grow(m, state, facts)
@@ -963,10 +1007,10 @@ def check_cutting(m: Manifest, run: Running) -> None:
             bounds.append(bounds[-1] + count)
             grown, count = grow(m, None, facts), 0
         state, count = grown, count + size
-    for number, (wanted, entry) in enumerate(zip(bounds, m.chunks)):
-        found = entry.first_nonzero
-        require(found == wanted, _NAME, f"chunk {number} begins with nonzero {found}, the cutting rule says {wanted}")
-    require(len(bounds) == len(m.chunks), _NAME, f"{len(m.chunks)} chunks, the cutting rule says {len(bounds)}")
+    for number, (entry, wanted) in enumerate(zip(m.chunks, bounds[1:] + [m.nnz])):
+        found = entry.first_nonzero + entry.nnz
+        rule = f"the chunk ends before nonzero {found}, the cutting rule says {wanted}"
+        verify(found == wanted, f"chunk-{number:06d}.bin", rule)
 
 
 def grow(m: Manifest, state: tuple[int, ...] | None, facts: tuple[int, ...]) -> tuple[int, ...]:
@@ -985,13 +1029,9 @@ def image_bytes(m: Manifest, state: tuple[int, ...], nnz: int) -> int:
     if m.index_encoding == RAW:
         sections = [4 * m.order, 16 * state[0], 8 * nnz, 8 * nnz]
     else:
-        tiles, units, is_integer, integer_units, is_f32 = state
-        size, _, encoding = min(value_costs(nnz, integer_units, bool(is_integer), bool(is_f32)))
-        sections = [4 * m.order, tiles * (16 + 8 * m.order), 64 * units]
-        if encoding == INTEGER:
-            sections[-1] += size
-        else:
-            sections.append(size)
+        tiles, index_units, is_integer, integer_units, is_f32 = state
+        size = min(value_costs(nnz, index_units, integer_units, bool(is_integer), bool(is_f32)))[0]
+        sections = [4 * m.order, tiles * (16 + 8 * m.order), size]
     return HEADER_BYTES + sum(round_up(s, SECTION_ALIGN) for s in sections)
 
 
@@ -1066,15 +1106,65 @@ def summary(store: Store) -> dict[str, object]:
     }
 
 
+# ---------------------------------------------------------------------------------------------------------------
+# Vectors
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def read_tns(path: Path) -> tuple[list[list[int]], np.ndarray]:
+    """Indices (from 0) and values of FROSTT text."""
+    rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    return [[int(x) - 1 for x in row[:-1]] for row in rows], np.array([float(row[-1]) for row in rows])
+
+
+def vector_fault(directory: Path, vector: dict[str, object]) -> str | None:
+    """What is wrong with how one vector is read or refused."""
+    name = str(vector["name"])
+    path = directory / ("valid" if vector["valid"] else "invalid") / name
+    try:
+        store = read_store(path)
+    except StoreError as error:
+        if vector["valid"]:
+            return f"{name}: refused: {error}"
+        same = (error.level, error.file) == (vector["level"], vector["file"]) and str(vector["rule"]) in error.rule
+        due = f"{vector['file']}: {vector['rule']} ({vector['level']})"
+        return None if same else f"{name}: refused with `{error}` ({error.level}), due is `{due}`"
+    if not vector["valid"]:
+        return f"{name}: not refused, due is `{vector['file']}: {vector['rule']}`"
+    indices, values = read_tns(path.with_name(name + ".tns"))
+    same = store.indices.tolist() == indices and store.values.tobytes() == values.tobytes()
+    return None if same else f"{name}: other nonzeros than its text"
+
+
+def check_vectors(directory: Path) -> int:
+    """Read or refuse all vectors of a directory; return the exit status."""
+    vectors = json.loads((directory / "index.json").read_text(encoding="utf-8"))
+    faults = [fault for vector in vectors if (fault := vector_fault(directory, vector))]
+    listed = {("valid" if v["valid"] else "invalid", v["name"]) for v in vectors}
+    kinds = "valid", "invalid"
+    there = {(kind, path.name) for kind in kinds for path in (directory / kind).iterdir() if path.is_dir()}
+    faults += [f"{kind}/{name}: not in both the index and the directory" for kind, name in sorted(listed ^ there)]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if not faults:
+        print(f"{len(vectors)} vectors, all as they should be")
+    return 1 if faults else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Read and check a .blco store.")
-    parser.add_argument("store", type=Path, help="the store's directory")
+    parser.add_argument("store", type=Path, nargs="?", help="the store's directory")
+    parser.add_argument("--vectors", type=Path, metavar="DIR", help="check the vectors there instead of a store")
     parser.add_argument("--npz", type=Path, metavar="OUT", help="write indices (from 0), values and dims")
     parser.add_argument("--tns", type=Path, metavar="OUT", help="write FROSTT text (indices from 1)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--quiet", action="store_true", help="print no summary")
     options = parser.parse_args(arguments)
+    if (options.store is None) == (options.vectors is None):
+        parser.error("give a store or --vectors, one of the two")
     try:
+        if options.vectors:
+            return check_vectors(options.vectors)
         store = read_store(options.store)
         if options.npz:
             dims = np.array(store.dims, np.uint64)
@@ -1086,7 +1176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.store}: {error}", file=sys.stderr)
         return 1
     except (OSError, MemoryError, ImportError) as error:
-        print(f"{options.store}: {error}", file=sys.stderr)
+        print(f"{options.store or options.vectors}: {error}", file=sys.stderr)
         return 2
     if not options.quiet:
         shape = " x ".join(str(d) for d in store.dims)
