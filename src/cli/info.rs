@@ -15,7 +15,7 @@ use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tells what a store is, and whether it is what it says
 ///
@@ -267,13 +267,24 @@ impl Info {
     }
 }
 
+/// The report on a store whose manifest cannot be read: a failed check.
+fn unreadable(store: &Path, error: &Error) -> Result<Report> {
+    let json = serde_json::json!({ "store": store, "verified": false, "problem": error.to_string() });
+    let mut report = Report::new::<Info>(format!("NOT VERIFIED: {error}\n"), &json)?;
+    report.failed = true;
+    Ok(report)
+}
+
 impl Program for Info {
     fn json(&self) -> bool {
         self.json
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        let store = Store::open(sys, &self.store)?;
+        let store = match Store::open(sys, &self.store) {
+            Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),
+            store => store?,
+        };
         let mut info = InfoReport::new(&store)?;
         if !self.quick {
             match on_pool(sys, self.threads, |threads| self.look(&store, threads)) {

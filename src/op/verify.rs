@@ -109,7 +109,8 @@ impl<'a> Verify<'a> {
             && built.entry.row_low == entry.row_low
             && built.entry.row_high == entry.row_high;
         if !ranges {
-            return Err(wrong("the manifest's linear and row ranges are not those of the nonzeros"));
+            let what = format!("chunk {number}: linear and row ranges are not those of the nonzeros");
+            return Err(Error::corrupt(self.store.path().join("manifest"), what));
         }
         if built.header.value_encoding != encoding || xxh3_64(&built.image[HEADER_BYTES..]) != checksum {
             return Err(wrong("the nonzeros are not encoded as they should be"));

@@ -235,10 +235,10 @@ impl ArchiveV1 {
         for chunk in &self.chunks {
             rule(chunk.first_nonzero == next && chunk.nnz > 0, "first nonzero of a chunk")?;
             next = next.checked_add(chunk.nnz).ok_or("nnz of a chunk")?;
-            rule(next == self.nnz || chunk.nnz % TILE_NNZ as u64 == 0, "nnz of a chunk")?;
+            rule(next == self.nnz || chunk.nnz.is_multiple_of(TILE_NNZ as u64), "nnz of a chunk")?;
             let bytes_fit =
-                chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= super::FILE_BYTES_MAX;
-            rule(bytes_fit && chunk.file_bytes % 4096 == 0, "bytes of a chunk")?;
+                chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= self.chunk_bytes;
+            rule(bytes_fit && chunk.file_bytes.is_multiple_of(4096), "bytes of a chunk")?;
             let rows =
                 chunk.row_low.iter().zip(&chunk.row_high).zip(shape.dims().iter().chain(&[1; ORDER_MAX]));
             for ((low, high), dim) in rows {

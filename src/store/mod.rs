@@ -199,6 +199,9 @@ impl Store {
 
     /// Reads the whole file, whose length must be the manifest's.
     fn read_file(&self, path: &Path, entry: &ChunkEntry, target: &mut [u8]) -> Result<usize> {
+        if path.symlink_metadata().is_err() {
+            return Err(Error::corrupt(path, "missing"));
+        }
         let file = self.sys.open(path, self.direct)?;
         let bytes = file.metadata()?.len();
         if bytes != entry.file_bytes {
