@@ -142,7 +142,9 @@ impl<T: Real> Matrix<T> {
         }
         let elements = file_rows.checked_mul(columns).filter(|&n| n <= length / 4);
         let Some(elements) = elements.and_then(|n| usize::try_from(n).ok()) else {
-            return Err(wrong(format!("is cut off: {length} bytes do not hold {file_rows} x {columns} numbers")));
+            return Err(wrong(format!(
+                "is cut off: {length} bytes do not hold {file_rows} x {columns} numbers"
+            )));
         };
         let mut data = sys.vec(T::nearest(0.0), elements)?;
         let columns = usize::try_from(columns).map_err(|e| wrong(e.to_string()))?;

@@ -17,9 +17,27 @@ const BATCH_TILES: usize = 128;
 
 /// What the host backend asks of an operation.
 pub trait HostOp {
+    /// Looks at the next chunk before its tiles come.
+    fn chunk(&mut self, _chunk: &ChunkView<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Works on the next tiles, in order. What it computes must not depend on how tiles are cut into
     /// batches, nor on the number of threads.
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()>;
+}
+
+/// Two operations from one pass.
+impl<A: HostOp, B: HostOp> HostOp for (A, B) {
+    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
+        self.0.chunk(chunk)?;
+        self.1.chunk(chunk)
+    }
+
+    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+        self.0.batch(batch)?;
+        self.1.batch(batch)
+    }
 }
 
 /// What is known of a decoded tile.
@@ -116,6 +134,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
         let image = &buffer[..header.image_bytes as usize];
         let path = self.store_path.join(crate::store::chunk_name(header.number as usize));
         let view = ChunkView::open(&self.decoder, &header, image, path)?;
+        self.op.chunk(&view)?;
         let order = self.decoder.shape().order();
         let simd = pulp::Arch::new();
         for first in (0..view.tiles()).step_by(BATCH_TILES) {

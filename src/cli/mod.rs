@@ -4,9 +4,9 @@
 //! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
 //! error. 130: interrupted.
 
-
-
-
+pub mod export;
+pub mod generate;
+pub mod info;
 mod machine;
 mod outputs;
 pub mod pack;
@@ -72,7 +72,9 @@ pub fn main<P: Program>() -> ExitCode {
         Ok(report) => {
             let text = if program.json() { format!("{:#}\n", report.json) } else { report.text };
             match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
-                Err(e) if e.kind() != ErrorKind::BrokenPipe => fail(&name, &Error::io("standard output", "write")(e)),
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+                    fail(&name, &Error::io("standard output", "write")(e))
+                }
                 _ if report.failed => ExitCode::from(1),
                 _ => ExitCode::SUCCESS,
             }

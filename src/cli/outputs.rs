@@ -16,10 +16,15 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Prepares to write `target`: an error now if that cannot work.
-    pub fn create(sys: &Sys, target: &Path) -> Result<Self> {
+    /// Prepares to write `target`: an error now if that cannot work. A file that is there is an error unless
+    /// `replace`.
+    pub fn create(sys: &Sys, target: &Path, replace: bool) -> Result<Self> {
+        let shown = target.display();
         if target.is_dir() {
-            return Err(Error::request(format!("{}: is a directory; name a file", target.display())));
+            return Err(Error::request(format!("{shown}: is a directory; name a file")));
+        }
+        if !replace && target.symlink_metadata().is_ok() {
+            return Err(Error::request(format!("{shown}: is there already; --force replaces it")));
         }
         let mut name = std::ffi::OsString::from(".");
         name.push(target.file_name().unwrap_or_default());
@@ -64,13 +69,14 @@ pub struct Results {
 }
 
 impl Results {
-    /// Prepares to write results of `modes`, from 0, creating the directory where it is missing.
+    /// Prepares to write results of `modes`, from 0, creating the directory where it is missing and replacing
+    /// results that are there.
     pub fn create(sys: &Sys, dir: Option<&Path>, modes: &[usize]) -> Result<Self> {
         let Some(dir) = dir else { return Ok(Self { files: Vec::new() }) };
         if !dir.is_dir() {
             sys.create_dir(dir)?;
         }
-        let pending = |&mode: &usize| Ok((mode, Pending::create(sys, &dir.join(mode_file(mode)))?));
+        let pending = |&mode: &usize| Ok((mode, Pending::create(sys, &dir.join(mode_file(mode)), true)?));
         Ok(Self { files: modes.iter().map(pending).collect::<Result<_>>()? })
     }
 

@@ -137,7 +137,8 @@ fn parse_modes(text: &str, order: usize) -> Result<Vec<usize>> {
                 return Err(Error::request(format!("--modes {text}: names mode {mode} twice")));
             }
             _ => {
-                let what = format!("--modes {text}: {part:?} is not a mode of this store; give all, or modes");
+                let what =
+                    format!("--modes {text}: {part:?} is not a mode of this store; give all, or modes");
                 return Err(Error::request(format!("{what} from 1 to {order} such as 1,{order}")));
             }
         }
@@ -191,7 +192,13 @@ impl Run {
         Ok(out)
     }
 
-    fn make_plan<T: Real>(&self, store: &Store, modes: &[usize], rank: usize, threads: usize) -> Result<Plan> {
+    fn make_plan<T: Real>(
+        &self,
+        store: &Store,
+        modes: &[usize],
+        rank: usize,
+        threads: usize,
+    ) -> Result<Plan> {
         let shape = &store.manifest().shape;
         let limits = Limits {
             memory: self.memory,

@@ -284,16 +284,16 @@ mod tests {
         for width in 0..=54u32 {
             for base in [0, 3, -(1i64 << 53)] {
                 let top = base.saturating_add_unsigned((1u64 << width) - 1).min(1 << 53);
-                let values: Vec<f64> =
-                    (0..TILE_NNZ as i64).map(|i| (base + i % 7).min(top) as f64).chain([top as f64]).collect();
+                let values: Vec<f64> = (0..TILE_NNZ as i64)
+                    .map(|i| (base + i % 7).min(top) as f64)
+                    .chain([top as f64])
+                    .collect();
                 let values = &values[1..];
                 let (low, w) = TileValues::new(values).integer.unwrap();
                 let mut packed = Vec::new();
                 pack_integers(values, low, w, &mut packed);
-                let words: Vec<u32> = packed
-                    .chunks_exact(4)
-                    .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
-                    .collect();
+                let words: Vec<u32> =
+                    packed.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
                 let mut back = [0.0; TILE_NNZ];
                 unpack_integers(&words, low, w, &mut back);
                 assert_eq!(&back[..], values);

@@ -4,3 +4,4 @@ pub mod export;
 pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
+pub mod verify;

@@ -4,7 +4,7 @@
 use super::{Duplicates, PackOptions};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::blco::{BuiltChunk, ChunkBuilder, EncodedTile, TileEncoder};
+use crate::format::blco::{BuiltChunk, ChunkBuilder, EncodedTile, Statistics, TileEncoder};
 use crate::linear::{BitLayout, Key};
 use crate::shape::Shape;
 use crate::store::{Manifest, Staging};
@@ -68,86 +68,23 @@ impl<K: Key> Cutter<K> {
         self.encode(self.pending.len())?;
         let last = self.builder.close();
         self.store(last)?;
-        if self.statistics.nnz == 0 {
+        if self.statistics.nnz() == 0 {
             return Err(Error::request("no nonzeros"));
         }
+        let statistics = self.statistics;
         let manifest = Manifest {
             shape: self.shape,
             index_encoding: options.index_encoding,
             codec: options.codec,
             may_repeat: options.duplicates == Duplicates::Keep,
             chunk_bytes: options.chunk_bytes,
-            nnz: self.statistics.nnz,
-            sum_squares: self.statistics.sum_squares.total(),
-            value_min: self.statistics.value_min,
-            value_max: self.statistics.value_max,
-            longest_row_bounds: self.statistics.longest_row_bounds(),
+            nnz: statistics.nnz(),
+            sum_squares: statistics.sum_squares(),
+            value_min: statistics.value_min(),
+            value_max: statistics.value_max(),
+            longest_row_bounds: statistics.longest_row_bounds(),
             chunks: self.staging.entries().to_vec(),
         };
         Ok((self.staging, manifest))
-    }
-}
-
-/// Row counters of each mode: rows that are equal modulo this share one.
-const ROW_BUCKETS: usize = 1 << 16;
-
-/// The manifest's statistics, gathered tile by tile in order.
-#[derive(Debug)]
-struct Statistics {
-    nnz: u64,
-    sum_squares: Neumaier,
-    value_min: f64,
-    value_max: f64,
-    rows: Vec<Vec<u64>>,
-}
-
-impl Statistics {
-    fn new(order: usize) -> Self {
-        Self {
-            nnz: 0,
-            sum_squares: Neumaier::default(),
-            value_min: f64::INFINITY,
-            value_max: f64::NEG_INFINITY,
-            rows: vec![vec![0; ROW_BUCKETS]; order],
-        }
-    }
-
-    fn add(&mut self, tile: &EncodedTile) {
-        let values = tile.values();
-        self.nnz += values.len() as u64;
-        self.sum_squares.add(values.iter().fold(0.0, |sum, v| sum + v * v));
-        for &v in values {
-            self.value_min = if v.total_cmp(&self.value_min).is_lt() { v } else { self.value_min };
-            self.value_max = if v.total_cmp(&self.value_max).is_gt() { v } else { self.value_max };
-        }
-        for (mode, rows) in self.rows.iter_mut().enumerate() {
-            for index in tile.column(mode) {
-                rows[*index as usize % ROW_BUCKETS] += 1;
-            }
-        }
-    }
-
-    fn longest_row_bounds(&self) -> Vec<u64> {
-        self.rows.iter().map(|rows| rows.iter().copied().max().unwrap_or(0)).collect()
-    }
-}
-
-/// Neumaier's compensated sum.
-#[derive(Clone, Copy, Debug, Default)]
-struct Neumaier {
-    sum: f64,
-    lost: f64,
-}
-
-impl Neumaier {
-    fn add(&mut self, x: f64) {
-        let sum = self.sum + x;
-        self.lost += if self.sum.abs() >= x.abs() { (self.sum - sum) + x } else { (x - sum) + self.sum };
-        self.sum = sum;
-    }
-
-    /// The sum; infinity where it overflowed.
-    fn total(self) -> f64 {
-        if self.sum.is_finite() { self.sum + self.lost } else { f64::INFINITY }
     }
 }

@@ -53,6 +53,22 @@ pub struct PackOptions {
     pub provenance: String,
 }
 
+impl PackOptions {
+    /// The defaults for a store at `target`: tiled, no codec, chunks of 8 MiB, duplicates summed.
+    #[must_use]
+    pub fn new(target: PathBuf) -> Self {
+        Self {
+            target,
+            replace: false,
+            index_encoding: IndexEncoding::Tiled,
+            codec: Codec::None,
+            chunk_bytes: 8 << 20,
+            duplicates: Duplicates::Sum,
+            provenance: "{}\n".into(),
+        }
+    }
+}
+
 /// The phases of packing, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -116,7 +132,12 @@ pub struct PackSeconds {
 /// Packs `source` into a store: drain, linearize and sort, settle duplicates, cut, publish.
 ///
 /// An error leaves nothing behind. Runs on the current rayon pool.
-pub fn pack(sys: &Sys, source: &mut dyn Source, options: &PackOptions, watch: Watch<'_>) -> Result<PackReport> {
+pub fn pack(
+    sys: &Sys,
+    source: &mut dyn Source,
+    options: &PackOptions,
+    watch: Watch<'_>,
+) -> Result<PackReport> {
     let start = Instant::now();
     let mut seconds = PackSeconds::default();
     let staging = Staging::create(sys, &options.target, options.replace, options.codec)?;

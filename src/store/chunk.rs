@@ -225,7 +225,13 @@ impl ImageWriter {
 
     /// The image's bytes (the header's still zero) and a header whose place in a store is still open.
     #[must_use]
-    pub fn finish(self, order: u8, nnz: u32, index_encoding: u8, value_encoding: u8) -> (ChunkHeader, Vec<u8>) {
+    pub fn finish(
+        self,
+        order: u8,
+        nnz: u32,
+        index_encoding: u8,
+        value_encoding: u8,
+    ) -> (ChunkHeader, Vec<u8>) {
         let header = ChunkHeader {
             number: 0,
             store_id: 0,

@@ -183,7 +183,9 @@ impl Manifest {
             return Err(wrong("corrupt: reserved fields of the preamble"));
         }
         if field(16) != archive.len() as u64 {
-            return Err(wrong("corrupt: the file's length differs from the preamble's; it was cut off or extended"));
+            return Err(wrong(
+                "corrupt: the file's length differs from the preamble's; it was cut off or extended",
+            ));
         }
         let id = xxh3_64(archive);
         if field(24) != id {
@@ -228,9 +230,11 @@ impl ArchiveV1 {
             rule(chunk.first_nonzero == next && chunk.nnz > 0, "first nonzero of a chunk")?;
             next = next.checked_add(chunk.nnz).ok_or("nnz of a chunk")?;
             rule(next == self.nnz || chunk.nnz % TILE_NNZ as u64 == 0, "nnz of a chunk")?;
-            let bytes_fit = chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= super::FILE_BYTES_MAX;
+            let bytes_fit =
+                chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= super::FILE_BYTES_MAX;
             rule(bytes_fit && chunk.file_bytes % 4096 == 0, "bytes of a chunk")?;
-            let rows = chunk.row_low.iter().zip(&chunk.row_high).zip(shape.dims().iter().chain(&[1; ORDER_MAX]));
+            let rows =
+                chunk.row_low.iter().zip(&chunk.row_high).zip(shape.dims().iter().chain(&[1; ORDER_MAX]));
             for ((low, high), dim) in rows {
                 rule(low <= high && high < dim, "row range of a chunk")?;
             }

@@ -175,7 +175,10 @@ impl Store {
             return Err(Error::corrupt(&path, what));
         }
         if target[stored..].iter().any(|&b| b != 0) {
-            return Err(Error::corrupt(&path, format!("chunk {number}: corrupt: padding from byte {stored} on")));
+            return Err(Error::corrupt(
+                &path,
+                format!("chunk {number}: corrupt: padding from byte {stored} on"),
+            ));
         }
         let verify = start.elapsed() - read;
         if let Some(zstd) = &mut scratch.zstd {
@@ -184,7 +187,10 @@ impl Store {
             image[..HEADER_BYTES].copy_from_slice(&target[..HEADER_BYTES]);
             let bytes = zstd.decompress_to_buffer(&target[HEADER_BYTES..stored], &mut image[HEADER_BYTES..]);
             if bytes.ok() != Some(image.len() - HEADER_BYTES) {
-                return Err(Error::corrupt(&path, format!("chunk {number}: corrupt: zstd frame at byte 128")));
+                return Err(Error::corrupt(
+                    &path,
+                    format!("chunk {number}: corrupt: zstd frame at byte 128"),
+                ));
             }
         }
         let decode = start.elapsed() - read - verify;
@@ -220,7 +226,8 @@ impl Store {
             && header.index_encoding == manifest.index_encoding as u8
             && header.codec == manifest.codec.code();
         if !same {
-            let what = format!("not chunk {number} of this store: its header differs from the manifest's entry");
+            let what =
+                format!("not chunk {number} of this store: its header differs from the manifest's entry");
             return Err(Error::corrupt(path, what));
         }
         let raw_fits = header.codec != 0

@@ -49,7 +49,9 @@ impl Staging {
         let shown = target.display();
         if target.symlink_metadata().is_ok() {
             if !target.join(MANIFEST).is_file() {
-                return Err(Error::request(format!("{shown}: exists and is not a store; name another output")));
+                return Err(Error::request(format!(
+                    "{shown}: exists and is not a store; name another output"
+                )));
             }
             if !replace {
                 return Err(Error::request(format!(

@@ -23,6 +23,13 @@ pub struct Limits {
     pub available: u64,
 }
 
+/// Two threads and no bound on memory.
+impl Default for Limits {
+    fn default() -> Self {
+        Self { memory: None, threads: 2, workers: None, available: u64::MAX }
+    }
+}
+
 /// What a pass will use. Memory is `operation + workers * (buffers_per_worker * buffer + scratch)`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {

@@ -274,3 +274,10 @@ impl io::Write for &File {
         Ok(())
     }
 }
+
+/// For encoders that go back to fill in lengths.
+impl io::Seek for &File {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        (&self.inner).seek(to)
+    }
+}

@@ -211,7 +211,8 @@ impl ChunkBuilder {
             return true;
         }
         let nnz = self.values.len() + tile.values.len();
-        let continues = tile.keys.first().is_some_and(|first| self.keys.last().is_some_and(|k| k.0 == first.0));
+        let continues =
+            tile.keys.first().is_some_and(|first| self.keys.last().is_some_and(|k| k.0 == first.0));
         let blocks = self.keys.len() + tile.keys.len() - usize::from(continues);
         let costs = self.costs.with(&tile.costs, tile.values.len());
         let (tiles, columns) = (self.tiles.len() + 1, self.columns.len() + tile.columns.len());
@@ -241,7 +242,9 @@ impl ChunkBuilder {
             IndexEncoding::Tiled => self.costs.choose(&self.values, value_cost(self.columns.len())),
         };
         let mut image = ImageWriter::default();
-        image.section(SectionKind::Shape, |out| out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes())));
+        image.section(SectionKind::Shape, |out| {
+            out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()))
+        });
         match self.encoding {
             IndexEncoding::Raw => self.raw_sections(&mut image),
             IndexEncoding::Tiled => self.tiled_sections(&mut image, value_encoding, &dictionary),
@@ -299,7 +302,9 @@ impl ChunkBuilder {
                 out.extend_from_slice(&self.columns[done..done + bytes]);
                 done += bytes;
                 match encoding {
-                    ValueEncoding::Integer => pack_integers(values, record.value_base, record.value_width, out),
+                    ValueEncoding::Integer => {
+                        pack_integers(values, record.value_base, record.value_width, out)
+                    }
                     ValueEncoding::Dictionary => pack_entries(values, dictionary, out),
                     ValueEncoding::F32 | ValueEncoding::F64 => {}
                 }

@@ -2,7 +2,9 @@
 //! them back, checked, a tile at a time.
 
 mod build;
+mod statistics;
 mod view;
 
 pub use build::{BuiltChunk, ChunkBuilder, EncodedTile, TileEncoder};
+pub use statistics::Statistics;
 pub use view::{ChunkView, Decoder};

@@ -64,8 +64,7 @@ enum IndexSections {
 impl<'a> ChunkView<'a> {
     /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
     pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
-        let wrong =
-            |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
+        let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
         let value_encoding =
             ValueEncoding::from_code(header.value_encoding).ok_or_else(|| wrong("unknown value encoding"))?;
         let shape = header.section(SectionKind::Shape).ok_or_else(|| wrong("no SHAPE section"))?;
@@ -203,7 +202,35 @@ impl<'a> ChunkView<'a> {
         self.value_encoding
     }
 
-    /// BLCO blocks, or parts of one, in a `raw` chunk.
+    /// The image.
+    #[must_use]
+    pub fn image(&self) -> &[u8] {
+        self.image
+    }
+
+    /// Bytes of the image that values take: their columns and the VALUES section.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        let column = |t| column::bytes(self.record(t).value_width) as u64;
+        let columns = match &self.index {
+            IndexSections::Raw { .. } => 0,
+            IndexSections::Tiled { .. } => (0..self.tiles()).map(column).sum(),
+        };
+        columns + self.values.len() as u64
+    }
+
+    /// Bytes of the image that index columns, or the `raw` index, take.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        match &self.index {
+            IndexSections::Raw { index, .. } => index.len() as u64,
+            IndexSections::Tiled { columns, .. } => {
+                (columns.len() + self.values.len()) as u64 - self.value_bytes()
+            }
+        }
+    }
+
+    /// BLCO blocks that have nonzeros in a `raw` chunk.
     #[must_use]
     pub fn blocks(&self) -> usize {
         match &self.index {
@@ -223,9 +250,15 @@ impl<'a> ChunkView<'a> {
 
     /// Decodes tile `t` into `indices` (one column of [`TILE_NNZ`] per mode) and `values`.
     #[inline(always)]
-    pub fn decode<'b>(&self, t: usize, indices: &'b mut [u32], values: &'b mut [f64]) -> Result<DecodedTile<'b>> {
+    pub fn decode<'b>(
+        &self,
+        t: usize,
+        indices: &'b mut [u32],
+        values: &'b mut [f64],
+    ) -> Result<DecodedTile<'b>> {
         let nnz = (self.nnz - t * TILE_NNZ).min(TILE_NNZ);
-        let mut tile = DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
+        let mut tile =
+            DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
         let decoded = match &self.index {
             IndexSections::Raw { blocks, index } => {
                 self.decode_raw(t, blocks, index, indices, &mut tile)

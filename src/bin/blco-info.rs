@@ -1,0 +1,5 @@
+//! `blco-info`: see `--help`.
+
+fn main() -> std::process::ExitCode {
+    blco::cli::main::<blco::cli::info::Info>()
+}

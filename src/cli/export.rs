@@ -1,0 +1,195 @@
+//! `blco-export`.
+
+use super::outputs::Pending;
+use super::progress::Progress;
+use super::{Program, Report, machine, on_pool};
+use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use crate::coo::tns::TnsWriter;
+use crate::error::{Error, Result};
+use crate::format::DecodedTile;
+use crate::op::export::EachTile;
+use crate::shape::ORDER_MAX;
+use crate::store::Store;
+use crate::stream::{Executor, Limits, plan};
+use crate::sys::Sys;
+use clap::Parser;
+use npyz::WriterBuilder;
+use serde::Serialize;
+use std::ffi::OsStr;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes a store back as coordinate text or as a NumPy archive
+///
+/// Text has one nonzero a line: indices from 1, then the value with the fewest digits that read back the same bits. An
+/// archive (.npz) holds `indices` (nnz x order, u4, from 0), `values` (f8) and `dims` (u8). Nonzeros come in the store's order.
+/// Memory does not grow with the tensor.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blco-export",
+    version,
+    after_help = "Examples:\n  blco-export movies.blco movies.tns\n  blco-export movies.blco - | sort -n | head\n  \
+                  blco-export movies.blco movies.npz"
+)]
+pub struct Export {
+    /// The store
+    store: PathBuf,
+    /// The output: a file that ends in .npz, any other file for text, or - for text on standard output
+    output: PathBuf,
+    /// Replace an existing file
+    #[arg(long)]
+    force: bool,
+    /// Threads [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Report as JSON (not with -)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct ExportReport {
+    store: PathBuf,
+    digest: String,
+    output: PathBuf,
+    nnz: u64,
+    bytes: u64,
+}
+
+/// Streams `store` once through `op`. `label` is the progress line's.
+pub(super) fn stream_once<O: HostOp>(
+    store: &Store,
+    op: &mut O,
+    op_bytes: u64,
+    threads: usize,
+    progress: (&Progress, &'static str),
+) -> Result<()> {
+    let operation = op_bytes + decoded_bytes(store.manifest().shape.order());
+    let limits = Limits { memory: None, threads, workers: None, available: machine::available_memory() };
+    let plan = plan(store, operation, &limits)?;
+    let mut backend = HostBackend::new(store, op)?;
+    let mut executor = Executor::new(store, &plan, &mut backend)?;
+    let total = Some(store.manifest().nnz);
+    executor.pass(&mut backend, &|done| progress.0.show(progress.1, done, total)).map(drop)
+}
+
+/// Writes the nonzeros as text.
+fn write_text<W: Write>(
+    out: W,
+    path: &Path,
+    pass: impl FnOnce(&mut TileSink<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut writer = TnsWriter::new(out);
+    pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
+        let mut at = [0; ORDER_MAX];
+        let order = tile.order();
+        for (i, &value) in tile.values.iter().enumerate() {
+            at[..order].iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
+            writer.write_row(&at[..order], value).map_err(Error::io(path, "write"))?;
+        }
+        Ok(())
+    })))?;
+    writer.finish().map(drop).map_err(Error::io(path, "write"))
+}
+
+/// A tile operation whose function borrows from the caller.
+type TileSink<'a> = EachTile<Box<dyn FnMut(&DecodedTile<'_>) -> Result<()> + 'a>>;
+
+/// Writes the nonzeros as three arrays: one pass for the indices, one for the values.
+fn write_arrays(
+    store: &Store,
+    out: &Pending,
+    pass: &mut dyn FnMut(&mut TileSink<'_>) -> Result<()>,
+) -> Result<()> {
+    let manifest = store.manifest();
+    let (nnz, order) = (manifest.nnz, manifest.shape.order());
+    let failed = |e: std::io::Error| Error::io(out.target(), "write")(e);
+    let zip_failed = |e: zip::result::ZipError| failed(e.into());
+    let options = zip::write::SimpleFileOptions::default()
+        .compression_method(zip::CompressionMethod::Stored)
+        .last_modified_time(zip::DateTime::default())
+        .large_file(true);
+    let mut zip = zip::ZipWriter::new(BufWriter::with_capacity(1 << 20, out.file()));
+    zip.start_file("dims.npy", options).map_err(zip_failed)?;
+    let dims = manifest.shape.dims().iter().map(|&d| u64::from(d));
+    write_array(&mut zip, &[order as u64], |w| w.extend(dims)).map_err(failed)?;
+    zip.start_file("indices.npy", options).map_err(zip_failed)?;
+    let mut broken = Ok(());
+    let indices = write_array(&mut zip, &[nnz, order as u64], |w: &mut npyz::NpyWriter<u32, _>| {
+        broken = pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
+            let rows = (0..tile.nnz).flat_map(|i| (0..order).map(move |m| tile.column(m)[i]));
+            w.extend(rows).map_err(Error::io(out.target(), "write"))
+        })));
+        Ok(())
+    });
+    broken?;
+    indices.map_err(failed)?;
+    zip.start_file("values.npy", options).map_err(zip_failed)?;
+    let mut broken = Ok(());
+    let values = write_array(&mut zip, &[nnz], |w: &mut npyz::NpyWriter<f64, _>| {
+        broken = pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
+            w.extend(tile.values.iter().copied()).map_err(Error::io(out.target(), "write"))
+        })));
+        Ok(())
+    });
+    broken?;
+    values.map_err(failed)?;
+    zip.finish().map_err(zip_failed)?.flush().map_err(failed)
+}
+
+/// Writes one array of a known shape.
+fn write_array<T: npyz::AutoSerialize, W: Write>(
+    out: &mut W,
+    shape: &[u64],
+    fill: impl FnOnce(&mut npyz::NpyWriter<T, &mut W>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(out).begin_nd()?;
+    fill(&mut writer)?;
+    writer.finish()
+}
+
+impl Program for Export {
+    fn json(&self) -> bool {
+        self.json
+    }
+
+    fn run(&self, sys: &Sys) -> Result<Report> {
+        let store = Store::open(sys, &self.store)?;
+        let progress = Progress::new(self.quiet || self.json);
+        let pass =
+            |op: &mut TileSink<'_>, threads| stream_once(&store, op, 0, threads, (&progress, "exporting"));
+        if self.output == Path::new("-") {
+            if self.json {
+                return Err(Error::request(
+                    "--json reports on standard output, where - writes the tensor: use one",
+                ));
+            }
+            let out = std::io::stdout();
+            on_pool(sys, self.threads, |threads| write_text(out, &self.output, |op| pass(op, threads)))?;
+            return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
+        }
+        let out = Pending::create(sys, &self.output, self.force)?;
+        on_pool(sys, self.threads, |threads| {
+            if self.output.extension() == Some(OsStr::new("npz")) {
+                write_arrays(&store, &out, &mut |op| pass(op, threads))
+            } else {
+                write_text(out.file(), out.target(), |op| pass(op, threads))
+            }
+        })?;
+        let bytes = out.file().metadata()?.len();
+        out.publish()?;
+        let report = ExportReport {
+            store: self.store.clone(),
+            digest: format!("{:016x}", store.id()),
+            output: self.output.clone(),
+            nnz: store.manifest().nnz,
+            bytes,
+        };
+        let size = bytesize::ByteSize(bytes);
+        let text = format!("{}: {} nonzeros, {size}\n", self.output.display(), report.nnz);
+        Report::new::<Self>(text, &report)
+    }
+}

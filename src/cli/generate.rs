@@ -1,0 +1,152 @@
+//! `blco-gen`.
+
+use super::outputs::Pending;
+use super::pack::{StoreArgs, text as pack_text};
+use super::progress::Progress;
+use super::{Program, Report, count, on_pool};
+use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
+use crate::coo::tns::TnsWriter;
+use crate::coo::{Batch, Extent, Source};
+use crate::error::{Error, Result};
+use crate::sys::Sys;
+use clap::Parser;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Generates a sparse tensor, as coordinate text or as a store
+///
+/// Index of mode m of nonzero i = floor(dim x u^skew), u from a counter-based generator keyed by the seed, m and i; every
+/// operation is exact, so that others can reproduce a tensor (the formula stands in the documentation of the
+/// module coo::generate). Nonzeros may repeat coordinates.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blco-gen",
+    version,
+    after_help = "Examples:\n  blco-gen --dims 183,24,1140,1717 --nnz 3.3M --skew 1,1,2,2 --values 1..5 uber-like.tns\n  \
+                  blco-gen --dims 12092,9184,28818 --nnz 10M --skew 2 nell2-like.blco\n  \
+                  blco-gen --dims 100,100,100 --nnz 1000 --planted-rank 3 -"
+)]
+pub struct Gen {
+    /// The output: a store if it ends in .blco, otherwise text; - for text on standard output
+    output: PathBuf,
+    /// The dims, for example 183,24,1140,1717
+    #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
+    dims: Vec<u64>,
+    /// Nonzeros, for example 3300000 or 3.3M
+    #[arg(long, value_name = "N", value_parser = count)]
+    nnz: u64,
+    /// The skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
+    #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', value_parser = skew, default_value = "1")]
+    skew: Vec<Skew>,
+    /// The values: 1, a range of integers such as 1..5, or uniform
+    #[arg(long, default_value = "1", value_parser = values, conflicts_with = "planted_rank")]
+    values: Values,
+    /// The seed
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Take the values from a random model of this rank
+    #[arg(long, value_name = "R")]
+    planted_rank: Option<u32>,
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Threads [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Report as JSON (not with -)
+    #[arg(long)]
+    json: bool,
+}
+
+fn skew(text: &str) -> std::result::Result<Skew, String> {
+    text.parse().map_err(|e: Error| e.to_string())
+}
+
+fn values(text: &str) -> std::result::Result<Values, String> {
+    text.parse().map_err(|e: Error| e.to_string())
+}
+
+#[derive(Debug, Serialize)]
+struct GenReport {
+    output: PathBuf,
+    dims: Vec<u64>,
+    nnz: u64,
+    seed: u64,
+}
+
+impl Gen {
+    fn generator(&self, sys: &Sys) -> Result<Generator> {
+        let skew = match self.skew[..] {
+            [one] => vec![one; self.dims.len()],
+            _ => self.skew.clone(),
+        };
+        let (dims, nnz, values, seed) = (self.dims.clone(), self.nnz, self.values, self.seed);
+        Generator::new(sys, GenerateSpec { dims, nnz, skew, values, seed, planted_rank: self.planted_rank })
+    }
+
+    /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
+    fn write_text(&self, sys: &Sys, out: &mut dyn Write, threads: usize) -> Result<Extent> {
+        let progress = Progress::new(self.quiet || self.json || self.output == Path::new("-"));
+        let mut pending: Vec<Batch> = Vec::with_capacity(threads);
+        let mut done = 0;
+        let mut write = |batches: &mut Vec<Batch>| {
+            let texts: Vec<std::io::Result<Vec<u8>>> =
+                batches.par_drain(..).map(|batch| format(&batch)).collect();
+            texts
+                .into_iter()
+                .try_for_each(|text| out.write_all(&text?))
+                .map_err(Error::io(&self.output, "write"))
+        };
+        let extent = self.generator(sys)?.drain(&mut |batch| {
+            done += batch.nnz() as u64;
+            pending.push(batch);
+            progress.show("writing", done, Some(self.nnz));
+            if pending.len() < threads { Ok(()) } else { write(&mut pending) }
+        })?;
+        write(&mut pending)?;
+        out.flush().map_err(Error::io(&self.output, "write"))?;
+        Ok(extent)
+    }
+}
+
+fn format(batch: &Batch) -> std::io::Result<Vec<u8>> {
+    let mut writer = TnsWriter::new(Vec::new());
+    writer.write_batch(batch)?;
+    writer.finish()
+}
+
+impl Program for Gen {
+    fn json(&self) -> bool {
+        self.json
+    }
+
+    fn run(&self, sys: &Sys) -> Result<Report> {
+        if self.output == Path::new("-") {
+            if self.json {
+                return Err(Error::request(
+                    "--json reports on standard output, where - writes the tensor: use one",
+                ));
+            }
+            on_pool(sys, self.threads, |threads| self.write_text(sys, &mut std::io::stdout(), threads))?;
+            return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
+        }
+        if self.output.extension() == Some(OsStr::new("blco")) {
+            let mut source = self.generator(sys)?;
+            let quiet = self.quiet || self.json;
+            let report =
+                on_pool(sys, self.threads, |_| self.store.pack(sys, &mut source, &self.output, quiet))?;
+            return Report::new::<Self>(pack_text(&report), &report);
+        }
+        let out = Pending::create(sys, &self.output, self.store.force)?;
+        let extent = on_pool(sys, self.threads, |threads| self.write_text(sys, &mut out.file(), threads))?;
+        out.publish()?;
+        let (output, dims) = (self.output.clone(), extent.dims);
+        let report = GenReport { output, dims, nnz: extent.nnz, seed: self.seed };
+        Report::new::<Self>(format!("{}: {} nonzeros\n", self.output.display(), report.nnz), &report)
+    }
+}

@@ -1,0 +1,295 @@
+//! `blco-info`.
+
+use super::export::stream_once;
+use super::progress::Progress;
+use super::{Program, Report, on_pool};
+use crate::encoding::IndexEncoding;
+use crate::error::{Error, Result};
+use crate::linear::BitLayout;
+use crate::op::inspect::{Inspect, StoreStatistics};
+use crate::op::verify::Verify;
+use crate::store::{Codec, Manifest, Store};
+use crate::sys::Sys;
+use bytesize::ByteSize;
+use clap::Parser;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Tells what a store is, and whether it is what it says
+///
+/// Reads the whole store once for the statistics of tiles and rows; --quick reads the manifest alone. --verify also
+/// decodes and encodes everything again and compares: exit status 1 if anything differs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blco-info",
+    version,
+    after_help = "Examples:\n  blco-info movies.blco\n  blco-info movies.blco --quick --json\n  blco-info movies.blco --verify"
+)]
+pub struct Info {
+    /// The store
+    store: PathBuf,
+    /// Check everything, every nonzero's coordinates included
+    #[arg(long, conflicts_with = "quick")]
+    verify: bool,
+    /// Read the manifest alone
+    #[arg(long)]
+    quick: bool,
+    /// Threads [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is reported as JSON.
+#[derive(Debug, Serialize)]
+struct InfoReport {
+    store: PathBuf,
+    digest: String,
+    format: &'static str,
+    encoding: IndexEncoding,
+    zstd_level: Option<i32>,
+    dims: Vec<u32>,
+    nnz: u64,
+    density: f64,
+    duplicates_may_occur: bool,
+    norm: f64,
+    value_min: f64,
+    value_max: f64,
+    linear_bits: u32,
+    bit_modes: Vec<usize>,
+    longest_row_bounds: Vec<u64>,
+    chunk_bytes: u64,
+    chunks: ChunkSizes,
+    bytes: u64,
+    bytes_per_nnz: BytesPerNnz,
+    statistics: Option<StoreStatistics>,
+    verified: Option<bool>,
+    problem: Option<String>,
+}
+
+/// How large the chunks are.
+#[derive(Debug, Serialize)]
+struct ChunkSizes {
+    count: usize,
+    bytes_min: u64,
+    bytes_median: u64,
+    bytes_max: u64,
+    nnz_min: u64,
+    nnz_median: u64,
+    nnz_max: u64,
+}
+
+/// Bytes for each nonzero; index and values as in images, the rest is overhead (negative where a codec saves).
+#[derive(Debug, Serialize)]
+struct BytesPerNnz {
+    index: Option<f64>,
+    values: Option<f64>,
+    overhead: Option<f64>,
+    total: f64,
+    raw_blco: f64,
+}
+
+impl ChunkSizes {
+    fn new(manifest: &Manifest) -> Self {
+        let sorted = |of: fn(&crate::store::ChunkEntry) -> u64| {
+            let mut all: Vec<u64> = manifest.chunks.iter().map(of).collect();
+            all.sort_unstable();
+            (all[0], all[all.len() / 2], all[all.len() - 1])
+        };
+        let (bytes_min, bytes_median, bytes_max) = sorted(|c| c.file_bytes);
+        let (nnz_min, nnz_median, nnz_max) = sorted(|c| c.nnz);
+        let count = manifest.chunks.len();
+        Self { count, bytes_min, bytes_median, bytes_max, nnz_min, nnz_median, nnz_max }
+    }
+}
+
+impl InfoReport {
+    fn new(store: &Store) -> Result<Self> {
+        let m = store.manifest();
+        let bytes = store.bytes()?;
+        let places = m.shape.dims().iter().map(|&d| f64::from(d)).product::<f64>();
+        Ok(Self {
+            store: store.path().to_path_buf(),
+            digest: format!("{:016x}", store.id()),
+            format: "blco",
+            encoding: m.index_encoding,
+            zstd_level: match m.codec {
+                Codec::None => None,
+                Codec::Zstd(level) => Some(level),
+            },
+            dims: m.shape.dims().to_vec(),
+            nnz: m.nnz,
+            density: m.nnz as f64 / places,
+            duplicates_may_occur: m.may_repeat,
+            norm: m.sum_squares.sqrt(),
+            value_min: m.value_min,
+            value_max: m.value_max,
+            linear_bits: m.shape.linear_bits(),
+            bit_modes: BitLayout::new(&m.shape).bit_modes().iter().map(|&b| usize::from(b) + 1).collect(),
+            longest_row_bounds: m.longest_row_bounds.clone(),
+            chunk_bytes: m.chunk_bytes,
+            chunks: ChunkSizes::new(m),
+            bytes,
+            bytes_per_nnz: BytesPerNnz {
+                index: None,
+                values: None,
+                overhead: None,
+                total: bytes as f64 / m.nnz as f64,
+                raw_blco: 16.0,
+            },
+            statistics: None,
+            verified: None,
+            problem: None,
+        })
+    }
+
+    fn add(&mut self, statistics: StoreStatistics) {
+        let per_nnz = |bytes: u64| bytes as f64 / self.nnz as f64;
+        let (index, values) = (per_nnz(statistics.index_bytes), per_nnz(statistics.value_bytes));
+        let total = self.bytes_per_nnz.total;
+        self.bytes_per_nnz.index = Some(index);
+        self.bytes_per_nnz.values = Some(values);
+        self.bytes_per_nnz.overhead = Some(total - index - values);
+        self.statistics = Some(statistics);
+    }
+
+    fn text(&self) -> Result<String> {
+        let mut out = String::new();
+        self.write_text(&mut out)
+            .map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
+        Ok(out)
+    }
+
+    fn write_text(&self, out: &mut String) -> std::fmt::Result {
+        let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();
+        let (b, c) = (&self.bytes_per_nnz, &self.chunks);
+        writeln!(out, "{}", self.store.display())?;
+        writeln!(
+            out,
+            "  shape     {}, {} nonzeros, density {:.2e}",
+            dims.join(" x "),
+            self.nnz,
+            self.density
+        )?;
+        let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
+        writeln!(out, "  values    {} to {}, norm {}{repeat}", self.value_min, self.value_max, self.norm)?;
+        let encoding = match self.encoding {
+            IndexEncoding::Raw => "raw",
+            IndexEncoding::Tiled => "tiled",
+        };
+        let codec = self.zstd_level.map_or(String::new(), |level| format!(", zstd level {level}"));
+        writeln!(
+            out,
+            "  format    BLCO, {encoding}{codec}, {} linear bits, digest {}",
+            self.linear_bits, self.digest
+        )?;
+        write!(out, "  bytes     {} in all, {:.3} a nonzero", ByteSize(self.bytes), b.total)?;
+        if let (Some(index), Some(values), Some(overhead)) = (b.index, b.values, b.overhead) {
+            write!(out, " = index {index:.3} + values {values:.3} + overhead {overhead:.3}")?;
+        }
+        writeln!(out, " (raw BLCO: 16)")?;
+        writeln!(
+            out,
+            "  chunks    {}: {} to {}, median {}; {} to {} nonzeros",
+            c.count,
+            ByteSize(c.bytes_min),
+            ByteSize(c.bytes_max),
+            ByteSize(c.bytes_median),
+            c.nnz_min,
+            c.nnz_max
+        )?;
+        if let Some(s) = &self.statistics {
+            let encodings: Vec<String> =
+                s.value_encodings.iter().map(|(name, n)| format!("{name} {n}")).collect();
+            writeln!(out, "  tiles     {}; values of chunks: {}", s.tiles, encodings.join(", "))?;
+            if s.blocks > 0 {
+                writeln!(out, "  blocks    {} BLCO blocks", s.blocks)?;
+            }
+            writeln!(out, "  zeros     {} explicit", s.zeros)?;
+        }
+        writeln!(out, "{}", self.mode_table())?;
+        match (self.verified, &self.problem) {
+            (Some(true), _) => writeln!(out, "verified: everything is as it should be"),
+            (_, Some(problem)) => writeln!(out, "NOT VERIFIED: {problem}"),
+            _ => Ok(()),
+        }
+    }
+
+    fn mode_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY);
+        let Some(statistics) = &self.statistics else {
+            table.set_header(["mode", "dim", "longest row, at most"]);
+            for (m, (dim, bound)) in self.dims.iter().zip(&self.longest_row_bounds).enumerate() {
+                table.add_row([(m + 1).to_string(), dim.to_string(), bound.to_string()]);
+            }
+            return table;
+        };
+        table.set_header(["mode", "dim", "rows used", "longest row", "rows in a tile", "bits in a tile"]);
+        for (m, (dim, mode)) in self.dims.iter().zip(&statistics.modes).enumerate() {
+            let known = |x: Option<u64>| x.map_or("-".to_owned(), |x| x.to_string());
+            table.add_row([
+                (m + 1).to_string(),
+                dim.to_string(),
+                known(mode.rows),
+                known(mode.longest_row),
+                format!("{:.1}", mode.tile_span),
+                format!("{:.2}", mode.tile_bits),
+            ]);
+        }
+        table
+    }
+}
+
+impl Info {
+    /// The statistics, from one pass; with `--verify` everything is checked in it.
+    fn look(&self, store: &Store, threads: usize) -> Result<StoreStatistics> {
+        let shape = &store.manifest().shape;
+        let progress = Progress::new(self.quiet || self.json);
+        let bytes = Inspect::host_bytes(shape);
+        let inspect = Inspect::new(shape);
+        if self.verify {
+            let mut both = (inspect, Verify::new(store));
+            stream_once(store, &mut both, bytes, threads, (&progress, "verifying"))?;
+            both.1.finish()?;
+            return Ok(both.0.finish());
+        }
+        let mut inspect = inspect;
+        stream_once(store, &mut inspect, bytes, threads, (&progress, "reading"))?;
+        Ok(inspect.finish())
+    }
+}
+
+impl Program for Info {
+    fn json(&self) -> bool {
+        self.json
+    }
+
+    fn run(&self, sys: &Sys) -> Result<Report> {
+        let store = Store::open(sys, &self.store)?;
+        let mut info = InfoReport::new(&store)?;
+        if !self.quick {
+            match on_pool(sys, self.threads, |threads| self.look(&store, threads)) {
+                Ok(statistics) => {
+                    info.add(statistics);
+                    info.verified = self.verify.then_some(true);
+                }
+                Err(error @ Error::Corrupt { .. }) if self.verify => {
+                    info.verified = Some(false);
+                    info.problem = Some(error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut report = Report::new::<Self>(info.text()?, &info)?;
+        report.failed = info.verified == Some(false);
+        Ok(report)
+    }
+}

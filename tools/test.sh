@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# All tests: unit, integration, documentation, and the second reader of the format (Python with numpy, installed here
+# into .venv on the first run). Arguments go to `cargo test`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if ! .venv/bin/python -c 'import numpy, zstandard' 2>/dev/null; then
+    python3 -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check numpy zstandard
+fi
+export BLCO_PYTHON=$PWD/.venv/bin/python
+cargo test "$@"
