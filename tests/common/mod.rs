@@ -9,7 +9,8 @@ use blco::coo::{Batch, Extent, Source};
 use blco::dense::{Matrix, Real};
 use blco::encoding::IndexEncoding;
 use blco::error::Result;
-use blco::op::export::ExportArrays;
+use blco::format::DecodedTile;
+use blco::op::export::EachTile;
 use blco::op::mttkrp::{Mttkrp, host_bytes};
 use blco::pack::{Duplicates, PackOptions, PackReport};
 use blco::random::Counter;
@@ -228,13 +229,20 @@ pub fn bits<T: Real>(results: &[(usize, Matrix<T>)]) -> Vec<(usize, Vec<u64>)> {
 
 /// The nonzeros of a store, in its order.
 pub fn exported(store: &Store) -> Result<Tensor> {
-    let mut export = ExportArrays::default();
-    let mut backend = HostBackend::new(store, &mut export)?;
+    let dims = store.manifest().shape.dims().iter().map(|&d| d.into()).collect();
+    let mut tensor = Tensor { dims, ..Tensor::default() };
+    let mut gather = EachTile(|tile: &DecodedTile<'_>| {
+        for i in 0..tile.nnz {
+            tensor.indices.extend((0..tile.order()).map(|m| tile.column(m)[i]));
+        }
+        tensor.values.extend_from_slice(tile.values);
+        Ok(())
+    });
+    let mut backend = HostBackend::new(store, &mut gather)?;
     let limits = Limits { memory: None, threads: 1, workers: Some(2), available: u64::MAX };
     let plan = plan(store, 0, &limits)?;
     Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
-    let dims = store.manifest().shape.dims().iter().map(|&d| d.into()).collect();
-    Ok(Tensor { dims, indices: export.indices, values: export.values })
+    Ok(tensor)
 }
 
 /// Everything under `dir`: relative paths, and the contents of files (`None` for a directory).
