@@ -8,8 +8,8 @@
 mod common;
 
 use blco::dense::{Matrix, seeded_factors};
-use blco::encoding::values::ValueEncoding;
 use blco::encoding::TILE_NNZ;
+use blco::encoding::values::ValueEncoding;
 use blco::error::{Error, Result};
 use blco::format::blco::{ChunkView, Decoder};
 use blco::store::chunk::HEADER_BYTES;

@@ -25,6 +25,7 @@ const DARPA: &str = "darpa-midas-src-dst-minute.tns.zst";
 const GIT_LOG: &str = "gitlog-author-file-token-month.tns.zst";
 
 /// The file, or nothing (and a word about it) where the data is not there.
+#[expect(clippy::print_stdout, reason = "a test that tests nothing says so")]
 fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data").join(name);
     if path.exists() {
@@ -80,7 +81,8 @@ fn check_nonzeros(name: &str, tensor: &Tensor, store: &Store, options: &PackOpti
         exported(store).unwrap()
     } else {
         let target = options.target.with_extension("kept");
-        exported(&packed(tensor, &PackOptions { target, duplicates: Duplicates::Keep, ..options.clone() })).unwrap()
+        exported(&packed(tensor, &PackOptions { target, duplicates: Duplicates::Keep, ..options.clone() }))
+            .unwrap()
     };
     assert_eq!(back.dims, tensor.dims, "{name}");
     assert!(back.sorted() == tensor.sorted(), "{name}: exported nonzeros differ from those read");
@@ -126,16 +128,16 @@ fn knowledge_graphs() {
 
 #[test]
 fn small_tensors_of_others() {
-    for name in
-        ["mttkrp_b", "small", "small4", "med4", "headered_3d_7", "plain_4d_3_16", "toolbox_header"]
-    {
+    for name in ["mttkrp_b", "small", "small4", "med4", "headered_3d_7", "plain_4d_3_16", "toolbox_header"] {
         check(&format!("small/{name}.tns"), f64::INFINITY);
     }
 }
 
 #[test]
 fn a_log_with_duplicates_packs_to_the_bytes_of_its_counts() {
-    let (Some(counts), Some(log)) = (shared(UBER), shared("uber-aprjun2014-4d-rawdup.tns.zst")) else { return };
+    let (Some(counts), Some(log)) = (shared(UBER), shared("uber-aprjun2014-4d-rawdup.tns.zst")) else {
+        return;
+    };
     let dir = tempfile::tempdir().unwrap();
     for (kind, chunk_bytes) in [(Kind::Tiled, CHUNK_BYTES), (Kind::Raw, 1 << 20)] {
         let stores = [counts.as_path(), &log].map(|path| {
@@ -163,7 +165,10 @@ fn files_that_count_from_zero_are_refused_with_the_hint() {
 
 #[test]
 fn a_file_that_counts_from_zero_equals_its_twin() {
-    let twins = [("small/toolbox_header.tns", IndexBase::One), ("small/toolbox_header_zero_based.tns", IndexBase::Zero)];
+    let twins = [
+        ("small/toolbox_header.tns", IndexBase::One),
+        ("small/toolbox_header_zero_based.tns", IndexBase::Zero),
+    ];
     let dir = tempfile::tempdir().unwrap();
     let mut stores = Vec::new();
     for (n, (name, base)) in twins.into_iter().enumerate() {
@@ -178,7 +183,8 @@ fn a_file_that_counts_from_zero_equals_its_twin() {
 /// Factors of consecutive integers; the answer stands beside the tensor.
 #[test]
 fn the_published_answer_comes_out_exactly() {
-    let (Some(path), Some(answer)) = (shared("small/mttkrp_b.tns"), shared("small/mttkrp_b.expected.txt")) else {
+    let (Some(path), Some(answer)) = (shared("small/mttkrp_b.tns"), shared("small/mttkrp_b.expected.txt"))
+    else {
         return;
     };
     let text = std::fs::read_to_string(answer).unwrap();

@@ -26,8 +26,8 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     (
         "cli",
         &[
-            "backend", "coo", "dense", "encoding", "error", "format", "linear", "op", "pack", "shape", "store",
-            "stream", "sys",
+            "backend", "coo", "dense", "encoding", "error", "format", "linear", "op", "pack", "shape",
+            "store", "stream", "sys",
         ],
     ),
     ("bin", &["cli"]),

@@ -11,8 +11,8 @@ use blco::dense::{Matrix, Real, seeded_factors};
 use blco::pack::{Duplicates, PackOptions};
 use blco::sys::Sys;
 use common::{
-    KINDS, Kind, SMALL_CHUNKS, Tensor, bits, exported, identity, options, pack, packed, plan_run, run_planned,
-    values,
+    KINDS, Kind, SMALL_CHUNKS, Tensor, bits, exported, identity, options, pack, packed, plan_run,
+    run_planned, values,
 };
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -38,7 +38,8 @@ fn store_bytes_do_not_depend_on_threads_or_the_order_of_lines() {
     let dir = tempfile::tempdir().unwrap();
     // Several pieces of text, several groups of tiles, several chunks; many coordinates repeat.
     let tensor = Tensor::random(&[3000, 12, 7], 150_000, 1, values::fraction);
-    let texts: Vec<_> = [tensor.clone(), tensor.shuffled(1), tensor.shuffled(2)].iter().map(Tensor::text).collect();
+    let texts: Vec<_> =
+        [tensor.clone(), tensor.shuffled(1), tensor.shuffled(2)].iter().map(Tensor::text).collect();
     assert!(texts[0].len() > 3 << 20 && texts[0] != texts[1]);
     for kind in KINDS {
         let pack = |text, threads| {
@@ -61,7 +62,9 @@ fn duplicates_leave_no_trace_of_their_order() {
     };
     let mut tensor = Tensor::random(&[9, 8, 7], 2500, 2, awkward);
     // Coordinates that only zeros share.
-    for (n, zeros) in [[-0.0, -0.0], [-0.0, 0.0], [0.0, 0.0], [1.0, -1.0], [-1.0, 1.0]].into_iter().enumerate() {
+    for (n, zeros) in
+        [[-0.0, -0.0], [-0.0, 0.0], [0.0, 0.0], [1.0, -1.0], [-1.0, 1.0]].into_iter().enumerate()
+    {
         for zero in zeros {
             tensor.indices.extend([9, u32::try_from(n).unwrap(), 0]);
             tensor.values.push(zero);
@@ -73,13 +76,13 @@ fn duplicates_leave_no_trace_of_their_order() {
             pack_text(dir.path(), &tensor.text(), threads, |o| o.duplicates = duplicates)
         };
         let wanted = pack(&tensor, 1);
-        for seed in 0..12 {
-            let threads = [1, 2, 5][seed as usize % 3];
+        for (seed, threads) in (0..12).zip([1, 2, 5].into_iter().cycle()) {
             assert!(pack(&tensor.shuffled(seed), threads) == wanted, "{duplicates:?}, order {seed}");
         }
     }
     let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS));
-    let sums: Vec<f64> = exported(&store).unwrap().rows().filter(|(row, _)| row[0] == 9).map(|(_, v)| v).collect();
+    let sums: Vec<f64> =
+        exported(&store).unwrap().rows().filter(|(row, _)| row[0] == 9).map(|(_, v)| v).collect();
     let sums: Vec<u64> = sums.into_iter().map(f64::to_bits).collect();
     let wanted = [-0.0f64, 0.0, 0.0, 0.0, 0.0].map(f64::to_bits);
     assert_eq!(sums, wanted, "-0.0 alone stays; everything else that cancels is 0.0");
@@ -135,7 +138,10 @@ fn results_are_bit_identical<T: Real>() {
         }
     }
     let rows = wanted.unwrap().into_iter().map(|(_, bits)| bits.len() * 8).collect::<Vec<_>>();
-    assert!(rows[0] > 1 << 20 && rows[1] < 1 << 20, "one long mode, accumulated by rows; the others in copies");
+    assert!(
+        rows[0] > 1 << 20 && rows[1] < 1 << 20,
+        "one long mode, accumulated by rows; the others in copies"
+    );
 }
 
 #[test]

@@ -86,18 +86,19 @@ fn every_failing_call_ends_a_run_with_its_error() {
         assert!(chunks >= 4, "{chunks} chunks");
         let wanted = open_and_run(&Sys::default(), &path).unwrap();
         for call in [Some(Call::Read), Some(Call::Open), Some(Call::Spawn), Some(Call::Allocate), None] {
-            let calls = for_every_call(call, Fault::Errno(libc::EIO), |nth, sys, faults| {
-                match open_and_run(sys, &path) {
-                    Err(error) => {
-                        assert!(faults.struck(), "{kind:?}: {error}");
-                        assert_eq!(errno(&error), Some(libc::EIO), "{kind:?}, {call:?} {nth}: {error}");
+            let calls =
+                for_every_call(call, Fault::Errno(libc::EIO), |nth, sys, faults| {
+                    match open_and_run(sys, &path) {
+                        Err(error) => {
+                            assert!(faults.struck(), "{kind:?}: {error}");
+                            assert_eq!(errno(&error), Some(libc::EIO), "{kind:?}, {call:?} {nth}: {error}");
+                        }
+                        Ok(results) => {
+                            assert!(!faults.struck(), "{kind:?}: {call:?} {nth} failed and nobody noticed");
+                            assert!(results == wanted);
+                        }
                     }
-                    Ok(results) => {
-                        assert!(!faults.struck(), "{kind:?}: {call:?} {nth} failed and nobody noticed");
-                        assert!(results == wanted);
-                    }
-                }
-            });
+                });
             match call {
                 Some(Call::Open) => assert_eq!(calls, chunks + 1, "the manifest and every chunk"),
                 Some(Call::Read) => assert_eq!(calls, chunks + 2, "the manifest to its end, and every chunk"),

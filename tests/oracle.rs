@@ -25,7 +25,8 @@ const RANKS: [usize; 7] = [1, 7, 8, 16, 32, 33, 64];
 /// Holds stores of every kind of `tensor` against the oracle, all modes in one run.
 fn check(name: &str, tensor: &Tensor, ranks: &[usize]) -> Vec<Store> {
     let dir = tempfile::tempdir().unwrap();
-    let stores = KINDS.map(|kind| packed(tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS)));
+    let stores =
+        KINDS.map(|kind| packed(tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS)));
     for &rank in ranks {
         check_rank::<f64>(name, tensor, &stores, rank);
         check_rank::<f32>(name, tensor, &stores, rank);
@@ -55,8 +56,7 @@ fn check_rank<T: Real>(name: &str, tensor: &Tensor, stores: &[Store], rank: usiz
 /// Each mode alone, and the first with the last in the other order, give the bits of all modes together.
 fn check_subsets(name: &str, order: usize, store: &Store) {
     let modes: Vec<usize> = (0..order).collect();
-    let factors: Vec<Matrix<f64>> =
-        seeded_factors(&Sys::default(), &store.manifest().shape, 7, 1).unwrap();
+    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &store.manifest().shape, 7, 1).unwrap();
     let all = bits(&run(store, &factors, &modes).unwrap());
     let subsets = modes.iter().map(|&m| vec![m]).chain([vec![order - 1, 0]]);
     for subset in subsets {
@@ -76,7 +76,13 @@ fn every_order_and_every_kind_of_values() {
         ("order 4, few values", &[50, 7, 33, 64], 4000, values::few, ValueEncoding::Dictionary),
         ("order 5, ones", &[11, 30, 5, 17, 90], 4000, values::one, ValueEncoding::Integer),
         ("order 5, singles", &[30, 30, 30, 30, 30], 3000, values::single, ValueEncoding::F32),
-        ("order 8, zeros among integers", &[4, 9, 3, 17, 2, 5, 33, 8], 3000, values::with_zeros, ValueEncoding::Integer),
+        (
+            "order 8, zeros among integers",
+            &[4, 9, 3, 17, 2, 5, 33, 8],
+            3000,
+            values::with_zeros,
+            ValueEncoding::Integer,
+        ),
     ];
     let mut met = BTreeSet::new();
     for (seed, (name, dims, nnz, value, encoding)) in (1u64..).zip(cases) {
@@ -113,7 +119,11 @@ fn distinct(tensor: &mut Tensor) {
 fn dims_of_one_and_one_nonzero() {
     check("1 x 1", &Tensor::of([1, 1], &[([0, 0], -2.5)]), &RANKS);
     check("dims of 1 around", &Tensor::random(&[1, 50, 1, 70, 1], 900, 3, values::fraction), &RANKS);
-    check("dims of 1, order 8", &Tensor::random(&[1, 1, 1, 1, 1, 1, 1, 600], 300, 4, values::integer), &RANKS);
+    check(
+        "dims of 1, order 8",
+        &Tensor::random(&[1, 1, 1, 1, 1, 1, 1, 600], 300, 4, values::integer),
+        &RANKS,
+    );
     check("one nonzero", &Tensor::of([300, 20, 70], &[([299, 0, 69], 0.1)]), &RANKS);
     check("one zero", &Tensor::of([3, 2, 7], &[([1, 1, 6], -0.0)]), &RANKS);
 }
@@ -196,7 +206,8 @@ fn coordinates_at_the_limits_come_back() {
     ];
     for (n, tensor) in tensors.iter().enumerate() {
         for kind in KINDS {
-            let store = packed(tensor, &options(&dir.path().join(format!("{n}-{kind:?}")), kind, SMALL_CHUNKS));
+            let store =
+                packed(tensor, &options(&dir.path().join(format!("{n}-{kind:?}")), kind, SMALL_CHUNKS));
             let back = exported(&store).unwrap();
             assert_eq!(back.dims, tensor.dims);
             assert!(back.sorted() == tensor.sorted(), "{:?} as {kind:?}", tensor.dims);
