@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Index of mode m of nonzero i = floor(dim x u^skew), u from a counter-based generator keyed by the seed, m and i; every
 /// operation is exact, so that others can reproduce a tensor (the formula stands in the documentation of the
-/// module coo::generate). Nonzeros may repeat coordinates.
+/// module `coo::generate`). Nonzeros may repeat coordinates.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-gen",

@@ -1,7 +1,8 @@
 //! Files that appear whole or not at all: written under a temporary name, renamed last.
 
-use crate::dense::{Matrix, Real, mode_file};
+use crate::dense::{Real, mode_file};
 use crate::error::{Error, Result};
+use crate::op::mttkrp::ModeMatrix;
 use crate::sys::{File, Sys};
 use std::path::{Path, PathBuf};
 
@@ -87,7 +88,7 @@ impl Results {
     }
 
     /// Writes all results, then gives all of them their names.
-    pub fn publish<T: Real>(mut self, results: &[(usize, Matrix<T>)]) -> Result<()> {
+    pub fn publish<T: Real>(mut self, results: &[ModeMatrix<T>]) -> Result<()> {
         for (mode, pending) in &self.files {
             let result = results.iter().find(|(m, _)| m == mode);
             result.map_or(Ok(()), |(_, matrix)| matrix.write(pending.file()))?;

@@ -64,6 +64,7 @@ fn index_base(text: &str) -> std::result::Result<IndexBase, String> {
 
 impl TextArgs {
     /// How to read.
+    #[must_use]
     pub fn options(&self) -> ReadOptions {
         ReadOptions { index_base: self.index_base, dims: self.dims.clone() }
     }

@@ -34,7 +34,9 @@ impl Progress {
                 self.bar.reset();
             }
             self.bar.set_message(phase);
-            total.into_iter().for_each(|total| self.bar.set_length(total));
+            if let Some(total) = total {
+                self.bar.set_length(total);
+            }
         }
         self.bar.set_position(done);
     }

@@ -29,8 +29,8 @@ macro_rules! column {
             const BITS: u32 = <$word>::BITS;
             assert!(width <= BITS, "a column is no wider than its words");
             let mut words = [0 as $word; TILE_NNZ];
-            for (p, position) in numbers.chunks_exact($lanes).enumerate() {
-                let bit = p as u32 * width;
+            for (p, position) in (0..).zip(numbers.chunks_exact($lanes)) {
+                let bit: u32 = p * width;
                 let (k, shift) = ((bit / BITS) as usize, bit % BITS);
                 for (lane, &number) in position.iter().enumerate() {
                     debug_assert!(width == BITS || number >> width == 0, "a number fits its column");
@@ -58,8 +58,8 @@ macro_rules! column {
             }
             let words = &words[..$lanes * width as usize];
             let mask = <$word>::MAX >> (BITS - width);
-            for (p, position) in out.chunks_exact_mut($lanes).enumerate() {
-                let bit = p as u32 * width;
+            for (p, position) in (0..).zip(out.chunks_exact_mut($lanes)) {
+                let bit: u32 = p * width;
                 let (k, shift) = ((bit / BITS) as usize, bit % BITS);
                 let low = &words[$lanes * k..$lanes * (k + 1)];
                 if shift + width > BITS {
@@ -117,12 +117,12 @@ mod tests {
     #[test]
     fn layout_is_the_specification() {
         let width = 5;
-        let numbers: Numbers<u32> = std::array::from_fn(|i| (i as u32 * 7) % 32);
+        let numbers: Numbers<u32> = std::array::from_fn(|i| u32::try_from(i * 7 % 32).unwrap());
         let mut packed = Vec::new();
         pack32(&numbers, width, &mut packed);
         let word = words(&packed, u32::from_le_bytes);
         for (i, &number) in numbers.iter().enumerate() {
-            let (lane, b) = (i % 16, (i / 16) as u32 * width);
+            let (lane, b) = (i % 16, u32::try_from(i / 16).unwrap() * width);
             let (k, s) = ((b / 32) as usize, b % 32);
             let mut got = word[16 * k + lane] >> s;
             if s + width > 32 {

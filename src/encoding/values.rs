@@ -284,10 +284,8 @@ mod tests {
         for width in 0..=54u32 {
             for base in [0, 3, -(1i64 << 53)] {
                 let top = base.saturating_add_unsigned((1u64 << width) - 1).min(1 << 53);
-                let values: Vec<f64> = (0..TILE_NNZ as i64)
-                    .map(|i| (base + i % 7).min(top) as f64)
-                    .chain([top as f64])
-                    .collect();
+                let values: Vec<f64> =
+                    (0..512i64).map(|i| (base + i % 7).min(top) as f64).chain([top as f64]).collect();
                 let values = &values[1..];
                 let (low, w) = TileValues::new(values).integer.unwrap();
                 let mut packed = Vec::new();

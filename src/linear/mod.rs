@@ -5,10 +5,29 @@ mod tables;
 
 pub use tables::{Key, Linearizer};
 
+use std::cmp::Ordering;
+
 use crate::shape::{ORDER_MAX, Shape};
 
 /// Bits of a linear index that address inside a BLCO block in stores.
 pub const BLOCK_BITS: u32 = 64;
+
+/// A nonzero on its way through the packer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Nonzero<K> {
+    /// Its linear index.
+    pub linear: K,
+    /// Its value.
+    pub value: f64,
+}
+
+impl<K: Key> Nonzero<K> {
+    /// The order of stores: by linear index, then by the total order of the values.
+    #[must_use]
+    pub fn order(&self, other: &Self) -> Ordering {
+        self.linear.cmp(&other.linear).then_with(|| self.value.total_cmp(&other.value))
+    }
+}
 
 /// Which mode each bit of the linear index belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]

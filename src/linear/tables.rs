@@ -12,6 +12,8 @@ pub trait Key: Copy + Ord + BitOr<Output = Self> + Default + std::fmt::Debug + S
     fn narrow(wide: u128) -> Self;
     /// The same number with 128 bits.
     fn widen(self) -> u128;
+    /// Byte `i`, the least significant first.
+    fn byte(self, i: usize) -> u8;
 }
 
 impl Key for u64 {
@@ -23,6 +25,10 @@ impl Key for u64 {
     fn widen(self) -> u128 {
         self.into()
     }
+    #[inline]
+    fn byte(self, i: usize) -> u8 {
+        self.to_le_bytes()[i]
+    }
 }
 
 impl Key for u128 {
@@ -32,6 +38,10 @@ impl Key for u128 {
     }
     fn widen(self) -> u128 {
         self
+    }
+    #[inline]
+    fn byte(self, i: usize) -> u8 {
+        self.to_le_bytes()[i]
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::backend::host::{Batch, HostOp};
 use crate::error::{Error, Result};
 use crate::format::blco::{BuiltChunk, ChunkBuilder, ChunkView, EncodedTile, Statistics, TileEncoder};
-use crate::linear::{BitLayout, Linearizer};
+use crate::linear::{BitLayout, Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::chunk::HEADER_BYTES;
 use crate::store::{Manifest, Store};
@@ -20,7 +20,7 @@ pub struct Verify<'a> {
     encoder: TileEncoder<u128>,
     builder: ChunkBuilder,
     statistics: Statistics,
-    previous: Option<(u128, f64)>,
+    previous: Option<Nonzero<u128>>,
     /// Value encoding and checksum of each stored image's payload.
     stored: Vec<(u8, u64)>,
     /// Chunks that have been built again.
@@ -65,7 +65,7 @@ impl<'a> Verify<'a> {
     }
 
     /// Checks the order within a tile and with the one before, and gathers its nonzeros.
-    fn nonzeros(&mut self, batch: &Batch<'_>, t: usize) -> Result<Vec<(u128, f64)>> {
+    fn nonzeros(&mut self, batch: &Batch<'_>, t: usize) -> Result<Vec<Nonzero<u128>>> {
         let tile = batch.tile(t);
         let order = tile.order();
         let mut nonzeros = Vec::with_capacity(tile.nnz);
@@ -74,17 +74,17 @@ impl<'a> Verify<'a> {
             at[..order].iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
             let linear = self.linearizer.scatter(&at[..order]);
             let place = || format!("tile {} of the store, nonzero {i}", batch.first_tile + t as u64);
-            let (rises, repeats) = self.previous.map_or((true, false), |(last, last_value)| {
-                (linear > last, linear == last && last_value.total_cmp(&value).is_le())
-            });
+            let nonzero = Nonzero { linear, value };
+            let rises = self.previous.is_none_or(|last| last.linear < linear);
+            let repeats = self.previous.is_some_and(|last| last.linear == linear && last.order(&nonzero).is_le());
             if !rises && !repeats {
                 return Err(Error::corrupt(self.path(), format!("{}: out of order", place())));
             }
             if repeats && !self.store.manifest().may_repeat {
                 return Err(Error::corrupt(self.path(), format!("{}: a coordinate is repeated", place())));
             }
-            self.previous = Some((linear, value));
-            nonzeros.push((linear, value));
+            self.previous = Some(nonzero);
+            nonzeros.push(nonzero);
         }
         Ok(nonzeros)
     }

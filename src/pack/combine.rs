@@ -2,7 +2,7 @@
 
 use super::Duplicates;
 use crate::error::{Error, Result};
-use crate::linear::{BitLayout, Key, Linearizer};
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 
 /// Settles duplicates in a stream of nonzeros in linear order.
 #[derive(Debug)]
@@ -11,8 +11,8 @@ pub struct Combiner<K> {
     linearizer: Linearizer<K>,
     order: usize,
     /// The nonzero that the next ones may still belong to.
-    open: Option<(K, f64)>,
-    settled: Vec<(K, f64)>,
+    open: Option<Nonzero<K>>,
+    settled: Vec<Nonzero<K>>,
     summed: u64,
     kept: u64,
 }
@@ -41,35 +41,35 @@ impl<K: Key> Combiner<K> {
     }
 
     /// Takes the next nonzeros and returns those that are settled by now.
-    pub fn push(&mut self, sorted: &[(K, f64)]) -> Result<&[(K, f64)]> {
+    pub fn push(&mut self, sorted: &[Nonzero<K>]) -> Result<&[Nonzero<K>]> {
         self.settled.clear();
-        for &(key, value) in sorted {
+        for &next in sorted {
             match &mut self.open {
-                Some((open, sum)) if *open == key => match self.duplicates {
+                Some(open) if open.linear == next.linear => match self.duplicates {
                     Duplicates::Sum => {
-                        *sum += value;
+                        open.value += next.value;
                         self.summed += 1;
-                        if !sum.is_finite() {
-                            return Err(self.refuse(key, "the values given for it add up to infinity"));
+                        if !open.value.is_finite() {
+                            return Err(self.refuse(next.linear, "the values given for it add up to infinity"));
                         }
                     }
                     Duplicates::Keep => {
                         self.kept += 1;
-                        self.settled.push((key, std::mem::replace(sum, value)));
+                        self.settled.push(std::mem::replace(open, next));
                     }
                     Duplicates::Error => {
                         let what = "it occurs more than once; --duplicates sum adds up, keep keeps each";
-                        return Err(self.refuse(key, what));
+                        return Err(self.refuse(next.linear, what));
                     }
                 },
-                open => self.settled.extend(open.replace((key, value))),
+                open => self.settled.extend(open.replace(next)),
             }
         }
         Ok(&self.settled)
     }
 
     /// The last nonzero, once no more come.
-    pub fn finish(&mut self) -> &[(K, f64)] {
+    pub fn finish(&mut self) -> &[Nonzero<K>] {
         self.settled.clear();
         self.settled.extend(self.open.take());
         &self.settled
@@ -90,12 +90,13 @@ mod tests {
     fn combine(duplicates: Duplicates, sorted: &[(u64, f64)]) -> Result<Vec<(u64, f64)>> {
         let layout = BitLayout::new(&Shape::new(&[16, 16]).unwrap());
         let mut combiner = Combiner::new(&layout, duplicates);
+        let sorted: Vec<_> = sorted.iter().map(|&(linear, value)| Nonzero { linear, value }).collect();
         let mut out = Vec::new();
         for slice in sorted.chunks(2) {
             out.extend_from_slice(combiner.push(slice)?);
         }
         out.extend_from_slice(combiner.finish());
-        Ok(out)
+        Ok(out.into_iter().map(|n: Nonzero<u64>| (n.linear, n.value)).collect())
     }
 
     #[test]

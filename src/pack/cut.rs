@@ -5,7 +5,7 @@ use super::{Duplicates, PackOptions};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::blco::{BuiltChunk, ChunkBuilder, EncodedTile, Statistics, TileEncoder};
-use crate::linear::{BitLayout, Key};
+use crate::linear::{BitLayout, Key, Nonzero};
 use crate::shape::Shape;
 use crate::store::{Manifest, Staging};
 use rayon::prelude::*;
@@ -20,7 +20,7 @@ pub struct Cutter<K> {
     builder: ChunkBuilder,
     statistics: Statistics,
     staging: Staging,
-    pending: Vec<(K, f64)>,
+    pending: Vec<Nonzero<K>>,
     shape: Shape,
 }
 
@@ -37,7 +37,7 @@ impl<K: Key> Cutter<K> {
     }
 
     /// Takes the next nonzeros in linear order.
-    pub fn push(&mut self, nonzeros: &[(K, f64)]) -> Result<()> {
+    pub fn push(&mut self, nonzeros: &[Nonzero<K>]) -> Result<()> {
         self.pending.extend_from_slice(nonzeros);
         if self.pending.len() < GROUP_TILES * TILE_NNZ {
             return Ok(());

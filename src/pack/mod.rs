@@ -7,6 +7,7 @@
 mod combine;
 mod cut;
 mod runs;
+mod sort;
 
 use crate::coo::Source;
 use crate::encoding::IndexEncoding;

@@ -3,7 +3,8 @@
 
 use crate::coo::Batch;
 use crate::error::Result;
-use crate::linear::{BitLayout, Key, Linearizer};
+use super::sort::sort;
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::sys::Sys;
 use rayon::prelude::*;
 
@@ -32,7 +33,7 @@ impl Runs {
         let linearizer = Linearizer::<K>::new(layout);
         let order = layout.order();
         let total: usize = self.batches.iter().map(Batch::nnz).sum();
-        let mut nonzeros = sys.vec((K::default(), 0.0), total)?;
+        let mut nonzeros = sys.vec(Nonzero { linear: K::default(), value: 0.0 }, total)?;
         let mut rest = &mut nonzeros[..];
         let mut targets = Vec::with_capacity(self.batches.len());
         for batch in self.batches {
@@ -43,10 +44,10 @@ impl Runs {
         targets.into_par_iter().for_each(|(batch, target)| {
             let rows = batch.indices.chunks_exact(order).zip(&batch.values);
             for (nonzero, (row, &value)) in target.iter_mut().zip(rows) {
-                *nonzero = (linearizer.scatter(row), value);
+                *nonzero = Nonzero { linear: linearizer.scatter(row), value };
             }
         });
-        nonzeros.par_sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.total_cmp(&b.1)));
+        sort(&mut nonzeros);
         Ok(Sorted { nonzeros })
     }
 }
@@ -54,12 +55,12 @@ impl Runs {
 /// Nonzeros in linear order.
 #[derive(Debug)]
 pub struct Sorted<K> {
-    nonzeros: Vec<(K, f64)>,
+    nonzeros: Vec<Nonzero<K>>,
 }
 
 impl<K: Key> Sorted<K> {
     /// Hands over all nonzeros in order, in slices of bounded length.
-    pub fn for_each_slice(&self, mut sink: impl FnMut(&[(K, f64)]) -> Result<()>) -> Result<()> {
+    pub fn for_each_slice(&self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>) -> Result<()> {
         const SLICE_NNZ: usize = 1 << 17;
         self.nonzeros.chunks(SLICE_NNZ).try_for_each(&mut sink)
     }

@@ -15,6 +15,12 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: [u8; 8] = *b"BLCOSTOR";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = 64;
+/// The preamble's field for where the archive starts.
+const ARCHIVE_AT: u32 = 64;
+const _: () = assert!(ARCHIVE_AT as usize == PREAMBLE_BYTES);
+/// The root's field for the nonzeros of a tile.
+const TILE_NNZ_CODE: u32 = 512;
+const _: () = assert!(TILE_NNZ_CODE as usize == TILE_NNZ);
 /// The format code of BLCO.
 const FORMAT_BLCO: u32 = 1;
 
@@ -133,7 +139,7 @@ impl Manifest {
             codec,
             codec_level,
             duplicates: u32::from(self.may_repeat),
-            tile_nnz: TILE_NNZ as u32,
+            tile_nnz: TILE_NNZ_CODE,
             block_bits: BLOCK_BITS,
             reserved_a: 0,
             chunk_bytes: self.chunk_bytes,
@@ -152,7 +158,7 @@ impl Manifest {
         let mut out = Vec::with_capacity(PREAMBLE_BYTES + archive.len());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
-        out.extend((PREAMBLE_BYTES as u32).to_le_bytes());
+        out.extend(ARCHIVE_AT.to_le_bytes());
         out.extend((archive.len() as u64).to_le_bytes());
         out.extend(id.to_le_bytes());
         out.extend([0; 24]);
@@ -179,7 +185,7 @@ impl Manifest {
         if field(56) != xxh3_64(&preamble[..56]) {
             return Err(wrong("corrupt: preamble checksum at byte 56"));
         }
-        if archive_at as usize != PREAMBLE_BYTES || preamble[32..56].iter().any(|&b| b != 0) {
+        if archive_at != ARCHIVE_AT || preamble[32..56].iter().any(|&b| b != 0) {
             return Err(wrong("corrupt: reserved fields of the preamble"));
         }
         if field(16) != archive.len() as u64 {
@@ -214,7 +220,7 @@ impl ArchiveV1 {
             _ => return Err("unknown codec"),
         };
         rule(self.duplicates <= 1, "field duplicates")?;
-        rule(self.tile_nnz as usize == TILE_NNZ, "field tile nnz")?;
+        rule(self.tile_nnz == TILE_NNZ_CODE, "field tile nnz")?;
         rule(self.block_bits == BLOCK_BITS, "field block bits")?;
         rule(self.reserved_a == 0 && self.reserved_b == 0, "reserved fields of the archive")?;
         let bounds = super::CHUNK_BYTES_MIN..=super::CHUNK_BYTES_MAX;
@@ -304,7 +310,7 @@ mod tests {
         assert_eq!(u32_at(root + 12), 3);
         assert_eq!([u32_at(root + 20), u32_at(root + 24)], [512, 64]);
         assert_eq!([u64_at(root + 32), u64_at(root + 40)], [1 << 20, 12]);
-        assert_eq!(f64::from_bits(u64_at(root + 48)), 2.5);
+        assert_eq!(u64_at(root + 48), 2.5f64.to_bits());
         let (modes, n_modes) = list(root + 80);
         assert_eq!(n_modes, 3);
         assert_eq!([u32_at(modes + 16), u32_at(modes + 20), u32_at(modes + 24)], [3, 2, 4]);

@@ -180,7 +180,7 @@ impl Store {
                 format!("chunk {number}: corrupt: padding from byte {stored} on"),
             ));
         }
-        let verify = start.elapsed() - read;
+        let verify = start.elapsed().saturating_sub(read);
         if let Some(zstd) = &mut scratch.zstd {
             let target = &scratch.file;
             let image = &mut buffer[..header.image_bytes as usize];
@@ -193,7 +193,7 @@ impl Store {
                 ));
             }
         }
-        let decode = start.elapsed() - read - verify;
+        let decode = start.elapsed().saturating_sub(read + verify);
         Ok((header, LoadTimes { read, verify, decode }))
     }
 

@@ -7,7 +7,7 @@ use crate::encoding::values::{
     Costs, TileValues, ValueBytes, ValueEncoding, dictionary_width, pack_entries, pack_integers,
 };
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
-use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Reencoding};
+use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Nonzero, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::chunk::{ALIGN, HEADER_BYTES};
 use crate::store::{ChunkEntry, ChunkHeader, ImageWriter, SectionKind};
@@ -63,15 +63,15 @@ impl<K: Key> TileEncoder<K> {
 
     /// Encodes 1 to [`TILE_NNZ`] nonzeros in linear order.
     #[must_use]
-    pub fn encode(&self, nonzeros: &[(K, f64)]) -> EncodedTile {
+    pub fn encode(&self, nonzeros: &[Nonzero<K>]) -> EncodedTile {
         let mut indices = vec![0; self.order * TILE_NNZ];
-        for (i, (key, _)) in nonzeros.iter().enumerate() {
-            let at = self.linearizer.gather(*key);
+        for (i, nonzero) in nonzeros.iter().enumerate() {
+            let at = self.linearizer.gather(nonzero.linear);
             for (m, index) in at.into_iter().enumerate().take(self.order) {
                 indices[m * TILE_NNZ + i] = index;
             }
         }
-        let values: Vec<f64> = nonzeros.iter().map(|n| n.1).collect();
+        let values: Vec<f64> = nonzeros.iter().map(|n| n.value).collect();
         let mut record = TileRecord {
             columns_at: 0,
             value_width: 0,
@@ -84,7 +84,7 @@ impl<K: Key> TileEncoder<K> {
             record.low[m] = column.iter().copied().min().unwrap_or(0);
             record.high[m] = column.iter().copied().max().unwrap_or(0);
         }
-        let linear = |n: Option<&(K, f64)>| n.map_or(0, |n| n.0.widen());
+        let linear = |n: Option<&Nonzero<K>>| n.map_or(0, |n| n.linear.widen());
         let mut tile = EncodedTile {
             record,
             costs: TileValues::new(&values),
@@ -110,14 +110,14 @@ impl<K: Key> TileEncoder<K> {
         }
     }
 
-    fn reencode(&self, nonzeros: &[(K, f64)], tile: &mut EncodedTile) {
-        for (i, (linear, _)) in (0..).zip(nonzeros) {
+    fn reencode(&self, nonzeros: &[Nonzero<K>], tile: &mut EncodedTile) {
+        for (i, nonzero) in (0..).zip(nonzeros) {
             let at: [u32; ORDER_MAX] = std::array::from_fn(|m| match m {
                 m if m < self.order => tile.indices[m * TILE_NNZ + i as usize],
                 _ => 0,
             });
             tile.raw.push(self.reencoding.encode(&at[..self.order]));
-            let key = self.reencoding.key(linear.widen());
+            let key = self.reencoding.key(nonzero.linear.widen());
             if tile.keys.last().is_none_or(|last| last.0 != key) {
                 tile.keys.push((key, i));
             }
@@ -243,7 +243,7 @@ impl ChunkBuilder {
         };
         let mut image = ImageWriter::default();
         image.section(SectionKind::Shape, |out| {
-            out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()))
+            out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
         match self.encoding {
             IndexEncoding::Raw => self.raw_sections(&mut image),
@@ -303,7 +303,7 @@ impl ChunkBuilder {
                 done += bytes;
                 match encoding {
                     ValueEncoding::Integer => {
-                        pack_integers(values, record.value_base, record.value_width, out)
+                        pack_integers(values, record.value_base, record.value_width, out);
                     }
                     ValueEncoding::Dictionary => pack_entries(values, dictionary, out),
                     ValueEncoding::F32 | ValueEncoding::F64 => {}

@@ -83,7 +83,9 @@ impl<'a> ChunkView<'a> {
             ValueEncoding::Integer => values.is_none(),
             ValueEncoding::F32 => length == 4 * nnz,
             ValueEncoding::F64 => length == 8 * nnz,
-            ValueEncoding::Dictionary => length % 8 == 0 && (1..=DICTIONARY_MAX).contains(&(length / 8)),
+            ValueEncoding::Dictionary => {
+                length.is_multiple_of(8) && (1..=DICTIONARY_MAX).contains(&(length / 8))
+            }
         };
         let raw = matches!(index, IndexSections::Raw { .. });
         if !fits || nnz == 0 || raw && value_encoding != ValueEncoding::F64 {
@@ -175,7 +177,7 @@ impl<'a> ChunkView<'a> {
         const INTEGER_MAX: i64 = 1 << 53;
         match self.value_encoding {
             ValueEncoding::Integer => {
-                record.value_width <= 54 && (-INTEGER_MAX..=INTEGER_MAX).contains(&record.value_base)
+                record.value_width <= 55 && (-INTEGER_MAX..=INTEGER_MAX).contains(&record.value_base)
             }
             ValueEncoding::Dictionary => {
                 record.value_width == dictionary_width(self.dictionary.len()) && record.value_base == 0

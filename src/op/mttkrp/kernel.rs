@@ -98,8 +98,10 @@ fn add<T: Real, const OTHERS: usize, const GROUPS: usize>(
         let value = T::nearest(tile.values[i]);
         let sum = &mut sums[(rows[i] as usize - target.first_row) * rank..][..rank];
         let mut factor_rows: [&[T]; ORDER_MAX - 1] = [&[]; ORDER_MAX - 1];
-        for k in 0..n {
-            factor_rows[k] = &others.factors[k][others.columns[k][i] as usize * rank..][..rank];
+        for (row, (factor, column)) in
+            factor_rows.iter_mut().zip(others.factors.iter().zip(&others.columns)).take(n)
+        {
+            *row = &factor[column[i] as usize * rank..][..rank];
         }
         for group in 0..rank / LANES {
             let at = group * LANES;

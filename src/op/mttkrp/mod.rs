@@ -22,6 +22,9 @@ use crate::shape::Shape;
 use crate::sys::Sys;
 use rayon::prelude::*;
 
+/// The result of a mode, with the mode, from 0.
+pub type ModeMatrix<T> = (usize, Matrix<T>);
+
 /// Copies of the result of a short mode.
 pub const COPIES: usize = 8;
 /// The largest result, in bytes, that is accumulated in copies.
@@ -105,7 +108,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// The results so far, with their modes: copies added up in order, rounded to `T`.
     #[must_use]
-    pub fn finish(self) -> Vec<(usize, Matrix<T>)> {
+    pub fn finish(self) -> Vec<ModeMatrix<T>> {
         let rank = self.rank;
         let finish = |mut result: Accumulator| {
             let one = result.rows * rank;

@@ -1,0 +1,193 @@
+//! The engine against the machine that it runs on: `cargo bench --bench engine -- [INPUT.tns ...] [--runs N] [--rank R]`.
+//!
+//! Prints a Markdown report: memory bandwidth and random row reads with one and all threads, then, for each tensor
+//! (one that it generates if none is given), packing and MTTKRP, medians of N. Record it under benches/runs/.
+
+#![expect(clippy::print_stdout, reason = "a report")]
+#![expect(clippy::unwrap_used, reason = "a bench has nobody to tell")]
+
+use blco::backend::host::HostBackend;
+use blco::coo::Source;
+use blco::coo::generate::{GenerateSpec, Generator, Skew, Values};
+use blco::coo::tns::{ReadOptions, TnsReader};
+use blco::dense::{Real, seeded_factors};
+use blco::op::mttkrp::Mttkrp;
+use blco::pack::{PackOptions, PackReport, pack};
+use blco::random::Counter;
+use blco::store::Store;
+use blco::stream::{Executor, Limits, plan};
+use blco::sys::Sys;
+use rayon::prelude::*;
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Bytes of the tables that the machine is measured with: more than any cache here.
+const LARGE: usize = 1300 << 20;
+/// Bytes of tables that fit a shared cache.
+const SMALL: usize = 34 << 20;
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+fn timed(runs: usize, mut work: impl FnMut()) -> f64 {
+    let once = |work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64()
+    };
+    median((0..runs).map(|_| once(&mut work)).collect())
+}
+
+/// GB/s of copying `bytes`, read and written bytes both counted.
+fn copy(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
+    let from = vec![1u64; bytes / 16];
+    let mut to = vec![0u64; bytes / 16];
+    let part = from.len().div_ceil(pool.current_num_threads());
+    let seconds = timed(runs, || {
+        pool.install(|| to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(t, f)| t.copy_from_slice(f)));
+        black_box(&to);
+    });
+    2.0 * (to.len() * 8) as f64 / seconds / 1e9
+}
+
+/// Millions of random rows of 128 bytes read a second, from a table of `bytes`.
+fn rows(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
+    const ROW: usize = 16;
+    const READS: usize = 4 << 20;
+    let table = vec![1.0f64; bytes / 8];
+    let count = (table.len() / ROW) as u64;
+    let threads = pool.current_num_threads();
+    let seconds = timed(runs, || {
+        let sums: Vec<f64> = pool.install(|| {
+            let walk = |thread: usize| {
+                let stream = Counter::new(1, thread as u64);
+                let mut sum = [0.0; ROW];
+                for i in 0..(READS / threads) as u64 {
+                    let row = usize::try_from(stream.bits(i) % count).unwrap() * ROW;
+                    sum.iter_mut().zip(&table[row..row + ROW]).for_each(|(s, x)| *s += x);
+                }
+                sum[0]
+            };
+            (0..threads).into_par_iter().with_max_len(1).map(walk).collect()
+        });
+        black_box(sums);
+    });
+    READS as f64 / seconds / 1e6
+}
+
+fn machine(runs: usize) {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("| machine | one thread | {all} threads |\n|---|---|---|");
+    let pools = [1, all].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    let row = |name: &str, measure: &dyn Fn(&rayon::ThreadPool) -> f64| {
+        println!("| {name} | {:.1} | {:.1} |", measure(&pools[0]), measure(&pools[1]));
+    };
+    row("copy 1.3 GB, GB/s", &|pool| copy(pool, LARGE, runs));
+    row("copy 34 MB, GB/s", &|pool| copy(pool, SMALL, runs));
+    row("random 128-byte rows of 1.3 GB, M/s", &|pool| rows(pool, LARGE, runs));
+    row("random 128-byte rows of 34 MB, M/s", &|pool| rows(pool, SMALL, runs));
+}
+
+fn source(sys: &Sys, input: Option<&Path>) -> Box<dyn Source + Send> {
+    let spec = GenerateSpec {
+        dims: vec![183, 24, 1140, 1717],
+        nnz: 3_300_000,
+        skew: vec![Skew::One, Skew::One, Skew::Two, Skew::Two],
+        values: Values::Integers { lo: 1, hi: 5 },
+        ..GenerateSpec::default()
+    };
+    match input {
+        Some(path) => Box::new(TnsReader::open(sys, path, ReadOptions::default()).unwrap()),
+        None => Box::new(Generator::new(sys, spec).unwrap()),
+    }
+}
+
+fn packing(sys: &Sys, input: Option<&Path>, target: &Path, threads: usize, runs: usize) -> PackReport {
+    let pool = sys.pool(threads).unwrap();
+    let options = PackOptions { replace: true, ..PackOptions::new(target.to_path_buf()) };
+    let mut reports: Vec<PackReport> = (0..runs)
+        .map(|_| {
+            let mut source = source(sys, input);
+            pool.install(|| pack(sys, &mut *source, &options, &|_, _, _| {}).unwrap())
+        })
+        .collect();
+    reports.sort_by(|a, b| a.seconds.total.total_cmp(&b.seconds.total));
+    reports.swap_remove(runs / 2)
+}
+
+/// Median seconds of a pass that computes `modes`.
+fn running<T: Real>(store: &Store, modes: &[usize], rank: usize, threads: usize, runs: usize) -> f64 {
+    let sys = store.sys();
+    let work = || {
+        let factors = seeded_factors::<T>(sys, &store.manifest().shape, rank, 0).unwrap();
+        let mut mttkrp = Mttkrp::new(sys, &factors, modes, threads).unwrap();
+        let plan = plan(store, 0, &Limits { threads, ..Limits::default() }).unwrap();
+        let mut backend = HostBackend::new(store, &mut mttkrp).unwrap();
+        let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+        let mut pass = || {
+            backend.op().reset();
+            executor.pass(&mut backend, &|_| {}).unwrap().seconds
+        };
+        pass();
+        median((0..runs).map(|_| pass()).collect())
+    };
+    sys.pool(threads).unwrap().install(work)
+}
+
+fn tensor(sys: &Sys, input: Option<&Path>, rank: usize, runs: usize) {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("bench.blco");
+    let report = packing(sys, input, &target, all, runs.min(3));
+    let name = input.map_or("generated, uber-like".into(), |p| p.file_name().unwrap().to_string_lossy());
+    let s = &report.seconds;
+    println!("\n## {name}: {:?}, {} nonzeros\n", report.dims, report.nnz);
+    println!(
+        "Text to store with {all} threads: {:.3} s (read {:.3}, sort {:.3}, write {:.3}, publish {:.3}), {:.1} M nonzeros/s, \
+         {:.3} bytes a nonzero.\n",
+        s.total,
+        s.read,
+        s.sort,
+        s.write,
+        s.publish,
+        report.input_nnz as f64 / s.total / 1e6,
+        report.bytes_per_nnz
+    );
+    let store = Store::open(sys, &target).unwrap();
+    let every: Vec<usize> = (0..report.dims.len()).collect();
+    println!("| rank {rank}, seconds a pass | f64, 1 thread | f64, {all} threads | f32, 1 thread | f32, {all} threads |");
+    println!("|---|---|---|---|---|");
+    let row = |name: String, modes: &[usize]| {
+        println!(
+            "| {name} | {:.4} | {:.4} | {:.4} | {:.4} |",
+            running::<f64>(&store, modes, rank, 1, runs),
+            running::<f64>(&store, modes, rank, all, runs),
+            running::<f32>(&store, modes, rank, 1, runs),
+            running::<f32>(&store, modes, rank, all, runs),
+        );
+    };
+    row("all modes, one pass".into(), &every);
+    every.iter().for_each(|&mode| row(format!("mode {}", mode + 1), &[mode]));
+}
+
+fn main() {
+    let (mut inputs, mut runs, mut rank) = (Vec::new(), 5, 32);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--bench" => {}
+            "--runs" => runs = arguments.next().unwrap().parse().unwrap(),
+            "--rank" => rank = arguments.next().unwrap().parse().unwrap(),
+            path => inputs.push(PathBuf::from(path)),
+        }
+    }
+    machine(runs);
+    let sys = Sys::default();
+    if inputs.is_empty() {
+        tensor(&sys, None, rank, runs);
+    }
+    inputs.iter().for_each(|input| tensor(&sys, Some(input), rank, runs));
+}
