@@ -63,30 +63,46 @@ impl Drop for Pending {
     }
 }
 
-/// `DIR/mode-1.npy` … for results; nothing without a directory.
+/// `DIR/mode-1.npy` … for results; nothing without a directory. Dropped before [`Results::publish`], it leaves
+/// nothing, the directory included where it made that.
 #[derive(Debug)]
 pub struct Results {
     files: Vec<(usize, Pending)>,
+    made: Option<PathBuf>,
 }
 
 impl Results {
     /// Prepares to write results of `modes`, from 0, creating the directory where it is missing and replacing
     /// results that are there.
     pub fn create(sys: &Sys, dir: Option<&Path>, modes: &[usize]) -> Result<Self> {
-        let Some(dir) = dir else { return Ok(Self { files: Vec::new() }) };
+        let mut results = Self { files: Vec::new(), made: None };
+        let Some(dir) = dir else { return Ok(results) };
         if !dir.is_dir() {
             sys.create_dir(dir)?;
+            results.made = Some(dir.to_path_buf());
         }
-        let pending = |&mode: &usize| Ok((mode, Pending::create(sys, &dir.join(mode_file(mode)), true)?));
-        Ok(Self { files: modes.iter().map(pending).collect::<Result<_>>()? })
+        for &mode in modes {
+            results.files.push((mode, Pending::create(sys, &dir.join(mode_file(mode)), true)?));
+        }
+        Ok(results)
     }
 
     /// Writes all results, then gives all of them their names.
-    pub fn publish<T: Real>(self, results: &[ModeMatrix<T>]) -> Result<()> {
+    pub fn publish<T: Real>(mut self, results: &[ModeMatrix<T>]) -> Result<()> {
         for (mode, pending) in &self.files {
             let result = results.iter().find(|(m, _)| m == mode);
             result.map_or(Ok(()), |(_, matrix)| matrix.write(pending.file()))?;
         }
-        self.files.into_iter().try_for_each(|(_, pending)| pending.publish())
+        std::mem::take(&mut self.files).into_iter().try_for_each(|(_, pending)| pending.publish())
+    }
+}
+
+impl Drop for Results {
+    fn drop(&mut self) {
+        self.files.clear();
+        if let Some(dir) = &self.made {
+            // Fails, as it should, where results are in it.
+            drop(std::fs::remove_dir(dir));
+        }
     }
 }

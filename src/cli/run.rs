@@ -219,7 +219,7 @@ impl Run {
     ) -> Result<(Vec<ModeMatrix<T>>, Vec<PassReport>)> {
         let progress = Progress::new(self.quiet || self.json);
         let mut mttkrp = Mttkrp::new(sys, factors, modes, plan.threads)?;
-        let mut passes = Vec::with_capacity(self.repeat as usize);
+        let mut passes = Vec::new();
         let mut backend = HostBackend::new(store, &mut mttkrp)?;
         let mut executor = Executor::new(store, plan, &mut backend)?;
         let total = Some(store.manifest().nnz);

@@ -1,0 +1,662 @@
+//! Establishes how the real programs behave, in temporary directories: every bad input and request ends with
+//! status 2 and one line that says where, what and what to do, and leaves nothing behind; what `--json`
+//! reports; standard input, compressed input, a broken pipe; stores that exist, are in use or were left by
+//! a killed packer; interrupts.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+mod common;
+
+use common::{identity, tree};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PROGRAMS: [&str; 5] = ["blco-pack", "blco-run", "blco-info", "blco-export", "blco-gen"];
+
+/// A small tensor, 3 x 3 x 4.
+const ROWS: &str = "1 2 3 4.5\n3 1 1 -1\n2 3 4 0\n2 2 2 7\n";
+
+fn binary(program: &str) -> &'static str {
+    match program {
+        "blco-pack" => env!("CARGO_BIN_EXE_blco-pack"),
+        "blco-run" => env!("CARGO_BIN_EXE_blco-run"),
+        "blco-info" => env!("CARGO_BIN_EXE_blco-info"),
+        "blco-export" => env!("CARGO_BIN_EXE_blco-export"),
+        "blco-gen" => env!("CARGO_BIN_EXE_blco-gen"),
+        other => panic!("no program {other}"),
+    }
+}
+
+/// A directory to run programs in.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// With `t.tns` and its store `t.blco`.
+    fn with_store() -> Self {
+        let place = Self::new();
+        place.write("t.tns", ROWS);
+        place.succeeds("blco-pack", &["t.tns"]);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), contents).unwrap();
+    }
+
+    fn command(&self, program: &str, args: &[&str]) -> assert_cmd::Command {
+        let mut command = assert_cmd::Command::new(binary(program));
+        command.current_dir(self.dir.path()).args(args).env_remove("BLCO_FAULT");
+        command
+    }
+
+    /// For what [`assert_cmd`] cannot: pipes that are held open, signals.
+    fn start(&self, program: &str, args: &[&str]) -> Child {
+        let mut command = std::process::Command::new(binary(program));
+        command.current_dir(self.dir.path()).args(args).env_remove("BLCO_FAULT");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Runs with success, in silence on standard error, and returns standard output.
+    fn succeeds(&self, program: &str, args: &[&str]) -> String {
+        succeeded(self.command(program, args).output().unwrap(), args)
+    }
+
+    fn json(&self, program: &str, args: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.succeeds(program, args)).unwrap()
+    }
+
+    /// Fails with status 2 and one line that holds all of `wanted`; the directory stays as it was.
+    fn refuses(&self, program: &str, args: &[&str], wanted: &[&str]) {
+        self.refuses_as(&mut self.command(program, args), program, wanted);
+    }
+
+    fn refuses_as(&self, command: &mut assert_cmd::Command, program: &str, wanted: &[&str]) {
+        let before = tree(self.dir.path());
+        let output = command.output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {message}");
+        assert_eq!(output.stdout, b"", "{command:?}");
+        let one_line = message.lines().count() == 1 && message.ends_with('\n');
+        assert!(one_line && message.starts_with(&format!("{program}: ")), "{command:?}: {message}");
+        for part in wanted {
+            assert!(message.contains(part), "{command:?}: {part:?} is not in: {message}");
+        }
+        let after = tree(self.dir.path());
+        assert!(before == after, "{command:?} left {:?}, before {:?}", after.keys(), before.keys());
+    }
+}
+
+fn succeeded(output: Output, what: &[&str]) -> String {
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && message.is_empty(), "{what:?}: {:?}: {message}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zst(bytes: &[u8]) -> Vec<u8> {
+    zstd::encode_all(bytes, 3).unwrap()
+}
+
+/// Waits until `holds`, or fails.
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_mins(1), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let pid = child.id().to_string();
+    let status = std::process::Command::new("kill").args([format!("-{name}"), pid]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Waits for the end; status and standard error.
+fn end(mut child: Child) -> (ExitStatus, String) {
+    let mut message = String::new();
+    drop(child.stdin.take());
+    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    (child.wait().unwrap(), message)
+}
+
+#[test]
+fn bad_lines_are_named() {
+    let index_hint = "--index-base 0";
+    let cases: [(&str, &str, &[&str]); 15] = [
+        ("a short row", "1 1\n", &["t.tns:5: ", "short row"]),
+        ("a long row", "1 1 1 1 1\n", &["t.tns:5: ", "long row"]),
+        ("a word for an index", "1 one 1 1\n", &["t.tns:5: ", "`one`", "mode 2"]),
+        ("a word for a value", "1 1 1 x\n", &["t.tns:5: ", "`x`"]),
+        ("a fraction for an index", "1 1.5 1 1\n", &["t.tns:5: ", "`1.5`"]),
+        ("index 0", "1 1 0 1\n", &["t.tns:5: ", "mode 3", index_hint]),
+        ("a negative index", "-1 1 1 1\n", &["t.tns:5: ", "negative"]),
+        ("an index above 2^32-1", "1 1 4294967296 1\n", &["t.tns:5: ", "4294967295"]),
+        ("an index above 2^64", "1 1 99999999999999999999999 1\n", &["t.tns:5: ", "4294967295"]),
+        ("NaN", "1 1 1 NaN\n", &["t.tns:5: ", "not finite"]),
+        ("infinity", "1 1 1 -inf\n", &["t.tns:5: ", "not finite"]),
+        ("a value that overflows", "1 1 1 1e999\n", &["t.tns:5: ", "1e999"]),
+        ("an integer that f64 does not hold", "1 1 1 9007199254740993\n", &["t.tns:5: ", "9007199254740993"]),
+        ("bytes that are not text", "1 \0 1 1\n", &["t.tns:5: "]),
+        ("a short row at the end, without newline", "1 1", &["t.tns:5: ", "short row"]),
+    ];
+    for (name, line, wanted) in cases {
+        let place = Place::new();
+        place.write("t.tns", format!("{ROWS}{line}"));
+        place.refuses("blco-pack", &["t.tns"], wanted);
+        // Compressed, and from a pipe, it is the same line.
+        place.write("t.tns", gzip(format!("{ROWS}{line}").as_bytes()));
+        place.refuses("blco-pack", &["t.tns"], wanted);
+        let piped = [wanted, &["standard input"]].concat();
+        let piped: Vec<&str> =
+            piped.iter().map(|w| if w.starts_with("t.tns") { ":5: " } else { w }).collect();
+        let mut command = place.command("blco-pack", &["-", "-o", "t.blco"]);
+        command.write_stdin(format!("{ROWS}{line}"));
+        place.refuses_as(&mut command, "blco-pack", &piped);
+        assert!(!place.path("t.blco").exists(), "{name}");
+    }
+}
+
+#[test]
+fn bad_files_are_named() {
+    let place = Place::new();
+    let many = ROWS.repeat(1000);
+    let (gz, zst) = (gzip(many.as_bytes()), zst(many.as_bytes()));
+    for (name, contents) in [
+        ("empty.tns", &b""[..]),
+        ("comments.tns", b"# nothing\n\n# at all\n"),
+        ("header.tns", b"sptensor\n3\n2 2 2\n0\n"),
+        ("beyond.tns", b"3\n3 3 3\n1 1 1 1\n1 1 4 1\n"),
+        ("missing-rows.tns", b"sptensor\n3\n3 3 3\n4\n1 1 1 1\n"),
+        ("one-mode.tns", b"1 1\n2 1\n"),
+        ("nine-modes.tns", b"1 1 1 1 1 1 1 1 1 1\n"),
+        ("wide.tns", b"4294967295 4294967295 4294967295 4294967295 3 1\n"),
+        ("twice.tns", b"1 1 1\n2 2 2\n1 1 3\n"),
+        ("huge.tns", b"1 1 1e308\n2 2 2\n1 1 1e308\n"),
+        ("cut.gz", &gz[..gz.len() - 9]),
+        ("cut.zst", &zst[..zst.len() - 5]),
+    ] {
+        place.write(name, contents);
+    }
+    std::fs::create_dir(place.path("directory.tns")).unwrap();
+    let cases: [(&[&str], &[&str]); 15] = [
+        (&["empty.tns"], &["empty.tns: ", "no nonzeros"]),
+        (&["comments.tns"], &["comments.tns: ", "no nonzeros"]),
+        (&["header.tns"], &["header.tns: ", "no nonzeros"]),
+        (&["beyond.tns"], &["beyond.tns:4: ", "mode 3"]),
+        (&["missing-rows.tns"], &["missing-rows.tns: ", "declares 4"]),
+        (&["one-mode.tns"], &["one-mode.tns:1: ", "order 1"]),
+        (&["nine-modes.tns"], &["nine-modes.tns:1: ", "order 9"]),
+        (&["wide.tns"], &["wide.tns: ", "130 bits", "128"]),
+        (&["twice.tns", "--dims", "2,1"], &["twice.tns:2: ", "mode 2", "--dims"]),
+        (&["twice.tns", "--duplicates", "error"], &["twice.tns: ", "(1, 1)", "--duplicates sum"]),
+        (&["huge.tns"], &["huge.tns: ", "(1, 1)", "infinity"]),
+        (&["cut.gz"], &["cut.gz: ", "gzip", "cut short"]),
+        (&["cut.zst"], &["cut.zst: ", "zstd", "cut short"]),
+        (&["none.tns"], &["none.tns: no such file"]),
+        (&["directory.tns"], &["directory.tns: is a directory"]),
+    ];
+    for (args, wanted) in cases {
+        place.refuses("blco-pack", args, wanted);
+    }
+}
+
+#[test]
+fn bad_outputs_and_options_of_pack_are_named() {
+    let place = Place::with_store();
+    place.write("file", "some text");
+    std::fs::create_dir(place.path("full")).unwrap();
+    place.write("full/notes", "not a store");
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["-o", "none/t.blco"], &["none/t.blco", "No such file"]),
+        (&["-o", "file/t.blco"], &["file/t.blco", "Not a directory"]),
+        (&[], &["t.blco: a store is there already", "--force", "-o"]),
+        (&["-o", "file"], &["file: exists and is not a store"]),
+        (&["-o", "file", "--force"], &["file: exists and is not a store"]),
+        (&["-o", "full", "--force"], &["full: exists and is not a store"]),
+        (&["-o", "n", "--chunk-bytes", "1KiB"], &["--chunk-bytes", "64.0 KiB"]),
+        (&["-o", "n", "--dims", "3,3"], &["t.tns:1: "]),
+        (&["-o", "n", "--dims", "4294967295,4294967295,4294967295,4294967295,4"], &["--dims", "130 bits"]),
+    ];
+    for (args, wanted) in cases {
+        place.refuses("blco-pack", &[&["t.tns"], args].concat(), wanted);
+    }
+    let mut piped = place.command("blco-pack", &["-"]);
+    piped.write_stdin(ROWS);
+    place.refuses_as(&mut piped, "blco-pack", &["-o"]);
+    // The system refuses to write, to sync and to rename.
+    for fault in ["write:0:28", "sync:0:5", "rename:0:13", "open:2:13"] {
+        let number = fault.rsplit(':').next().unwrap();
+        let mut command = place.command("blco-pack", &["t.tns", "-o", "n"]);
+        place.refuses_as(command.env("BLCO_FAULT", fault), "blco-pack", &[&format!("os error {number}")]);
+    }
+}
+
+#[test]
+fn bad_requests_of_the_other_programs_are_named() {
+    let place = Place::with_store();
+    place.write("file", "some text");
+    for dir in ["empty", "other-rank", "other-rows"] {
+        std::fs::create_dir(place.path(dir)).unwrap();
+    }
+    place.succeeds("blco-run", &["t.blco", "--output", "f4", "--rank", "4"]);
+    place.succeeds("blco-run", &["t.blco", "--output", "f5", "--rank", "5"]);
+    for (from, to) in [
+        ("f4/mode-1.npy", "other-rank/mode-1.npy"),
+        ("f5/mode-2.npy", "other-rank/mode-2.npy"),
+        ("f4/mode-3.npy", "other-rank/mode-3.npy"),
+        ("f4/mode-3.npy", "other-rows/mode-1.npy"),
+    ] {
+        std::fs::copy(place.path(from), place.path(to)).unwrap();
+    }
+    let npy = std::fs::read(place.path("f4/mode-2.npy")).unwrap();
+    place.write("f5/mode-2.npy", &npy[..npy.len() - 3]);
+    let cases: [(&str, &[&str], &[&str]); 25] = [
+        ("blco-run", &["t.blco", "--modes", "4"], &["--modes 4", "1 to 3"]),
+        ("blco-run", &["t.blco", "--modes", "0"], &["--modes 0", "1 to 3"]),
+        ("blco-run", &["t.blco", "--modes", "1,1"], &["--modes 1,1", "twice"]),
+        ("blco-run", &["t.blco", "--modes", "x"], &["--modes x", "all"]),
+        ("blco-run", &["t.blco", "--modes", ""], &["--modes", "all"]),
+        ("blco-run", &["t.blco", "--memory", "1KiB"], &["--memory", "short", "rank"]),
+        ("blco-run", &["t.blco", "--factors", "none"], &["none/mode-1.npy"]),
+        ("blco-run", &["t.blco", "--factors", "empty"], &["empty/mode-1.npy"]),
+        ("blco-run", &["t.blco", "--factors", "file"], &["file/mode-1.npy"]),
+        ("blco-run", &["t.blco", "--factors", "other-rank"], &["other-rank/mode-2.npy", "rank 5"]),
+        ("blco-run", &["t.blco", "--factors", "other-rows"], &["other-rows/mode-1.npy", "4 x 4", "3 x rank"]),
+        ("blco-run", &["t.blco", "--factors", "f5"], &["f5/mode-2.npy"]),
+        ("blco-run", &["t.blco", "--output", "file"], &["file"]),
+        ("blco-run", &["t.blco", "--output", "none/out"], &["none/out"]),
+        ("blco-run", &["t.blco", "--output", "out", "--check", "none.tns"], &["none.tns: no such file"]),
+        ("blco-run", &["t.blco", "--backend", "cuda"], &["--backend cuda"]),
+        ("blco-run", &["file"], &["file: ", "not a store"]),
+        ("blco-run", &["empty"], &["empty: no store here"]),
+        ("blco-info", &["none"], &["none: no store here"]),
+        ("blco-export", &["none", "x.tns"], &["none: no store here"]),
+        ("blco-export", &["t.blco", "t.tns"], &["t.tns: is there already", "--force"]),
+        ("blco-export", &["t.blco", "empty"], &["empty: is a directory"]),
+        ("blco-export", &["t.blco", "none/x.npz"], &["none/"]),
+        ("blco-gen", &["--dims", "3,3", "--nnz", "9", "t.tns"], &["t.tns: is there already", "--force"]),
+        ("blco-gen", &["--dims", "3,3", "--nnz", "0", "g.tns"], &["--nnz"]),
+    ];
+    for (program, args, wanted) in cases {
+        place.refuses(program, args, wanted);
+    }
+    for (program, args) in
+        [("blco-run", &["t.blco", "--output", "out"][..]), ("blco-export", &["t.blco", "x.tns"])]
+    {
+        let mut command = place.command(program, args);
+        place.refuses_as(command.env("BLCO_FAULT", "read:2:5"), program, &["chunk-000000.bin", "os error 5"]);
+        let mut command = place.command(program, args);
+        place.refuses_as(command.env("BLCO_FAULT", "write:0:28"), program, &["os error 28"]);
+    }
+}
+
+/// Usage errors are the argument parser's, of several lines; the status is the same.
+#[test]
+fn usage_errors_have_status_2() {
+    let place = Place::with_store();
+    let cases: [(&str, &[&str]); 7] = [
+        ("blco-pack", &[]),
+        ("blco-pack", &["t.tns", "--bogus"]),
+        ("blco-pack", &["t.tns", "--zstd", "99"]),
+        ("blco-run", &["t.blco", "--rank", "0"]),
+        ("blco-run", &["t.blco", "--precision", "f16"]),
+        ("blco-info", &["t.blco", "--verify", "--quick"]),
+        ("blco-gen", &["--dims", "3,x", "--nnz", "4", "-"]),
+    ];
+    for (program, args) in cases {
+        let output = place.command(program, args).output().unwrap();
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(2), &b""[..]), "{program} {args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{program} {args:?}");
+    }
+}
+
+#[test]
+fn help_has_examples_and_version_is_told() {
+    let place = Place::new();
+    for program in PROGRAMS {
+        let help = place.succeeds(program, &["--help"]);
+        assert!(help.contains("Examples:") && help.matches(program).count() >= 3, "{program}: {help}");
+        let version = place.succeeds(program, &["--version"]);
+        assert_eq!(version, format!("{program} {}\n", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+/// The keys of the reports, sorted.
+mod keys {
+    pub const PACK: &[&str] = &[
+        "bytes",
+        "bytes_per_nnz",
+        "chunks",
+        "digest",
+        "dims",
+        "duplicates_kept",
+        "duplicates_summed",
+        "encoding",
+        "input_nnz",
+        "linear_bits",
+        "nnz",
+        "program",
+        "seconds",
+        "store",
+        "version",
+    ];
+    pub const RUN: &[&str] = &[
+        "backend",
+        "check",
+        "digest",
+        "dims",
+        "modes",
+        "nnz",
+        "op",
+        "passes",
+        "plan",
+        "precision",
+        "program",
+        "rank",
+        "store",
+        "version",
+    ];
+    pub const PASS: &[&str] = &[
+        "bytes",
+        "chunks",
+        "compute_seconds",
+        "compute_stall_seconds",
+        "decode_seconds",
+        "nnz",
+        "nnz_per_second",
+        "read_seconds",
+        "seconds",
+        "verify_seconds",
+        "worker_stall_seconds",
+    ];
+    pub const PLAN: &[&str] = &[
+        "buffer_bytes",
+        "buffers_per_worker",
+        "chunks",
+        "direct_reads",
+        "file_bytes",
+        "memory_bytes",
+        "operation_bytes",
+        "scratch_bytes",
+        "threads",
+        "workers",
+    ];
+    pub const INFO: &[&str] = &[
+        "bit_modes",
+        "bytes",
+        "bytes_per_nnz",
+        "chunk_bytes",
+        "chunks",
+        "density",
+        "digest",
+        "dims",
+        "duplicates_may_occur",
+        "encoding",
+        "format",
+        "linear_bits",
+        "longest_row_bounds",
+        "nnz",
+        "norm",
+        "problem",
+        "program",
+        "statistics",
+        "store",
+        "value_max",
+        "value_min",
+        "verified",
+        "version",
+        "zstd_level",
+    ];
+    pub const EXPORT: &[&str] = &["bytes", "digest", "nnz", "output", "program", "store", "version"];
+    pub const GEN: &[&str] = &["dims", "nnz", "output", "program", "seed", "version"];
+}
+
+#[test]
+fn json_has_exactly_these_keys() {
+    let place = Place::new();
+    place.write("t.tns", ROWS);
+    let has = |value: &serde_json::Value, wanted: &[&str]| {
+        let found: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(found, wanted);
+    };
+    let report = |program: &str, args: &[&str], wanted: &[&str]| {
+        let report = place.json(program, args);
+        has(&report, wanted);
+        assert_eq!(
+            (&report["program"], &report["version"]),
+            (&program.into(), &env!("CARGO_PKG_VERSION").into())
+        );
+        report
+    };
+    let packed = report("blco-pack", &["t.tns", "--json"], keys::PACK);
+    assert_eq!((&packed["nnz"], &packed["dims"]), (&4.into(), &serde_json::json!([3, 3, 4])));
+    let run = report("blco-run", &["t.blco", "--json", "--check", "t.tns", "--repeat", "2"], keys::RUN);
+    assert_eq!(run["digest"], packed["digest"]);
+    assert_eq!(run["passes"].as_array().unwrap().len(), 2);
+    has(&run["passes"][0], keys::PASS);
+    has(&run["plan"], keys::PLAN);
+    has(&run["check"][0], &["holds", "largest_error", "mode", "worst"]);
+    let plan = report("blco-run", &["t.blco", "--json", "--plan"], keys::RUN);
+    assert_eq!(plan["passes"], serde_json::json!([]));
+    let info = report("blco-info", &["t.blco", "--json", "--verify"], keys::INFO);
+    assert_eq!((&info["verified"], &info["digest"]), (&true.into(), &packed["digest"]));
+    let quick = report("blco-info", &["t.blco", "--json", "--quick"], keys::INFO);
+    assert!(quick["statistics"].is_null() && quick["verified"].is_null());
+    report("blco-export", &["t.blco", "x.tns", "--json"], keys::EXPORT);
+    report("blco-export", &["t.blco", "x.npz", "--json"], keys::EXPORT);
+    report("blco-gen", &["--dims", "9,9", "--nnz", "20", "g.tns", "--json"], keys::GEN);
+    report("blco-gen", &["--dims", "9,9", "--nnz", "20", "g.blco", "--json"], keys::PACK);
+    for (program, args) in [
+        ("blco-export", &["t.blco", "-", "--json"][..]),
+        ("blco-gen", &["--dims", "9,9", "--nnz", "2", "-", "--json"]),
+    ] {
+        place.refuses(program, args, &["--json", "standard output"]);
+    }
+}
+
+#[test]
+fn standard_input_and_compression_make_the_same_store() {
+    let place = Place::with_store();
+    let wanted = identity(&place.path("t.blco"));
+    let forms = [ROWS.as_bytes().to_vec(), gzip(ROWS.as_bytes()), zst(ROWS.as_bytes())];
+    for (n, contents) in forms.into_iter().enumerate() {
+        // By content, not by name; the names end as they like.
+        for end in ["", ".gz", ".zst"] {
+            place.write(&format!("f{n}.tns{end}"), &contents);
+            place.succeeds("blco-pack", &[&format!("f{n}.tns{end}"), "--force"]);
+            assert!(identity(&place.path(&format!("f{n}.blco"))) == wanted, "form {n} in *.tns{end}");
+        }
+        let store = format!("piped-{n}");
+        let mut command = place.command("blco-pack", &["-", "-o", &store]);
+        succeeded(command.write_stdin(contents).output().unwrap(), &["piped"]);
+        assert!(identity(&place.path(&store)) == wanted, "form {n} from a pipe");
+    }
+}
+
+#[test]
+fn generated_tensors_come_back() {
+    let place = Place::new();
+    let tensor = ["--dims", "60,9,40", "--nnz", "3k", "--skew", "1,2,1.5", "--values", "1..5", "--seed", "7"];
+    place.succeeds("blco-gen", &[&tensor[..], &["g.tns"]].concat());
+    assert_eq!(
+        place.succeeds("blco-gen", &[&tensor[..], &["-"]].concat()).as_bytes(),
+        std::fs::read(place.path("g.tns")).unwrap()
+    );
+    place.succeeds("blco-gen", &[&tensor[..], &["direct.blco"]].concat());
+    place.succeeds("blco-pack", &["g.tns", "--dims", "60,9,40"]);
+    let wanted = identity(&place.path("g.blco"));
+    assert!(identity(&place.path("direct.blco")) == wanted, "a store directly, or by way of text");
+    place.succeeds("blco-export", &["g.blco", "back.tns"]);
+    let piped = place.succeeds("blco-export", &["g.blco", "-"]);
+    assert_eq!(piped.as_bytes(), std::fs::read(place.path("back.tns")).unwrap());
+    place.succeeds("blco-pack", &["back.tns", "--dims", "60,9,40"]);
+    assert!(identity(&place.path("back.blco")) == wanted, "exported and packed again");
+    place.succeeds("blco-export", &["g.blco", "back.npz"]);
+    assert!(std::fs::read(place.path("back.npz")).unwrap().starts_with(b"PK"));
+    for args in [&["g.blco", "--verify"][..], &["g.blco"], &["g.blco", "--quick"]] {
+        assert!(place.succeeds("blco-info", args).contains("60 x 9 x 40"));
+    }
+}
+
+/// Status 1 is for checks that fail; errors have 2.
+#[test]
+fn a_check_that_fails_has_status_1() {
+    let place = Place::with_store();
+    place.succeeds("blco-run", &["t.blco", "--check", "t.tns"]);
+    place.write("other.tns", ROWS.replace("4.5", "4.75"));
+    let output = place.command("blco-run", &["t.blco", "--check", "other.tns"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("DIFFERS"));
+
+    let chunk = place.path("t.blco/chunk-000000.bin");
+    let mut bytes = std::fs::read(&chunk).unwrap();
+    bytes[300] ^= 1;
+    std::fs::write(&chunk, bytes).unwrap();
+    let output = place.command("blco-info", &["t.blco", "--verify", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["verified"], false);
+    assert!(report["problem"].as_str().unwrap().contains("payload checksum"), "{report}");
+    place.refuses("blco-info", &["t.blco"], &["chunk-000000.bin", "chunk 0: corrupt: payload checksum"]);
+    place.refuses("blco-run", &["t.blco", "--output", "out"], &["chunk 0: corrupt: payload checksum"]);
+    place.refuses("blco-export", &["t.blco", "x.tns"], &["chunk 0: corrupt: payload checksum"]);
+}
+
+#[test]
+fn factors_that_were_written_give_the_same_results() {
+    let place = Place::with_store();
+    place.succeeds("blco-run", &["t.blco", "--output", "a", "--rank", "3"]);
+    let first = tree(&place.path("a"));
+    assert_eq!(first.keys().collect::<Vec<_>>(), ["mode-1.npy", "mode-2.npy", "mode-3.npy"].map(Path::new));
+    place.succeeds("blco-run", &["t.blco", "--output", "some", "--rank", "3", "--modes", "3,1"]);
+    let some = tree(&place.path("some"));
+    assert_eq!(some.keys().collect::<Vec<_>>(), ["mode-1.npy", "mode-3.npy"].map(Path::new));
+    assert!(some.iter().all(|(name, bytes)| first[name] == *bytes));
+    for out in ["b", "c"] {
+        place.succeeds("blco-run", &["t.blco", "--factors", "a", "--output", out, "--threads", "1"]);
+    }
+    assert!(tree(&place.path("b")) == tree(&place.path("c")) && tree(&place.path("b")) != first);
+}
+
+#[test]
+fn force_replaces_in_one_step_or_not_at_all() {
+    let place = Place::with_store();
+    let old = identity(&place.path("t.blco"));
+    place.write("new.tns", "1 1 1\n2 2 2\n");
+    place.write("bad.tns", "1 1 1\n2 2\n");
+    place.refuses("blco-pack", &["bad.tns", "-o", "t.blco", "--force"], &["bad.tns:2: "]);
+    for fault in ["write:0:28", "sync:0:5", "rename:0:5"] {
+        let mut command = place.command("blco-pack", &["new.tns", "-o", "t.blco", "--force"]);
+        place.refuses_as(command.env("BLCO_FAULT", fault), "blco-pack", &["os error"]);
+    }
+    assert!(identity(&place.path("t.blco")) == old);
+    let before: Vec<PathBuf> = tree(place.dir.path()).into_keys().collect();
+    place.succeeds("blco-pack", &["new.tns", "-o", "t.blco", "--force"]);
+    assert!(identity(&place.path("t.blco")) != old);
+    assert_eq!(tree(place.dir.path()).into_keys().collect::<Vec<_>>(), before, "the old store is gone");
+    place.succeeds("blco-run", &["t.blco", "--check", "new.tns"]);
+}
+
+/// The reader of the output goes away: a success, in silence.
+#[test]
+fn a_broken_pipe_is_success() {
+    let place = Place::new();
+    let generate = ["--dims", "1000,1000", "--nnz", "100k"];
+    place.succeeds("blco-gen", &[&generate[..], &["g.blco"]].concat());
+    for (program, args) in
+        [("blco-export", vec!["g.blco", "-"]), ("blco-gen", [&generate[..], &["-"]].concat())]
+    {
+        let mut child = place.start(program, &args);
+        let mut line = String::new();
+        BufReader::with_capacity(16, child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.split_whitespace().count(), 3, "{line}");
+        let (status, message) = end(child);
+        assert_eq!((status.code(), message.as_str()), (Some(0), ""), "{program}");
+    }
+    // A report that nobody reads.
+    for program in ["blco-info", "blco-run"] {
+        let mut child = place.start(program, &["g.blco"]);
+        drop(child.stdout.take());
+        let (status, message) = end(child);
+        assert_eq!((status.code(), message.as_str()), (Some(0), ""), "{program}");
+    }
+}
+
+/// Sends rows without end to `child` until it stops reading.
+fn feed(child: &mut Child) -> std::thread::JoinHandle<()> {
+    let mut input = child.stdin.take().unwrap();
+    std::thread::spawn(move || {
+        let rows = ROWS.repeat(10_000);
+        while input.write_all(rows.as_bytes()).is_ok() {}
+    })
+}
+
+#[test]
+fn an_interrupt_of_packing_leaves_nothing() {
+    for name in ["INT", "TERM"] {
+        let place = Place::new();
+        let mut child = place.start("blco-pack", &["-", "-o", "store"]);
+        let feeder = feed(&mut child);
+        wait_until("the packer to write", || place.path("store.partial").exists());
+        signal(&child, name);
+        let (status, message) = end(child);
+        feeder.join().unwrap();
+        assert_eq!(
+            (status.code(), message.as_str()),
+            (Some(130), "blco-pack: interrupted; nothing was written\n")
+        );
+        assert!(tree(place.dir.path()).is_empty(), "{:?}", tree(place.dir.path()).keys());
+    }
+}
+
+#[test]
+fn an_interrupt_of_a_run_leaves_nothing() {
+    let place = Place::with_store();
+    let before = tree(place.dir.path());
+    let child = place.start("blco-run", &["t.blco", "--repeat", "4000000000", "--output", "out"]);
+    wait_until("the run to begin", || {
+        place.path("out").read_dir().is_ok_and(|mut files| files.next().is_some())
+    });
+    signal(&child, "INT");
+    let (status, _) = end(child);
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(tree(place.dir.path()), before);
+}
+
+#[test]
+fn a_killed_packer_is_cleaned_up_after() {
+    let place = Place::new();
+    place.write("t.tns", ROWS);
+    let mut child = place.start("blco-pack", &["-", "-o", "t.blco"]);
+    let feeder = feed(&mut child);
+    wait_until("the packer to write", || place.path("t.blco.partial/lock").exists());
+    // While it lives, nobody else writes this store.
+    place.refuses("blco-pack", &["t.tns"], &["t.blco", "another blco-pack writes this store"]);
+    signal(&child, "KILL");
+    assert_eq!(end(child).0.code(), None);
+    feeder.join().unwrap();
+    assert!(place.path("t.blco.partial").exists());
+    place.succeeds("blco-pack", &["t.tns"]);
+    let names: Vec<_> =
+        std::fs::read_dir(place.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}

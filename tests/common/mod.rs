@@ -1,0 +1,272 @@
+//! What the tests share: tensors in memory, stores packed from them, runs, and directories as values.
+
+#![allow(dead_code, reason = "every test uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+use blco::backend::host::{HostBackend, decoded_bytes};
+use blco::coo::tns::TnsWriter;
+use blco::coo::{Batch, Extent, Source};
+use blco::dense::{Matrix, Real};
+use blco::encoding::IndexEncoding;
+use blco::error::Result;
+use blco::format::DecodedTile;
+use blco::op::export::EachTile;
+use blco::op::mttkrp::{Mttkrp, host_bytes};
+use blco::pack::{Duplicates, PackOptions, PackReport};
+use blco::random::Counter;
+use blco::store::{Codec, Store};
+use blco::stream::{Executor, Limits, Plan, plan};
+use blco::sys::Sys;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The smallest bound on a chunk, so that small tensors have several.
+pub const SMALL_CHUNKS: u64 = 64 << 10;
+
+/// A tensor in coordinate form. Indices count from 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tensor {
+    pub dims: Vec<u64>,
+    pub indices: Vec<u32>,
+    pub values: Vec<f64>,
+}
+
+impl Tensor {
+    /// A tensor of these rows.
+    pub fn of<const N: usize>(dims: [u64; N], rows: &[([u32; N], f64)]) -> Self {
+        let indices = rows.iter().flat_map(|row| row.0).collect();
+        Self { dims: dims.to_vec(), indices, values: rows.iter().map(|row| row.1).collect() }
+    }
+
+    /// `nnz` nonzeros at uniform coordinates, which may repeat; `value` gets 64 random bits.
+    pub fn random(dims: &[u64], nnz: usize, seed: u64, value: impl Fn(u64) -> f64) -> Self {
+        let stream = |m: usize| Counter::new(seed, m as u64);
+        let at = |i: usize, m: usize| u32::try_from(stream(m).bits(i as u64) % dims[m]).unwrap();
+        let indices = (0..nnz).flat_map(|i| (0..dims.len()).map(move |m| at(i, m))).collect();
+        let values = (0..nnz).map(|i| value(stream(dims.len()).bits(i as u64))).collect();
+        Self { dims: dims.to_vec(), indices, values }
+    }
+
+    pub fn order(&self) -> usize {
+        self.dims.len()
+    }
+
+    pub fn nnz(&self) -> usize {
+        self.values.len()
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = (&[u32], f64)> {
+        self.indices.chunks_exact(self.order()).zip(self.values.iter().copied())
+    }
+
+    /// The same nonzeros in another order.
+    pub fn shuffled(&self, seed: u64) -> Self {
+        let random = Counter::new(seed, 99);
+        let mut order: Vec<usize> = (0..self.nnz()).collect();
+        order.sort_by_key(|&i| random.bits(i as u64));
+        let row = |&i: &usize| &self.indices[i * self.order()..][..self.order()];
+        let indices = order.iter().flat_map(row).copied().collect();
+        let values = order.iter().map(|&i| self.values[i]).collect();
+        Self { dims: self.dims.clone(), indices, values }
+    }
+
+    /// FROSTT text.
+    pub fn text(&self) -> Vec<u8> {
+        let mut writer = TnsWriter::new(Vec::new());
+        self.rows().for_each(|(row, value)| writer.write_row(row, value).unwrap());
+        writer.finish().unwrap()
+    }
+
+    /// Coordinates and value bits, sorted: what a store must give back where nothing repeats.
+    pub fn sorted(&self) -> Vec<(Vec<u32>, u64)> {
+        let mut rows: Vec<_> = self.rows().map(|(row, value)| (row.to_vec(), value.to_bits())).collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    /// Drains a source.
+    pub fn read(source: &mut dyn Source) -> Result<Self> {
+        let mut tensor = Self::default();
+        let extent = source.drain(&mut |batch| {
+            tensor.indices.extend(batch.indices);
+            tensor.values.extend(batch.values);
+            Ok(())
+        })?;
+        Ok(Self { dims: extent.dims, ..tensor })
+    }
+}
+
+/// Hands a tensor over in batches of a thousand nonzeros.
+impl Source for &Tensor {
+    fn name(&self) -> String {
+        "tensor in memory".into()
+    }
+
+    fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+        let batches = self.indices.chunks(1000 * self.order()).zip(self.values.chunks(1000));
+        for (indices, values) in batches {
+            sink(Batch { indices: indices.to_vec(), values: values.to_vec() })?;
+        }
+        Ok(Extent { dims: self.dims.clone(), nnz: self.nnz() as u64 })
+    }
+}
+
+/// What a value is made of: one function from 64 random bits for each kind of values.
+pub mod values {
+    pub fn one(_: u64) -> f64 {
+        1.0
+    }
+
+    /// Integers from -8 to 8.
+    pub fn integer(bits: u64) -> f64 {
+        (bits % 17) as f64 - 8.0
+    }
+
+    /// Integers that need all of f64's 53 bits, of both signs.
+    pub fn wide_integer(bits: u64) -> f64 {
+        let magnitude = (1u64 << 53) as f64 - (bits % 1_000_003) as f64;
+        if bits >> 63 == 0 { magnitude } else { -magnitude }
+    }
+
+    /// In [-1, 1), with all of f64's bits.
+    pub fn fraction(bits: u64) -> f64 {
+        (bits >> 11) as f64 * (1.0 / (1u64 << 52) as f64) - 1.0
+    }
+
+    /// In [-1, 1), exact in f32 and nearly all distinct.
+    pub fn single(bits: u64) -> f64 {
+        (bits >> 41) as f64 * (1.0 / (1u64 << 22) as f64) - 1.0
+    }
+
+    /// A few values that f32 does not hold, and the negative zero.
+    pub fn few(bits: u64) -> f64 {
+        [0.1, -0.3, 1.0 / 3.0, -0.0, 1e-9][(bits % 5) as usize]
+    }
+
+    /// Integers, zeros among them.
+    pub fn with_zeros(bits: u64) -> f64 {
+        (bits % 3) as f64
+    }
+}
+
+/// The kinds of stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Raw,
+    Tiled,
+    TiledZstd,
+}
+
+pub const KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
+
+/// How to pack a store of `kind` into `target`.
+pub fn options(target: &Path, kind: Kind, chunk_bytes: u64) -> PackOptions {
+    PackOptions {
+        target: target.to_path_buf(),
+        replace: false,
+        index_encoding: if kind == Kind::Raw { IndexEncoding::Raw } else { IndexEncoding::Tiled },
+        codec: if kind == Kind::TiledZstd { Codec::Zstd(3) } else { Codec::None },
+        chunk_bytes,
+        duplicates: Duplicates::Sum,
+        provenance: "{}\n".into(),
+    }
+}
+
+/// Packs without watching.
+pub fn pack(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result<PackReport> {
+    blco::pack::pack(sys, source, options, &|_, _, _| ())
+}
+
+/// Packs a tensor in memory and opens the store.
+pub fn packed(tensor: &Tensor, options: &PackOptions) -> Store {
+    pack(&Sys::default(), &mut { tensor }, options).unwrap();
+    Store::open(&Sys::default(), &options.target).unwrap()
+}
+
+/// Plans MTTKRP of `modes`.
+pub fn plan_run<T: Real>(
+    store: &Store,
+    modes: &[usize],
+    rank: usize,
+    threads: usize,
+    workers: Option<usize>,
+    memory: Option<u64>,
+) -> Plan {
+    let shape = &store.manifest().shape;
+    let bytes = host_bytes::<T>(shape, modes, rank) + decoded_bytes(shape.order());
+    plan(store, bytes, &Limits { memory, threads, workers, available: u64::MAX }).unwrap()
+}
+
+/// MTTKRP of `modes` by `plan`, on the current rayon pool.
+pub fn run_planned<T: Real>(
+    store: &Store,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+    plan: &Plan,
+) -> Result<Vec<(usize, Matrix<T>)>> {
+    let mut mttkrp = Mttkrp::new(store.sys(), factors, modes, plan.threads)?;
+    let mut backend = HostBackend::new(store, &mut mttkrp)?;
+    Executor::new(store, plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+    Ok(mttkrp.finish())
+}
+
+/// MTTKRP of `modes` with two workers, on the current rayon pool.
+pub fn run<T: Real>(
+    store: &Store,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+) -> Result<Vec<(usize, Matrix<T>)>> {
+    let rank = factors[0].columns();
+    let plan = plan_run::<T>(store, modes, rank, rayon::current_num_threads(), Some(2), None);
+    run_planned(store, factors, modes, &plan)
+}
+
+/// The bits of results, so that -0.0 and 0.0 differ.
+pub fn bits<T: Real>(results: &[(usize, Matrix<T>)]) -> Vec<(usize, Vec<u64>)> {
+    let bits = |matrix: &Matrix<T>| matrix.data().iter().map(|x| x.widen().to_bits()).collect();
+    results.iter().map(|(mode, matrix)| (*mode, bits(matrix))).collect()
+}
+
+/// The nonzeros of a store, in its order.
+pub fn exported(store: &Store) -> Result<Tensor> {
+    let dims = store.manifest().shape.dims().iter().map(|&d| d.into()).collect();
+    let mut tensor = Tensor { dims, ..Tensor::default() };
+    let mut gather = EachTile(|tile: &DecodedTile<'_>| {
+        for i in 0..tile.nnz {
+            tensor.indices.extend((0..tile.order()).map(|m| tile.column(m)[i]));
+        }
+        tensor.values.extend_from_slice(tile.values);
+        Ok(())
+    });
+    let mut backend = HostBackend::new(store, &mut gather)?;
+    let limits = Limits { memory: None, threads: 1, workers: Some(2), available: u64::MAX };
+    let plan = plan(store, 0, &limits)?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+    Ok(tensor)
+}
+
+/// Everything under `dir`: relative paths, and the contents of files (`None` for a directory).
+pub fn tree(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    let mut waiting = vec![dir.to_path_buf()];
+    while let Some(at) = waiting.pop() {
+        for entry in std::fs::read_dir(&at).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(dir).unwrap().to_path_buf();
+            if path.is_dir() {
+                found.insert(name, None);
+                waiting.push(path);
+            } else {
+                found.insert(name, Some(std::fs::read(&path).unwrap()));
+            }
+        }
+    }
+    found
+}
+
+/// The files of a store that its identity covers: all but the provenance.
+pub fn identity(store: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut files = tree(store);
+    assert!(files.remove(Path::new("provenance.json")).is_some(), "a store has a provenance");
+    files
+}

@@ -1,0 +1,135 @@
+//! Establishes that dependencies between the top-level modules point down: every use of one module by another
+//! stands in the table below, every line of the table is used, and all of them follow the order.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Each module with what it may use, lowest first: a module uses only those above it in this table.
+const ALLOWED: [(&str, &[&str]); 16] = [
+    ("error", &[]),
+    ("random", &[]),
+    ("shape", &["error"]),
+    ("sys", &["error"]),
+    ("dense", &["error", "random", "shape", "sys"]),
+    ("coo", &["error", "random", "shape", "sys"]),
+    ("linear", &["shape"]),
+    ("encoding", &["shape"]),
+    ("store", &["encoding", "error", "linear", "shape", "sys"]),
+    ("format", &["encoding", "error", "linear", "shape", "store"]),
+    ("pack", &["coo", "encoding", "error", "format", "linear", "shape", "store", "sys"]),
+    ("stream", &["error", "store", "sys"]),
+    // The host backend implements `stream`'s trait and hands out `format`'s tiles.
+    ("backend", &["encoding", "error", "format", "shape", "store", "stream", "sys"]),
+    ("op", &["backend", "coo", "dense", "encoding", "error", "format", "linear", "shape", "store", "sys"]),
+    (
+        "cli",
+        &[
+            "backend", "coo", "dense", "encoding", "error", "format", "linear", "op", "pack", "shape",
+            "store", "stream", "sys",
+        ],
+    ),
+    ("bin", &["cli"]),
+];
+
+#[test]
+fn dependencies_are_those_of_the_table() {
+    let allowed: BTreeSet<(String, String)> = ALLOWED
+        .iter()
+        .flat_map(|(from, to)| to.iter().map(|to| ((*from).to_owned(), (*to).to_owned())))
+        .collect();
+    let found = edges();
+    let new: Vec<_> = found.difference(&allowed).collect();
+    assert!(new.is_empty(), "not in the table: {new:?}");
+    let unused: Vec<_> = allowed.difference(&found).collect();
+    assert!(unused.is_empty(), "in the table but not used: {unused:?}");
+}
+
+#[test]
+fn the_table_points_down() {
+    let place = |name: &str| ALLOWED.iter().position(|(module, _)| *module == name).unwrap();
+    for (from, to) in ALLOWED {
+        assert!(to.iter().all(|to| place(to) < place(from)), "{from} uses something that is not below it");
+    }
+}
+
+/// The reader of sources sees what it should: otherwise the test above could not fail.
+#[test]
+fn uses_are_found() {
+    let text = "use crate::{store::{Store, self}, sys};\nlet x = crate::op::f(); // crate::cli\n\
+                use super::error::E;\npub(crate) fn f() {}\n#[cfg(test)]\nmod tests {\n    use crate::pack;\n}\n";
+    let found: Vec<String> = uses(text, 1, "crate::").into_iter().collect();
+    assert_eq!(found, ["error", "op", "store", "sys"]);
+    assert!(!uses("use super::error::E;", 2, "crate::").contains("error"));
+    assert!(uses("use super::super::error::E;", 2, "crate::").contains("error"));
+}
+
+/// Every pair (module, module that it uses) of the sources; tests are left out.
+fn edges() -> BTreeSet<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut edges = BTreeSet::new();
+    for path in sources(&root) {
+        let inside = path.strip_prefix(&root).unwrap().with_extension("");
+        let mut module: Vec<String> = inside.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+        if module.last().unwrap() == "mod" {
+            module.pop();
+        }
+        if module == ["lib"] || module.last().unwrap() == "tests" {
+            continue;
+        }
+        let known = ALLOWED.iter().any(|(name, _)| *name == module[0]);
+        assert!(known, "{}: a module that the table does not know", path.display());
+        let prefix = if module[0] == "bin" { "blco::" } else { "crate::" };
+        let text = std::fs::read_to_string(&path).unwrap();
+        let others = uses(&text, module.len(), prefix).into_iter().filter(|other| *other != module[0]);
+        edges.extend(others.map(|other| (module[0].clone(), other)));
+    }
+    edges
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let files = files.into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    files.chain(dirs.iter().flat_map(|dir| sources(dir))).collect()
+}
+
+/// The top-level modules that a source names, after `prefix` or after as many `super::` as it is deep.
+fn uses(text: &str, depth: usize, prefix: &str) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]").next().unwrap();
+    let code: Vec<&str> = code.lines().map(|line| line.split("//").next().unwrap()).collect();
+    let code = code.join("\n");
+    let supers = "super::".repeat(depth);
+    let mut found = BTreeSet::new();
+    for prefix in [prefix, &supers] {
+        for (at, _) in code.match_indices(prefix) {
+            let inside_a_name = code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            if !inside_a_name {
+                found.extend(names(&code[at + prefix.len()..]));
+            }
+        }
+    }
+    found
+}
+
+/// The name that `code` begins with, or the outer names of the group in braces.
+fn names(code: &str) -> Vec<String> {
+    let name = |code: &str| -> String {
+        code.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+    };
+    let Some(group) = code.strip_prefix('{') else { return vec![name(code)] };
+    let (mut depth, mut start, mut found) = (1, 0, Vec::new());
+    for (at, c) in group.char_indices() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if depth == 0 || depth == 1 && c == ',' {
+            found.push(name(&group[start..at]));
+            start = at + 1;
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    found.retain(|name| !name.is_empty());
+    found
+}
