@@ -47,7 +47,9 @@ fn copy(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
     let mut to = vec![0u64; bytes / 16];
     let part = from.len().div_ceil(pool.current_num_threads());
     let seconds = timed(runs, || {
-        pool.install(|| to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(t, f)| t.copy_from_slice(f)));
+        pool.install(|| {
+            to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(t, f)| t.copy_from_slice(f));
+        });
         black_box(&to);
     });
     2.0 * (to.len() * 8) as f64 / seconds / 1e9
@@ -158,7 +160,9 @@ fn tensor(sys: &Sys, input: Option<&Path>, rank: usize, runs: usize) {
     );
     let store = Store::open(sys, &target).unwrap();
     let every: Vec<usize> = (0..report.dims.len()).collect();
-    println!("| rank {rank}, seconds a pass | f64, 1 thread | f64, {all} threads | f32, 1 thread | f32, {all} threads |");
+    println!(
+        "| rank {rank}, seconds a pass | f64, 1 thread | f64, {all} threads | f32, 1 thread | f32, {all} threads |"
+    );
     println!("|---|---|---|---|---|");
     let row = |name: String, modes: &[usize]| {
         println!(
@@ -170,7 +174,9 @@ fn tensor(sys: &Sys, input: Option<&Path>, rank: usize, runs: usize) {
         );
     };
     row("all modes, one pass".into(), &every);
-    every.iter().for_each(|&mode| row(format!("mode {}", mode + 1), &[mode]));
+    for &mode in &every {
+        row(format!("mode {}", mode + 1), &[mode]);
+    }
 }
 
 fn main() {
@@ -189,5 +195,7 @@ fn main() {
     if inputs.is_empty() {
         tensor(&sys, None, rank, runs);
     }
-    inputs.iter().for_each(|input| tensor(&sys, Some(input), rank, runs));
+    for input in &inputs {
+        tensor(&sys, Some(input), rank, runs);
+    }
 }

@@ -68,6 +68,15 @@ impl Error {
         Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into() }
     }
 
+    /// The same error about `path`, the name that the user knows, where it was about a temporary one.
+    #[must_use]
+    pub fn about(self, path: &Path) -> Self {
+        match self {
+            Self::Io { action, source, .. } => Self::Io { path: path.to_path_buf(), action, source },
+            other => other,
+        }
+    }
+
     /// Wraps a system error with the file and the verb.
     pub fn io(path: impl AsRef<Path>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_path_buf();

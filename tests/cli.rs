@@ -356,6 +356,7 @@ mod keys {
         "nnz",
         "program",
         "seconds",
+        "spilled",
         "store",
         "version",
     ];
@@ -629,6 +630,23 @@ fn an_interrupt_of_packing_leaves_nothing() {
 }
 
 #[test]
+fn an_interrupt_while_nothing_comes_in_ends_within_the_grace() {
+    let place = Place::new();
+    let mut child = place.start("blco-pack", &["-", "-o", "store"]);
+    // Held open and silent.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(ROWS.as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&child, "INT");
+    let start = Instant::now();
+    let (status, _) = end(child);
+    assert_eq!(status.code(), Some(130));
+    assert!(start.elapsed().as_secs() < 10);
+    drop(input);
+    assert!(tree(place.dir.path()).is_empty(), "{:?}", tree(place.dir.path()).keys());
+}
+
+#[test]
 fn an_interrupt_of_a_run_leaves_nothing() {
     let place = Place::with_store();
     let before = tree(place.dir.path());
@@ -648,9 +666,9 @@ fn a_killed_packer_is_cleaned_up_after() {
     place.write("t.tns", ROWS);
     let mut child = place.start("blco-pack", &["-", "-o", "t.blco"]);
     let feeder = feed(&mut child);
-    wait_until("the packer to write", || place.path("t.blco.partial/lock").exists());
+    wait_until("the packer to write", || place.path("t.blco.partial").exists());
     // While it lives, nobody else writes this store.
-    place.refuses("blco-pack", &["t.tns"], &["t.blco", "another blco-pack writes this store"]);
+    place.refuses("blco-pack", &["t.tns"], &["t.blco", "another program writes this store now"]);
     signal(&child, "KILL");
     assert_eq!(end(child).0.code(), None);
     feeder.join().unwrap();

@@ -1,7 +1,9 @@
 //! The specification and the program agree: the vectors of formats-spec/vectors (made by an independent writer) open, verify,
-//! come back and pack to the same bytes, or are refused; the second reader (tools/blco_reader.py) accepts fresh
+//! come back and pack to the same bytes, or are refused; the second reader (`tools/blco_reader.py`) accepts fresh
 //! stores of every kind and checks the vectors too. It needs Python with numpy: `BLCO_PYTHON`, which tools/test.sh
 //! sets, or `python3`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use assert_cmd::cargo::cargo_bin;
 use serde_json::Value;
@@ -127,7 +129,8 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
     ];
     for (name, dims, values) in tensors {
         let input = at(&format!("{name}.tns"));
-        let made = run("blco-gen", &["--dims", dims, "--nnz", "40000", "--skew", "2", "--values", values, &input]);
+        let made =
+            run("blco-gen", &["--dims", dims, "--nnz", "40000", "--skew", "2", "--values", values, &input]);
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         for (number, kind) in kinds.iter().enumerate() {
             let store = at(&format!("{name}-{number}"));
@@ -138,7 +141,8 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
             let read = reader(&python, &[&store, "--tns", &back]);
             assert!(read.status.success(), "{name} {kind:?}: {}", String::from_utf8_lossy(&read.stderr));
             let exported = run("blco-export", &[&store, "-"]).stdout;
-            let numbers = |text: &str| -> Vec<f64> { text.split_whitespace().map(|w| w.parse().unwrap()).collect() };
+            let numbers =
+                |text: &str| -> Vec<f64> { text.split_whitespace().map(|w| w.parse().unwrap()).collect() };
             let back = std::fs::read_to_string(&back).unwrap();
             assert!(numbers(&back) == numbers(std::str::from_utf8(&exported).unwrap()), "{name} {kind:?}");
         }

@@ -42,7 +42,7 @@ pub struct Gen {
     #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', value_parser = skew, default_value = "1")]
     skew: Vec<Skew>,
     /// The values: 1, a range of integers such as 1..5, or uniform
-    #[arg(long, default_value = "1", value_parser = values, conflicts_with = "planted_rank")]
+    #[arg(long, default_value = "1", value_parser = values, allow_hyphen_values = true, conflicts_with = "planted_rank")]
     values: Values,
     /// The seed
     #[arg(long, default_value_t = 0)]

@@ -22,6 +22,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A program: its arguments, and what it does with them.
 pub trait Program: Parser {
@@ -63,8 +64,8 @@ pub fn main<P: Program>() -> ExitCode {
     let program = P::parse();
     let name = P::command().get_name().to_owned();
     let report = system().and_then(|sys| {
-        let flag = sys.cancel_flag();
-        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+        let handle = sys.clone();
+        ctrlc::set_handler(move || interrupt(&handle))
             .map_err(|e| Error::request(format!("signals cannot be handled: {e}")))?;
         program.run(&sys)
     });
@@ -82,6 +83,24 @@ pub fn main<P: Program>() -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => fail(&name, &error),
     }
+}
+
+/// Asks the work to stop. If it has not within the grace, or at the second signal (it may wait for input that
+/// never comes), everything temporary is removed and the program ends here.
+fn interrupt(sys: &Sys) {
+    const GRACE: Duration = Duration::from_secs(2);
+    let end = |sys: &Sys| -> ! {
+        sys.abandon();
+        std::process::exit(130)
+    };
+    if sys.cancel_flag().swap(true, Ordering::Relaxed) {
+        end(sys);
+    }
+    let sys = sys.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(GRACE);
+        end(&sys)
+    });
 }
 
 fn fail(name: &str, error: &Error) -> ExitCode {

@@ -3,7 +3,7 @@
 use crate::dense::{Real, mode_file};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::ModeMatrix;
-use crate::sys::{File, Sys};
+use crate::sys::{File, Sys, Temporary};
 use std::path::{Path, PathBuf};
 
 /// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.
@@ -12,8 +12,7 @@ pub struct Pending {
     sys: Sys,
     file: File,
     target: PathBuf,
-    partial: PathBuf,
-    published: bool,
+    partial: Temporary,
 }
 
 impl Pending {
@@ -31,8 +30,9 @@ impl Pending {
         name.push(target.file_name().unwrap_or_default());
         name.push(format!(".partial-{}", std::process::id()));
         let partial = target.with_file_name(name);
-        let file = sys.create(&partial)?;
-        Ok(Self { sys: sys.clone(), file, target: target.to_path_buf(), partial, published: false })
+        let file = sys.create(&partial).map_err(|e| e.about(target))?;
+        let partial = Temporary::at(sys, partial);
+        Ok(Self { sys: sys.clone(), file, target: target.to_path_buf(), partial })
     }
 
     /// The file to write to.
@@ -46,20 +46,11 @@ impl Pending {
     }
 
     /// Makes the contents durable and gives them their name.
-    pub fn publish(mut self) -> Result<()> {
+    pub fn publish(self) -> Result<()> {
         self.file.sync()?;
-        self.sys.rename(&self.partial, &self.target)?;
-        self.published = true;
+        self.sys.rename(self.partial.path(), &self.target)?;
+        self.partial.renamed();
         Ok(())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if !self.published {
-            // Whoever dropped it has an error of their own to tell.
-            drop(std::fs::remove_file(&self.partial));
-        }
     }
 }
 

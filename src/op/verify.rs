@@ -76,7 +76,8 @@ impl<'a> Verify<'a> {
             let place = || format!("tile {} of the store, nonzero {i}", batch.first_tile + t as u64);
             let nonzero = Nonzero { linear, value };
             let rises = self.previous.is_none_or(|last| last.linear < linear);
-            let repeats = self.previous.is_some_and(|last| last.linear == linear && last.order(&nonzero).is_le());
+            let repeats =
+                self.previous.is_some_and(|last| last.linear == linear && last.order(&nonzero).is_le());
             if !rises && !repeats {
                 return Err(Error::corrupt(self.path(), format!("{}: out of order", place())));
             }

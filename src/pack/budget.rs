@@ -10,7 +10,7 @@ use super::spill::{FRAME_NNZ, STAGE_NNZ};
 use crate::format::blco::chunk_nnz_max;
 use crate::linear::Nonzero;
 
-/// No budget is taken to be smaller.
+/// The packer takes no smaller budget.
 pub const MEMORY_MIN: u64 = 64 << 20;
 /// What reading takes beside the batches that are kept, for each thread: pieces of text and parsed batches.
 const READER_BYTES_PER_THREAD: u64 = 8 << 20;
@@ -28,7 +28,7 @@ pub struct Budget {
 impl Budget {
     /// `memory` bytes for a job on `threads` threads that writes chunks of `chunk_bytes`.
     pub fn new(memory: u64, threads: usize, chunk_bytes: u64) -> Self {
-        Self { memory: memory.max(MEMORY_MIN), threads: threads as u64, chunk_bytes }
+        Self { memory, threads: threads as u64, chunk_bytes }
     }
 
     /// Bytes of batches that may be kept while reading.
@@ -48,9 +48,7 @@ impl Budget {
     pub fn in_memory(&self, nnz: u64, order: usize, nonzero_bytes: usize) -> bool {
         let batches = nnz * (4 * order as u64 + 8);
         let sorted = nnz * nonzero_bytes as u64;
-        batches <= self.reading()
-            && batches + sorted <= self.memory
-            && sorted + self.writing() <= self.memory.max(MEMORY_MIN)
+        batches <= self.reading() && batches + sorted <= self.memory && sorted + self.writing() <= self.memory
     }
 
     /// Nonzeros of a run: what half of the memory can sort. A multiple of what a staged frame holds.

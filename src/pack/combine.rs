@@ -50,7 +50,9 @@ impl<K: Key> Combiner<K> {
                         open.value += next.value;
                         self.summed += 1;
                         if !open.value.is_finite() {
-                            return Err(self.refuse(next.linear, "the values given for it add up to infinity"));
+                            return Err(
+                                self.refuse(next.linear, "the values given for it add up to infinity")
+                            );
                         }
                     }
                     Duplicates::Keep => {

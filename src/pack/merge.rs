@@ -115,7 +115,8 @@ mod tests {
             let spilled: Vec<SpillFile> = (0..runs as u64)
                 .map(|run| {
                     let nnz = if run == 1 { 1 } else { 9000 };
-                    let nonzero = |i| Nonzero { linear: random.bits(run << 32 | i) % 20_000, value: (i % 7) as f64 };
+                    let nonzero =
+                        |i| Nonzero { linear: random.bits(run << 32 | i) % 20_000, value: (i % 7) as f64 };
                     let mut nonzeros: Vec<Nonzero<u64>> = (0..nnz).map(nonzero).collect();
                     nonzeros.sort_by(Nonzero::order);
                     all.extend_from_slice(&nonzeros);
@@ -127,7 +128,10 @@ mod tests {
             all.sort_by(Nonzero::order);
             let mut merge = Merge::<u64>::open(&sys, &spilled).unwrap();
             let (mut slice, mut merged) = (Vec::with_capacity(777), Vec::new());
-            while { merge.next_slice(&mut slice).unwrap(); !slice.is_empty() } {
+            while {
+                merge.next_slice(&mut slice).unwrap();
+                !slice.is_empty()
+            } {
                 merged.extend_from_slice(&slice);
             }
             assert_eq!(merged, all, "{runs} runs");

@@ -158,7 +158,8 @@ pub fn pack(
     let mut seconds = PackSeconds::default();
     let staging = Staging::create(sys, &options.target, options.replace, options.codec)?;
 
-    let budget = Budget::new(options.memory, rayon::current_num_threads(), options.chunk_bytes);
+    let budget =
+        Budget::new(options.memory.max(MEMORY_MIN), rayon::current_num_threads(), options.chunk_bytes);
     let spill_dir = options.temp_dir.clone().unwrap_or_else(|| staging.partial().to_path_buf());
     let mut runs = Runs::new(sys, budget, spill_dir);
     let extent = source.drain(&mut |batch| {
@@ -246,6 +247,12 @@ impl Job<'_> {
         let start = Instant::now();
         let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
         seconds.publish = start.elapsed().as_secs_f64();
-        Ok(Written { published, nnz: manifest.nnz, summed: combiner.summed(), kept: combiner.kept(), spilled })
+        Ok(Written {
+            published,
+            nnz: manifest.nnz,
+            summed: combiner.summed(),
+            kept: combiner.kept(),
+            spilled,
+        })
     }
 }

@@ -13,7 +13,7 @@ use super::{Phase, Watch};
 use crate::coo::Batch;
 use crate::error::{Error, Result};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
-use crate::sys::{ScratchDir, Sys};
+use crate::sys::{Sys, Temporary};
 use crossbeam_channel::bounded;
 use rayon::prelude::*;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub struct Runs {
 /// Batches on disk.
 #[derive(Debug)]
 struct Staged {
-    scratch: ScratchDir,
+    scratch: Temporary,
     files: Vec<SpillFile>,
     open: Option<SpillWriter>,
     run_nnz: u64,
@@ -89,7 +89,7 @@ impl Runs {
     fn stage(&mut self) -> Result<()> {
         if self.staged.is_none() {
             self.staged = Some(Staged {
-                scratch: ScratchDir::create(&self.sys, &self.spill_dir)?,
+                scratch: Temporary::dir(&self.sys, &self.spill_dir)?,
                 files: Vec::new(),
                 open: None,
                 // The type of the key is not known yet: room for the wider one.
@@ -122,10 +122,11 @@ impl Runs {
         let Some(staged) = self.staged.take() else {
             return Ok(Sorted::InMemory(sorted(&self.sys, &linearizer, self.batches)?));
         };
-        let mut merger = Merger { sys: self.sys.clone(), runs: Vec::new(), report: SpillReport::default(), staged };
+        let mut merger =
+            Merger { sys: self.sys.clone(), runs: Vec::new(), report: SpillReport::default(), staged };
         merger.make_runs(&linearizer, self.order, self.nnz, watch)?;
         merger.reduce::<K>(self.budget.fan_in::<K>())?;
-        Ok(Sorted::Runs(merger))
+        Ok(Sorted::Runs(Box::new(merger)))
     }
 }
 
@@ -133,7 +134,9 @@ impl Staged {
     fn write(&mut self, sys: &Sys, frame: &[u8]) -> Result<()> {
         let mut writer = match self.open.take() {
             Some(writer) => writer,
-            None => SpillWriter::create(sys, &self.scratch.path().join(format!("staged-{}", self.files.len())))?,
+            None => {
+                SpillWriter::create(sys, &self.scratch.path().join(format!("staged-{}", self.files.len())))?
+            }
         };
         writer.write(frame)?;
         if writer.nnz() + STAGE_NNZ as u64 > self.run_nnz {
@@ -192,7 +195,8 @@ impl Merger {
         let mut on_disk: u64 = files.iter().map(|f| f.bytes).sum();
         self.report.bytes = on_disk;
         let largest = files.iter().map(|f| f.nnz).max().unwrap_or(0);
-        let largest = usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
+        let largest =
+            usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
         let mut nonzeros = self.sys.vec(Nonzero { linear: K::default(), value: 0.0 }, largest)?;
         let mut done = 0;
         for staged in files {
@@ -288,7 +292,7 @@ pub enum Sorted<K> {
     /// All of them.
     InMemory(Vec<Nonzero<K>>),
     /// Runs that are merged while they are read.
-    Runs(Merger),
+    Runs(Box<Merger>),
 }
 
 impl<K: Key> Sorted<K> {
@@ -306,5 +310,70 @@ impl<K: Key> Sorted<K> {
             Self::InMemory(_) => SpillReport::default(),
             Self::Runs(merger) => merger.report,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Counter;
+    use crate::shape::Shape;
+
+    /// Batches of uneven length with a few coordinates that repeat.
+    fn batches(dims: &[u64], nnz: u64) -> Vec<Batch> {
+        let order = dims.len();
+        let random: Vec<Counter> = (0..=order as u64).map(|stream| Counter::new(9, stream)).collect();
+        let row = |i: u64| (0..order).map(move |m| (m, i));
+        let index = |(m, i): (usize, u64)| u32::try_from(random[m].bits(i / 2) % dims[m]).unwrap();
+        let mut batches = Vec::new();
+        let mut from = 0;
+        while from < nnz {
+            let to = (from + 1 + random[0].bits(from) % 9000).min(nnz);
+            let indices = (from..to).flat_map(row).map(index).collect();
+            let values = (from..to).map(|i| (random[order].bits(i) % 5) as f64 - 2.0).collect();
+            batches.push(Batch { indices, values });
+            from = to;
+        }
+        batches
+    }
+
+    fn collect<K: Key>(dims: &[u64], nnz: u64, memory: u64) -> (Vec<(u128, u64)>, SpillReport) {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = Sys::default();
+        let mut runs = Runs::new(&sys, Budget::new(memory, 2, 1 << 16), dir.path().to_path_buf());
+        for batch in batches(dims, nnz) {
+            runs.push(batch).unwrap();
+        }
+        let layout = BitLayout::new(&Shape::new(dims).unwrap());
+        let sorted = runs.sort::<K>(&layout, &|_, _, _| {}).unwrap();
+        let mut all = Vec::new();
+        sorted
+            .for_each_slice(|slice| {
+                all.extend(slice.iter().map(|n| (n.linear.widen(), n.value.to_bits())));
+                Ok(())
+            })
+            .unwrap();
+        let report = sorted.spilled();
+        drop(sorted);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "temporary files are gone");
+        (all, report)
+    }
+
+    #[test]
+    fn what_comes_out_does_not_depend_on_memory() {
+        let narrow = [1000, 3, 70_000];
+        let wide = [1 << 30, 1 << 31, 1 << 20];
+        let (expected, report) = collect::<u64>(&narrow, 200_000, u64::MAX);
+        assert_eq!((expected.len(), report.runs), (200_000, 0));
+        assert!(expected.is_sorted_by_key(|n| n.0));
+        for memory in [0, 1 << 20, 4 << 20] {
+            let (all, report) = collect::<u64>(&narrow, 200_000, memory);
+            assert!(report.runs >= 2 && report.bytes_peak > 0, "{report:?}");
+            assert!(all == expected, "{memory} bytes");
+        }
+        // No memory at all: runs of one staged frame, merged two at a time.
+        let (all, report) = collect::<u128>(&wide, 200_000, 0);
+        assert!(report.runs > 10, "{report:?}");
+        assert!(all == collect::<u128>(&wide, 200_000, u64::MAX).0);
     }
 }

@@ -32,10 +32,11 @@ mod tests {
             let random = Counter::new(nnz, 0);
             let linear = |i: u64| {
                 let wide = u128::from(random.bits(i)) << 64 | u128::from(random.bits(!i));
-                K::narrow(wide % distinct & (u128::MAX >> (128 - bits)))
+                K::narrow((wide % distinct) & (u128::MAX >> (128 - bits)))
             };
             let value = |i: u64| [0.0, -0.0, 1.5, -3.0, 1e300][usize::try_from(random.bits(i) % 5).unwrap()];
-            let mut sorted: Vec<_> = (0..nnz).map(|i| Nonzero { linear: linear(i), value: value(i) }).collect();
+            let mut sorted: Vec<_> =
+                (0..nnz).map(|i| Nonzero { linear: linear(i), value: value(i) }).collect();
             let mut expected = sorted.clone();
             sort(&mut sorted);
             expected.sort_by(Nonzero::order);

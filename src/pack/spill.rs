@@ -236,16 +236,13 @@ impl Frame<'_> {
 }
 
 fn put_values(values: &[f64], out: &mut Vec<u8>) {
-    match TileValues::new(values).integer {
-        Some((base, bits)) => {
-            out.push(u8::try_from(bits).expect("at most 55 bits"));
-            out.extend(base.to_le_bytes());
-            pack_integers(values, base, bits, out);
-        }
-        None => {
-            out.push(WIDE);
-            out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-        }
+    if let Some((base, bits)) = TileValues::new(values).integer {
+        out.push(u8::try_from(bits).expect("at most 55 bits"));
+        out.extend(base.to_le_bytes());
+        pack_integers(values, base, bits, out);
+    } else {
+        out.push(WIDE);
+        out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     }
 }
 

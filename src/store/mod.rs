@@ -27,6 +27,8 @@ const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// The manifest's file name.
 const MANIFEST: &str = "manifest";
+/// The name of the file that is not part of the store's identity.
+const PROVENANCE: &str = "provenance.json";
 /// The file name of chunk `number`.
 pub(crate) fn chunk_name(number: usize) -> String {
     format!("chunk-{number:06}.bin")

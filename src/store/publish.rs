@@ -3,27 +3,24 @@
 
 use super::chunk::{ChunkHeader, HEADER_BYTES};
 use super::manifest::{ChunkEntry, Codec, Manifest};
-use super::{MANIFEST, chunk_name};
+use super::{MANIFEST, PROVENANCE, chunk_name};
 use crate::error::{Error, Result};
-use crate::sys::{File, Sys};
+use crate::sys::{File, SPILL_PREFIX, Sys, Temporary};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
-
-/// The lock file inside a store that is being written.
-const LOCK: &str = "lock";
 
 /// A store that is being written. Dropped before [`Staging::publish`] has succeeded, it removes itself.
 #[derive(Debug)]
 pub struct Staging {
     sys: Sys,
     target: PathBuf,
-    partial: PathBuf,
+    partial: Temporary,
     replace: bool,
     codec: Codec,
     headers: Vec<ChunkHeader>,
     entries: Vec<ChunkEntry>,
-    /// Held while this process writes.
-    lock: Option<File>,
+    /// The partial store's directory, locked while this process writes.
+    _lock: File,
 }
 
 /// What was published.
@@ -63,8 +60,13 @@ impl Staging {
         name.push(".partial");
         let partial = parent(target).join(name);
         clear_stale(sys, &partial)?;
-        sys.create_dir(&partial)?;
-        let mut staging = Self {
+        sys.create_dir(&partial).map_err(|e| e.about(target))?;
+        let partial = Temporary::at(sys, partial);
+        let lock = sys.open_dir(partial.path())?;
+        if !lock.try_lock()? {
+            return Err(busy(target));
+        }
+        Ok(Self {
             sys: sys.clone(),
             target: target.to_path_buf(),
             partial,
@@ -72,14 +74,8 @@ impl Staging {
             codec,
             headers: Vec::new(),
             entries: Vec::new(),
-            lock: None,
-        };
-        let lock = sys.create(&staging.partial.join(LOCK))?;
-        if !lock.try_lock()? {
-            return Err(Error::request(format!("{shown}: another blco-pack writes this store")));
-        }
-        staging.lock = Some(lock);
-        Ok(staging)
+            _lock: lock,
+        })
     }
 
     /// Writes the next chunk. `header` and `image` come from the format; `entry` holds the linear and row
@@ -105,7 +101,7 @@ impl Staging {
         entry.file_bytes = header.file_bytes();
         entry.payload_checksum = header.payload_checksum;
         image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
-        let file = self.sys.create(&self.partial.join(chunk_name(number)))?;
+        let file = self.sys.create(&self.partial.path().join(chunk_name(number)))?;
         file.write_all_at(&image, 0)?;
         self.headers.push(header);
         self.entries.push(entry);
@@ -115,7 +111,7 @@ impl Staging {
     /// The directory under its temporary name. Nothing else may be in it when it is published.
     #[must_use]
     pub fn partial(&self) -> &Path {
-        &self.partial
+        self.partial.path()
     }
 
     /// The chunks so far, for the manifest.
@@ -129,21 +125,27 @@ impl Staging {
         let (bytes, id) = manifest.encode()?;
         for (number, header) in self.headers.iter_mut().enumerate() {
             header.store_id = id;
-            let file = self.sys.open_existing(&self.partial.join(chunk_name(number)))?;
+            let file = self.sys.open_existing(&self.partial.path().join(chunk_name(number)))?;
             file.write_all_at(&header.encode(), 0)?;
             file.sync()?;
         }
-        for (name, contents) in [(MANIFEST, &bytes[..]), ("provenance.json", provenance)] {
-            let file = self.sys.create(&self.partial.join(name))?;
+        for (name, contents) in [(MANIFEST, &bytes[..]), (PROVENANCE, provenance)] {
+            let file = self.sys.create(&self.partial.path().join(name))?;
             file.write_all_at(contents, 0)?;
             file.sync()?;
         }
-        self.sys.remove_file(&self.partial.join(LOCK))?;
-        self.sys.sync_dir(&self.partial)?;
+        self.sys.sync_dir(self.partial.path())?;
         if self.replace && self.target.symlink_metadata().is_ok() {
-            self.sys.exchange(&self.partial, &self.target)?;
+            // Locked, so that nobody takes the old store for a killed packer's while it is removed.
+            let old = self.sys.open_dir(&self.target)?;
+            if !old.try_lock()? {
+                return Err(busy(&self.target));
+            }
+            self.sys.exchange(self.partial.path(), &self.target)?;
+            self.partial.remove();
         } else {
-            self.sys.rename(&self.partial, &self.target)?;
+            self.sys.rename(self.partial.path(), &self.target)?;
+            self.partial.renamed();
         }
         self.sys.sync_dir(parent(&self.target))?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
@@ -151,28 +153,32 @@ impl Staging {
     }
 }
 
-/// Whatever is left under the temporary name goes: an unfinished store, or the one that was replaced.
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if self.partial.exists() {
-            // Nothing to tell: whoever dropped it has an error of their own, or has published.
-            drop(std::fs::remove_dir_all(&self.partial));
-        }
-    }
+fn busy(target: &Path) -> Error {
+    Error::request(format!("{}: another program writes this store now", target.display()))
 }
 
-/// Removes what a killed packer left at `partial`; an error if a live one holds it or it is not ours.
+/// Removes what a killed packer left at `partial`: an unfinished store, or one that was replaced. An error if
+/// a live one holds it, or if something is in it that no packer writes.
 fn clear_stale(sys: &Sys, partial: &Path) -> Result<()> {
     if partial.symlink_metadata().is_err() {
         return Ok(());
     }
-    let shown = partial.display();
-    let lock = partial.join(LOCK);
-    if !lock.is_file() && std::fs::read_dir(partial).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Error::request(format!("{shown}: is in the way and not an unfinished store; remove it")));
+    let ours = |name: &str| {
+        name == MANIFEST
+            || name == PROVENANCE
+            || name.starts_with(SPILL_PREFIX)
+            || name.strip_prefix("chunk-").is_some_and(|rest| rest.strip_suffix(".bin").is_some())
+    };
+    let entries = std::fs::read_dir(partial).map_err(Error::io(partial, "read"))?;
+    for entry in entries {
+        let name = entry.map_err(Error::io(partial, "read"))?.file_name();
+        if !name.to_str().is_some_and(ours) {
+            let what = "is in the way and not an unfinished store; move it or remove it";
+            return Err(Error::request(format!("{}: {what}", partial.display())));
+        }
     }
-    if lock.is_file() && !sys.open_existing(&lock)?.try_lock()? {
-        return Err(Error::request(format!("{shown}: another blco-pack writes this store")));
+    if !sys.open_dir(partial)?.try_lock()? {
+        return Err(busy(&partial.with_extension("")));
     }
     sys.remove_tree(partial)
 }

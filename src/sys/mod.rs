@@ -6,6 +6,9 @@
 //! with the data by itself. (`rayon`'s pool is built once, by [`Sys::pool`].)
 
 pub mod fault;
+mod temporary;
+
+pub use temporary::{SPILL_PREFIX, Temporary};
 
 use crate::error::{Error, Result};
 use aligned_vec::{AVec, ConstAlign};
@@ -27,6 +30,7 @@ pub type PageBuf = AVec<u8, ConstAlign<PAGE>>;
 pub struct Sys {
     faults: Option<Arc<Faults>>,
     cancel: Arc<AtomicBool>,
+    temporaries: Arc<temporary::Registry>,
 }
 
 impl Sys {
@@ -40,6 +44,12 @@ impl Sys {
     #[must_use]
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancel)
+    }
+
+    /// Removes everything temporary now, under the feet of whoever uses it: for ending at once, when asking to
+    /// stop has not helped.
+    pub fn abandon(&self) {
+        self.temporaries.remove_all();
     }
 
     /// [`Error::Cancelled`] once the flag is set. Long loops ask once per batch or chunk.
@@ -88,6 +98,14 @@ impl Sys {
     /// Creates one directory.
     pub fn create_dir(&self, path: &Path) -> Result<()> {
         self.pass(Call::Open).and_then(|_| std::fs::create_dir(path)).map_err(Error::io(path, "create"))
+    }
+
+    /// Opens a directory, to lock it.
+    pub fn open_dir(&self, path: &Path) -> Result<File> {
+        self.pass(Call::Open)
+            .and_then(|_| std::fs::File::open(path))
+            .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
+            .map_err(Error::io(path, "open"))
     }
 
     /// Renames within a file system, replacing a file at `to`.
@@ -168,39 +186,6 @@ impl Sys {
                 Ok(vec)
             })
             .map_err(|source| Error::Resource { action: "allocate memory", source })
-    }
-}
-
-/// A directory for temporary files that goes, with what is in it, when it is dropped.
-#[derive(Debug)]
-pub struct ScratchDir {
-    path: PathBuf,
-}
-
-impl ScratchDir {
-    /// A new directory in `parent`, with a name that nobody else has.
-    pub fn create(sys: &Sys, parent: &Path) -> Result<Self> {
-        for attempt in 0..1000 {
-            let path = parent.join(format!("blco-spill-{}-{attempt}", std::process::id()));
-            if path.symlink_metadata().is_err() {
-                sys.create_dir(&path)?;
-                return Ok(Self { path });
-            }
-        }
-        Err(Error::request(format!("{}: full of blco-spill directories; remove them", parent.display())))
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for ScratchDir {
-    fn drop(&mut self) {
-        // Whoever dropped it early has an error of their own to tell.
-        drop(std::fs::remove_dir_all(&self.path));
     }
 }
 

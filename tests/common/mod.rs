@@ -12,7 +12,7 @@ use blco::error::Result;
 use blco::format::DecodedTile;
 use blco::op::export::EachTile;
 use blco::op::mttkrp::{Mttkrp, host_bytes};
-use blco::pack::{Duplicates, PackOptions, PackReport};
+use blco::pack::{PackOptions, PackReport};
 use blco::random::Counter;
 use blco::store::{Codec, Store};
 use blco::stream::{Executor, Limits, Plan, plan};
@@ -162,13 +162,10 @@ pub const KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
 /// How to pack a store of `kind` into `target`.
 pub fn options(target: &Path, kind: Kind, chunk_bytes: u64) -> PackOptions {
     PackOptions {
-        target: target.to_path_buf(),
-        replace: false,
         index_encoding: if kind == Kind::Raw { IndexEncoding::Raw } else { IndexEncoding::Tiled },
         codec: if kind == Kind::TiledZstd { Codec::Zstd(3) } else { Codec::None },
         chunk_bytes,
-        duplicates: Duplicates::Sum,
-        provenance: "{}\n".into(),
+        ..PackOptions::new(target.to_path_buf())
     }
 }
 

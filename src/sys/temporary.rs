@@ -1,0 +1,88 @@
+//! Temporary files and directories: gone when their owner is dropped, whatever happened, and known to the
+//! handle, so that a program that must end at once can remove them too.
+
+use super::Sys;
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The temporary names in use.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    paths: Mutex<Vec<PathBuf>>,
+}
+
+impl Registry {
+    fn with<T>(&self, use_paths: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
+        use_paths(&mut self.paths.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Removes everything that is registered. For the end of a program that cannot unwind.
+    pub(super) fn remove_all(&self) {
+        self.with(|paths| paths.drain(..).for_each(|path| remove(&path)));
+    }
+}
+
+/// Whatever is at `path`, quietly: the caller has an error of its own to tell, or nobody to tell.
+fn remove(path: &Path) {
+    drop(if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) });
+}
+
+/// A temporary file or directory. When this is dropped, what is at its path goes, with all that is in it, unless it
+/// was renamed.
+#[derive(Debug)]
+pub struct Temporary {
+    sys: Sys,
+    path: PathBuf,
+    /// Nothing at the path is this one's any more.
+    gone: bool,
+}
+
+impl Temporary {
+    /// Takes charge of `path`, where a file or directory is about to be created.
+    #[must_use]
+    pub fn at(sys: &Sys, path: PathBuf) -> Self {
+        sys.temporaries.with(|paths| paths.push(path.clone()));
+        Self { sys: sys.clone(), path, gone: false }
+    }
+
+    /// Creates a directory in `parent` under a name that nobody else has.
+    pub fn dir(sys: &Sys, parent: &Path) -> Result<Self> {
+        for attempt in 0..1000 {
+            let path = parent.join(format!("{SPILL_PREFIX}{}-{attempt}", std::process::id()));
+            if path.symlink_metadata().is_err() {
+                sys.create_dir(&path)?;
+                return Ok(Self::at(sys, path));
+            }
+        }
+        Err(Error::request(format!("{}: full of {SPILL_PREFIX} directories; remove them", parent.display())))
+    }
+
+    /// It has another name now, and stays.
+    pub fn renamed(mut self) {
+        self.gone = true;
+    }
+
+    /// Removes it now.
+    pub fn remove(self) {
+        drop(self);
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// How the names of directories for temporary files begin.
+pub const SPILL_PREFIX: &str = "blco-spill-";
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.gone {
+            remove(&self.path);
+        }
+        self.sys.temporaries.with(|paths| paths.retain(|path| *path != self.path));
+    }
+}
