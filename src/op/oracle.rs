@@ -4,7 +4,8 @@
 //! The comparison's bound is derived, not chosen: a result may differ from the oracle's by
 //! `roundoff * (order + 2 + L) * S`, where S is the same sum over absolute values and L the longest chain of
 //! additions in the precision of the result: the row's nonzeros for f64; for f32, whose sums are in f64,
-//! `1 + row nnz * 2^-29`.
+//! `1 + row nnz * 2^-29`. That is what the result's own roundings can add up to; the oracle's, at worst as many again in
+//! f64, get no allowance, which makes the check stricter than the worst case.
 
 use crate::coo::Source;
 use crate::dense::{Matrix, Precision, Real};
