@@ -94,6 +94,9 @@ pub struct StoreArgs {
     /// Replace an existing store, in one step
     #[arg(long)]
     pub(super) force: bool,
+    /// Continue a pack that was killed while its runs were on disk
+    #[arg(long, conflicts_with = "force")]
+    resume: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -132,6 +135,7 @@ impl StoreArgs {
         let options = PackOptions {
             target: target.to_path_buf(),
             replace: self.force,
+            resume: self.resume,
             index_encoding: match self.encoding {
                 EncodingArg::Tiled => IndexEncoding::Tiled,
                 EncodingArg::Raw => IndexEncoding::Raw,

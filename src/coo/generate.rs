@@ -255,6 +255,10 @@ impl Source for Generator {
         "generated tensor".into()
     }
 
+    fn identity(&self) -> Result<Option<String>> {
+        Ok(Some(format!("{:?}", self.spec)))
+    }
+
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let n_batches = self.spec.nnz.div_ceil(BATCH_NNZ);
         let group_len = BATCHES_PER_THREAD * rayon::current_num_threads() as u64;

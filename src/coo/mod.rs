@@ -39,6 +39,12 @@ pub trait Source {
     /// What messages call it: the path, or `standard input`.
     fn name(&self) -> String;
 
+    /// What tells this source from others, and from itself after a change: sources of equal identity hand over the same
+    /// nonzeros. `None` where it can be drained only once, ever.
+    fn identity(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Hands every batch to `sink`, in order, on the calling thread, and returns what was there.
     /// Every index is below its dim. An error, its own or the sink's, ends it. A source is drained once.
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent>;

@@ -48,7 +48,9 @@ impl Budget {
     pub fn in_memory(&self, nnz: u64, order: usize, nonzero_bytes: usize) -> bool {
         let batches = nnz * (4 * order as u64 + 8);
         let sorted = nnz * nonzero_bytes as u64;
-        batches <= self.reading() && batches + sorted <= self.memory && sorted + self.writing() <= self.memory
+        batches <= self.reading()
+            && batches + sorted <= self.memory / 4 * 3
+            && sorted + self.writing() <= self.memory
     }
 
     /// Nonzeros of a run: what half of the memory can sort. A multiple of what a staged frame holds.

@@ -7,6 +7,7 @@
 mod budget;
 mod combine;
 mod cut;
+mod journal;
 mod merge;
 mod runs;
 mod sort;
@@ -15,20 +16,22 @@ mod spill;
 pub use budget::MEMORY_MIN;
 pub use runs::SpillReport;
 
-use crate::coo::Source;
+use crate::coo::{Extent, Source};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::linear::{BitLayout, Key};
 use crate::shape::Shape;
-use crate::store::{Codec, Published, Staging};
-use crate::sys::Sys;
+use crate::store::{Codec, Published, Staging, partial_path};
+use crate::sys::{SPILL_PREFIX, Sys};
 use budget::Budget;
 use combine::Combiner;
 use cut::Cutter;
+use journal::Journal;
 use runs::Runs;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What to do with nonzeros that have the same coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -47,8 +50,10 @@ pub enum Duplicates {
 pub struct PackOptions {
     /// The store's directory.
     pub target: PathBuf,
-    /// Replace a store that is there.
+    /// Replace a store that is there, and discard an unfinished one.
     pub replace: bool,
+    /// Continue with what a killed job has left, if there is anything.
+    pub resume: bool,
     /// How indices are encoded.
     pub index_encoding: IndexEncoding,
     /// How payloads are stored.
@@ -72,6 +77,7 @@ impl PackOptions {
         Self {
             target,
             replace: false,
+            resume: false,
             index_encoding: IndexEncoding::Tiled,
             codec: Codec::None,
             chunk_bytes: 8 << 20,
@@ -80,6 +86,16 @@ impl PackOptions {
             temp_dir: None,
             provenance: "{}\n".into(),
         }
+    }
+}
+
+impl PackOptions {
+    /// The options that decide the store's bytes.
+    fn decisive(&self) -> String {
+        let Self { index_encoding, codec, chunk_bytes, duplicates, .. } = self;
+        format!(
+            "{index_encoding:?}, codec {codec:?}, chunks of {chunk_bytes} bytes, duplicates {duplicates:?}"
+        )
     }
 }
 
@@ -156,17 +172,16 @@ pub fn pack(
 ) -> Result<PackReport> {
     let start = Instant::now();
     let mut seconds = PackSeconds::default();
-    let staging = Staging::create(sys, &options.target, options.replace, options.codec)?;
-
-    let budget =
-        Budget::new(options.memory.max(MEMORY_MIN), rayon::current_num_threads(), options.chunk_bytes);
-    let spill_dir = options.temp_dir.clone().unwrap_or_else(|| staging.partial().to_path_buf());
-    let mut runs = Runs::new(sys, budget, spill_dir);
-    let extent = source.drain(&mut |batch| {
-        runs.push(batch)?;
-        watch(Phase::Read, runs.nnz(), None);
-        sys.check_cancelled()
-    })?;
+    let Prepared { staging, mut runs, extent } = prepare(sys, source, options)?;
+    let extent = match extent {
+        Some(extent) => extent,
+        None => source.drain(&mut |batch| {
+            runs.push(batch)?;
+            watch(Phase::Read, runs.nnz(), None);
+            sys.check_cancelled()
+        })?,
+    };
+    runs.drained(&extent)?;
     let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
     let layout = BitLayout::new(&shape);
     seconds.read = start.elapsed().as_secs_f64();
@@ -198,6 +213,80 @@ pub fn pack(
         bytes_per_nnz: written.published.bytes as f64 / written.nnz as f64,
         seconds,
     })
+}
+
+/// A job that is ready to read its input.
+struct Prepared {
+    staging: Staging,
+    runs: Runs,
+    /// The input's extent, where an earlier job has read all of it.
+    extent: Option<Extent>,
+}
+
+/// Opens the directory of the job, and with it what a killed job left, if this one is to resume it.
+fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prepared> {
+    let partial = partial_path(&options.target);
+    let identity = source.identity()?;
+    let spill_name = format!("{SPILL_PREFIX}{:016x}", xxh3_64(partial.as_os_str().as_encoded_bytes()));
+    let job = journal::Job {
+        version: 1,
+        input: source.name(),
+        identity,
+        options: options.decisive(),
+        spill_dir: options.temp_dir.as_deref().unwrap_or(&partial).join(spill_name),
+    };
+    let left = Journal::read(sys, &partial)?.filter(|(_, finished, _)| finished.nnz() > 0);
+    let resumed = match left {
+        Some((old, finished, bytes)) if options.resume => {
+            same_job(&old, &job, &finished)?;
+            Some((old.spill_dir, finished, bytes))
+        }
+        Some((old, finished, _)) if !options.replace => return Err(unfinished(&partial, &old, &finished)),
+        _ => None,
+    };
+    let resume = resumed.is_some();
+    let staging = Staging::create(sys, &options.target, options.replace, resume, options.codec)?;
+    let budget =
+        Budget::new(options.memory.max(MEMORY_MIN), rayon::current_num_threads(), options.chunk_bytes);
+    let (spill_dir, finished, journal) = if let Some((dir, finished, bytes)) = resumed {
+        (dir, finished, Journal::resume(sys, staging.partial(), bytes)?)
+    } else {
+        let journal = Journal::create(sys, staging.partial(), &job)?;
+        (job.spill_dir, journal::Finished::default(), journal)
+    };
+    let runs = Runs::new(sys, budget, spill_dir, journal, &finished);
+    Ok(Prepared { staging, runs, extent: finished.extent })
+}
+
+/// An error unless `new` would do what `old` did, on the same input.
+fn same_job(old: &journal::Job, new: &journal::Job, finished: &journal::Finished) -> Result<()> {
+    if old.options != new.options {
+        let what = format!("the unfinished pack had other options ({})", old.options);
+        return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
+    }
+    let unreadable = new.identity.is_none() && finished.extent.is_none();
+    if unreadable || new.identity.is_some() && old.identity != new.identity {
+        let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
+        let then = old.identity.as_deref().unwrap_or("read from a pipe");
+        let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
+        return Err(Error::input(&new.input, format!("{what}; start again with --force")));
+    }
+    Ok(())
+}
+
+/// What to say about what a killed job has left.
+fn unfinished(partial: &Path, old: &journal::Job, finished: &journal::Finished) -> Error {
+    let read = if finished.extent.is_some() { "all" } else { "part" };
+    Error::request(format!(
+        "{}: an unfinished pack of {} is here: {read} of its input read, {} nonzeros in {} runs and {} staged files \
+         ({} bytes); --resume continues it, --force starts again",
+        partial.display(),
+        old.input,
+        finished.nnz(),
+        finished.runs.len(),
+        finished.staged.len(),
+        finished.bytes(),
+    ))
 }
 
 /// One packing job once the shape is known.

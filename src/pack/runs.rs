@@ -6,11 +6,12 @@
 //! that fits is sorted in memory and touches no disk.
 
 use super::budget::Budget;
+use super::journal::{Done, Entry, Finished, Journal};
 use super::merge::Merge;
 use super::sort::sort;
 use super::spill::{FRAME_NNZ, STAGE_NNZ, SpillFile, SpillReader, SpillWriter, run_frame, stage_frame};
 use super::{Phase, Watch};
-use crate::coo::Batch;
+use crate::coo::{Batch, Extent};
 use crate::error::{Error, Result};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::sys::{Sys, Temporary};
@@ -28,21 +29,29 @@ const SLICES: usize = 3;
 pub struct Runs {
     sys: Sys,
     budget: Budget,
-    spill_dir: PathBuf,
     order: usize,
     batches: Vec<Batch>,
     kept_nnz: u64,
     nnz: u64,
-    staged: Option<Staged>,
+    /// Nonzeros of the input that a job before this one has staged.
+    skip_nnz: u64,
+    spill: Spill,
 }
 
-/// Batches on disk.
+/// Batches on disk, and the journal of what is there.
 #[derive(Debug)]
-struct Staged {
-    scratch: Temporary,
-    files: Vec<SpillFile>,
+struct Spill {
+    sys: Sys,
+    /// The directory, once something is in it.
+    scratch: Option<Temporary>,
+    dir: PathBuf,
+    journal: Journal,
+    staged: Vec<SpillFile>,
+    runs: Vec<SpillFile>,
     open: Option<SpillWriter>,
     run_nnz: u64,
+    /// Files so far, for names.
+    files: usize,
 }
 
 /// What went to disk.
@@ -54,13 +63,29 @@ pub struct SpillReport {
     pub bytes: u64,
     /// The most bytes of temporary files at one time.
     pub bytes_peak: u64,
+    /// Nonzeros that an earlier, killed job had brought to disk.
+    pub resumed_nnz: u64,
 }
 
 impl Runs {
-    /// Nothing yet. Temporary files go into a new directory in `spill_dir`.
-    pub fn new(sys: &Sys, budget: Budget, spill_dir: PathBuf) -> Self {
-        let sys = sys.clone();
-        Self { sys, budget, spill_dir, order: 0, batches: Vec::new(), kept_nnz: 0, nnz: 0, staged: None }
+    /// Nothing but what `finished` says is there. Temporary files go into the directory `dir`, which is created when
+    /// it is needed; `journal` is told of them.
+    pub fn new(sys: &Sys, budget: Budget, dir: PathBuf, journal: Journal, finished: &Finished) -> Self {
+        let file = |done: &Done| SpillFile::finished(dir.join(&done.name), done.nnz, done.bytes);
+        let spill = Spill {
+            sys: sys.clone(),
+            scratch: dir.is_dir().then(|| Temporary::at(sys, dir.clone())),
+            journal,
+            staged: finished.staged.iter().map(file).collect(),
+            runs: finished.runs.iter().map(file).collect(),
+            open: None,
+            // The type of the key is not known yet: room for the wider one.
+            run_nnz: budget.run_nnz(size_of::<Nonzero<u128>>()),
+            files: 0,
+            dir,
+        };
+        let (sys, skip_nnz) = (sys.clone(), finished.nnz());
+        Self { sys, budget, order: 0, batches: Vec::new(), kept_nnz: 0, nnz: 0, skip_nnz, spill }
     }
 
     /// Nonzeros so far.
@@ -68,35 +93,28 @@ impl Runs {
         self.nnz
     }
 
-    /// Takes a batch.
-    pub fn push(&mut self, batch: Batch) -> Result<()> {
+    /// Takes the next batch of the input, which begins where it always began.
+    pub fn push(&mut self, mut batch: Batch) -> Result<()> {
         if batch.nnz() == 0 {
             return Ok(());
         }
         self.order = batch.indices.len() / batch.nnz();
+        let staged_before = self.skip_nnz.saturating_sub(self.nnz).min(batch.nnz() as u64);
         self.nnz += batch.nnz() as u64;
+        let skip = usize::try_from(staged_before).unwrap_or(usize::MAX);
+        batch.indices.drain(..skip * self.order);
+        batch.values.drain(..skip);
         self.kept_nnz += batch.nnz() as u64;
         self.batches.push(batch);
-        let nonzero_bytes = size_of::<Nonzero<u128>>();
-        match self.staged {
-            None if self.budget.in_memory(self.kept_nnz, self.order, nonzero_bytes / 2) => Ok(()),
-            Some(_) if self.kept_nnz < self.budget.stage_nnz(self.order) => Ok(()),
-            _ => self.stage(),
+        if self.spill.is_empty() {
+            let fits = self.budget.in_memory(self.kept_nnz, self.order, size_of::<Nonzero<u64>>());
+            return if fits { Ok(()) } else { self.stage() };
         }
+        if self.kept_nnz < self.budget.stage_nnz(self.order) { Ok(()) } else { self.stage() }
     }
 
     /// Moves the kept batches to disk: packed in parallel, written in order.
     fn stage(&mut self) -> Result<()> {
-        if self.staged.is_none() {
-            self.staged = Some(Staged {
-                scratch: Temporary::dir(&self.sys, &self.spill_dir)?,
-                files: Vec::new(),
-                open: None,
-                // The type of the key is not known yet: room for the wider one.
-                run_nnz: self.budget.run_nnz(size_of::<Nonzero<u128>>()),
-            });
-        }
-        let Some(staged) = &mut self.staged else { return Ok(()) };
         let order = self.order;
         for batches in std::mem::take(&mut self.batches).chunks(4 * rayon::current_num_threads()) {
             let frames: Vec<Vec<Vec<u8>>> = batches
@@ -106,45 +124,93 @@ impl Runs {
                     parts.map(|(indices, values)| stage_frame(indices, values, order)).collect()
                 })
                 .collect();
-            frames.iter().flatten().try_for_each(|frame| staged.write(&self.sys, frame))?;
+            frames.iter().flatten().try_for_each(|frame| self.spill.stage(frame))?;
         }
         self.kept_nnz = 0;
         Ok(())
     }
 
+    /// Takes note that the input has been read to its end.
+    pub fn drained(&mut self, extent: &Extent) -> Result<()> {
+        (self.order, self.nnz) = (extent.dims.len(), extent.nnz);
+        if self.spill.is_empty() {
+            return Ok(());
+        }
+        self.stage()?;
+        self.spill.close_staged()?;
+        self.spill.journal.add(&Entry::Drained { dims: extent.dims.clone(), nnz: extent.nnz })
+    }
+
     /// Linearizes and sorts by linear index, then by the total order of the values, so that the order of
     /// the input leaves no trace.
-    pub fn sort<K: Key>(mut self, layout: &BitLayout, watch: Watch<'_>) -> Result<Sorted<K>> {
-        if self.staged.is_some() {
-            self.stage()?;
-        }
+    pub fn sort<K: Key>(self, layout: &BitLayout, watch: Watch<'_>) -> Result<Sorted<K>> {
         let linearizer = Linearizer::<K>::new(layout);
-        let Some(staged) = self.staged.take() else {
+        if self.spill.is_empty() {
             return Ok(Sorted::InMemory(sorted(&self.sys, &linearizer, self.batches)?));
-        };
-        let mut merger =
-            Merger { sys: self.sys.clone(), runs: Vec::new(), report: SpillReport::default(), staged };
+        }
+        let report = SpillReport { resumed_nnz: self.skip_nnz, ..SpillReport::default() };
+        let mut merger = Merger { sys: self.sys.clone(), report, spill: self.spill };
         merger.make_runs(&linearizer, self.order, self.nnz, watch)?;
         merger.reduce::<K>(self.budget.fan_in::<K>())?;
         Ok(Sorted::Runs(Box::new(merger)))
     }
 }
 
-impl Staged {
-    fn write(&mut self, sys: &Sys, frame: &[u8]) -> Result<()> {
-        let mut writer = match self.open.take() {
-            Some(writer) => writer,
-            None => {
-                SpillWriter::create(sys, &self.scratch.path().join(format!("staged-{}", self.files.len())))?
+impl Spill {
+    /// Whether nothing is on disk.
+    fn is_empty(&self) -> bool {
+        self.staged.is_empty() && self.runs.is_empty() && self.open.is_none()
+    }
+
+    /// A path that no file has had.
+    fn next_path(&mut self, kind: &str) -> Result<PathBuf> {
+        if self.scratch.is_none() {
+            self.sys.create_dir(&self.dir)?;
+            self.scratch = Some(Temporary::at(&self.sys, self.dir.clone()));
+        }
+        loop {
+            let path = self.dir.join(format!("{kind}-{}", self.files));
+            self.files += 1;
+            let known = self.staged.iter().chain(&self.runs).any(|file| file.path() == path);
+            if !known {
+                // What a killed job left unfinished under this name is of no use.
+                if path.symlink_metadata().is_ok() {
+                    self.sys.remove_file(&path)?;
+                }
+                return Ok(path);
             }
+        }
+    }
+
+    /// Appends a staged frame.
+    fn stage(&mut self, frame: &[u8]) -> Result<()> {
+        let mut writer = if let Some(writer) = self.open.take() {
+            writer
+        } else {
+            let path = self.next_path("staged")?;
+            SpillWriter::create(&self.sys, &path)?
         };
         writer.write(frame)?;
-        if writer.nnz() + STAGE_NNZ as u64 > self.run_nnz {
-            self.files.push(writer.finish());
-        } else {
-            self.open = Some(writer);
-        }
+        let full = writer.nnz() + STAGE_NNZ as u64 > self.run_nnz;
+        self.open = Some(writer);
+        if full { self.close_staged() } else { Ok(()) }
+    }
+
+    /// Finishes the open staged file.
+    fn close_staged(&mut self) -> Result<()> {
+        let Some(writer) = self.open.take() else { return Ok(()) };
+        let file = writer.finish();
+        self.journal.add(&Entry::Staged(file.done()))?;
+        self.staged.push(file);
         Ok(())
+    }
+
+    /// Takes note of a finished run, then removes what it was made from.
+    fn add_run(&mut self, run: SpillFile, from: Vec<SpillFile>) -> Result<()> {
+        let names = from.iter().map(|file| file.done().name).collect();
+        self.journal.add(&Entry::Run { run: run.done(), from: names })?;
+        self.runs.push(run);
+        from.into_iter().try_for_each(|file| file.remove(&self.sys))
     }
 }
 
@@ -176,8 +242,7 @@ fn linearize<K: Key>(linearizer: &Linearizer<K>, batch: &Batch, target: &mut [No
 #[derive(Debug)]
 pub struct Merger {
     sys: Sys,
-    staged: Staged,
-    runs: Vec<SpillFile>,
+    spill: Spill,
     report: SpillReport,
 }
 
@@ -190,15 +255,15 @@ impl Merger {
         total: u64,
         watch: Watch<'_>,
     ) -> Result<()> {
-        let last = self.staged.open.take().map(SpillWriter::finish);
-        let files: Vec<SpillFile> = std::mem::take(&mut self.staged.files).into_iter().chain(last).collect();
-        let mut on_disk: u64 = files.iter().map(|f| f.bytes).sum();
+        let files = std::mem::take(&mut self.spill.staged);
+        let mut on_disk: u64 = files.iter().chain(&self.spill.runs).map(|f| f.bytes).sum();
         self.report.bytes = on_disk;
+        self.report.bytes_peak = on_disk;
         let largest = files.iter().map(|f| f.nnz).max().unwrap_or(0);
         let largest =
             usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
         let mut nonzeros = self.sys.vec(Nonzero { linear: K::default(), value: 0.0 }, largest)?;
-        let mut done = 0;
+        let mut done: u64 = self.spill.runs.iter().map(|run| run.nnz).sum();
         for staged in files {
             self.sys.check_cancelled()?;
             nonzeros.clear();
@@ -217,22 +282,17 @@ impl Merger {
             self.report.bytes += run.bytes;
             self.report.bytes_peak = self.report.bytes_peak.max(on_disk);
             on_disk -= staged.bytes;
-            staged.remove(&self.sys)?;
-            self.runs.push(run);
+            self.spill.add_run(run, vec![staged])?;
             done += nonzeros.len() as u64;
             watch(Phase::Sort, done, Some(total));
         }
-        self.report.runs = self.runs.len();
+        self.report.runs = self.spill.runs.len();
         Ok(())
     }
 
-    fn next_path(&self) -> PathBuf {
-        self.staged.scratch.path().join(format!("run-{}", self.report.runs + self.runs.len()))
-    }
-
     /// Writes sorted nonzeros as a run: frames packed in parallel, written in order.
-    fn write_run<K: Key>(&self, nonzeros: &[Nonzero<K>]) -> Result<SpillFile> {
-        let mut writer = SpillWriter::create(&self.sys, &self.next_path())?;
+    fn write_run<K: Key>(&mut self, nonzeros: &[Nonzero<K>]) -> Result<SpillFile> {
+        let mut writer = SpillWriter::create(&self.sys, &self.spill.next_path("run")?)?;
         for part in nonzeros.chunks(FRAME_NNZ * 4 * rayon::current_num_threads()) {
             let frames: Vec<Vec<u8>> = part.par_chunks(FRAME_NNZ).map(run_frame).collect();
             frames.iter().try_for_each(|frame| writer.write(frame))?;
@@ -242,20 +302,19 @@ impl Merger {
 
     /// Merges runs into longer ones until `fan_in` are left.
     fn reduce<K: Key>(&mut self, fan_in: usize) -> Result<()> {
-        while self.runs.len() > fan_in {
-            let some: Vec<SpillFile> = self.runs.drain(..fan_in).collect();
-            let path = self.staged.scratch.path().join(format!("merged-{}", self.report.bytes));
+        while self.spill.runs.len() > fan_in {
+            let some: Vec<SpillFile> = self.spill.runs.drain(..fan_in).collect();
+            let path = self.spill.next_path("run")?;
             let merged = Merge::<K>::open(&self.sys, &some)?.into_run(&self.sys, &path)?;
-            some.into_iter().try_for_each(|run| run.remove(&self.sys))?;
             self.report.bytes += merged.bytes;
-            self.runs.push(merged);
+            self.spill.add_run(merged, some)?;
         }
         Ok(())
     }
 
     /// Merges on a thread of its own and hands the slices to `sink`, in order, on this one.
     fn for_each_slice<K: Key>(&self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>) -> Result<()> {
-        let mut merge = Merge::<K>::open(&self.sys, &self.runs)?;
+        let mut merge = Merge::<K>::open(&self.sys, &self.spill.runs)?;
         std::thread::scope(|scope| {
             let (full_sender, full) = bounded::<Result<Vec<Nonzero<K>>>>(SLICES);
             let (empty, empty_receiver) = bounded(SLICES);
@@ -315,6 +374,7 @@ impl<K: Key> Sorted<K> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::journal::Job;
     use super::*;
     use crate::random::Counter;
     use crate::shape::Shape;
@@ -340,10 +400,20 @@ mod tests {
     fn collect<K: Key>(dims: &[u64], nnz: u64, memory: u64) -> (Vec<(u128, u64)>, SpillReport) {
         let dir = tempfile::tempdir().unwrap();
         let sys = Sys::default();
-        let mut runs = Runs::new(&sys, Budget::new(memory, 2, 1 << 16), dir.path().to_path_buf());
+        let job = Job {
+            version: 1,
+            input: String::new(),
+            identity: None,
+            options: String::new(),
+            spill_dir: dir.path().join("spill"),
+        };
+        let journal = Journal::create(&sys, dir.path(), &job).unwrap();
+        let budget = Budget::new(memory, 2, 1 << 16);
+        let mut runs = Runs::new(&sys, budget, job.spill_dir, journal, &Finished::default());
         for batch in batches(dims, nnz) {
             runs.push(batch).unwrap();
         }
+        runs.drained(&Extent { dims: dims.to_vec(), nnz }).unwrap();
         let layout = BitLayout::new(&Shape::new(dims).unwrap());
         let sorted = runs.sort::<K>(&layout, &|_, _, _| {}).unwrap();
         let mut all = Vec::new();
@@ -355,7 +425,7 @@ mod tests {
             .unwrap();
         let report = sorted.spilled();
         drop(sorted);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "temporary files are gone");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the journal is left");
         (all, report)
     }
 

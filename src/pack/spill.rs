@@ -4,6 +4,7 @@
 //! Two kinds: *staged* files hold batches in input order, coordinates as packed columns, while the shape is not
 //! known yet; *runs* hold nonzeros in linear order, as packed differences.
 
+use super::journal::Done;
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::column::{self, Numbers};
@@ -36,6 +37,22 @@ pub struct SpillFile {
 }
 
 impl SpillFile {
+    /// A file that an earlier job finished.
+    pub fn finished(path: PathBuf, nnz: u64, bytes: u64) -> Self {
+        Self { path, bytes, nnz }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the journal says of it.
+    pub fn done(&self) -> Done {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Done { name, nnz: self.nnz, bytes: self.bytes }
+    }
+
     /// Removes the file.
     pub fn remove(self, sys: &Sys) -> Result<()> {
         sys.remove_file(&self.path)

@@ -7,7 +7,7 @@ mod publish;
 
 pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
 pub use manifest::{ChunkEntry, Codec, Manifest};
-pub use publish::{Published, Staging};
+pub use publish::{Published, Staging, partial_path};
 
 use crate::error::{Error, Result};
 use crate::sys::{PAGE, PageBuf, Sys};

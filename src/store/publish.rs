@@ -1,4 +1,4 @@
-//! Publication: chunks and manifest are written and synced under `STORE.partial`, then renamed, so that a
+//! Publication: chunks and manifest are written and synced in `STORE.partial/store`, then renamed, so that a
 //! store is there whole or not at all.
 
 use super::chunk::{ChunkHeader, HEADER_BYTES};
@@ -9,7 +9,11 @@ use crate::sys::{File, SPILL_PREFIX, Sys, Temporary};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A store that is being written. Dropped before [`Staging::publish`] has succeeded, it removes itself.
+/// The store's directory inside the partial one.
+const STORE: &str = "store";
+
+/// A store that is being written, in `STORE.partial/store`; the packer may keep files of its own beside it. Dropped, it
+/// removes `STORE.partial` and all that is in it.
 #[derive(Debug)]
 pub struct Staging {
     sys: Sys,
@@ -39,10 +43,19 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// The name under which the store `target` is written.
+#[must_use]
+pub fn partial_path(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".partial");
+    parent(target).join(name)
+}
+
 impl Staging {
     /// Prepares to write a store at `target`. An existing store there is an error unless `replace`;
-    /// anything else there always is. What a killed packer left is removed.
-    pub fn create(sys: &Sys, target: &Path, replace: bool, codec: Codec) -> Result<Self> {
+    /// anything else there always is. What a killed packer left under the temporary name is removed; with
+    /// `resume` only its chunks are.
+    pub fn create(sys: &Sys, target: &Path, replace: bool, resume: bool, codec: Codec) -> Result<Self> {
         let shown = target.display();
         if target.symlink_metadata().is_ok() {
             if !target.join(MANIFEST).is_file() {
@@ -56,16 +69,32 @@ impl Staging {
                 )));
             }
         }
-        let mut name = target.file_name().unwrap_or_default().to_os_string();
-        name.push(".partial");
-        let partial = parent(target).join(name);
-        clear_stale(sys, &partial)?;
-        sys.create_dir(&partial).map_err(|e| e.about(target))?;
+        let partial = partial_path(target);
+        let left = partial.symlink_metadata().is_ok();
+        if left {
+            check_ours(&partial)?;
+            if !sys.open_dir(&partial)?.try_lock()? {
+                return Err(busy(target));
+            }
+        }
+        if left && !resume {
+            sys.remove_tree(&partial)?;
+        }
+        // In charge of it from here on: what was made, or taken over unlocked, goes with an error.
+        if !left || !resume {
+            sys.create_dir(&partial).map_err(|e| e.about(target))?;
+        }
         let partial = Temporary::at(sys, partial);
         let lock = sys.open_dir(partial.path())?;
         if !lock.try_lock()? {
+            partial.renamed();
             return Err(busy(target));
         }
+        let store = partial.path().join(STORE);
+        if store.symlink_metadata().is_ok() {
+            sys.remove_tree(&store)?;
+        }
+        sys.create_dir(&store)?;
         Ok(Self {
             sys: sys.clone(),
             target: target.to_path_buf(),
@@ -101,14 +130,14 @@ impl Staging {
         entry.file_bytes = header.file_bytes();
         entry.payload_checksum = header.payload_checksum;
         image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
-        let file = self.sys.create(&self.partial.path().join(chunk_name(number)))?;
+        let file = self.sys.create(&self.file(&chunk_name(number)))?;
         file.write_all_at(&image, 0)?;
         self.headers.push(header);
         self.entries.push(entry);
         Ok(())
     }
 
-    /// The directory under its temporary name. Nothing else may be in it when it is published.
+    /// The directory that goes with this, where the packer may keep `journal` and directories for temporary files.
     #[must_use]
     pub fn partial(&self) -> &Path {
         self.partial.path()
@@ -120,32 +149,31 @@ impl Staging {
         &self.entries
     }
 
+    /// Where the file `name` of the store is for now.
+    fn file(&self, name: &str) -> PathBuf {
+        self.partial.path().join(STORE).join(name)
+    }
+
     /// Stamps the chunks with the store id, makes everything durable, and renames the store into place.
     pub fn publish(mut self, manifest: &Manifest, provenance: &[u8]) -> Result<Published> {
         let (bytes, id) = manifest.encode()?;
-        for (number, header) in self.headers.iter_mut().enumerate() {
+        for (number, mut header) in std::mem::take(&mut self.headers).into_iter().enumerate() {
             header.store_id = id;
-            let file = self.sys.open_existing(&self.partial.path().join(chunk_name(number)))?;
+            let file = self.sys.open_existing(&self.file(&chunk_name(number)))?;
             file.write_all_at(&header.encode(), 0)?;
             file.sync()?;
         }
         for (name, contents) in [(MANIFEST, &bytes[..]), (PROVENANCE, provenance)] {
-            let file = self.sys.create(&self.partial.path().join(name))?;
+            let file = self.sys.create(&self.file(name))?;
             file.write_all_at(contents, 0)?;
             file.sync()?;
         }
-        self.sys.sync_dir(self.partial.path())?;
+        let store = self.partial.path().join(STORE);
+        self.sys.sync_dir(&store)?;
         if self.replace && self.target.symlink_metadata().is_ok() {
-            // Locked, so that nobody takes the old store for a killed packer's while it is removed.
-            let old = self.sys.open_dir(&self.target)?;
-            if !old.try_lock()? {
-                return Err(busy(&self.target));
-            }
-            self.sys.exchange(self.partial.path(), &self.target)?;
-            self.partial.remove();
+            self.sys.exchange(&store, &self.target)?;
         } else {
-            self.sys.rename(self.partial.path(), &self.target)?;
-            self.partial.renamed();
+            self.sys.rename(&store, &self.target)?;
         }
         self.sys.sync_dir(parent(&self.target))?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
@@ -157,28 +185,15 @@ fn busy(target: &Path) -> Error {
     Error::request(format!("{}: another program writes this store now", target.display()))
 }
 
-/// Removes what a killed packer left at `partial`: an unfinished store, or one that was replaced. An error if
-/// a live one holds it, or if something is in it that no packer writes.
-fn clear_stale(sys: &Sys, partial: &Path) -> Result<()> {
-    if partial.symlink_metadata().is_err() {
-        return Ok(());
-    }
-    let ours = |name: &str| {
-        name == MANIFEST
-            || name == PROVENANCE
-            || name.starts_with(SPILL_PREFIX)
-            || name.strip_prefix("chunk-").is_some_and(|rest| rest.strip_suffix(".bin").is_some())
-    };
-    let entries = std::fs::read_dir(partial).map_err(Error::io(partial, "read"))?;
-    for entry in entries {
+/// An error if something is in `partial` that no packer writes.
+fn check_ours(partial: &Path) -> Result<()> {
+    let ours = |name: &str| name == STORE || name == "journal" || name.starts_with(SPILL_PREFIX);
+    for entry in std::fs::read_dir(partial).map_err(Error::io(partial, "read"))? {
         let name = entry.map_err(Error::io(partial, "read"))?.file_name();
         if !name.to_str().is_some_and(ours) {
             let what = "is in the way and not an unfinished store; move it or remove it";
             return Err(Error::request(format!("{}: {what}", partial.display())));
         }
     }
-    if !sys.open_dir(partial)?.try_lock()? {
-        return Err(busy(&partial.with_extension("")));
-    }
-    sys.remove_tree(partial)
+    Ok(())
 }

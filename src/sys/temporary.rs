@@ -2,7 +2,6 @@
 //! handle, so that a program that must end at once can remove them too.
 
 use super::Sys;
-use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -46,26 +45,9 @@ impl Temporary {
         Self { sys: sys.clone(), path, gone: false }
     }
 
-    /// Creates a directory in `parent` under a name that nobody else has.
-    pub fn dir(sys: &Sys, parent: &Path) -> Result<Self> {
-        for attempt in 0..1000 {
-            let path = parent.join(format!("{SPILL_PREFIX}{}-{attempt}", std::process::id()));
-            if path.symlink_metadata().is_err() {
-                sys.create_dir(&path)?;
-                return Ok(Self::at(sys, path));
-            }
-        }
-        Err(Error::request(format!("{}: full of {SPILL_PREFIX} directories; remove them", parent.display())))
-    }
-
-    /// It has another name now, and stays.
+    /// It has another name or another owner now, and stays.
     pub fn renamed(mut self) {
         self.gone = true;
-    }
-
-    /// Removes it now.
-    pub fn remove(self) {
-        drop(self);
     }
 
     /// Where it is.

@@ -41,7 +41,7 @@ use parse::{Parsed, Rules};
 use pieces::{Piece, Pieces};
 use rayon::prelude::*;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Bytes of text that are read, and parsed by one task, at once.
@@ -95,6 +95,8 @@ pub struct TnsReader {
     options: ReadOptions,
     input: Option<Input>,
     piece_bytes: usize,
+    /// The file, where it is one.
+    path: Option<PathBuf>,
 }
 
 impl TnsReader {
@@ -118,7 +120,8 @@ impl TnsReader {
         if file.metadata()?.is_dir() {
             return Err(Error::input(name, "is a directory; give a file"));
         }
-        Self::from_read(sys, Box::new(file), &name, options)
+        let regular = file.metadata()?.is_file().then(|| path.to_path_buf());
+        Ok(Self { path: regular, ..Self::from_read(sys, Box::new(file), &name, options)? })
     }
 
     /// Reads `text`, which messages call `name`.
@@ -136,13 +139,41 @@ impl TnsReader {
             Shape::new(dims).map_err(|e| Error::request(format!("--dims: {e}")))?;
         }
         let input = Some(Input::sniff(text, name)?);
-        Ok(Self { sys: sys.clone(), name: name.to_string(), options, input, piece_bytes: PIECE_BYTES })
+        Ok(Self {
+            sys: sys.clone(),
+            name: name.to_string(),
+            options,
+            input,
+            piece_bytes: PIECE_BYTES,
+            path: None,
+        })
     }
+}
+
+/// Length, time and a hash of three samples of a file.
+fn file_identity(sys: &Sys, path: &Path) -> Result<String> {
+    const SAMPLE: usize = 1 << 16;
+    let file = sys.open(path, false)?;
+    let facts = file.metadata()?;
+    let mut sample = vec![0; SAMPLE];
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    for at in [0, facts.len() / 2, facts.len().saturating_sub(SAMPLE as u64)] {
+        let read = file.read_at(&mut sample, at)?;
+        hash.update(&sample[..read]);
+    }
+    let changed = facts.modified().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+    let nanos = changed.unwrap_or_default().as_nanos();
+    Ok(format!("{} bytes, changed at {nanos} ns, samples {:016x}", facts.len(), hash.digest()))
 }
 
 impl Source for TnsReader {
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    fn identity(&self) -> Result<Option<String>> {
+        let Some(path) = &self.path else { return Ok(None) };
+        Ok(Some(format!("{}, read with {:?}", file_identity(&self.sys, path)?, self.options)))
     }
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
