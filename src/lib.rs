@@ -16,7 +16,7 @@
 //! | [`linear`] | the linear index and BLCO's re-encoding |
 //! | [`encoding`] | packed columns, tiles, values |
 //! | [`store`] | manifest, chunks, checksums, publication |
-//! | [`format`] | BLCO chunk images: building them, checked views of them |
+//! | [`mod@format`] | BLCO chunk images: building them, checked views of them |
 //! | [`pack`] | the packer |
 //! | [`stream`] | the executor: plan, workers, passes |
 //! | [`backend`] | where the work is done |

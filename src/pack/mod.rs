@@ -1,8 +1,8 @@
 //! The packer: coordinates to a published store. [`pack`] is the main path; read it first.
 //!
 //! What it writes depends on the tensor and [`PackOptions`] alone. Nonzeros pass through three parts, each
-//! of which hands slices of nonzeros in linear order to the next: [`runs`] sorts, [`combine`] settles
-//! duplicates, [`cut`] encodes tiles and assembles chunks.
+//! of which hands slices of nonzeros in linear order to the next: `runs` sorts, `combine` settles
+//! duplicates, `cut` encodes tiles and assembles chunks.
 
 mod budget;
 mod combine;
