@@ -678,3 +678,18 @@ fn a_killed_packer_is_cleaned_up_after() {
         std::fs::read_dir(place.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
 }
+
+#[test]
+fn the_plan_of_a_pack_estimates_and_writes_nothing() {
+    let place = Place::new();
+    place.write("t.tns", &ROWS.repeat(1000));
+    let before = tree(place.dir.path());
+    let plan = place.json("blco-pack", &["t.tns", "--plan", "--json"]);
+    assert_eq!(tree(place.dir.path()), before);
+    let rows = (ROWS.lines().count() * 1000) as u64;
+    let nnz = plan["nnz"].as_u64().unwrap();
+    assert!(nnz.abs_diff(rows) <= rows / 50, "{nnz} for {rows}");
+    assert_eq!((&plan["in_memory"], &plan["temporary_bytes"]), (&true.into(), &0.into()));
+    assert!(plan["store_free_bytes"].as_u64().unwrap() > 0);
+    place.refuses("blco-pack", &["t.tns", "--memory", "1MiB"], &["packing takes at least 64.0 MiB"]);
+}

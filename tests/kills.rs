@@ -96,7 +96,7 @@ fn kill_when_staged(dir: &Path) {
     let journal = dir.join("s.partial/journal");
     let start = Instant::now();
     while !std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("staged-")) {
-        assert!(start.elapsed() < Duration::from_secs(120));
+        assert!(start.elapsed() < Duration::from_mins(2));
         std::thread::sleep(Duration::from_millis(1));
     }
     child.kill().unwrap();
@@ -114,7 +114,7 @@ fn a_changed_input_or_other_options_are_noticed_and_force_discards() {
     assert!(String::from_utf8_lossy(&other.stderr).contains("other options"));
 
     let text = std::fs::read_to_string(dir.join("t.tns")).unwrap();
-    std::fs::write(dir.join("t.tns"), text.replacen("\n", " # changed\n", 1)).unwrap();
+    std::fs::write(dir.join("t.tns"), text.replacen('\n', " # changed\n", 1)).unwrap();
     let mut arguments = PACK.to_vec();
     arguments.push("--resume");
     let changed = run(dir, "blco-pack", &arguments);

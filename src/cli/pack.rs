@@ -6,7 +6,7 @@ use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
+use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackPlan, PackReport, Phase, pack, plan};
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -39,6 +39,9 @@ pub struct Pack {
     /// Threads [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Print memory, temporary files and the store's size, and pack nothing
+    #[arg(long)]
+    plan: bool,
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
@@ -113,8 +116,8 @@ enum DuplicatesArg {
 }
 
 impl StoreArgs {
-    /// Packs `source` into `target` with these options.
-    pub fn pack(&self, sys: &Sys, source: &mut dyn Source, target: &Path, quiet: bool) -> Result<PackReport> {
+    /// The packer's options, for `source` and `target`.
+    fn options(&self, source: &dyn Source, target: &Path) -> Result<PackOptions> {
         if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
             return Err(Error::request(format!(
                 "--chunk-bytes {}: give {} to {}",
@@ -132,7 +135,7 @@ impl StoreArgs {
             "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             "arguments": std::env::args().skip(1).collect::<Vec<_>>(),
         });
-        let options = PackOptions {
+        Ok(PackOptions {
             target: target.to_path_buf(),
             replace: self.force,
             resume: self.resume,
@@ -150,7 +153,12 @@ impl StoreArgs {
             memory: self.memory.unwrap_or_else(|| machine::available_memory() / 2),
             temp_dir: self.temp_dir.clone(),
             provenance: format!("{provenance:#}\n"),
-        };
+        })
+    }
+
+    /// Packs `source` into `target` with these options.
+    pub fn pack(&self, sys: &Sys, source: &mut dyn Source, target: &Path, quiet: bool) -> Result<PackReport> {
+        let options = self.options(source, target)?;
         let progress = Progress::new(quiet);
         pack(sys, source, &options, &|phase, done, total| {
             let name = match phase {
@@ -182,10 +190,38 @@ impl Program for Pack {
     fn run(&self, sys: &Sys) -> Result<Report> {
         let target = self.output.clone().map_or_else(|| default_store(&self.input), Ok)?;
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
+        if self.plan {
+            let options = self.store.options(&source, &target)?;
+            let plan = on_pool(sys, self.threads, move |_| plan(sys, &source, &options))?;
+            return Report::new::<Self>(plan_text(&target, &plan), &plan);
+        }
         let quiet = self.quiet || self.json;
         let report = on_pool(sys, self.threads, |_| self.store.pack(sys, &mut source, &target, quiet))?;
         Report::new::<Self>(text(&report), &report)
     }
+}
+
+/// The plan for people.
+fn plan_text(target: &Path, plan: &PackPlan) -> String {
+    let size =
+        |bytes: Option<u64>| bytes.map_or("unknown before it is read".into(), |b| ByteSize(b).to_string());
+    let sorting = match (plan.in_memory, plan.runs) {
+        (Some(true), _) => "all sorted in memory".to_owned(),
+        (_, Some(runs)) => format!("about {runs} runs on disk, then merged"),
+        _ => "runs on disk if the memory does not hold it".to_owned(),
+    };
+    format!(
+        "{}: about {} nonzeros\n  memory     {}: {sorting}\n  temporary  about {} in {} ({} free)\n  \
+         store      at most {} ({} free)\n",
+        target.display(),
+        plan.nnz.map_or("an unknown number of".into(), |n| n.to_string()),
+        ByteSize(plan.memory_bytes),
+        size(plan.temporary_bytes),
+        plan.temporary_dir.display(),
+        ByteSize(plan.temporary_free_bytes),
+        size(plan.store_bytes_max),
+        ByteSize(plan.store_free_bytes),
+    )
 }
 
 /// The report for people.

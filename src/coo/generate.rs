@@ -18,7 +18,7 @@
 //! Coordinates may repeat, and duplicates are kept. All arithmetic is f64, each operation rounded by
 //! IEEE 754 (no fused ones), so that every platform makes the same bits.
 
-use crate::coo::{Batch, Extent, Source};
+use crate::coo::{Batch, Extent, Size, Source};
 use crate::error::{Error, Result};
 use crate::random::Counter;
 use crate::shape::Shape;
@@ -253,6 +253,10 @@ fn planted(factors: &[Counter], row: &[u32], rank: u64) -> f64 {
 impl Source for Generator {
     fn name(&self) -> String {
         "generated tensor".into()
+    }
+
+    fn size(&self) -> Result<Option<Size>> {
+        Ok(Some(Size { nnz: self.spec.nnz, order: self.spec.dims.len() }))
     }
 
     fn identity(&self) -> Result<Option<String>> {

@@ -34,6 +34,15 @@ pub struct Extent {
     pub nnz: u64,
 }
 
+/// How large a source is, as far as that can be told without draining it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Nonzeros: exact, or an estimate.
+    pub nnz: u64,
+    /// The number of modes.
+    pub order: usize,
+}
+
 /// Nonzeros in a fixed order, handed over in batches.
 pub trait Source {
     /// What messages call it: the path, or `standard input`.
@@ -42,6 +51,11 @@ pub trait Source {
     /// What tells this source from others, and from itself after a change: sources of equal identity hand over the same
     /// nonzeros. `None` where it can be drained only once, ever.
     fn identity(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// How large it is, where that can be told.
+    fn size(&self) -> Result<Option<Size>> {
         Ok(None)
     }
 

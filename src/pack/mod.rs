@@ -9,11 +9,13 @@ mod combine;
 mod cut;
 mod journal;
 mod merge;
+mod plan;
 mod runs;
 mod sort;
 mod spill;
 
 pub use budget::MEMORY_MIN;
+pub use plan::{PackPlan, plan};
 pub use runs::SpillReport;
 
 use crate::coo::{Extent, Source};
@@ -172,6 +174,7 @@ pub fn pack(
 ) -> Result<PackReport> {
     let start = Instant::now();
     let mut seconds = PackSeconds::default();
+    plan(sys, source, options)?.check()?;
     let Prepared { staging, mut runs, extent } = prepare(sys, source, options)?;
     let extent = match extent {
         Some(extent) => extent,

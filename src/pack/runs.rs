@@ -8,6 +8,7 @@
 use super::budget::Budget;
 use super::journal::{Done, Entry, Finished, Journal};
 use super::merge::Merge;
+use super::plan::no_room;
 use super::sort::sort;
 use super::spill::{FRAME_NNZ, STAGE_NNZ, SpillFile, SpillReader, SpillWriter, run_frame, stage_frame};
 use super::{Phase, Watch};
@@ -182,12 +183,23 @@ impl Spill {
         }
     }
 
+    /// An error if the disk has no room for a file of `nnz` nonzeros: as many bytes each as in the files so far.
+    fn check_room(&self, nnz: u64) -> Result<()> {
+        let files = || self.staged.iter().chain(&self.runs);
+        let (bytes, of): (u64, u64) = files().fold((0, 0), |(b, n), file| (b + file.bytes, n + file.nnz));
+        let needed = u128::from(bytes) * u128::from(nnz) / u128::from(of.max(1));
+        let needed = u64::try_from(needed).unwrap_or(u64::MAX);
+        let free = self.sys.free_bytes(&self.dir)?;
+        if needed > free { Err(no_room(needed, free, &self.dir)) } else { Ok(()) }
+    }
+
     /// Appends a staged frame.
     fn stage(&mut self, frame: &[u8]) -> Result<()> {
         let mut writer = if let Some(writer) = self.open.take() {
             writer
         } else {
             let path = self.next_path("staged")?;
+            self.check_room(self.run_nnz)?;
             SpillWriter::create(&self.sys, &path)?
         };
         writer.write(frame)?;
@@ -292,7 +304,9 @@ impl Merger {
 
     /// Writes sorted nonzeros as a run: frames packed in parallel, written in order.
     fn write_run<K: Key>(&mut self, nonzeros: &[Nonzero<K>]) -> Result<SpillFile> {
-        let mut writer = SpillWriter::create(&self.sys, &self.spill.next_path("run")?)?;
+        let path = self.spill.next_path("run")?;
+        self.spill.check_room(nonzeros.len() as u64)?;
+        let mut writer = SpillWriter::create(&self.sys, &path)?;
         for part in nonzeros.chunks(FRAME_NNZ * 4 * rayon::current_num_threads()) {
             let frames: Vec<Vec<u8>> = part.par_chunks(FRAME_NNZ).map(run_frame).collect();
             frames.iter().try_for_each(|frame| writer.write(frame))?;

@@ -95,6 +95,12 @@ impl Sys {
             .map_err(Error::io(path, "open"))
     }
 
+    /// Bytes that are free for this user on the file system of `path`.
+    pub fn free_bytes(&self, path: &Path) -> Result<u64> {
+        let facts = rustix::fs::statvfs(path).map_err(|e| Error::io(path, "inspect")(e.into()))?;
+        Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
+    }
+
     /// Creates one directory.
     pub fn create_dir(&self, path: &Path) -> Result<()> {
         self.pass(Call::Open).and_then(|_| std::fs::create_dir(path)).map_err(Error::io(path, "create"))

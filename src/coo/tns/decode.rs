@@ -48,6 +48,11 @@ impl Input {
         Ok(Self { name: name.to_string(), compression, text })
     }
 
+    /// Whether the text is not compressed.
+    pub(super) fn is_plain(&self) -> bool {
+        self.compression == Compression::None
+    }
+
     /// Fills `buf` and returns the bytes read, fewer only at the end of the text, and what went wrong after
     /// them.
     pub(super) fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<Error>) {

@@ -30,9 +30,9 @@ mod tests;
 
 pub use write::{TnsWriter, decimal};
 
-use crate::coo::{Batch, Extent, Source};
+use crate::coo::{Batch, Extent, Size, Source};
 use crate::error::{Error, Result};
-use crate::shape::{ORDER_MAX, Shape};
+use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::Sys;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use decode::Input;
@@ -150,6 +150,22 @@ impl TnsReader {
     }
 }
 
+/// The size of plain text, from its length and its first lines of data.
+fn estimate(sys: &Sys, path: &Path) -> Result<Option<Size>> {
+    let file = sys.open(path, false)?;
+    let mut head = vec![0; 1 << 18];
+    let read = file.read_at(&mut head, 0)?;
+    let bytes = file.metadata()?.len();
+    let fields = |line: &[u8]| line.split(u8::is_ascii_whitespace).filter(|f| !f.is_empty()).count();
+    let whole = head[..read].split_inclusive(|&b| b == b'\n').filter(|line| !line.starts_with(b"#"));
+    // Header lines have fewer fields than rows; the last line may be cut off.
+    let rows: Vec<(usize, usize)> = whole.map(|line| (fields(line), line.len())).collect();
+    let Some(most) = rows.iter().map(|row| row.0).max().filter(|&n| n > ORDER_MIN) else { return Ok(None) };
+    let (count, length) =
+        rows.iter().filter(|row| row.0 == most).fold((0, 0), |(n, sum), row| (n + 1, sum + row.1 as u64));
+    Ok(Some(Size { nnz: (bytes * count).div_ceil(length.max(1)), order: most - 1 }))
+}
+
 /// Length, time and a hash of three samples of a file.
 fn file_identity(sys: &Sys, path: &Path) -> Result<String> {
     const SAMPLE: usize = 1 << 16;
@@ -169,6 +185,14 @@ fn file_identity(sys: &Sys, path: &Path) -> Result<String> {
 impl Source for TnsReader {
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    fn size(&self) -> Result<Option<Size>> {
+        let plain = self.input.as_ref().is_some_and(Input::is_plain);
+        match &self.path {
+            Some(path) if plain => estimate(&self.sys, path),
+            _ => Ok(None),
+        }
     }
 
     fn identity(&self) -> Result<Option<String>> {
