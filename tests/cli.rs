@@ -682,7 +682,7 @@ fn a_killed_packer_is_cleaned_up_after() {
 #[test]
 fn the_plan_of_a_pack_estimates_and_writes_nothing() {
     let place = Place::new();
-    place.write("t.tns", &ROWS.repeat(1000));
+    place.write("t.tns", ROWS.repeat(1000));
     let before = tree(place.dir.path());
     let plan = place.json("blco-pack", &["t.tns", "--plan", "--json"]);
     assert_eq!(tree(place.dir.path()), before);
