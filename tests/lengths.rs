@@ -1,0 +1,131 @@
+//! Lengths and counts that lie: every length field of a manifest and of a chunk's header, set to values around the
+//! limits of 32 and 64 bits with all checksums made to fit, is refused before memory of that size is asked for.
+//! (A process of its own, so that its peak memory tells.)
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+mod common;
+
+use blco::backend::host::HostBackend;
+use blco::coo::generate::{GenerateSpec, Generator};
+use blco::error::Result;
+use blco::op::inspect::Inspect;
+use blco::store::Store;
+use blco::stream::{Executor, Limits, plan};
+use blco::sys::Sys;
+use common::{Kind, options, pack};
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of the archive's root, of a chunk entry and of the chunk's header: formats-spec/container.md.
+const ROOT: usize = 104;
+const ENTRY: usize = 136;
+const PREAMBLE: usize = 64;
+
+const VALUES: [u64; 10] = [
+    0,
+    1,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 31) + 1,
+    (1 << 32) - 1,
+    (1 << 32) + 1,
+    1 << 63,
+    (1 << 63) - 1,
+    u64::MAX,
+];
+
+/// Opens the store and looks at every nonzero.
+fn read(path: &Path) -> Result<()> {
+    let store = Store::open(&Sys::default(), path)?;
+    let plan = plan(&store, 0, &Limits::default())?;
+    let mut inspect = Inspect::new(&store.manifest().shape);
+    let mut backend = HostBackend::new(&store, &mut inspect)?;
+    Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
+}
+
+/// Replaces a little-endian field; false where it already has that value or cannot hold it.
+fn put(bytes: &mut [u8], at: usize, width: usize, value: u64) -> bool {
+    let new = &value.to_le_bytes()[..width];
+    let fits = width == 8 || value >> (8 * width) == 0;
+    let differs = &bytes[at..at + width] != new;
+    bytes[at..at + width].copy_from_slice(new);
+    fits && differs
+}
+
+/// Makes the checksums of a manifest fit, and stamps the chunks with the new store id.
+fn seal(store: &Path, mut manifest: Vec<u8>) {
+    let id = xxh3_64(&manifest[PREAMBLE..]);
+    manifest[24..32].copy_from_slice(&id.to_le_bytes());
+    let checksum = xxh3_64(&manifest[..56]);
+    manifest[56..64].copy_from_slice(&checksum.to_le_bytes());
+    std::fs::write(store.join("manifest"), manifest).unwrap();
+    let chunk = store.join("chunk-000000.bin");
+    let mut bytes = std::fs::read(&chunk).unwrap();
+    bytes[16..24].copy_from_slice(&id.to_le_bytes());
+    seal_chunk(&chunk, bytes);
+}
+
+fn seal_chunk(chunk: &Path, mut bytes: Vec<u8>) {
+    let checksum = xxh3_64(&bytes[..120]);
+    bytes[120..128].copy_from_slice(&checksum.to_le_bytes());
+    std::fs::write(chunk, bytes).unwrap();
+}
+
+#[test]
+fn lengths_that_lie_are_refused_without_their_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let sys = Sys::default();
+    for kind in [Kind::Raw, Kind::Tiled, Kind::TiledZstd] {
+        let path = dir.path().join(format!("{kind:?}"));
+        let spec = GenerateSpec { dims: vec![40, 30, 20], nnz: 3000, ..GenerateSpec::default() };
+        pack(&sys, &mut Generator::new(&sys, spec).unwrap(), &options(&path, kind, 1 << 16)).unwrap();
+        read(&path).unwrap();
+        let manifest = std::fs::read(path.join("manifest")).unwrap();
+        let chunk = std::fs::read(path.join("chunk-000000.bin")).unwrap();
+        let root = manifest.len() - ROOT;
+        let entry = root - ENTRY;
+        // nnz, the lists' offsets and counts, the chunk entry's counts and lengths, the preamble's.
+        let fields: [(usize, usize); 13] = [
+            (12, 4),
+            (16, 8),
+            (root + 40, 8),
+            (root + 80, 4),
+            (root + 84, 4),
+            (root + 88, 4),
+            (root + 92, 4),
+            (root + 96, 4),
+            (root + 100, 4),
+            (entry, 8),
+            (entry + 8, 8),
+            (entry + 16, 8),
+            (entry + 24, 8),
+        ];
+        for (at, width) in fields {
+            for value in VALUES {
+                let mut bytes = manifest.clone();
+                if put(&mut bytes, at, width, value) {
+                    seal(&path, bytes);
+                    assert!(read(&path).is_err(), "{kind:?}: manifest byte {at} = {value}");
+                }
+            }
+        }
+        seal(&path, manifest);
+        read(&path).unwrap();
+        // Number, nnz, image and stored bytes, and the sections' kinds, offsets and lengths.
+        let fields = [12, 32, 36, 40].into_iter().chain((56..120).step_by(4));
+        for at in fields {
+            for value in VALUES {
+                let mut bytes = chunk.clone();
+                if put(&mut bytes, at, 4, value) {
+                    seal_chunk(&path.join("chunk-000000.bin"), bytes);
+                    assert!(read(&path).is_err(), "{kind:?}: chunk byte {at} = {value}");
+                }
+            }
+        }
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 256 << 10, "{peak} KiB at peak");
+}
