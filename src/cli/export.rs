@@ -2,7 +2,7 @@
 
 use super::outputs::Pending;
 use super::progress::Progress;
-use super::{Program, Report, machine, on_pool};
+use super::{Common, Program, Report, machine, on_pool};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::coo::tns::TnsWriter;
 use crate::error::{Error, Result};
@@ -39,15 +39,8 @@ pub struct Export {
     /// Replace an existing file
     #[arg(long)]
     force: bool,
-    /// Threads [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
-    /// Report as JSON (not with -)
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Debug, Serialize)]
@@ -152,27 +145,29 @@ fn write_array<T: npyz::AutoSerialize, W: Write>(
 }
 
 impl Program for Export {
-    fn json(&self) -> bool {
-        self.json
+    fn common(&self) -> &Common {
+        &self.common
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         let store = Store::open(sys, &self.store)?;
-        let progress = Progress::new(self.quiet || self.json);
+        let progress = Progress::new(self.common.quiet || self.common.json);
         let pass =
             |op: &mut TileSink<'_>, threads| stream_once(&store, op, 0, threads, (&progress, "exporting"));
         if self.output == Path::new("-") {
-            if self.json {
+            if self.common.json {
                 return Err(Error::request(
                     "--json reports on standard output, where - writes the tensor: use one",
                 ));
             }
             let out = std::io::stdout();
-            on_pool(sys, self.threads, |threads| write_text(out, &self.output, |op| pass(op, threads)))?;
+            on_pool(sys, self.common.threads, |threads| {
+                write_text(out, &self.output, |op| pass(op, threads))
+            })?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }
         let out = Pending::create(sys, &self.output, self.force)?;
-        on_pool(sys, self.threads, |threads| {
+        on_pool(sys, self.common.threads, |threads| {
             if self.output.extension() == Some(OsStr::new("npz")) {
                 write_arrays(&store, &out, &mut |op| pass(op, threads))
             } else {

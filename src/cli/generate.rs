@@ -3,7 +3,7 @@
 use super::outputs::Pending;
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
-use super::{Program, Report, count, on_pool};
+use super::{Common, Program, Report, count, on_pool};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::TnsWriter;
 use crate::coo::{Batch, Extent, Source};
@@ -52,15 +52,8 @@ pub struct Gen {
     planted_rank: Option<u32>,
     #[command(flatten)]
     store: StoreArgs,
-    /// Threads [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
-    /// Report as JSON (not with -)
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 fn skew(text: &str) -> std::result::Result<Skew, String> {
@@ -91,7 +84,7 @@ impl Gen {
 
     /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
     fn write_text(&self, sys: &Sys, out: &mut dyn Write, threads: usize) -> Result<Extent> {
-        let progress = Progress::new(self.quiet || self.json || self.output == Path::new("-"));
+        let progress = Progress::new(self.common.quiet || self.common.json || self.output == Path::new("-"));
         let mut pending: Vec<Batch> = Vec::with_capacity(threads);
         let mut done = 0;
         let mut write = |batches: &mut Vec<Batch>| {
@@ -121,29 +114,33 @@ fn format(batch: &Batch) -> std::io::Result<Vec<u8>> {
 }
 
 impl Program for Gen {
-    fn json(&self) -> bool {
-        self.json
+    fn common(&self) -> &Common {
+        &self.common
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         if self.output == Path::new("-") {
-            if self.json {
+            if self.common.json {
                 return Err(Error::request(
                     "--json reports on standard output, where - writes the tensor: use one",
                 ));
             }
-            on_pool(sys, self.threads, |threads| self.write_text(sys, &mut std::io::stdout(), threads))?;
+            on_pool(sys, self.common.threads, |threads| {
+                self.write_text(sys, &mut std::io::stdout(), threads)
+            })?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }
         if self.output.extension() == Some(OsStr::new("blco")) {
             let mut source = self.generator(sys)?;
-            let quiet = self.quiet || self.json;
-            let report =
-                on_pool(sys, self.threads, |_| self.store.pack(sys, &mut source, &self.output, quiet))?;
+            let quiet = self.common.quiet || self.common.json;
+            let report = on_pool(sys, self.common.threads, |_| {
+                self.store.pack(sys, &mut source, &self.output, quiet)
+            })?;
             return Report::new::<Self>(pack_text(&report), &report);
         }
         let out = Pending::create(sys, &self.output, self.store.force)?;
-        let extent = on_pool(sys, self.threads, |threads| self.write_text(sys, &mut out.file(), threads))?;
+        let extent =
+            on_pool(sys, self.common.threads, |threads| self.write_text(sys, &mut out.file(), threads))?;
         out.publish()?;
         let (output, dims) = (self.output.clone(), extent.dims);
         let report = GenReport { output, dims, nnz: extent.nnz, seed: self.seed };

@@ -2,7 +2,7 @@
 
 use super::export::stream_once;
 use super::progress::Progress;
-use super::{Program, Report, on_pool};
+use super::{Common, Program, Report, on_pool};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::linear::BitLayout;
@@ -36,15 +36,8 @@ pub struct Info {
     /// Read the manifest alone
     #[arg(long)]
     quick: bool,
-    /// Threads [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
-    /// Report as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// What is reported as JSON.
@@ -252,7 +245,7 @@ impl Info {
     /// The statistics, from one pass; with `--verify` everything is checked in it.
     fn look(&self, store: &Store, threads: usize) -> Result<StoreStatistics> {
         let shape = &store.manifest().shape;
-        let progress = Progress::new(self.quiet || self.json);
+        let progress = Progress::new(self.common.quiet || self.common.json);
         let bytes = Inspect::host_bytes(shape);
         let inspect = Inspect::new(shape);
         if self.verify {
@@ -276,8 +269,8 @@ fn unreadable(store: &Path, error: &Error) -> Result<Report> {
 }
 
 impl Program for Info {
-    fn json(&self) -> bool {
-        self.json
+    fn common(&self) -> &Common {
+        &self.common
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
@@ -287,7 +280,7 @@ impl Program for Info {
         };
         let mut info = InfoReport::new(&store)?;
         if !self.quick {
-            match on_pool(sys, self.threads, |threads| self.look(&store, threads)) {
+            match on_pool(sys, self.common.threads, |threads| self.look(&store, threads)) {
                 Ok(statistics) => {
                     info.add(statistics);
                     info.verified = self.verify.then_some(true);

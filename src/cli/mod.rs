@@ -16,7 +16,7 @@ pub mod run;
 use crate::error::{Error, Result};
 use crate::sys::Sys;
 use crate::sys::fault::{Call, Fault, Faults};
-use clap::Parser;
+use clap::{Args, Parser};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -26,11 +26,25 @@ use std::time::Duration;
 
 /// A program: its arguments, and what it does with them.
 pub trait Program: Parser {
-    /// Whether the report goes to standard output as JSON.
-    fn json(&self) -> bool;
+    /// The options that all programs have.
+    fn common(&self) -> &Common;
 
     /// Does the work.
     fn run(&self, sys: &Sys) -> Result<Report>;
+}
+
+/// The options that all programs have.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Common {
+    /// Compute threads [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Report as JSON on standard output
+    #[arg(long)]
+    json: bool,
 }
 
 /// What a program has to say when it has succeeded.
@@ -71,7 +85,7 @@ pub fn main<P: Program>() -> ExitCode {
     });
     match report {
         Ok(report) => {
-            let text = if program.json() { format!("{:#}\n", report.json) } else { report.text };
+            let text = if program.common().json { format!("{:#}\n", report.json) } else { report.text };
             match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
                 Err(e) if e.kind() != ErrorKind::BrokenPipe => {
                     fail(&name, &Error::io("standard output", "write")(e))

@@ -1,7 +1,7 @@
 //! `blco-pack`.
 
 use super::progress::Progress;
-use super::{Program, Report, count, machine, on_pool, size};
+use super::{Common, Program, Report, count, machine, on_pool, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::IndexEncoding;
@@ -36,18 +36,11 @@ pub struct Pack {
     text: TextArgs,
     #[command(flatten)]
     store: StoreArgs,
-    /// Threads [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
     /// Print memory, temporary files and the store's size, and pack nothing
     #[arg(long)]
     plan: bool,
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
-    /// Report as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// How coordinate text is read.
@@ -183,8 +176,8 @@ fn default_store(input: &Path) -> Result<PathBuf> {
 }
 
 impl Program for Pack {
-    fn json(&self) -> bool {
-        self.json
+    fn common(&self) -> &Common {
+        &self.common
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
@@ -192,11 +185,12 @@ impl Program for Pack {
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
         if self.plan {
             let options = self.store.options(&source, &target)?;
-            let plan = on_pool(sys, self.threads, move |_| plan(sys, &source, &options))?;
+            let plan = on_pool(sys, self.common.threads, move |_| plan(sys, &source, &options))?;
             return Report::new::<Self>(plan_text(&target, &plan), &plan);
         }
-        let quiet = self.quiet || self.json;
-        let report = on_pool(sys, self.threads, |_| self.store.pack(sys, &mut source, &target, quiet))?;
+        let quiet = self.common.quiet || self.common.json;
+        let report =
+            on_pool(sys, self.common.threads, |_| self.store.pack(sys, &mut source, &target, quiet))?;
         Report::new::<Self>(text(&report), &report)
     }
 }

@@ -3,7 +3,7 @@
 use super::outputs::Results;
 use super::pack::TextArgs;
 use super::progress::Progress;
-use super::{Program, Report, machine, on_pool, size};
+use super::{Common, Program, Report, machine, on_pool, size};
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::coo::tns::TnsReader;
 use crate::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
@@ -60,9 +60,6 @@ pub struct Run {
     /// Precision of factors, products and results
     #[arg(long, value_enum, default_value_t = PrecisionArg::F64)]
     precision: PrecisionArg,
-    /// Compute threads [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
     /// Reading threads [default: as many as compute threads, 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
@@ -80,12 +77,8 @@ pub struct Run {
     check: Option<PathBuf>,
     #[command(flatten)]
     text: TextArgs,
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
-    /// Report as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -146,15 +139,15 @@ fn parse_modes(text: &str, order: usize) -> Result<Vec<usize>> {
 }
 
 impl Program for Run {
-    fn json(&self) -> bool {
-        self.json
+    fn common(&self) -> &Common {
+        &self.common
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         if self.backend == BackendArg::Cuda {
             return Err(Error::request("--backend cuda: this version has no CUDA backend; use auto or cpu"));
         }
-        on_pool(sys, self.threads, |threads| match self.precision {
+        on_pool(sys, self.common.threads, |threads| match self.precision {
             PrecisionArg::F64 => self.mttkrp::<f64>(sys, threads),
             PrecisionArg::F32 => self.mttkrp::<f32>(sys, threads),
         })
@@ -217,7 +210,7 @@ impl Run {
         factors: &[Matrix<T>],
         modes: &[usize],
     ) -> Result<(Vec<ModeMatrix<T>>, Vec<PassReport>)> {
-        let progress = Progress::new(self.quiet || self.json);
+        let progress = Progress::new(self.common.quiet || self.common.json);
         let mut mttkrp = Mttkrp::new(sys, factors, modes, plan.threads)?;
         let mut passes = Vec::new();
         let mut backend = HostBackend::new(store, &mut mttkrp)?;
