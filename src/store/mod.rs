@@ -2,19 +2,19 @@
 //! (formats-spec/container.md). Knows bytes, checksums and durability; what the sections mean is `format`'s.
 
 pub mod chunk;
+mod file;
 pub mod manifest;
 mod publish;
 
 pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
+pub use file::{LoneReader, read_provenance};
 pub use manifest::{ChunkEntry, Codec, Manifest};
 pub use publish::{Published, Staging, partial_path};
 
 use crate::error::{Error, Result};
 use crate::sys::{PAGE, PageBuf, Sys};
-use chunk::HEADER_BYTES;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use xxhash_rust::xxh3::xxh3_64;
 
 /// The smallest bound on a chunk's image: room for a tile of eight modes, whatever its values.
 pub const CHUNK_BYTES_MIN: u64 = 64 << 10;
@@ -26,7 +26,7 @@ const FILE_BYTES_MAX: u64 = CHUNK_BYTES_MAX + (CHUNK_BYTES_MAX >> 4);
 const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// The manifest's file name.
-const MANIFEST: &str = "manifest";
+pub(crate) const MANIFEST: &str = "manifest";
 /// The name of the file that is not part of the store's identity.
 const PROVENANCE: &str = "provenance.json";
 /// The file name of chunk `number`.
@@ -47,7 +47,7 @@ pub struct Store {
 /// What undoing the codec needs besides the buffer; made once per reader, empty without a codec.
 pub struct Scratch {
     file: PageBuf,
-    zstd: Option<zstd::bulk::Decompressor<'static>>,
+    zstd: Option<file::Zstd>,
 }
 
 /// How long the steps of reading a chunk took.
@@ -136,10 +136,7 @@ impl Store {
     pub fn scratch(&self) -> Result<Scratch> {
         let zstd = match self.manifest.codec {
             Codec::None => None,
-            Codec::Zstd(_) => Some(
-                zstd::bulk::Decompressor::new()
-                    .map_err(|source| Error::Resource { action: "start a zstd decoder", source })?,
-            ),
+            Codec::Zstd(_) => Some(file::zstd_decoder()?),
         };
         Ok(Scratch { file: self.sys.page_buf(self.scratch_bytes())?, zstd })
     }
@@ -171,29 +168,11 @@ impl Store {
         let target = &target[..file_bytes];
         let header = ChunkHeader::decode(target, &path)?;
         self.check_identity(&header, number, &path)?;
-        let stored = HEADER_BYTES + header.stored_bytes as usize;
-        if xxh3_64(&target[HEADER_BYTES..stored]) != header.payload_checksum {
-            let what = format!("chunk {number}: corrupt: payload checksum of bytes 128 to {stored}");
-            return Err(Error::corrupt(&path, what));
-        }
-        if target[stored..].iter().any(|&b| b != 0) {
-            return Err(Error::corrupt(
-                &path,
-                format!("chunk {number}: corrupt: padding from byte {stored} on"),
-            ));
-        }
+        file::check_payload(target, &header, &path)?;
         let verify = start.elapsed().saturating_sub(read);
         if let Some(zstd) = &mut scratch.zstd {
-            let target = &scratch.file;
             let image = &mut buffer[..header.image_bytes as usize];
-            image[..HEADER_BYTES].copy_from_slice(&target[..HEADER_BYTES]);
-            let bytes = zstd.decompress_to_buffer(&target[HEADER_BYTES..stored], &mut image[HEADER_BYTES..]);
-            if bytes.ok() != Some(image.len() - HEADER_BYTES) {
-                return Err(Error::corrupt(
-                    &path,
-                    format!("chunk {number}: corrupt: zstd frame at byte 128"),
-                ));
-            }
+            file::undo_codec(zstd, &scratch.file[..file_bytes], &header, image, &path)?;
         }
         let decode = start.elapsed().saturating_sub(read + verify);
         Ok((header, LoadTimes { read, verify, decode }))
@@ -219,7 +198,10 @@ impl Store {
     }
 
     /// The header must be that of this chunk of this store.
-    fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
+    ///
+    /// # Panics
+    /// If `number` is not a chunk.
+    pub fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
         let (entry, manifest) = (&self.manifest.chunks[number], &self.manifest);
         let same = header.store_id == self.id
             && header.number as usize == number
@@ -235,9 +217,7 @@ impl Store {
                 format!("not chunk {number} of this store: its header differs from the manifest's entry");
             return Err(Error::corrupt(path, what));
         }
-        let raw_fits = header.codec != 0
-            || HEADER_BYTES as u64 + u64::from(header.stored_bytes) == u64::from(header.image_bytes);
-        if !raw_fits || header.file_bytes() != entry.file_bytes {
+        if !file::raw_fits(header) || header.file_bytes() != entry.file_bytes {
             return Err(Error::corrupt(path, "corrupt: stored bytes at byte 40"));
         }
         Ok(())

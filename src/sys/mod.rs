@@ -25,6 +25,14 @@ pub const PAGE: usize = 4096;
 /// A byte buffer aligned to a page.
 pub type PageBuf = AVec<u8, ConstAlign<PAGE>>;
 
+/// Whether an error says that the medium has lost what was stored: not one that another user, more memory or fewer
+/// open files would mend.
+#[must_use]
+pub fn is_media_failure(error: &io::Error) -> bool {
+    let lost = [libc::EIO, libc::EBADMSG, libc::EUCLEAN, libc::ENODATA];
+    error.raw_os_error().is_some_and(|code| lost.contains(&code))
+}
+
 /// A handle to the operating system. Cheap to clone; clones share the fault counter.
 #[derive(Clone, Debug, Default)]
 pub struct Sys {

@@ -8,4 +8,4 @@ mod view;
 pub(crate) use build::chunk_nnz_max;
 pub use build::{BuiltChunk, ChunkBuilder, EncodedTile, TileEncoder};
 pub use statistics::Statistics;
-pub use view::{ChunkView, Decoder};
+pub use view::{ChunkView, Decoder, chunk_shape};

@@ -12,7 +12,7 @@ use crate::linear::{BLOCK_BITS, BitLayout, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::{ChunkHeader, SectionKind};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What decoding the chunks of one store needs, made once.
 #[derive(Debug)]
@@ -38,6 +38,19 @@ impl Decoder {
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
+}
+
+/// The shape that the SHAPE section of an image gives: what is known of a chunk without its store's manifest.
+pub fn chunk_shape(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Shape> {
+    let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
+    let section = header.section(SectionKind::Shape).and_then(|section| image.get(section));
+    let section = section.ok_or_else(|| wrong("no SHAPE section"))?;
+    if section.len() != 4 * usize::from(header.order) {
+        return Err(wrong("length of the SHAPE section"));
+    }
+    let dim = |b: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| b[i])).into();
+    let dims: Vec<u64> = section.chunks_exact(4).map(dim).collect();
+    Shape::new(&dims).map_err(|e| wrong(&format!("SHAPE section: {e}")))
 }
 
 /// A chunk's image, checked down to its tiles.

@@ -1,0 +1,161 @@
+//! Chunk files: what every reader checks of a payload, and reading a file by itself, without a manifest that says
+//! what it should be.
+
+use super::chunk::{ChunkHeader, HEADER_BYTES};
+use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
+use crate::encoding::IndexEncoding;
+use crate::error::{Error, Result};
+use crate::shape::{ORDER_MAX, ORDER_MIN};
+use crate::sys::{File, PAGE, PageBuf, Sys};
+use std::io::ErrorKind;
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// No provenance is longer.
+const PROVENANCE_BYTES_MAX: u64 = 16 << 20;
+
+/// A decoder of zstd frames.
+pub(super) type Zstd = zstd::bulk::Decompressor<'static>;
+
+/// Makes a decoder of zstd frames.
+pub(super) fn zstd_decoder() -> Result<Zstd> {
+    Zstd::new().map_err(|source| Error::Resource { action: "start a zstd decoder", source })
+}
+
+/// The stored payload must hash to the header's checksum; the padding behind it must be zero. `file` is the whole file,
+/// whose length is the header's.
+pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, path: &Path) -> Result<()> {
+    let (number, stored) = (header.number, HEADER_BYTES + header.stored_bytes as usize);
+    if xxh3_64(&file[HEADER_BYTES..stored]) != header.payload_checksum {
+        let what = format!("chunk {number}: corrupt: payload checksum of bytes 128 to {stored}");
+        return Err(Error::corrupt(path, what));
+    }
+    if file[stored..].iter().any(|&b| b != 0) {
+        return Err(Error::corrupt(path, format!("chunk {number}: corrupt: padding from byte {stored} on")));
+    }
+    Ok(())
+}
+
+/// Undoes the codec: the image of `header.image_bytes` bytes from the whole file.
+pub(super) fn undo_codec(
+    zstd: &mut Zstd,
+    file: &[u8],
+    header: &ChunkHeader,
+    image: &mut [u8],
+    path: &Path,
+) -> Result<()> {
+    let stored = HEADER_BYTES + header.stored_bytes as usize;
+    image[..HEADER_BYTES].copy_from_slice(&file[..HEADER_BYTES]);
+    let bytes = zstd.decompress_to_buffer(&file[HEADER_BYTES..stored], &mut image[HEADER_BYTES..]);
+    if bytes.ok() == Some(image.len() - HEADER_BYTES) {
+        return Ok(());
+    }
+    Err(Error::corrupt(path, format!("chunk {}: corrupt: zstd frame at byte 128", header.number)))
+}
+
+/// Whether the stored bytes are those of the image where there is no codec.
+pub(super) fn raw_fits(header: &ChunkHeader) -> bool {
+    header.codec != 0 || HEADER_BYTES as u64 + u64::from(header.stored_bytes) == u64::from(header.image_bytes)
+}
+
+/// Reads chunk files one at a time and by themselves. Its buffers grow to the largest file and image met.
+pub struct LoneReader {
+    sys: Sys,
+    file: PageBuf,
+    image: PageBuf,
+    zstd: Zstd,
+}
+
+impl LoneReader {
+    /// A reader without buffers.
+    pub fn new(sys: &Sys) -> Result<Self> {
+        Ok(Self { sys: sys.clone(), file: sys.page_buf(0)?, image: sys.page_buf(0)?, zstd: zstd_decoder()? })
+    }
+
+    /// Bytes of its buffers.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.file.len() + self.image.len()) as u64
+    }
+
+    /// Reads and checks the header: its checksum, its section table, and every field that has a range of its own.
+    /// The file's length and payload are [`LoneReader::load`]'s.
+    pub fn header(&self, path: &Path) -> Result<ChunkHeader> {
+        let (file, _) = open_file(&self.sys, path)?;
+        let mut bytes = [0; HEADER_BYTES];
+        let read = file.read_at(&mut bytes, 0)?;
+        let header = ChunkHeader::decode(&bytes[..read], path)?;
+        let in_range = (ORDER_MIN..=ORDER_MAX).contains(&usize::from(header.order))
+            && IndexEncoding::from_code(header.index_encoding.into()).is_some()
+            && header.codec <= 1
+            && header.nnz > 0
+            && u64::from(header.image_bytes) <= CHUNK_BYTES_MAX
+            && header.file_bytes() <= FILE_BYTES_MAX
+            && raw_fits(&header);
+        if in_range { Ok(header) } else { Err(Error::corrupt(path, "corrupt: a field of the header")) }
+    }
+
+    /// Reads the file whose header [`LoneReader::header`] has returned, verifies it and undoes the codec: the image.
+    /// What the sections hold is left to the format.
+    pub fn load(&mut self, path: &Path, header: &ChunkHeader) -> Result<&[u8]> {
+        let (file, bytes) = open_file(&self.sys, path)?;
+        let wanted = header.file_bytes();
+        if bytes != wanted {
+            return Err(Error::corrupt(path, format!("corrupt: {bytes} bytes, its header says {wanted}")));
+        }
+        let length = usize::try_from(wanted).unwrap_or(usize::MAX);
+        room(&self.sys, &mut self.file, length)?;
+        let contents = &mut self.file[..length];
+        let read = file.read_at(contents, 0)?;
+        if read != length {
+            return Err(Error::corrupt(path, format!("corrupt: ends at byte {read} of {length}")));
+        }
+        if contents[..HEADER_BYTES] != header.encode() {
+            return Err(Error::corrupt(path, "changes while it is read"));
+        }
+        check_payload(contents, header, path)?;
+        let image_bytes = header.image_bytes as usize;
+        if header.codec == 0 {
+            return Ok(&self.file[..image_bytes]);
+        }
+        room(&self.sys, &mut self.image, image_bytes)?;
+        let image = &mut self.image[..image_bytes];
+        undo_codec(&mut self.zstd, &self.file[..length], header, image, path)?;
+        Ok(image)
+    }
+}
+
+/// Makes `buffer` at least `bytes` long; its contents go.
+fn room(sys: &Sys, buffer: &mut PageBuf, bytes: usize) -> Result<()> {
+    if buffer.len() < bytes {
+        // The old one first, so that both are never there.
+        *buffer = PageBuf::new(PAGE);
+        *buffer = sys.page_buf(bytes)?;
+    }
+    Ok(())
+}
+
+/// Opens a file of a store, and its length; [`Error::Corrupt`] where there is none.
+fn open_file(sys: &Sys, path: &Path) -> Result<(File, u64)> {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => return Err(Error::corrupt(path, "not a file")),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::corrupt(path, "missing")),
+        other => other.map_err(Error::io(path, "inspect"))?,
+    };
+    let file = sys.open(path, false)?;
+    let bytes = file.metadata()?.len();
+    Ok((file, bytes))
+}
+
+/// The contents of the provenance of the store at `store`; [`Error::Corrupt`] where there is none.
+pub fn read_provenance(sys: &Sys, store: &Path) -> Result<Vec<u8>> {
+    let path = store.join(PROVENANCE);
+    let (file, bytes) = open_file(sys, &path)?;
+    if bytes > PROVENANCE_BYTES_MAX {
+        return Err(Error::corrupt(&path, format!("{bytes} bytes; no provenance is that long")));
+    }
+    let mut contents = sys.vec(0, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+    let read = file.read_at(&mut contents, 0)?;
+    contents.truncate(read);
+    Ok(contents)
+}
