@@ -20,7 +20,7 @@
 //! | [`pack`] | the packer |
 //! | [`stream`] | the executor: plan, workers, passes |
 //! | [`backend`] | where the work is done |
-//! | [`op`] | MTTKRP, its oracle, inspection, verification |
+//! | [`op`] | MTTKRP, its oracle, inspection, verification, salvage |
 //! | [`cli`] | the programs |
 //!
 //! # Example

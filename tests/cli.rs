@@ -313,13 +313,15 @@ fn bad_requests_of_the_other_programs_are_named() {
 #[test]
 fn usage_errors_have_status_2() {
     let place = Place::with_store();
-    let cases: [(&str, &[&str]); 7] = [
+    let cases: [(&str, &[&str]); 9] = [
         ("blco-pack", &[]),
         ("blco-pack", &["t.tns", "--bogus"]),
         ("blco-pack", &["t.tns", "--zstd", "99"]),
         ("blco-run", &["t.blco", "--rank", "0"]),
         ("blco-run", &["t.blco", "--precision", "f16"]),
         ("blco-info", &["t.blco", "--verify", "--quick"]),
+        ("blco-info", &["t.blco", "--verify", "--repair", "new.blco"]),
+        ("blco-info", &["t.blco", "--force"]),
         ("blco-gen", &["--dims", "3,x", "--nnz", "4", "-"]),
     ];
     for (program, args) in cases {
@@ -427,6 +429,25 @@ mod keys {
         "version",
         "zstd_level",
     ];
+    pub const REPAIR: &[&str] = &[
+        "chunk_bytes",
+        "chunks_intact",
+        "chunks_lost",
+        "digest",
+        "duplicates_may_occur",
+        "losses",
+        "manifest_problem",
+        "new_digest",
+        "new_store",
+        "nnz_lost",
+        "nnz_salvaged",
+        "program",
+        "provenance_problem",
+        "store",
+        "unused_files",
+        "version",
+        "zstd_level",
+    ];
     pub const EXPORT: &[&str] = &["bytes", "digest", "nnz", "output", "program", "store", "version"];
     pub const GEN: &[&str] = &["dims", "nnz", "output", "program", "seed", "version"];
 }
@@ -462,6 +483,8 @@ fn json_has_exactly_these_keys() {
     assert_eq!((&info["verified"], &info["digest"]), (&true.into(), &packed["digest"]));
     let quick = report("blco-info", &["t.blco", "--json", "--quick"], keys::INFO);
     assert!(quick["statistics"].is_null() && quick["verified"].is_null());
+    let repair = report("blco-info", &["t.blco", "--json", "--repair", "new.blco"], keys::REPAIR);
+    assert_eq!((&repair["nnz_lost"], &repair["new_digest"]), (&0.into(), &packed["digest"]));
     report("blco-export", &["t.blco", "x.tns", "--json"], keys::EXPORT);
     report("blco-export", &["t.blco", "x.npz", "--json"], keys::EXPORT);
     report("blco-gen", &["--dims", "9,9", "--nnz", "20", "g.tns", "--json"], keys::GEN);

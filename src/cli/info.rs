@@ -2,6 +2,7 @@
 
 use super::export::stream_once;
 use super::progress::Progress;
+use super::repair::{RepairArgs, repair};
 use super::{Common, Program, Report, on_pool};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
@@ -20,12 +21,14 @@ use std::path::{Path, PathBuf};
 /// Tells what a store is, and whether it is what it says
 ///
 /// Reads the whole store once for the statistics of tiles and rows; --quick reads the manifest alone. --verify also
-/// decodes and encodes everything again and compares: exit status 1 if anything differs.
+/// decodes and encodes everything again and compares: exit status 1 if anything differs. --repair writes what is intact to
+/// a new store and tells what is lost: exit status 1 if anything is.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-info",
     version,
-    after_help = "Examples:\n  blco-info movies.blco\n  blco-info movies.blco --quick --json\n  blco-info movies.blco --verify"
+    after_help = "Examples:\n  blco-info movies.blco\n  blco-info movies.blco --quick --json\n  blco-info movies.blco --verify\n  \
+                  blco-info movies.blco --repair saved.blco"
 )]
 pub struct Info {
     /// The store
@@ -36,6 +39,8 @@ pub struct Info {
     /// Read the manifest alone
     #[arg(long)]
     quick: bool,
+    #[command(flatten)]
+    repair: RepairArgs,
     #[command(flatten)]
     common: Common,
 }
@@ -274,6 +279,12 @@ impl Program for Info {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        if let Some(target) = self.repair.target() {
+            let quiet = self.common.quiet || self.common.json;
+            return on_pool(sys, self.common.threads, |_| {
+                repair(sys, &self.store, target, &self.repair, quiet)
+            });
+        }
         let store = match Store::open(sys, &self.store) {
             Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),
             store => store?,

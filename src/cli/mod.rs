@@ -11,6 +11,7 @@ mod machine;
 mod outputs;
 pub mod pack;
 mod progress;
+mod repair;
 pub mod run;
 
 use crate::error::{Error, Result};

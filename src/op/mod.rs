@@ -4,4 +4,5 @@ pub mod export;
 pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
+pub mod salvage;
 pub mod verify;

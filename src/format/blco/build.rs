@@ -159,6 +159,11 @@ pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
     usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
 }
 
+/// The least bound on a chunk's image that allows `nnz` nonzeros in `image_bytes`.
+pub(crate) fn chunk_bytes_least(nnz: u32, image_bytes: u32) -> u64 {
+    (4 * u64::from(nnz)).max(image_bytes.into())
+}
+
 /// Bytes that COLUMNS and VALUES take in an image whose index columns take `columns`.
 fn value_cost(columns: usize) -> impl Fn(ValueBytes) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);

@@ -5,7 +5,7 @@ mod build;
 mod statistics;
 mod view;
 
-pub(crate) use build::chunk_nnz_max;
 pub use build::{BuiltChunk, ChunkBuilder, EncodedTile, TileEncoder};
+pub(crate) use build::{chunk_bytes_least, chunk_nnz_max};
 pub use statistics::Statistics;
 pub use view::{ChunkView, Decoder, chunk_shape};

@@ -1,0 +1,234 @@
+//! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one.
+
+use super::info::Info;
+use super::progress::Progress;
+use super::{Report, machine, pack as packing, size};
+use crate::error::{Error, Result};
+use crate::op::salvage::{Findings, Loss, Salvage, UnusedFile};
+use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
+use crate::store::{Codec, MANIFEST, read_provenance};
+use crate::sys::Sys;
+use bytesize::ByteSize;
+use clap::Args;
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// How a store is repaired.
+#[derive(Clone, Debug, Args)]
+pub struct RepairArgs {
+    /// Write the nonzeros of all intact chunks to a new store, whether the manifest is intact or not
+    #[arg(long, value_name = "NEWSTORE", conflicts_with_all = ["quick", "verify"])]
+    repair: Option<PathBuf>,
+    /// Replace an existing store at NEWSTORE, in one step
+    #[arg(long, requires = "repair")]
+    force: bool,
+    /// Take at most this much memory for --repair, at least 64MiB [default: half of what is available]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "repair")]
+    memory: Option<u64>,
+    /// Where temporary files of --repair go when the tensor exceeds the memory [default: beside NEWSTORE]
+    #[arg(long, value_name = "DIR", requires = "repair")]
+    temp_dir: Option<PathBuf>,
+}
+
+impl RepairArgs {
+    /// The new store, if one is asked for.
+    pub(super) fn target(&self) -> Option<&Path> {
+        self.repair.as_deref()
+    }
+}
+
+/// What is reported as JSON.
+#[derive(Debug, Serialize)]
+struct RepairReport {
+    store: PathBuf,
+    manifest_problem: Option<String>,
+    provenance_problem: Option<String>,
+    digest: String,
+    new_digest: String,
+    chunks_intact: u64,
+    chunks_lost: Option<u64>,
+    nnz_salvaged: u64,
+    nnz_lost: Option<u64>,
+    losses: Vec<Loss>,
+    unused_files: Vec<UnusedFile>,
+    duplicates_may_occur: bool,
+    chunk_bytes: u64,
+    zstd_level: Option<i32>,
+    new_store: PackReport,
+}
+
+/// Looks at `store` and packs what is intact into `target`. Runs on the current rayon pool.
+pub(super) fn repair(
+    sys: &Sys,
+    store: &Path,
+    target: &Path,
+    args: &RepairArgs,
+    quiet: bool,
+) -> Result<Report> {
+    if let Some(memory) = args.memory.filter(|&m| m < MEMORY_MIN) {
+        let (given, least) = (ByteSize(memory), ByteSize(MEMORY_MIN));
+        return Err(Error::request(format!("--memory {given}: packing takes at least {least}")));
+    }
+    let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
+    if same(store, target) == Some(true) {
+        let what = "is the damaged store, which stays as it is; name another for what is intact";
+        return Err(Error::request(format!("{}: {what}", target.display())));
+    }
+    if store.is_dir() {
+        can_write(target, args.force)?;
+    }
+    let mut options = PackOptions::new(target.to_path_buf());
+    let progress = Progress::new(quiet);
+    let show = |done, total| progress.show("checking", done, total);
+    let mut salvage = Salvage::scan(sys, store, options.chunk_bytes, &show)?;
+    let (provenance, provenance_problem) = old_provenance(sys, store)?;
+    let layout = salvage.layout();
+    options.replace = args.force;
+    options.index_encoding = layout.index_encoding;
+    options.codec = layout.codec;
+    options.chunk_bytes = layout.chunk_bytes;
+    options.duplicates = if layout.may_repeat { Duplicates::Keep } else { Duplicates::Error };
+    let memory = args.memory.unwrap_or_else(|| machine::available_memory() / 2);
+    options.memory = memory.saturating_sub(salvage.host_bytes()).max(MEMORY_MIN);
+    options.temp_dir.clone_from(&args.temp_dir);
+    options.provenance = new_provenance(store, salvage.findings(), &provenance);
+    let packed = pack(sys, &mut salvage, &options, &|phase, done, total| {
+        let name = match phase {
+            Phase::Read => "reading",
+            Phase::Sort => "sorting",
+            Phase::Write => "writing",
+        };
+        progress.show(name, done, total);
+    })?;
+    drop(progress);
+    let report = RepairReport::new(store, salvage.findings(), provenance_problem, &options, packed);
+    let mut finished = Report::new::<Info>(report.text()?, &report)?;
+    finished.failed = report.nnz_lost != Some(0);
+    Ok(finished)
+}
+
+/// Finds out now, without changing anything, what would keep the packer from writing a store at `target`: not only after
+/// a long look at the old one.
+fn can_write(target: &Path, replace: bool) -> Result<()> {
+    let wrong = |what: &str| Err(Error::request(format!("{}: {what}", target.display())));
+    let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::read_dir(parent).map_err(Error::io(target, "create"))?;
+    match (target.symlink_metadata().is_ok(), target.join(MANIFEST).is_file()) {
+        (true, false) => wrong("exists and is not a store; name another output"),
+        (true, true) if !replace => wrong("a store is there already; --force replaces it, or name another"),
+        _ => Ok(()),
+    }
+}
+
+/// The old store's provenance, or what is wrong with it. Nothing depends on it.
+fn old_provenance(sys: &Sys, store: &Path) -> Result<(serde_json::Value, Option<String>)> {
+    match read_provenance(sys, store) {
+        Ok(contents) => Ok(match serde_json::from_slice(&contents) {
+            Ok(value) => (value, None),
+            Err(_) => (serde_json::Value::Null, Some("not JSON".into())),
+        }),
+        Err(Error::Corrupt { what, .. }) => Ok((serde_json::Value::Null, Some(what))),
+        Err(Error::Io { action, source, .. }) => {
+            Ok((serde_json::Value::Null, Some(format!("cannot {action}: {source}"))))
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// The new store's provenance.
+fn new_provenance(store: &Path, findings: &Findings, old: &serde_json::Value) -> String {
+    let provenance = serde_json::json!({
+        "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": store,
+        "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+        "arguments": std::env::args().skip(1).collect::<Vec<_>>(),
+        "repaired": {
+            "digest": format!("{:016x}", findings.id), "nnz_salvaged": findings.nnz,
+            "nnz_lost": findings.nnz_lost(), "losses": findings.losses, "provenance": old,
+        },
+    });
+    format!("{provenance:#}\n")
+}
+
+impl RepairReport {
+    fn new(
+        store: &Path,
+        findings: &Findings,
+        provenance_problem: Option<String>,
+        options: &PackOptions,
+        packed: PackReport,
+    ) -> Self {
+        let digest = format!("{:016x}", findings.id);
+        // An equal digest proves that nothing is lost, even where the chunks alone could not say whether more came.
+        let whole = packed.digest == digest;
+        Self {
+            store: store.to_path_buf(),
+            manifest_problem: findings.manifest_problem.clone(),
+            provenance_problem,
+            chunks_intact: findings.chunks,
+            chunks_lost: if whole { Some(0) } else { findings.chunks_lost() },
+            nnz_salvaged: findings.nnz,
+            nnz_lost: if whole { Some(0) } else { findings.nnz_lost() },
+            losses: if whole { Vec::new() } else { findings.losses.clone() },
+            unused_files: findings.unused.clone(),
+            duplicates_may_occur: options.duplicates == Duplicates::Keep,
+            chunk_bytes: options.chunk_bytes,
+            zstd_level: match options.codec {
+                Codec::None => None,
+                Codec::Zstd(level) => Some(level),
+            },
+            digest,
+            new_digest: packed.digest.clone(),
+            new_store: packed,
+        }
+    }
+
+    fn text(&self) -> Result<String> {
+        let mut out = String::new();
+        self.write_text(&mut out)
+            .map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
+        Ok(out)
+    }
+
+    fn write_text(&self, out: &mut String) -> std::fmt::Result {
+        let verdict = match (&self.manifest_problem, self.nnz_lost, &self.provenance_problem) {
+            (None, Some(0), None) => "nothing is damaged".to_owned(),
+            (None, Some(0), Some(what)) => format!("only provenance.json is damaged: {what}"),
+            (Some(what), Some(0), _) => format!("the manifest is damaged: {what}; no nonzero is lost"),
+            (Some(what), _, _) => format!("DAMAGED; the manifest: {what}"),
+            (None, _, _) => "DAMAGED".to_owned(),
+        };
+        writeln!(out, "{}: {verdict}", self.store.display())?;
+        self.losses.iter().try_for_each(|loss| writeln!(out, "  lost      {}", lost(loss)))?;
+        for unused in &self.unused_files {
+            writeln!(out, "  not used  {}: {}", unused.file, unused.reason)?;
+        }
+        let unknown = |count: Option<u64>| count.map_or("an unknown number".into(), |n| n.to_string());
+        writeln!(
+            out,
+            "  salvaged  {} chunks, {} nonzeros; lost: {} of chunks, {} of nonzeros",
+            self.chunks_intact,
+            self.nnz_salvaged,
+            unknown(self.chunks_lost),
+            unknown(self.nnz_lost)
+        )?;
+        let same = if self.digest == self.new_digest { "the same store as it was" } else { "another store" };
+        writeln!(out, "  digest    {} before, {} now: {same}", self.digest, self.new_digest)?;
+        write!(out, "{}", packing::text(&self.new_store))
+    }
+}
+
+/// One line on a loss.
+fn lost(loss: &Loss) -> String {
+    let (first, at) = (loss.first_chunk, loss.first_nonzero);
+    let chunks = match loss.last_chunk {
+        Some(last) if last == first => format!("chunk {first}"),
+        Some(last) => format!("chunks {first} to {last}"),
+        None => format!("perhaps chunks from {first} on"),
+    };
+    let nonzeros = match loss.nnz {
+        Some(nnz) => format!("nonzeros {at} to {}, counted from 0", (at + nnz).saturating_sub(1)),
+        None => format!("nonzeros from {at} on"),
+    };
+    format!("{chunks}, {nonzeros}: {}", loss.reason)
+}

@@ -1,0 +1,308 @@
+//! Salvage: the nonzeros of a damaged store's intact chunks, as a source that the packer takes. Every chunk file of the
+//! directory is looked at by itself, so no manifest is needed; where there is one, it says what is lost.
+//!
+//! Nonzeros come in the store's order; neither they nor the findings depend on threads.
+
+mod examine;
+mod sort_out;
+
+use crate::coo::{Batch, Extent, Size, Source};
+use crate::encoding::IndexEncoding;
+use crate::error::{Error, Result};
+use crate::format::blco::chunk_bytes_least;
+use crate::shape::Shape;
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, MANIFEST, Store};
+use crate::sys::Sys;
+use examine::{Examined, Examiner, damage};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// The zstd level that is taken where none is known.
+const ZSTD_LEVEL: i32 = 3;
+
+/// Chunks that are lost, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Loss {
+    /// The number of the first.
+    pub first_chunk: u64,
+    /// The number of the last; `None` where nothing says which is the store's last, or whether there is one at all.
+    pub last_chunk: Option<u64>,
+    /// Position in the store of the first nonzero that is lost, from 0.
+    pub first_nonzero: u64,
+    /// Nonzeros that are lost; `None` with `last_chunk`.
+    pub nnz: Option<u64>,
+    /// Why.
+    pub reason: String,
+}
+
+/// A chunk file that is not used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnusedFile {
+    /// Its name.
+    pub file: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// What was found in a store's directory.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    /// Why the manifest cannot be read; `None` where it can.
+    pub manifest_problem: Option<String>,
+    /// The store's id: the manifest's, or the one that the chunks agree on.
+    pub id: u64,
+    /// Chunks that are intact.
+    pub chunks: u64,
+    /// Nonzeros in them.
+    pub nnz: u64,
+    /// What is lost, in the store's order.
+    pub losses: Vec<Loss>,
+    /// Chunk files that are not used: damaged, or not of this store.
+    pub unused: Vec<UnusedFile>,
+}
+
+impl Findings {
+    /// Chunks that are lost; `None` where that is not known.
+    #[must_use]
+    pub fn chunks_lost(&self) -> Option<u64> {
+        self.losses.iter().map(|loss| Some(loss.last_chunk? - loss.first_chunk + 1)).sum()
+    }
+
+    /// Nonzeros that are lost; `None` where that is not known.
+    #[must_use]
+    pub fn nnz_lost(&self) -> Option<u64> {
+        self.losses.iter().map(|loss| loss.nnz).sum()
+    }
+}
+
+/// How the salvaged nonzeros are to be packed, so that an undamaged store comes out as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The index encoding.
+    pub index_encoding: IndexEncoding,
+    /// The codec; without a manifest zstd's level is a guess.
+    pub codec: Codec,
+    /// The bound on a chunk's image; without a manifest the least power of two that allows the chunks.
+    pub chunk_bytes: u64,
+    /// Whether coordinates may repeat; without a manifest, whether any do.
+    pub may_repeat: bool,
+}
+
+/// The intact chunks of a store, found by [`Salvage::scan`]; a [`Source`] of their nonzeros.
+pub struct Salvage {
+    store: PathBuf,
+    examiner: Examiner,
+    shape: Shape,
+    layout: Layout,
+    chunks: Vec<(PathBuf, ChunkHeader)>,
+    findings: Findings,
+}
+
+impl Salvage {
+    /// Looks at everything in `store`, down to each nonzero. An error if no chunk is intact. A single chunk without a
+    /// manifest says little about the bound on chunks: `chunk_bytes` is taken then. `watch` is called with the
+    /// nonzeros that have been looked at and how many there are, where that is known.
+    pub fn scan(sys: &Sys, store: &Path, chunk_bytes: u64, watch: &dyn Fn(u64, Option<u64>)) -> Result<Self> {
+        let (manifest, manifest_problem) = match open(sys, store)? {
+            Ok(opened) => (Some(opened), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        let files = chunk_files(store)?;
+        if manifest.is_none() && files.is_empty() {
+            // Says that there is no store here, or what is wrong with its manifest.
+            Store::open(sys, store)?;
+        }
+        let total = manifest.as_ref().map(|store| store.manifest().nnz);
+        let refuse = |header: &ChunkHeader| manifest.as_ref().and_then(|store| foreign(store, header));
+        let mut examiner = Examiner::new(sys)?;
+        let mut examined = Vec::with_capacity(files.len());
+        let mut done = 0;
+        for file in files {
+            sys.check_cancelled()?;
+            let one = same_shape(manifest.as_ref(), examiner.examine(store, file, &refuse)?);
+            done += one.header.as_ref().map_or(0, |header| u64::from(header.nnz));
+            examined.push(one);
+            watch(done, total);
+        }
+        let sorted = match &manifest {
+            Some(store) => sort_out::by_manifest(store.manifest(), &examined),
+            None => sort_out::by_headers(&examined),
+        };
+        let used: Vec<_> = sorted.used.iter().filter_map(|&i| Used::new(&examined[i])).collect();
+        let Some(first) = used.first() else { return Err(nothing(store, &examined)) };
+        let layout = match &manifest {
+            Some(store) => known(store, &used),
+            None => guess(first.header, &used, &sorted.losses, &examined, chunk_bytes),
+        };
+        let findings = Findings {
+            manifest_problem,
+            id: first.header.store_id,
+            chunks: used.len() as u64,
+            nnz: used.iter().map(|u| u64::from(u.header.nnz)).sum(),
+            losses: sorted.losses,
+            unused: sorted.unused,
+        };
+        let chunks = used.iter().map(|u| (store.join(u.file), u.header.clone())).collect();
+        let shape = first.shape.clone();
+        Ok(Self { store: store.to_path_buf(), examiner, shape, layout, chunks, findings })
+    }
+
+    /// What was found.
+    #[must_use]
+    pub fn findings(&self) -> &Findings {
+        &self.findings
+    }
+
+    /// How to pack what was found.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Bytes of memory that it holds beside the batches that it hands over.
+    #[must_use]
+    pub fn host_bytes(&self) -> u64 {
+        self.examiner.host_bytes()
+    }
+}
+
+/// Reads and checks the chunks a second time.
+impl Source for Salvage {
+    fn name(&self) -> String {
+        self.store.display().to_string()
+    }
+
+    fn size(&self) -> Result<Option<Size>> {
+        Ok(Some(Size { nnz: self.findings.nnz, order: self.shape.order() }))
+    }
+
+    fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+        for (path, header) in &self.chunks {
+            let shape = self.examiner.batches(path, header, sink)?;
+            if shape != self.shape {
+                return Err(Error::corrupt(path, "changes while it is read"));
+            }
+        }
+        let dims = self.shape.dims().iter().map(|&dim| dim.into()).collect();
+        Ok(Extent { dims, nnz: self.findings.nnz })
+    }
+}
+
+/// An examined file that is intact.
+struct Used<'a> {
+    file: &'a str,
+    header: &'a ChunkHeader,
+    shape: &'a Shape,
+    repeats: bool,
+    first: &'a [u32],
+    last: &'a [u32],
+}
+
+impl<'a> Used<'a> {
+    fn new(examined: &'a Examined) -> Option<Self> {
+        let (header, contents) = (examined.header.as_ref()?, examined.contents.as_ref().ok()?);
+        let examine::Contents { shape, repeats, first, last } = contents;
+        Some(Self { file: &examined.file, header, shape, repeats: *repeats, first, last })
+    }
+}
+
+/// The store, or what is wrong with its manifest. An error if `store` is no directory.
+fn open(sys: &Sys, store: &Path) -> Result<std::result::Result<Store, String>> {
+    let manifest = store.join(MANIFEST);
+    if store.is_dir() && manifest.symlink_metadata().is_err() {
+        return Ok(Err("missing".into()));
+    }
+    if store.is_dir() && !manifest.is_file() {
+        return Ok(Err("not a file".into()));
+    }
+    match Store::open(sys, store) {
+        Ok(store) => Ok(Ok(store)),
+        Err(error) => damage(error).map(Err),
+    }
+}
+
+/// The names of the chunk files in `store`, in order.
+fn chunk_files(store: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(store).map_err(Error::io(store, "read"))? {
+        let name = entry.map_err(Error::io(store, "read"))?.file_name();
+        let is_chunk = |n: &&str| n.strip_prefix("chunk-").and_then(|n| n.strip_suffix(".bin")).is_some();
+        names.extend(name.to_str().filter(is_chunk).map(str::to_owned));
+    }
+    names.sort_unstable_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
+    Ok(names)
+}
+
+/// Why a chunk with this header is not one that the manifest lists.
+fn foreign(store: &Store, header: &ChunkHeader) -> Option<String> {
+    if header.store_id != store.id() {
+        return Some(format!("a chunk of another store, {:016x}", header.store_id));
+    }
+    let number = header.number as usize;
+    let known =
+        number < store.manifest().chunks.len() && store.check_identity(header, number, Path::new("")).is_ok();
+    (!known).then(|| format!("says that it is chunk {number} of this store, which the manifest denies"))
+}
+
+/// The same, if its dims are the manifest's or there is no manifest.
+fn same_shape(store: Option<&Store>, examined: Examined) -> Examined {
+    let wanted = store.map(|store| &store.manifest().shape);
+    match (&examined.contents, wanted) {
+        (Ok(contents), Some(shape)) if contents.shape != *shape => {
+            let reason = "corrupt: SHAPE section differs from the manifest".into();
+            Examined { contents: Err(reason), ..examined }
+        }
+        _ => examined,
+    }
+}
+
+/// Whether a coordinate occurs twice, in a chunk or where one ends and the next one begins.
+fn repeats(used: &[Used<'_>]) -> bool {
+    used.iter().any(|u| u.repeats) || used.windows(2).any(|pair| pair[0].last == pair[1].first)
+}
+
+/// The manifest's layout.
+fn known(store: &Store, used: &[Used<'_>]) -> Layout {
+    let manifest = store.manifest();
+    Layout {
+        index_encoding: manifest.index_encoding,
+        codec: manifest.codec,
+        chunk_bytes: manifest.chunk_bytes,
+        may_repeat: manifest.may_repeat || repeats(used),
+    }
+}
+
+/// The layout that the chunks suggest; `first` is the first header. All but a store's last chunk have nearly as many bytes, or
+/// nonzeros, as the bound allows, which usually is a power of two.
+fn guess(
+    first: &ChunkHeader,
+    used: &[Used<'_>],
+    losses: &[Loss],
+    examined: &[Examined],
+    chunk_bytes: u64,
+) -> Layout {
+    let headers = examined.iter().filter_map(|e| e.header.as_ref());
+    let same = headers.filter(|h| h.store_id == first.store_id);
+    let least = same.map(|h| chunk_bytes_least(h.nnz, h.image_bytes)).max().unwrap_or(0);
+    let bound = least.next_power_of_two().clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
+    let single = used.len() == 1 && losses.iter().all(|loss| loss.last_chunk.is_none());
+    Layout {
+        index_encoding: IndexEncoding::from_code(first.index_encoding.into()).unwrap_or(IndexEncoding::Tiled),
+        codec: if first.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) },
+        chunk_bytes: if single { bound.max(chunk_bytes) } else { bound },
+        may_repeat: repeats(used),
+    }
+}
+
+/// The error where no chunk is intact.
+fn nothing(store: &Path, examined: &[Examined]) -> Error {
+    let first = examined.iter().find_map(|e| Some((&e.file, e.contents.as_ref().err()?)));
+    let what = match first {
+        None => "it has no chunk files".into(),
+        Some((file, reason)) if examined.len() == 1 => format!("{file}: {reason}"),
+        Some((file, reason)) => {
+            format!("none of {} chunk files is intact; the first, {file}: {reason}", examined.len())
+        }
+    };
+    Error::corrupt(store, format!("nothing can be salvaged: {what}"))
+}

@@ -1,0 +1,216 @@
+//! Which of the chunk files belong together, and what is missing between them.
+
+use super::examine::Examined;
+use super::{Loss, UnusedFile};
+use crate::encoding::TILE_NNZ;
+use crate::store::{ChunkEntry, ChunkHeader, Manifest};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
+
+/// Names that a reason lists before it only counts.
+const NAMES_MAX: usize = 3;
+
+/// What is used and what is lost.
+#[derive(Debug)]
+pub(super) struct Sorted {
+    /// Places of the chunks to use, in the store's order.
+    pub used: Vec<usize>,
+    /// What is lost, in the store's order.
+    pub losses: Vec<Loss>,
+    /// Every other file.
+    pub unused: Vec<UnusedFile>,
+}
+
+/// The number in a chunk file's name.
+fn number_in(file: &str) -> Option<u64> {
+    file.strip_prefix("chunk-")?.strip_suffix(".bin")?.parse().ok()
+}
+
+/// The header of a chunk that can be used.
+fn intact(examined: &Examined) -> Option<&ChunkHeader> {
+    examined.contents.is_ok().then_some(examined.header.as_ref())?
+}
+
+/// With the manifest: the first intact file of each chunk that it lists, under whatever name.
+pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Sorted {
+    let mut places: HashMap<u64, usize> = HashMap::new();
+    for (i, header) in examined.iter().enumerate().filter_map(|(i, e)| Some((i, intact(e)?))) {
+        places.entry(header.number.into()).or_insert(i);
+    }
+    let (mut used, mut lost) = (Vec::new(), Vec::new());
+    for (number, entry) in (0..).zip(&manifest.chunks) {
+        match places.get(&number) {
+            Some(&i) => used.push(i),
+            None => lost.push((number, entry)),
+        }
+    }
+    let files = Files::new(examined, &used);
+    let loss = |(number, entry): (u64, &ChunkEntry)| Loss {
+        first_chunk: number,
+        last_chunk: Some(number),
+        first_nonzero: entry.first_nonzero,
+        nnz: Some(entry.nnz),
+        reason: files.reason(number..=number),
+    };
+    Sorted { losses: lost.into_iter().map(loss).collect(), unused: files.unused(&HashMap::new()), used }
+}
+
+/// What chunks of one store have in common: id, dims, index encoding, codec.
+type Kin = (u64, Vec<u32>, u8, u8);
+
+fn kin(examined: &Examined) -> Option<Kin> {
+    let (header, contents) = (examined.header.as_ref()?, examined.contents.as_ref().ok()?);
+    let dims = contents.shape.dims().to_vec();
+    Some((header.store_id, dims, header.index_encoding, header.codec))
+}
+
+/// The chunks that have most nonzeros of all that belong together; nothing if no chunk is intact. A copy does not count.
+fn largest_kin(examined: &[Examined]) -> Option<Kin> {
+    let mut kins: BTreeMap<Kin, BTreeMap<u32, u64>> = BTreeMap::new();
+    for (kin, header) in examined.iter().filter_map(|e| Some((kin(e)?, intact(e)?))) {
+        kins.entry(kin).or_default().insert(header.number, header.nnz.into());
+    }
+    let sums = kins.into_iter().map(|(kin, chunks)| (chunks.values().sum::<u64>(), kin));
+    sums.max().map(|(_, kin)| kin)
+}
+
+/// Without the manifest: the largest kin, put in order by its headers; what is missing is what they leave out.
+pub(super) fn by_headers(examined: &[Examined]) -> Sorted {
+    let Some(chosen) = largest_kin(examined) else {
+        return Sorted { used: Vec::new(), losses: Vec::new(), unused: Vec::new() };
+    };
+    let mut members: Vec<(usize, &ChunkHeader)> = Vec::new();
+    let mut refused: HashMap<usize, String> = HashMap::new();
+    for (i, e) in examined.iter().enumerate() {
+        match (kin(e), intact(e)) {
+            (Some(kin), Some(header)) if kin == chosen => members.push((i, header)),
+            (Some(kin), _) => {
+                refused.insert(i, format!("a chunk of another store, {:016x}", kin.0));
+            }
+            _ => {}
+        }
+    }
+    let named = |i: usize, h: &ChunkHeader| number_in(&examined[i].file) == Some(h.number.into());
+    members.sort_by_key(|&(i, h)| (h.number, !named(i, h), i));
+
+    let (mut used, mut gaps) = (Vec::new(), Vec::new());
+    let (mut next, mut end) = (0u64, 0u64);
+    for (i, header) in members {
+        let (number, first) = (u64::from(header.number), header.first_nonzero);
+        let after = first.checked_add(header.nnz.into());
+        let (follows, skips) = (number == next && first == end, number > next && first > end);
+        let Some(after) = after.filter(|_| follows || skips) else {
+            let what = if number < next { "a copy of" } else { "does not fit the others as" };
+            refused.insert(i, format!("{what} chunk {number}"));
+            continue;
+        };
+        if skips {
+            gaps.push(Gap { first: next, last: Some(number - 1), at: end, nnz: Some(first - end) });
+        }
+        used.push(i);
+        (next, end) = (number + 1, after);
+    }
+    gaps.extend(tail(examined, chosen.0, next, end));
+    let files = Files::new(examined, &used);
+    let losses = gaps.into_iter().map(|gap| gap.loss(&files)).collect();
+    Sorted { losses, unused: files.unused(&refused), used }
+}
+
+/// Chunks that no intact file holds.
+struct Gap {
+    first: u64,
+    last: Option<u64>,
+    at: u64,
+    nnz: Option<u64>,
+}
+
+impl Gap {
+    fn loss(&self, files: &Files<'_>) -> Loss {
+        let reason = match self.last {
+            Some(last) => files.reason(self.first..=last),
+            None => files.tail_reason(self.first),
+        };
+        Loss { first_chunk: self.first, last_chunk: self.last, first_nonzero: self.at, nnz: self.nnz, reason }
+    }
+}
+
+/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a store can end inside
+/// a tile: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
+fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
+    let inside_a_tile = |end: u64| !end.is_multiple_of(TILE_NNZ as u64);
+    if inside_a_tile(end) {
+        return None;
+    }
+    let headers = examined.iter().filter_map(|e| e.header.as_ref());
+    let later = headers.filter(|h| h.store_id == id && u64::from(h.number) >= next && h.first_nonzero >= end);
+    let ends = later.filter_map(|h| Some((h.first_nonzero.checked_add(h.nnz.into())?, u64::from(h.number))));
+    match ends.max() {
+        Some((last, number)) if inside_a_tile(last) => {
+            Some(Gap { first: next, last: Some(number), at: end, nnz: Some(last - end) })
+        }
+        _ => Some(Gap { first: next, last: None, at: end, nnz: None }),
+    }
+}
+
+/// The files that are not used, for reasons.
+struct Files<'a> {
+    examined: &'a [Examined],
+    used: HashSet<usize>,
+}
+
+impl<'a> Files<'a> {
+    fn new(examined: &'a [Examined], used: &[usize]) -> Self {
+        Self { examined, used: used.iter().copied().collect() }
+    }
+
+    fn left(&self) -> impl Iterator<Item = (usize, &'a Examined)> + '_ {
+        self.examined.iter().enumerate().filter(|(i, _)| !self.used.contains(i))
+    }
+
+    /// Why the chunks of these numbers are lost, by the files of their names.
+    fn reason(&self, numbers: RangeInclusive<u64>) -> String {
+        let count = numbers.end() - numbers.start() + 1;
+        let of_name = |e: &Examined| number_in(&e.file).is_some_and(|n| numbers.contains(&n));
+        let there: Vec<&Examined> = self.left().map(|(_, e)| e).filter(|e| of_name(e)).collect();
+        match &there[..] {
+            [] => return "missing".into(),
+            [only] if count == 1 => return problem(only),
+            _ => {}
+        }
+        let mut parts: Vec<String> =
+            there.iter().take(NAMES_MAX).map(|e| format!("{}: {}", e.file, problem(e))).collect();
+        let (more, missing) =
+            (there.len().saturating_sub(NAMES_MAX), count.saturating_sub(there.len() as u64));
+        parts.extend((more > 0).then(|| format!("{more} more damaged")));
+        parts.extend((missing > 0).then(|| format!("{missing} missing")));
+        parts.join("; ")
+    }
+
+    /// Why it is not known what comes from chunk `first` on.
+    fn tail_reason(&self, first: u64) -> String {
+        let file = self.left().find(|(_, e)| number_in(&e.file).is_some_and(|n| n >= first));
+        let known = "nothing says whether more chunks belong to the store";
+        file.map_or(known.into(), |(_, e)| format!("{known}; {}: {}", e.file, problem(e)))
+    }
+
+    /// All of them, with the reason in `refused` or their own.
+    fn unused(&self, refused: &HashMap<usize, String>) -> Vec<UnusedFile> {
+        let unused = |(i, e): (usize, &Examined)| UnusedFile {
+            file: e.file.clone(),
+            reason: refused.get(&i).cloned().unwrap_or_else(|| problem(e)),
+        };
+        self.left().map(unused).collect()
+    }
+}
+
+/// Why a file is not used.
+fn problem(examined: &Examined) -> String {
+    match (&examined.contents, &examined.header) {
+        (Err(reason), _) => reason.clone(),
+        (Ok(_), Some(header)) if number_in(&examined.file) == Some(header.number.into()) => {
+            format!("of store {:016x}", header.store_id)
+        }
+        (Ok(_), Some(header)) => format!("chunk {} of store {:016x}", header.number, header.store_id),
+        (Ok(_), None) => "no header".into(),
+    }
+}
