@@ -156,7 +156,8 @@ impl ChunkHeader {
         let mut there = true;
         for section in self.sections {
             there &= section.kind != 0;
-            let follows = section.kind > kind && u64::from(section.offset) == end;
+            let known = section.kind <= SectionKind::Values as u32;
+            let follows = known && section.kind > kind && u64::from(section.offset) == end;
             if there && !follows || !there && section != Section::default() {
                 return false;
             }

@@ -65,7 +65,7 @@ impl Store {
     /// Opens the store at `path` and checks its manifest.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         let at = path.join(MANIFEST);
-        if !path.is_dir() || !at.exists() {
+        if !path.is_dir() || !at.is_file() {
             let what = if path.is_file() { "a file, not a store" } else { "no store here" };
             let hint = "a store is a directory that blco-pack makes, with a file `manifest` in it";
             return Err(Error::request(format!("{}: {what}; {hint}", path.display())));
@@ -180,7 +180,7 @@ impl Store {
 
     /// Reads the whole file, whose length must be the manifest's.
     fn read_file(&self, path: &Path, entry: &ChunkEntry, target: &mut [u8]) -> Result<usize> {
-        if path.symlink_metadata().is_err() {
+        if !path.is_file() {
             return Err(Error::corrupt(path, "missing"));
         }
         let file = self.sys.open(path, self.direct)?;
