@@ -203,13 +203,15 @@ pub struct ImageWriter {
     used: usize,
 }
 
-impl Default for ImageWriter {
-    fn default() -> Self {
-        Self { bytes: vec![0; HEADER_BYTES], sections: [Section::default(); SECTIONS], used: 0 }
-    }
-}
-
 impl ImageWriter {
+    /// An image of about `bytes`, for which, as a file, it will have room without growing.
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        let mut image = Vec::with_capacity(bytes + PAGE);
+        image.resize(HEADER_BYTES, 0);
+        Self { bytes: image, sections: [Section::default(); SECTIONS], used: 0 }
+    }
+
     /// Appends a section; kinds come in ascending order.
     ///
     /// # Panics
@@ -257,7 +259,7 @@ mod tests {
 
     #[test]
     fn header_round_trips_and_every_flip_is_caught() {
-        let mut image = ImageWriter::default();
+        let mut image = ImageWriter::with_capacity(0);
         image.section(SectionKind::Shape, |out| out.extend([1, 2, 3]));
         image.section(SectionKind::Values, |out| out.extend([9; 200]));
         let (mut header, bytes) = image.finish(3, 7, 2, 1);

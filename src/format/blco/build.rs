@@ -246,7 +246,9 @@ impl ChunkBuilder {
             IndexEncoding::Raw => (ValueEncoding::F64, Vec::new()),
             IndexEncoding::Tiled => self.costs.choose(&self.values, value_cost(self.columns.len())),
         };
-        let mut image = ImageWriter::default();
+        let (nnz, blocks, tiles) = (self.values.len(), self.keys.len(), self.tiles.len());
+        let bytes = self.image_bytes(nnz, blocks, tiles, self.columns.len(), &self.costs);
+        let mut image = ImageWriter::with_capacity(usize::try_from(bytes).unwrap_or(0));
         image.section(SectionKind::Shape, |out| {
             out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
