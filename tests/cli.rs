@@ -275,7 +275,7 @@ fn bad_requests_of_the_other_programs_are_named() {
         ("blco-run", &["t.blco", "--modes", "1,1"], &["--modes 1,1", "twice"]),
         ("blco-run", &["t.blco", "--modes", "x"], &["--modes x", "all"]),
         ("blco-run", &["t.blco", "--modes", ""], &["--modes", "all"]),
-        ("blco-run", &["t.blco", "--memory", "1KiB"], &["--memory", "short", "rank"]),
+        ("blco-run", &["t.blco", "--memory", "1KiB"], &["--memory", "too little", "rank"]),
         ("blco-run", &["t.blco", "--factors", "none"], &["none/mode-1.npy"]),
         ("blco-run", &["t.blco", "--factors", "empty"], &["empty/mode-1.npy"]),
         ("blco-run", &["t.blco", "--factors", "file"], &["file/mode-1.npy"]),

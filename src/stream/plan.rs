@@ -13,13 +13,13 @@ const WORKERS_MAX: usize = 4;
 /// What a pass may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Host memory in bytes that the command may take; `None` for as much as it needs.
+    /// Host memory in bytes that the command may take; `None` for what is available.
     pub memory: Option<u64>,
     /// Compute threads.
     pub threads: usize,
     /// Reading threads; `None` to choose.
     pub workers: Option<usize>,
-    /// Host memory in bytes that is available now: decides whether files are read past the page cache.
+    /// Host memory in bytes that is available now: also decides whether files are read past the page cache.
     pub available: u64,
 }
 
@@ -71,10 +71,10 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
         chunks,
         direct_reads: file_bytes.saturating_add(operation_bytes) > limits.available,
     };
-    let bound = limits.memory.unwrap_or(u64::MAX);
+    let bound = limits.memory.unwrap_or(limits.available);
     while plan.bytes() > bound {
         match (plan.workers, plan.buffers_per_worker) {
-            (1, 1) => return Err(too_large(&plan, bound)),
+            (1, 1) => return Err(too_large(&plan, bound, limits.memory.is_some())),
             (1, _) => plan.buffers_per_worker = 1,
             _ => plan.workers -= 1,
         }
@@ -90,13 +90,15 @@ impl Plan {
     }
 }
 
-fn too_large(plan: &Plan, bound: u64) -> Error {
+fn too_large(plan: &Plan, bound: u64, asked: bool) -> Error {
+    let limit = if asked { "--memory allows" } else { "this machine has available" };
     Error::request(format!(
-        "needs {}, of which factors, results and decoded tiles take {}; --memory {} is {} short: raise it, \
-         take fewer modes at a time or a smaller rank",
+        "needs {}, of which factors, results and decoded tiles take {}; {limit} {}, {} too little: take fewer modes \
+         at a time or a smaller rank{}",
         ByteSize(plan.bytes()),
         ByteSize(plan.operation_bytes),
         ByteSize(bound),
         ByteSize(plan.bytes() - bound),
+        if asked { ", or raise it" } else { "" },
     ))
 }
