@@ -24,7 +24,9 @@ impl Pending {
             return Err(Error::request(format!("{shown}: is a directory; name a file")));
         }
         if target.exists() && !target.is_file() {
-            return Err(Error::request(format!("{shown}: is not a regular file; name one, or use - for text")));
+            return Err(Error::request(format!(
+                "{shown}: is not a regular file; name one, or use - for text"
+            )));
         }
         if !replace && target.symlink_metadata().is_ok() {
             return Err(Error::request(format!("{shown}: is there already; --force replaces it")));
