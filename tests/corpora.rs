@@ -14,8 +14,9 @@ fn replay(target: &str, body: fn(&[u8])) {
     let mut inputs = 0;
     for entry in std::fs::read_dir(&dir).unwrap() {
         let path = entry.unwrap().path();
-        println!("{}", path.display());
-        body(&std::fs::read(&path).unwrap());
+        let input = std::fs::read(&path).unwrap();
+        let held = std::panic::catch_unwind(|| body(&input));
+        assert!(held.is_ok(), "{}", path.display());
         inputs += 1;
     }
     assert!(inputs >= 10, "{}: {inputs} inputs", dir.display());

@@ -69,9 +69,11 @@ fn parse(bytes: &[u8]) -> StdResult<Header, String> {
     Ok(Header { shape, fortran, width, big_endian, bytes: start + length })
 }
 
-/// `{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }`, keys in any order: type, order, shape. `None` where it
-/// is anything else.
-fn dictionary(text: &str) -> StdResult<Option<(&str, bool, Vec<u64>)>, String> {
+/// Type, whether the first axis runs fastest, shape.
+type Facts<'a> = (&'a str, bool, Vec<u64>);
+
+/// `{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }`, keys in any order; `None` where it is anything else.
+fn dictionary(text: &str) -> StdResult<Option<Facts<'_>>, String> {
     let mut scan = Scan(text);
     let (mut descr, mut fortran, mut shape) = (None, None, None);
     let mut more = scan.take('{');

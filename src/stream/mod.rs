@@ -101,6 +101,7 @@ pub struct Executor<'a, B: Backend> {
 impl<'a, B: Backend> Executor<'a, B> {
     /// Allocates the buffers of `plan`.
     pub fn new(store: &'a Store, plan: &Plan, backend: &mut B) -> Result<Self> {
+        store.check_long_chunks()?;
         let mut worker =
             |_| (0..plan.buffers_per_worker).map(|_| backend.buffer(plan.buffer_bytes)).collect();
         let buffers = (0..plan.workers).map(&mut worker).collect::<Result<_>>()?;
