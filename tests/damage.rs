@@ -210,6 +210,34 @@ damage!(tiled_few_values, small(values::few), Kind::Tiled, ValueEncoding::Dictio
 damage!(tiled_zstd, small(values::integer), Kind::TiledZstd, ValueEncoding::Integer);
 
 /// A chunk from elsewhere is noticed, however whole it is.
+/// No path can be said in a store: a manifest holds numbers alone, and chunk files are named by theirs. What a name
+/// leads to must be a regular file; anything else is refused without waiting for it.
+#[test]
+fn nothing_in_a_store_leads_out_of_it() {
+    let whole = Whole::new(&small(values::fraction), Kind::Tiled, ValueEncoding::F64);
+    let manifest = std::fs::read(whole.path().join("manifest")).unwrap();
+    let store = Store::open(&Sys::default(), &whole.path()).unwrap();
+    let (shape, chunks) = (store.manifest().shape.clone(), store.manifest().chunks.len());
+    let lists = 16 * shape.order() + shape.linear_bits() as usize + 136 * chunks;
+    assert_eq!(manifest.len(), 64 + lists + 104, "preamble, three lists of numbers, root");
+
+    let chunk = whole.path().join(CHUNK);
+    let elsewhere = whole.dir.path().join("elsewhere");
+    std::fs::rename(&chunk, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &chunk).unwrap();
+    assert!(whole.open_and_run().unwrap() == whole.results, "a link to the file");
+    for (what, target) in [("a device", "/dev/zero"), ("a directory", "/"), ("nothing", "../none")] {
+        std::fs::remove_file(&chunk).unwrap();
+        std::os::unix::fs::symlink(target, &chunk).unwrap();
+        let error = whole.open_and_run().unwrap_err();
+        assert!(matches!(error, Error::Corrupt { .. }), "a link to {what}: {error}");
+    }
+    std::fs::remove_file(&chunk).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&chunk).status().unwrap().success());
+    let error = whole.open_and_run().unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "a pipe: {error}");
+}
+
 #[test]
 fn chunks_of_other_stores_or_places_are_refused() {
     let dir = tempfile::tempdir().unwrap();

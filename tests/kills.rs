@@ -1,24 +1,26 @@
 //! A packer that is killed (SIGKILL) at any moment leaves no store, a complete one, or an unfinished one that
-//! `--resume` turns into the very bytes of an undisturbed pack, or that `--force` discards. The tensor exceeds the
-//! smallest memory budget, so that runs go to disk. The fault sweeps at the end fail every n-th call of a
-//! spilling pack.
+//! `--resume` turns into the very bytes of an undisturbed pack, or that `--force` discards; a store that was to be
+//! replaced is there all the time, the old one or the new. `BLCO_KILLS=1000 cargo test --test kills -- --nocapture` kills
+//! so many and prints the table that is kept under benches/runs.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
+mod common;
+
 use assert_cmd::cargo::cargo_bin;
-use std::path::Path;
+use blco::random::Counter;
+use common::{identity, tree};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nonzeros of the tensor: more than 64 MiB hold.
-const NNZ: &str = "2500000";
-
 fn command(dir: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo_bin(program));
-    command.current_dir(dir).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.current_dir(dir).args(arguments).env("BLCO_MEMORY_MIN", "0");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
-
 fn run(dir: &Path, program: &str, arguments: &[&str]) -> Output {
     command(dir, program, arguments).output().unwrap()
 }
@@ -29,9 +31,10 @@ fn succeeds(dir: &Path, program: &str, arguments: &[&str]) -> Output {
     output
 }
 
+/// A tensor of more nonzeros than 64 MiB hold.
 fn generate(dir: &Path) {
-    let dims = "300000,2000,70000";
-    succeeds(dir, "blco-gen", &["--dims", dims, "--nnz", NNZ, "--skew", "2", "--values", "1..5", "t.tns"]);
+    let (dims, nnz) = ("300000,2000,70000", "2500000");
+    succeeds(dir, "blco-gen", &["--dims", dims, "--nnz", nnz, "--skew", "2", "--values", "1..5", "t.tns"]);
 }
 
 const PACK: [&str; 5] = ["t.tns", "-o", "s", "--memory", "64MiB"];
@@ -43,51 +46,186 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-#[test]
-fn a_killed_pack_is_absent_resumable_or_complete() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    generate(dir);
-    let start = Instant::now();
-    let whole = succeeds(dir, "blco-pack", &["t.tns", "-o", "whole", "--memory", "64MiB", "--json"]);
-    let duration = start.elapsed();
-    let whole: serde_json::Value = serde_json::from_slice(&whole.stdout).unwrap();
-    assert!(whole["spilled"]["runs"].as_u64().unwrap() > 1, "{whole}");
-    let expected = std::fs::read(dir.join("whole/manifest")).unwrap();
+/// How a pack is run that is killed. It writes `out/s`.
+struct Case {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    /// Whether another store is there, which is to be replaced.
+    replaces: bool,
+    /// Whether an unfinished pack is there, which is to be resumed.
+    resumes: bool,
+}
 
-    let mut resumed = 0;
-    for round in 1..=9u32 {
-        let mut child = command(dir, "blco-pack", &PACK).spawn().unwrap();
-        std::thread::sleep(duration * round / 10);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        if dir.join("s").exists() {
-            // It had finished: complete, and nothing else.
-            assert_eq!(std::fs::read(dir.join("s/manifest")).unwrap(), expected);
-        } else {
-            let plain = run(dir, "blco-pack", &PACK);
-            let said = String::from_utf8_lossy(&plain.stderr).into_owned();
-            if plain.status.success() {
-                // Nothing was finished; what was left has been cleaned up.
-                assert_eq!(std::fs::read(dir.join("s/manifest")).unwrap(), expected);
-            } else {
-                assert!(said.contains("--resume continues it"), "{said}");
-                let mut arguments = PACK.to_vec();
-                arguments.extend(["--resume", "--json"]);
-                let report = succeeds(dir, "blco-pack", &arguments);
-                let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
-                assert!(report["spilled"]["resumed_nnz"].as_u64().unwrap() > 0);
-                assert_eq!(std::fs::read(dir.join("s/manifest")).unwrap(), expected);
-                resumed += 1;
-            }
+const SPILLING: [&str; 7] = ["t.tns", "-o", "out/s", "--memory", "0", "--chunk-bytes", "256KiB"];
+const CASES: [Case; 5] = [
+    Case { name: "in memory", arguments: &["t.tns", "-o", "out/s"], replaces: false, resumes: false },
+    Case { name: "spilling", arguments: &SPILLING, replaces: false, resumes: false },
+    Case {
+        name: "spilling elsewhere, zstd",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--temp-dir", "temp", "--zstd", "3"],
+        replaces: false,
+        resumes: false,
+    },
+    Case {
+        name: "replacing",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--encoding", "raw", "--force"],
+        replaces: true,
+        resumes: false,
+    },
+    Case {
+        name: "resuming",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--chunk-bytes", "256KiB", "--resume"],
+        replaces: false,
+        resumes: true,
+    },
+];
+
+type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+/// What a kill left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// No store, and nothing to resume: packing again succeeds.
+    Absent,
+    /// No store, but finished files: packing again says so, `--resume` gives the same bytes.
+    Resumable,
+    /// The old store, complete.
+    Old,
+    /// The new store, complete and verified.
+    Complete,
+}
+
+/// Packs by `case` are killed in here.
+struct Killing<'a> {
+    dir: &'a Path,
+    case: &'a Case,
+    /// The store that comes out, and the one that is replaced.
+    expected: Tree,
+    old: Option<Tree>,
+    /// How long an undisturbed pack takes.
+    duration: Duration,
+}
+
+impl<'a> Killing<'a> {
+    fn new(dir: &'a Path, case: &'a Case) -> Self {
+        let mut killing = Self { dir, case, expected: Tree::new(), old: None, duration: Duration::ZERO };
+        killing.prepare();
+        killing.old = case.replaces.then(|| identity(&dir.join("out/s")));
+        let start = Instant::now();
+        succeeds(dir, "blco-pack", case.arguments);
+        killing.duration = start.elapsed();
+        killing.expected = identity(&dir.join("out/s"));
+        killing
+    }
+
+    /// An empty `out` and `temp`, or what is to be replaced or resumed.
+    fn prepare(&self) {
+        for name in ["out", "temp"] {
+            drop(std::fs::remove_dir_all(self.dir.join(name)));
+            std::fs::create_dir(self.dir.join(name)).unwrap();
         }
-        succeeds(dir, "blco-info", &["s", "--quick"]);
-        std::fs::remove_dir_all(dir.join("s")).unwrap();
-        if dir.join("s.partial").exists() {
-            std::fs::remove_dir_all(dir.join("s.partial")).unwrap();
+        if self.case.replaces {
+            succeeds(self.dir, "blco-pack", &["other.tns", "-o", "out/s"]);
+        }
+        let journal = self.dir.join("out/s.partial/journal");
+        while self.case.resumes
+            && !std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("staged-1"))
+        {
+            drop(std::fs::remove_dir_all(self.dir.join("out/s")));
+            let mut child = command(self.dir, "blco-pack", &SPILLING).spawn().unwrap();
+            while !std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("staged-1"))
+                && child.try_wait().unwrap().is_none()
+            {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
         }
     }
-    assert!(resumed > 0, "no kill met finished files");
+
+    /// Kills a pack after `moment`, looks at what is left, and finishes the job.
+    fn kill(&self, moment: Duration) -> Outcome {
+        self.prepare();
+        let mut child = command(self.dir, "blco-pack", self.case.arguments).spawn().unwrap();
+        std::thread::sleep(moment);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let store = self.dir.join("out/s");
+        let outcome = if store.symlink_metadata().is_ok() {
+            succeeds(self.dir, "blco-info", &["out/s", "--verify"]);
+            let found = identity(&store);
+            assert!(
+                found == self.expected || self.old.as_ref() == Some(&found),
+                "{}: {moment:?}",
+                self.case.name
+            );
+            if found == self.expected { Outcome::Complete } else { Outcome::Old }
+        } else {
+            assert!(!self.case.replaces, "{moment:?}: neither the old store nor the new is there");
+            self.without_store(moment)
+        };
+        if outcome == Outcome::Old {
+            succeeds(self.dir, "blco-pack", self.case.arguments);
+        }
+        if outcome == Outcome::Complete && tree(&self.dir.join("out")).contains_key(Path::new("s.partial")) {
+            // Killed between the rename and the end: the next pack clears it away.
+            let mut again = self.case.arguments.to_vec();
+            again.retain(|&argument| argument != "--resume");
+            again.extend((!self.case.replaces).then_some("--force"));
+            succeeds(self.dir, "blco-pack", &again);
+        }
+        assert!(identity(&store) == self.expected, "{}: {moment:?}", self.case.name);
+        assert_eq!(names(&self.dir.join("out")), ["s"], "{}: {moment:?}", self.case.name);
+        assert!(names(&self.dir.join("temp")).is_empty(), "{}: {moment:?}", self.case.name);
+        outcome
+    }
+
+    /// No store is there: packs again, and resumes where that is offered.
+    fn without_store(&self, moment: Duration) -> Outcome {
+        let mut plain = self.case.arguments.to_vec();
+        plain.retain(|&argument| argument != "--resume");
+        let again = run(self.dir, "blco-pack", &plain);
+        if again.status.success() {
+            return Outcome::Absent;
+        }
+        let said = String::from_utf8_lossy(&again.stderr).into_owned();
+        assert!(said.contains("--resume continues it"), "{}: {moment:?}: {said}", self.case.name);
+        plain.extend(["--resume", "--json"]);
+        let report = succeeds(self.dir, "blco-pack", &plain);
+        let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+        assert!(report["spilled"]["resumed_nnz"].as_u64().unwrap() > 0);
+        Outcome::Resumable
+    }
+}
+
+#[test]
+fn a_killed_pack_is_absent_resumable_or_complete() {
+    let kills = std::env::var("BLCO_KILLS").map_or(40, |text| text.parse().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // Ten runs of one staged frame each.
+    let small = ["--dims", "30000,2000,7000", "--nnz", "160000", "--skew", "2", "--values", "1..5", "t.tns"];
+    succeeds(dir, "blco-gen", &small);
+    std::fs::write(dir.join("other.tns"), "1 1 1\n2 2 4\n").unwrap();
+    println!(
+        "| pack | undisturbed, ms | kills | absent | resumable | old | complete |\n|---|---|---|---|---|---|---|"
+    );
+    let random = Counter::new(u64::from(std::process::id()), 0);
+    let mut all = Vec::new();
+    for (i, case) in CASES.iter().enumerate() {
+        let killing = Killing::new(dir, case);
+        let mut outcomes = Vec::new();
+        for kill in (i..kills).step_by(CASES.len()) {
+            outcomes.push(killing.kill(killing.duration.mul_f64(1.1 * random.unit(kill as u64))));
+        }
+        let count = |outcome| outcomes.iter().filter(|&&o| o == outcome).count();
+        let counts = [Outcome::Absent, Outcome::Resumable, Outcome::Old, Outcome::Complete].map(count);
+        let [absent, resumable, old, complete] = counts;
+        let (name, ms, kills) = (case.name, killing.duration.as_millis(), outcomes.len());
+        println!("| {name} | {ms} | {kills} | {absent} | {resumable} | {old} | {complete} |");
+        all.extend(outcomes);
+    }
+    assert!(all.contains(&Outcome::Resumable) && all.contains(&Outcome::Old), "{all:?}");
 }
 
 /// Starts a pack, kills it once a staged file is finished, and checks that it left something.
@@ -126,41 +264,4 @@ fn a_changed_input_or_other_options_are_noticed_and_force_discards() {
     succeeds(dir, "blco-pack", &arguments);
     assert_eq!(names(dir), ["s", "t.tns"]);
     succeeds(dir, "blco-info", &["s", "--verify"]);
-}
-
-#[test]
-fn failing_calls_of_a_spilling_pack_end_with_their_error_and_leave_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    generate(dir);
-    let faulty = |fault: &str| command(dir, "blco-pack", &PACK).env("BLCO_FAULT", fault).output().unwrap();
-    // Kinds with few calls are struck at each of the first ones, kinds with many at some.
-    let strikes: [(&str, &[u64]); 7] = [
-        ("sync", &[0, 1, 2, 3]),
-        ("rename", &[0]),
-        ("remove", &[0, 1]),
-        ("spawn", &[0, 1, 2]),
-        ("allocate", &[0, 1, 2]),
-        ("open", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 12]),
-        ("write", &[0, 1, 2, 3, 50, 200]),
-    ];
-    for (call, numbers) in strikes {
-        for number in numbers {
-            let output = faulty(&format!("{call}:{number}:28"));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(2), "{call}:{number}: {said}");
-            assert!(said.contains("os error 28") && said.lines().count() == 1, "{call}:{number}: {said}");
-            // A failure after the rename (of the last sync) leaves a whole store.
-            if dir.join("s").exists() {
-                succeeds(dir, "blco-info", &["s", "--verify"]);
-                std::fs::remove_dir_all(dir.join("s")).unwrap();
-            }
-            assert_eq!(names(dir), ["t.tns"], "{call}:{number}");
-        }
-    }
-    for fault in ["read:20:4", "write:20:4", "read:30:short", "write:30:short"] {
-        let output = faulty(fault);
-        assert!(output.status.success(), "{fault}: {}", String::from_utf8_lossy(&output.stderr));
-        std::fs::remove_dir_all(dir.join("s")).unwrap();
-    }
 }

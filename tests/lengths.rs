@@ -10,7 +10,7 @@ use blco::backend::host::HostBackend;
 use blco::coo::generate::{GenerateSpec, Generator};
 use blco::error::Result;
 use blco::op::inspect::Inspect;
-use blco::store::Store;
+use blco::store::{LoneReader, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use common::{Kind, options, pack};
@@ -72,6 +72,34 @@ fn seal_chunk(chunk: &Path, mut bytes: Vec<u8>) {
     std::fs::write(chunk, bytes).unwrap();
 }
 
+/// Lengths that no field forbids, but no file bears out: with a codec and without.
+fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
+    for kind in [Kind::Tiled, Kind::TiledZstd] {
+        let spec = GenerateSpec { dims: vec![40, 30, 20], nnz: 3000, ..GenerateSpec::default() };
+        let mut options = options(path, kind, 1 << 30);
+        options.replace = true;
+        pack(&Sys::default(), &mut Generator::new(&Sys::default(), spec).unwrap(), &options).unwrap();
+        let manifest = std::fs::read(path.join("manifest")).unwrap();
+        let entry = manifest.len() - ROOT - ENTRY;
+        for field in [entry + 16, entry + 24] {
+            let mut bytes = manifest.clone();
+            assert!(put(&mut bytes, field, 8, 1 << 30));
+            seal(path, bytes);
+            let message = read(path).unwrap_err().to_string();
+            assert!(message.contains("cannot hold what the manifest says"), "{kind:?}: {message}");
+        }
+        // The chunk by itself, as a repair reads it: its header alone says a gibibyte.
+        let chunk = path.join("chunk-000000.bin");
+        let mut bytes = std::fs::read(&chunk).unwrap();
+        put(&mut bytes, 36, 4, 1 << 30);
+        let sections = (0..4).map(|i| 56 + 16 * i).filter(|&at| bytes[at] != 0).max().unwrap();
+        let offset = u32::from_le_bytes(bytes[sections + 4..sections + 8].try_into().unwrap());
+        put(&mut bytes, sections + 8, 4, (1 << 30) - u64::from(offset));
+        seal_chunk(&chunk, bytes);
+        assert!(LoneReader::new(&Sys::default()).unwrap().header(&chunk).is_err(), "{kind:?}");
+    }
+}
+
 #[test]
 fn lengths_that_lie_are_refused_without_their_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,6 +152,7 @@ fn lengths_that_lie_are_refused_without_their_memory() {
             }
         }
     }
+    chunks_of_a_gibibyte_that_are_not_there(&dir.path().join("gibibyte"));
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();

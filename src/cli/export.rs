@@ -11,12 +11,13 @@ use crate::op::export::EachTile;
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
 use crate::stream::{Executor, Limits, plan};
-use crate::sys::Sys;
+use crate::sys::{File, Sys};
 use clap::Parser;
 use npyz::WriterBuilder;
 use serde::Serialize;
+use std::cell::Cell;
 use std::ffi::OsStr;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes a store back as coordinate text or as a NumPy archive
@@ -105,7 +106,10 @@ fn write_arrays(
         .compression_method(zip::CompressionMethod::Stored)
         .last_modified_time(zip::DateTime::default())
         .large_file(true);
-    let mut zip = zip::ZipWriter::new(BufWriter::with_capacity(1 << 20, out.file()));
+    let latch = Cell::new(None);
+    let check = || latch.take().map_or(Ok(()), |e| Err(failed(e)));
+    let below = Latched { below: out.file(), at: 0, end: 0, failed: false, error: &latch };
+    let mut zip = zip::ZipWriter::new(BufWriter::with_capacity(1 << 20, below));
     zip.start_file("dims.npy", options).map_err(zip_failed)?;
     let dims = manifest.shape.dims().iter().map(|&d| u64::from(d));
     write_array(&mut zip, &[order as u64], |w| w.extend(dims)).map_err(failed)?;
@@ -114,7 +118,8 @@ fn write_arrays(
     let indices = write_array(&mut zip, &[nnz, order as u64], |w: &mut npyz::NpyWriter<u32, _>| {
         broken = pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
             let rows = (0..tile.nnz).flat_map(|i| (0..order).map(move |m| tile.column(m)[i]));
-            w.extend(rows).map_err(Error::io(out.target(), "write"))
+            w.extend(rows).map_err(failed)?;
+            check()
         })));
         Ok(())
     });
@@ -124,13 +129,68 @@ fn write_arrays(
     let mut broken = Ok(());
     let values = write_array(&mut zip, &[nnz], |w: &mut npyz::NpyWriter<f64, _>| {
         broken = pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
-            w.extend(tile.values.iter().copied()).map_err(Error::io(out.target(), "write"))
+            w.extend(tile.values.iter().copied()).map_err(failed)?;
+            check()
         })));
         Ok(())
     });
     broken?;
     values.map_err(failed)?;
-    zip.finish().map_err(zip_failed)?.flush().map_err(failed)
+    zip.finish().map_err(zip_failed)?.flush().map_err(failed)?;
+    check()
+}
+
+/// Keeps the first error of the writer below, which somebody else looks at, and takes everything after it to nowhere: a
+/// `ZipWriter` that has met an error tries to finish the archive when it is dropped, and panics or prints.
+struct Latched<'a> {
+    below: &'a File,
+    at: u64,
+    end: u64,
+    failed: bool,
+    error: &'a Cell<Option<std::io::Error>>,
+}
+
+impl Latched<'_> {
+    fn fail(&mut self, error: std::io::Error) {
+        self.failed = true;
+        self.error.set(Some(error));
+    }
+}
+
+impl Write for Latched<'_> {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        let mut written = buf.len();
+        if !self.failed {
+            match self.below.write(buf) {
+                Err(e) if e.kind() != ErrorKind::Interrupted => self.fail(e),
+                other => written = other?,
+            }
+        }
+        self.at += written as u64;
+        self.end = self.end.max(self.at);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Latched<'_> {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.end.checked_add_signed(by),
+        };
+        self.at = at.ok_or(ErrorKind::InvalidInput)?;
+        if !self.failed
+            && let Err(e) = self.below.seek(SeekFrom::Start(self.at))
+        {
+            self.fail(e);
+        }
+        Ok(self.at)
+    }
 }
 
 /// Writes one array of a known shape.

@@ -83,7 +83,11 @@ pub fn main<P: Program>() -> ExitCode {
         let handle = sys.clone();
         ctrlc::set_handler(move || interrupt(&handle))
             .map_err(|e| Error::request(format!("signals cannot be handled: {e}")))?;
-        program.run(&sys)
+        let report = program.run(&sys)?;
+        if sys.fault_is_due() {
+            drop(writeln!(std::io::stderr(), "{name}: {NO_SUCH_CALL}"));
+        }
+        Ok(report)
     });
     match report {
         Ok(report) => {
@@ -124,6 +128,9 @@ fn fail(name: &str, error: &Error) -> ExitCode {
     drop(writeln!(std::io::stderr(), "{name}: {error}"));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
+
+/// What a program says that has succeeded because the failure on order never came.
+const NO_SUCH_CALL: &str = "BLCO_FAULT: there was no such call";
 
 /// The handle to the system; `BLCO_FAULT=read:3:5` makes the fourth read fail with error number 5, for tests
 /// (CONTRIBUTING.md).

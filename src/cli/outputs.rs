@@ -52,7 +52,15 @@ impl Pending {
 
     /// Makes the contents durable and gives them their name.
     pub fn publish(self) -> Result<()> {
-        self.file.sync()?;
+        self.sync()?;
+        self.rename()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync().map_err(|e| e.about(&self.target))
+    }
+
+    fn rename(self) -> Result<()> {
         self.sys.rename(self.partial.path(), &self.target)?;
         self.partial.renamed();
         Ok(())
@@ -83,13 +91,24 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes all results, then gives all of them their names.
+    /// Writes all results, then gives all of them their names. If that fails, those that replaced nothing go again.
     pub fn publish<T: Real>(mut self, results: &[ModeMatrix<T>]) -> Result<()> {
         for (mode, pending) in &self.files {
             let result = results.iter().find(|(m, _)| m == mode);
             result.map_or(Ok(()), |(_, matrix)| matrix.write(pending.file()))?;
         }
-        std::mem::take(&mut self.files).into_iter().try_for_each(|(_, pending)| pending.publish())
+        self.files.iter().try_for_each(|(_, pending)| pending.sync())?;
+        let mut named = Vec::with_capacity(self.files.len());
+        for (_, pending) in std::mem::take(&mut self.files) {
+            let (sys, target) = (pending.sys.clone(), pending.target.clone());
+            let replaces = target.symlink_metadata().is_ok();
+            pending.rename()?;
+            if !replaces {
+                named.push(Temporary::at(&sys, target));
+            }
+        }
+        named.into_iter().for_each(Temporary::renamed);
+        Ok(())
     }
 }
 

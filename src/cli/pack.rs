@@ -119,10 +119,6 @@ impl StoreArgs {
                 ByteSize(CHUNK_BYTES_MAX)
             )));
         }
-        if let Some(memory) = self.memory.filter(|&m| m < MEMORY_MIN) {
-            let (given, least) = (ByteSize(memory), ByteSize(MEMORY_MIN));
-            return Err(Error::request(format!("--memory {given}: packing takes at least {least}")));
-        }
         let provenance = serde_json::json!({
             "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": source.name(),
             "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
@@ -143,7 +139,7 @@ impl StoreArgs {
                 DuplicatesArg::Keep => Duplicates::Keep,
                 DuplicatesArg::Error => Duplicates::Error,
             },
-            memory: self.memory.unwrap_or_else(|| machine::available_memory() / 2),
+            memory: packing_memory(self.memory)?,
             temp_dir: self.temp_dir.clone(),
             provenance: format!("{provenance:#}\n"),
         })
@@ -161,6 +157,21 @@ impl StoreArgs {
             };
             progress.show(name, done, total);
         })
+    }
+}
+
+/// The memory that packing may take: what `--memory` gives, or half of what is available. `BLCO_MEMORY_MIN=0` lets tests
+/// give so little that small tensors spill (CONTRIBUTING.md).
+pub(super) fn packing_memory(given: Option<u64>) -> Result<u64> {
+    let lower = std::env::var("BLCO_MEMORY_MIN").ok().and_then(|text| size(&text).ok());
+    let least = lower.unwrap_or(MEMORY_MIN);
+    match given {
+        None => Ok((machine::available_memory() / 2).max(MEMORY_MIN)),
+        Some(memory) if memory >= least => Ok(memory),
+        Some(memory) => {
+            let (given, least) = (ByteSize(memory), ByteSize(least));
+            Err(Error::request(format!("--memory {given}: packing takes at least {least}")))
+        }
     }
 }
 

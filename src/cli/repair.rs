@@ -2,13 +2,12 @@
 
 use super::info::Info;
 use super::progress::Progress;
-use super::{Report, machine, pack as packing, size};
+use super::{Report, pack as packing, size};
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, Salvage, UnusedFile};
 use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
 use crate::store::{Codec, MANIFEST, read_provenance};
 use crate::sys::Sys;
-use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 use std::fmt::Write;
@@ -66,10 +65,7 @@ pub(super) fn repair(
     args: &RepairArgs,
     quiet: bool,
 ) -> Result<Report> {
-    if let Some(memory) = args.memory.filter(|&m| m < MEMORY_MIN) {
-        let (given, least) = (ByteSize(memory), ByteSize(MEMORY_MIN));
-        return Err(Error::request(format!("--memory {given}: packing takes at least {least}")));
-    }
+    let memory = packing::packing_memory(args.memory)?;
     let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
     if same(store, target) == Some(true) {
         let what = "is the damaged store, which stays as it is; name another for what is intact";
@@ -89,8 +85,7 @@ pub(super) fn repair(
     options.codec = layout.codec;
     options.chunk_bytes = layout.chunk_bytes;
     options.duplicates = if layout.may_repeat { Duplicates::Keep } else { Duplicates::Error };
-    let memory = args.memory.unwrap_or_else(|| machine::available_memory() / 2);
-    options.memory = memory.saturating_sub(salvage.host_bytes()).max(MEMORY_MIN);
+    options.memory = memory.saturating_sub(salvage.host_bytes()).max(memory.min(MEMORY_MIN));
     options.temp_dir.clone_from(&args.temp_dir);
     options.provenance = new_provenance(store, salvage.findings(), &provenance);
     let packed = pack(sys, &mut salvage, &options, &|phase, done, total| {

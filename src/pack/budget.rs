@@ -10,7 +10,7 @@ use super::spill::{FRAME_NNZ, STAGE_NNZ};
 use crate::format::blco::chunk_nnz_max;
 use crate::linear::Nonzero;
 
-/// The packer takes no smaller budget.
+/// No smaller budget can be kept: buffers take more than that.
 pub const MEMORY_MIN: u64 = 64 << 20;
 /// What reading takes beside the batches that are kept, for each thread: pieces of text and parsed batches.
 const READER_BYTES_PER_THREAD: u64 = 8 << 20;

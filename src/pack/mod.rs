@@ -64,7 +64,8 @@ pub struct PackOptions {
     pub chunk_bytes: u64,
     /// What to do with duplicates.
     pub duplicates: Duplicates,
-    /// Bytes of memory to take, at least [`MEMORY_MIN`], whatever the tensor's size. Does not change the store.
+    /// Bytes of memory to take, whatever the tensor's size. Less than [`MEMORY_MIN`] is exceeded, but spills small
+    /// tensors, for tests. Does not change the store.
     pub memory: u64,
     /// Where temporary files go; beside the store without it.
     pub temp_dir: Option<PathBuf>,
@@ -249,8 +250,7 @@ fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prep
     };
     let resume = resumed.is_some();
     let staging = Staging::create(sys, &options.target, options.replace, resume, options.codec)?;
-    let budget =
-        Budget::new(options.memory.max(MEMORY_MIN), rayon::current_num_threads(), options.chunk_bytes);
+    let budget = Budget::new(options.memory, rayon::current_num_threads(), options.chunk_bytes);
     let (spill_dir, finished, journal) = if let Some((dir, finished, bytes)) = resumed {
         (dir, finished, Journal::resume(sys, staging.partial(), bytes)?)
     } else {

@@ -1,7 +1,7 @@
 //! What packing will take, before it begins: memory, temporary files, the store.
 
+use super::PackOptions;
 use super::budget::Budget;
-use super::{MEMORY_MIN, PackOptions};
 use crate::coo::{Size, Source};
 use crate::error::{Error, Result};
 use crate::linear::Nonzero;
@@ -43,8 +43,7 @@ fn existing(path: &Path) -> PathBuf {
 
 /// Plans packing `source` with `options` on the current rayon pool.
 pub fn plan(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<PackPlan> {
-    let memory = options.memory.max(MEMORY_MIN);
-    let budget = Budget::new(memory, rayon::current_num_threads(), options.chunk_bytes);
+    let budget = Budget::new(options.memory, rayon::current_num_threads(), options.chunk_bytes);
     let size = source.size()?;
     let fits = |s: &Size| budget.in_memory(s.nnz, s.order, size_of::<Nonzero<u64>>());
     let spills = |s: &Size, amount: u64| if fits(s) { 0 } else { amount };
@@ -52,7 +51,7 @@ pub fn plan(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Pac
     let partial = partial_path(&options.target);
     let temporary_dir = existing(options.temp_dir.as_deref().unwrap_or(&partial));
     Ok(PackPlan {
-        memory_bytes: memory,
+        memory_bytes: options.memory,
         nnz: size.map(|s| s.nnz),
         in_memory: size.as_ref().map(fits),
         runs: size.as_ref().map(|s| spills(s, s.nnz.div_ceil(run_nnz))),

@@ -53,9 +53,15 @@ pub(super) fn undo_codec(
     Err(Error::corrupt(path, format!("chunk {}: corrupt: zstd frame at byte 128", header.number)))
 }
 
-/// Whether the stored bytes are those of the image where there is no codec.
-pub(super) fn raw_fits(header: &ChunkHeader) -> bool {
-    header.codec != 0 || HEADER_BYTES as u64 + u64::from(header.stored_bytes) == u64::from(header.image_bytes)
+/// Whether the stored bytes can give the image: they are it where there is no codec.
+pub(super) fn stored_fits(header: &ChunkHeader) -> bool {
+    let (stored, image) = (u64::from(header.stored_bytes), u64::from(header.image_bytes));
+    if header.codec == 0 { HEADER_BYTES as u64 + stored == image } else { image <= frame_holds(stored) }
+}
+
+/// No zstd frame of `bytes` holds more: a block has at least 4 bytes and at most 128 KiB of contents.
+pub(super) fn frame_holds(bytes: u64) -> u64 {
+    bytes << 15
 }
 
 /// Reads chunk files one at a time and by themselves. Its buffers grow to the largest file and image met.
@@ -91,7 +97,7 @@ impl LoneReader {
             && header.nnz > 0
             && u64::from(header.image_bytes) <= CHUNK_BYTES_MAX
             && header.file_bytes() <= FILE_BYTES_MAX
-            && raw_fits(&header);
+            && stored_fits(&header);
         if in_range { Ok(header) } else { Err(Error::corrupt(path, "corrupt: a field of the header")) }
     }
 

@@ -146,6 +146,7 @@ pub struct Executor<'a, B: Backend> {
 impl<'a, B: Backend> Executor<'a, B> {
     /// Allocates the buffers of `plan`.
     pub fn new(store: &'a Store, plan: &Plan, backend: &mut B) -> Result<Self> {
+        store.check_long_chunks()?;
         let entries = &store.manifest().chunks;
         let mut kept: Vec<Option<Kept<_>>> = Vec::new();
         kept.resize_with(entries.len(), || None);

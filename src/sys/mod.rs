@@ -48,6 +48,12 @@ impl Sys {
         Self { faults: Some(faults), ..Self::default() }
     }
 
+    /// Whether a failure was ordered whose call has not come.
+    #[must_use]
+    pub fn fault_is_due(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| !faults.struck())
+    }
+
     /// The flag that asks everything working through this handle to stop.
     #[must_use]
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {

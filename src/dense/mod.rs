@@ -1,13 +1,19 @@
 //! Dense matrices: factors and results, and their NumPy files.
 
+mod npy;
+
 use crate::error::{Error, Result};
 use crate::random::Counter;
 use crate::shape::Shape;
 use crate::sys::{File, Sys};
+use npy::Header;
 use npyz::WriterBuilder;
 use serde::Serialize;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
+
+/// Bytes of a file that are read at once: a multiple of every number's width.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// The precision of factors and results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -125,22 +131,22 @@ impl<T: Real> Matrix<T> {
         write().map_err(Error::io(file.path(), "write"))
     }
 
-    /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of finite numbers.
+    /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of numbers that are finite
+    /// in `T`.
     pub fn load(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
         let place = path.display().to_string();
         let wrong = |what: String| Error::input(&place, what);
         let file = sys.open(path, false)?;
+        let header = Header::read(&file)?;
         let length = file.metadata()?.len();
-        let npy = npyz::NpyFile::new(BufReader::with_capacity(1 << 20, file))
-            .map_err(|e| wrong(format!("not a NumPy file: {e}")))?;
-        let (shape, order) = (npy.shape().to_vec(), npy.order());
-        let &[file_rows, columns] = &shape[..] else {
-            return Err(wrong(format!("has {} axes; a factor has 2: rows and rank", shape.len())));
+        let &[file_rows, columns] = &header.shape[..] else {
+            return Err(wrong(format!("has {} axes; a factor has 2: rows and rank", header.shape.len())));
         };
         if file_rows != rows as u64 || columns == 0 {
             return Err(wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank")));
         }
-        let elements = file_rows.checked_mul(columns).filter(|&n| n <= length / 4);
+        let room = length.saturating_sub(header.bytes as u64) / header.width as u64;
+        let elements = file_rows.checked_mul(columns).filter(|&n| n <= room);
         let Some(elements) = elements.and_then(|n| usize::try_from(n).ok()) else {
             return Err(wrong(format!(
                 "is cut off: {length} bytes do not hold {file_rows} x {columns} numbers"
@@ -148,27 +154,19 @@ impl<T: Real> Matrix<T> {
         };
         let mut data = sys.vec(T::nearest(0.0), elements)?;
         let columns = usize::try_from(columns).map_err(|e| wrong(e.to_string()))?;
-        let slot = |i: usize| match order {
-            npyz::Order::C => i,
-            npyz::Order::Fortran => i % rows * columns + i / rows,
-        };
-        let broken = |e: std::io::Error| wrong(format!("cannot be read: {e}"));
-        let mut put = |i: usize, x: f64| {
-            data[slot(i)] = T::nearest(x);
-            if x.is_finite() { Ok(()) } else { Err(wrong(format!("holds {x} in row {}", slot(i) / columns))) }
-        };
-        match npy.try_data::<f64>() {
-            Ok(numbers) => {
-                for (i, x) in numbers.enumerate() {
-                    put(i, x.map_err(broken)?)?;
-                }
+        let slot = |i: usize| if header.fortran { i % rows * columns + i / rows } else { i };
+        let mut block = vec![0; BLOCK_BYTES.min(elements * header.width)];
+        for first in (0..elements).step_by(BLOCK_BYTES / header.width) {
+            let bytes = ((elements - first) * header.width).min(BLOCK_BYTES);
+            let read = file.read_at(&mut block[..bytes], (header.bytes + first * header.width) as u64)?;
+            if read < bytes {
+                return Err(wrong("is cut off while it is read".into()));
             }
-            Err(npy) => {
-                let numbers = npy
-                    .try_data::<f32>()
-                    .map_err(|npy| wrong(format!("holds {}; factors hold f8 or f4", npy.dtype().descr())))?;
-                for (i, x) in numbers.enumerate() {
-                    put(i, x.map_err(broken)?.into())?;
+            for (i, number) in block[..bytes].chunks_exact(header.width).enumerate() {
+                let (slot, x) = (slot(first + i), header.number(number));
+                data[slot] = T::nearest(x);
+                if !data[slot].widen().is_finite() {
+                    return Err(wrong(format!("holds {x:?} in row {}, which is not finite", slot / columns)));
                 }
             }
         }
@@ -231,6 +229,39 @@ mod tests {
         single.write(&sys.create(&path).unwrap()).unwrap();
         assert_eq!(Matrix::<f32>::load(&sys, &path, 1).unwrap(), single);
         assert_eq!(Matrix::<f64>::load(&sys, &path, 1).unwrap().data(), [0.5, 3.0]);
+    }
+
+    #[test]
+    fn orders_and_widths_are_read_across_blocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.npy");
+        let (rows, columns) = (70_001, 3);
+        let number = |row: usize, column: usize| (row * columns + column) as f64;
+        let text = format!("{{'descr': '>f8', 'fortran_order': True, 'shape': ({rows}, {columns}), }}\n");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend(u16::try_from(text.len()).unwrap().to_le_bytes());
+        bytes.extend(text.as_bytes());
+        for column in 0..columns {
+            bytes.extend((0..rows).flat_map(|row| number(row, column).to_be_bytes()));
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let wanted: Vec<f64> = (0..rows * columns).map(|i| i as f64).collect();
+        assert_eq!(Matrix::<f64>::load(&Sys::default(), &path, rows).unwrap().data(), wanted);
+        bytes.pop();
+        std::fs::write(&path, &bytes).unwrap();
+        let message = Matrix::<f64>::load(&Sys::default(), &path, rows).unwrap_err().to_string();
+        assert!(message.contains("is cut off"), "{message}");
+    }
+
+    /// Found by fuzzing: finite in the file, not in the matrix.
+    #[test]
+    fn numbers_that_f32_does_not_hold_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = Sys::default();
+        let path = dir.path().join("m.npy");
+        Matrix::from_rows(1, 1, vec![1e300]).write(&sys.create(&path).unwrap()).unwrap();
+        assert!(Matrix::<f64>::load(&sys, &path, 1).is_ok());
+        assert!(Matrix::<f32>::load(&sys, &path, 1).unwrap_err().to_string().contains("1e300 in row 0"));
     }
 
     #[test]
