@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All tests: unit, integration, documentation, and the second reader of the format (Python with numpy, installed here
-# into .venv on the first run). Arguments go to `cargo test`.
+# into .venv on the first run). Where there is a C++ compiler, the CUDA path too, on a mock driver. Arguments go to
+# `cargo test`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! .venv/bin/python -c 'import numpy, zstandard' 2>/dev/null; then
@@ -8,4 +9,8 @@ if ! .venv/bin/python -c 'import numpy, zstandard' 2>/dev/null; then
     .venv/bin/pip install --quiet --disable-pip-version-check numpy zstandard
 fi
 export BLCO_PYTHON=$PWD/.venv/bin/python
+if command -v "${CXX:-g++}" >/dev/null; then
+    BLCO_MOCK_CUDA=$(tools/make_mock.sh)
+    export BLCO_MOCK_CUDA
+fi
 cargo test "$@"

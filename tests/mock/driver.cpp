@@ -1,0 +1,991 @@
+// A libcuda.so.1 without a GPU: the driver functions that the engine calls, kernels on the CPU (cuda_cpu.h).
+//
+// Streams are threads that wait at random before each operation, and between the halves of a copy. Device memory is host memory
+// between guard pages, poisoned when it is allocated; once freed it is never mapped again. Asynchronous copies
+// read and write host memory when they run. What a real driver leaves undefined ends the process with
+// a line on stderr: asynchronous copies of pageable memory, freeing or destroying what queued work uses, handles
+// that are not there.
+//
+//   BLCO_MOCK_FAIL=K     the K-th call fails, from 1 on; every later call too, but for frees and destroys
+//   BLCO_MOCK_ERROR=N    with error N [default: 700]; 2, out of memory: the K-th allocation fails, nothing else
+//   BLCO_MOCK_MEMORY=N   bytes of device memory [default: 2^30]
+//   BLCO_MOCK_SEED=N     of the delays
+//   BLCO_MOCK_SLOW=US    mean delay in microseconds [default: 20]
+//   BLCO_MOCK_DEVICES=N  devices [default: 1]
+//   BLCO_MOCK_LOG=FILE   a line is appended when the process ends: calls made and what is still alive
+#include "cuda_cpu.h"
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <sys/mman.h>
+#include <thread>
+
+using u32 = uint32_t;
+using u64 = uint64_t;
+using Clock = std::chrono::steady_clock;
+using mock::Range;
+using mock::fault;
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_OUT_OF_RESOURCES = 701,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
+};
+
+namespace {
+
+u64 setting(const char* name, u64 otherwise)
+{
+    const char* text = getenv(name);
+    return text && *text ? strtoull(text, nullptr, 0) : otherwise;
+}
+
+struct Event {
+    u64 recorded = 0, done = 0;
+    bool timed = false;
+    Clock::time_point at;
+};
+
+// Work in a stream, with the memory that it is known to use.
+struct Operation {
+    std::function<void()> work;
+    std::vector<Range> device, host;
+    std::shared_ptr<Event> record, wait;
+    u64 number = 0;
+    const void* module = nullptr;
+};
+
+struct Stream {
+    std::deque<Operation> queue;   // the first one is at work
+    bool running = false, stop = false, blocking = false;
+    std::mt19937_64 random;
+    std::thread thread;
+};
+
+// Device memory: `begin` to `end` was asked for, `mapped` lies between guard pages.
+struct Allocation {
+    Range range, mapped, guarded;
+};
+
+struct Module {
+    std::set<std::unique_ptr<const mock::Kernel*>> functions;
+};
+
+// All of the driver's state, under one lock; everything that changes is told through one condition.
+struct Driver {
+    std::mutex mutex;
+    std::condition_variable changed;
+    const u64 fail = setting("BLCO_MOCK_FAIL", 0), error = setting("BLCO_MOCK_ERROR", ILLEGAL_ADDRESS);
+    const u64 capacity = setting("BLCO_MOCK_MEMORY", 1u << 30), seed = setting("BLCO_MOCK_SEED", 1);
+    const u64 slow = setting("BLCO_MOCK_SLOW", 20), devices = setting("BLCO_MOCK_DEVICES", 1);
+    bool initialized = false;
+    volatile bool dead = false;
+    u64 calls = 0, allocations = 0, streams_made = 0, device_bytes = 0, peak = 0;
+    u64 pinned_bytes = 0, registered_bytes = 0;
+    std::atomic<u64> blocks{0}, kernel_us{0}, launches{0}, copied{0};
+    std::string failed = "-";
+    int contexts = 0;
+    std::map<u64, Allocation> memory;
+    std::map<u64, Range> pinned, registered;
+    std::map<void*, std::shared_ptr<Stream>> streams;
+    std::map<void*, std::shared_ptr<Event>> events;
+    std::map<void*, std::unique_ptr<Module>> modules;
+};
+
+Driver& driver()
+{
+    static Driver& one = *new Driver;
+    return one;
+}
+
+// The context of each thread is a number, not a pointer: 0 for none. Not zero at first, see mock::Here.
+__thread u64 current_plus_one = 1;
+
+char context_marker;
+
+enum Kind { PLAIN, NO_CONTEXT, ALLOCATES, RELEASES };
+
+// Entry into a driver function: counts it, and says whether it fails. Holds the lock.
+struct Call {
+    std::unique_lock<std::mutex> lock;
+    int error = SUCCESS;
+    // A release that is to fail releases nevertheless.
+    bool release = true;
+
+    Call(const char* name, Kind kind) : lock(driver().mutex)
+    {
+        Driver& d = driver();
+        ++d.calls;
+        if (kind == ALLOCATES) ++d.allocations;
+        const bool memory_only = d.error == OUT_OF_MEMORY;
+        if (d.fail && (memory_only ? kind == ALLOCATES && d.allocations == d.fail : d.calls == d.fail)) {
+            d.failed = name;
+            error = (int)d.error;
+            if (!memory_only) die();
+        } else if (d.dead && kind != RELEASES) {
+            error = (int)d.error;
+        } else if (kind != NO_CONTEXT && !d.initialized) {
+            error = NOT_INITIALIZED;
+            release = false;
+        } else if (kind != NO_CONTEXT && current_plus_one == 1) {
+            error = INVALID_CONTEXT;
+            release = false;
+        }
+    }
+
+    // What is queued is dropped, what is at work comes to its end.
+    void die()
+    {
+        Driver& d = driver();
+        d.dead = true;
+        d.changed.notify_all();
+        wait([&] {
+            for (auto& [handle, stream] : d.streams) {
+                if (stream->running) return false;
+            }
+            return true;
+        });
+    }
+
+    template <class F> void wait(F until) { driver().changed.wait(lock, until); }
+};
+
+#define ENTER(kind)                                                                                                    \
+    Call call(__func__, kind);                                                                                         \
+    Driver& d = driver();                                                                                              \
+    (void)d;                                                                                                           \
+    if (call.error) return call.error
+#define ENTER_RELEASE                                                                                                  \
+    Call call(__func__, RELEASES);                                                                                     \
+    Driver& d = driver();                                                                                              \
+    if (!call.release) return call.error
+
+bool overlap(const Range& a, const Range& b)
+{
+    return a.begin < b.end && b.begin < a.end;
+}
+
+// The device allocation that holds all of `range`.
+const Allocation* holding(u64 begin, u64 bytes)
+{
+    auto& memory = driver().memory;
+    auto after = memory.upper_bound(begin);
+    if (after == memory.begin()) return nullptr;
+    const Allocation& found = std::prev(after)->second;
+    return begin + bytes <= found.range.end ? &found : nullptr;
+}
+
+bool holds(const std::map<u64, Range>& ranges, const Range& range)
+{
+    auto after = ranges.upper_bound(range.begin);
+    return after != ranges.begin() && range.end <= std::prev(after)->second.end;
+}
+
+// Ends the process where queued work uses memory that is about to go.
+void not_in_use(const char* function, const Range& range, std::vector<Range> Operation::* which)
+{
+    if (driver().dead) return;
+    for (auto& [handle, stream] : driver().streams) {
+        for (auto& operation : stream->queue) {
+            for (auto& used : operation.*which) {
+                if (overlap(used, range)) fault("%s: queued work uses the memory", function);
+            }
+        }
+    }
+}
+
+std::shared_ptr<Stream> stream_of(const char* function, void* handle)
+{
+    if (!handle) fault("%s: on the default stream, which orders all others", function);
+    auto found = driver().streams.find(handle);
+    if (found == driver().streams.end()) fault("%s: no such stream", function);
+    return found->second;
+}
+
+std::shared_ptr<Event> event_of(const char* function, void* handle)
+{
+    auto found = driver().events.find(handle);
+    if (found == driver().events.end()) fault("%s: no such event", function);
+    return found->second;
+}
+
+// Often nothing, sometimes long; `slow` in the mean.
+void delay(std::mt19937_64& random)
+{
+    const u64 bits = random(), mean = driver().slow;
+    if (mean == 0 || bits % 8 < 5) return;
+    const u64 most = bits % 8 < 7 ? 2 * mean : 12 * mean;
+    std::this_thread::sleep_for(std::chrono::microseconds((bits >> 8) % (most + 1)));
+}
+
+void serve(Stream& stream)
+{
+    Driver& d = driver();
+    std::unique_lock<std::mutex> lock(d.mutex);
+    for (;;) {
+        d.changed.wait(lock, [&] { return stream.stop || !stream.queue.empty(); });
+        if (stream.queue.empty()) break;
+        Operation& operation = stream.queue.front();
+        lock.unlock();
+        delay(stream.random);
+        lock.lock();
+        if (operation.wait) {
+            d.changed.wait(lock, [&] { return d.dead || operation.wait->done >= operation.number; });
+        } else if (operation.record && !d.dead) {
+            operation.record->done = std::max(operation.record->done, operation.number);
+            operation.record->at = Clock::now();
+        } else if (operation.work && !d.dead) {
+            stream.running = true;
+            lock.unlock();
+            operation.work();
+            lock.lock();
+            stream.running = false;
+        }
+        stream.queue.pop_front();
+        d.changed.notify_all();
+    }
+    lock.unlock();
+    mock::end_thread();
+}
+
+void push(const std::shared_ptr<Stream>& stream, Operation operation)
+{
+    stream->queue.push_back(std::move(operation));
+    driver().changed.notify_all();
+}
+
+void poison(void* at, u64 bytes)
+{
+    const uint16_t pattern = 0x7ff7;
+    char* to = (char*)at;
+    for (u64 i = 0; i + 1 < bytes; i += 2) memcpy(to + i, &pattern, 2);
+    if (bytes % 2) to[bytes - 1] = 0x7f;
+}
+
+// The destination is of no use until the copy is over, and the source must hold still meanwhile.
+void slow_copy(Stream& stream, void* to, const void* from, u64 bytes)
+{
+    mock::here.kernel = "a copy";
+    poison(to, bytes);
+    delay(stream.random);
+    memcpy(to, from, bytes / 2);
+    delay(stream.random);
+    memcpy((char*)to + bytes / 2, (const char*)from + bytes / 2, bytes - bytes / 2);
+    mock::here.kernel = nullptr;
+    driver().copied += bytes;
+}
+
+const char* name_of(int error)
+{
+    switch (error) {
+    case SUCCESS: return "CUDA_SUCCESS";
+    case INVALID_VALUE: return "CUDA_ERROR_INVALID_VALUE";
+    case OUT_OF_MEMORY: return "CUDA_ERROR_OUT_OF_MEMORY";
+    case NOT_INITIALIZED: return "CUDA_ERROR_NOT_INITIALIZED";
+    case NO_DEVICE: return "CUDA_ERROR_NO_DEVICE";
+    case INVALID_DEVICE: return "CUDA_ERROR_INVALID_DEVICE";
+    case INVALID_CONTEXT: return "CUDA_ERROR_INVALID_CONTEXT";
+    case INVALID_HANDLE: return "CUDA_ERROR_INVALID_HANDLE";
+    case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
+    case NOT_READY: return "CUDA_ERROR_NOT_READY";
+    case ILLEGAL_ADDRESS: return "CUDA_ERROR_ILLEGAL_ADDRESS";
+    case LAUNCH_OUT_OF_RESOURCES: return "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+    case ALREADY_REGISTERED: return "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
+    case NOT_REGISTERED: return "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
+    case 719: return "CUDA_ERROR_LAUNCH_FAILED";
+    default: return nullptr;
+    }
+}
+
+void write_log()
+{
+    Driver& d = driver();
+    const char* path = getenv("BLCO_MOCK_LOG");
+    if (!path || !*path) return;
+    std::lock_guard<std::mutex> lock(d.mutex);
+    FILE* file = fopen(path, "a");
+    if (!file) return;
+    fprintf(file,
+            "calls=%llu allocations=%llu failed=%s device_bytes=%llu pinned_bytes=%llu registered_bytes=%llu streams=%zu "
+            "events=%zu modules=%zu contexts=%d peak_bytes=%llu copied_bytes=%llu launches=%llu blocks=%llu "
+            "kernel_us=%llu\n",
+            (unsigned long long)d.calls, (unsigned long long)d.allocations, d.failed.c_str(),
+            (unsigned long long)d.device_bytes, (unsigned long long)d.pinned_bytes,
+            (unsigned long long)d.registered_bytes, d.streams.size(), d.events.size(), d.modules.size(), d.contexts,
+            (unsigned long long)d.peak, (unsigned long long)d.copied, (unsigned long long)d.launches,
+            (unsigned long long)d.blocks, (unsigned long long)d.kernel_us);
+    fclose(file);
+}
+
+// Address space between guard pages, of which the last bytes are handed out, from a multiple of 256 on.
+Allocation map_device(u64 bytes)
+{
+    const u64 guard = 64 << 10, page = 4096, whole = (bytes + 255) / 256 * 256;
+    const u64 data = (whole + page - 1) / page * page;
+    char* at = (char*)mmap(nullptr, data + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED || mprotect(at + guard, data, PROT_READ | PROT_WRITE)) fault("no memory for device memory");
+    const u64 low = (u64)at + guard, begin = low + data - whole;
+    poison((void*)low, data);
+    return {{begin, begin + bytes}, {low, low + data}, {(u64)at, (u64)at + data + 2 * guard}};
+}
+
+// What lies between an allocation and its guard pages must be as it was.
+void check_edges(const Allocation& a)
+{
+    std::vector<unsigned char> wanted(4096 + 256);
+    poison(wanted.data(), wanted.size());
+    const u64 before = a.range.begin - a.mapped.begin, after = a.mapped.end - a.range.end;
+    const bool odd = a.range.end % 2;
+    if (memcmp((void*)a.mapped.begin, wanted.data(), before) ||
+        memcmp((void*)a.range.end, wanted.data() + odd, after)) {
+        fault("a kernel wrote outside of an allocation of %llu bytes", (unsigned long long)(a.range.end - a.range.begin));
+    }
+}
+
+int host_range(std::map<u64, Range>& ranges, void* at, u64 bytes)
+{
+    const Range range = {(u64)at, (u64)at + bytes};
+    for (auto* all : {&driver().pinned, &driver().registered}) {
+        for (auto& [begin, other] : *all) {
+            if (overlap(range, other)) return ALREADY_REGISTERED;
+        }
+    }
+    ranges[range.begin] = range;
+    return SUCCESS;
+}
+
+void must_be_pinned(const char* function, const void* at, u64 bytes)
+{
+    const Range range = {(u64)at, (u64)at + bytes};
+    if (!holds(driver().pinned, range) && !holds(driver().registered, range)) {
+        fault("%s: pageable async copy of %llu bytes at %p", function, (unsigned long long)bytes, at);
+    }
+}
+
+// Waits until the stream has done what is queued now.
+int drain(Call& call, const std::shared_ptr<Stream>& stream)
+{
+    auto mark = std::make_shared<Event>();
+    mark->recorded = 1;
+    Operation operation;
+    operation.record = mark;
+    operation.number = 1;
+    push(stream, std::move(operation));
+    Driver& d = driver();
+    call.wait([&] { return d.dead || mark->done; });
+    return d.dead ? (int)d.error : SUCCESS;
+}
+
+int copy_now(Call& call, void* to, const void* from, u64 bytes)
+{
+    Driver& d = driver();
+    std::vector<std::shared_ptr<Stream>> blocking;
+    for (auto& [handle, stream] : d.streams) {
+        if (stream->blocking) blocking.push_back(stream);
+    }
+    for (auto& stream : blocking) {
+        if (int error = drain(call, stream)) return error;
+    }
+    memcpy(to, from, bytes);
+    d.copied += bytes;
+    return SUCCESS;
+}
+
+template <class T>
+int fill(const char* function, u64 to, T value, u64 count, void* handle)
+{
+    if (!holding(to, count * sizeof(T)) || to % sizeof(T)) return INVALID_VALUE;
+    auto stream = stream_of(function, handle);
+    Operation operation;
+    operation.device = {{to, to + count * sizeof(T)}};
+    Stream& s = *stream;
+    operation.work = [=, &s] {
+        delay(s.random);
+        for (u64 i = 0; i < count; ++i) ((T*)to)[i] = value;
+    };
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int make_stream(void** out, unsigned flags)
+{
+    if (!out || flags > 1) return INVALID_VALUE;
+    Driver& d = driver();
+    auto stream = std::make_shared<Stream>();
+    stream->random.seed(d.seed * 1000 + ++d.streams_made);
+    stream->blocking = flags == 0;
+    Stream& s = *stream;
+    stream->thread = std::thread([&s] { serve(s); });
+    *out = stream.get();
+    d.streams[*out] = stream;
+    return SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+int cuInit(unsigned flags)
+{
+    ENTER(NO_CONTEXT);
+    if (flags) return INVALID_VALUE;
+    if (!d.initialized) {
+        atexit(write_log);
+        mock::watch();
+    }
+    d.initialized = true;
+    return d.devices ? SUCCESS : NO_DEVICE;
+}
+
+int cuDriverGetVersion(int* version)
+{
+    ENTER(NO_CONTEXT);
+    *version = 12080;
+    return SUCCESS;
+}
+
+int cuDeviceGetCount(int* count)
+{
+    ENTER(NO_CONTEXT);
+    if (!d.initialized) return NOT_INITIALIZED;
+    *count = (int)d.devices;
+    return SUCCESS;
+}
+
+int cuDeviceGet(int* device, int ordinal)
+{
+    ENTER(NO_CONTEXT);
+    if (!d.initialized) return NOT_INITIALIZED;
+    if (ordinal < 0 || (u64)ordinal >= d.devices) return INVALID_DEVICE;
+    *device = ordinal;
+    return SUCCESS;
+}
+
+int cuDeviceGetName(char* name, int bytes, int)
+{
+    ENTER(NO_CONTEXT);
+    snprintf(name, (size_t)bytes, "Mock device");
+    return SUCCESS;
+}
+
+int cuDeviceTotalMem_v2(size_t* bytes, int)
+{
+    ENTER(NO_CONTEXT);
+    *bytes = d.capacity;
+    return SUCCESS;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int)
+{
+    static const std::map<int, int> known = {
+        {1, 1024},       // threads of a thread block
+        {2, 1024},       // along x
+        {5, 0x7fffffff}, // thread blocks along x
+        {8, 48 << 10},   // shared bytes of a thread block
+        {10, 32},        // threads of a warp
+        {12, 65536},     // registers of a thread block
+        {13, 1000000},   // kHz
+        {16, 2},         // multiprocessors
+        {36, 1000000},   // kHz of memory
+        {37, 1024},      // bits of the memory bus
+        {38, 4 << 20},   // bytes of L2
+        {39, 2048},      // threads of a multiprocessor
+        {40, 2},         // copy engines
+        {41, 1},         // unified addressing
+        {75, 9},         // compute capability
+        {76, 0},
+        {81, 228 << 10}, // shared bytes of a multiprocessor
+        {82, 65536},     // registers of a multiprocessor
+        {97, 227 << 10}, // shared bytes of a thread block that asks
+        {99, 1},         // host memory can be registered
+        {106, 32},       // thread blocks of a multiprocessor
+        {113, 1},        // read-only host memory too
+    };
+    ENTER(NO_CONTEXT);
+    const auto found = known.find(attribute);
+    *value = found == known.end() ? 0 : found->second;
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int)
+{
+    ENTER(NO_CONTEXT);
+    if (!d.initialized) return NOT_INITIALIZED;
+    ++d.contexts;
+    *context = &context_marker;
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int)
+{
+    Call call(__func__, RELEASES);
+    Driver& d = driver();
+    if (d.contexts == 0) return INVALID_CONTEXT;
+    --d.contexts;
+    return call.error == INVALID_CONTEXT ? SUCCESS : call.error;
+}
+
+int cuCtxSetCurrent(void* context)
+{
+    Call call(__func__, RELEASES);
+    // Like a release: who cleans up must be able to say where.
+    if (call.error == INVALID_CONTEXT) call.error = SUCCESS;
+    if (!call.error) current_plus_one = (u64)context + 1;
+    return call.error;
+}
+
+int cuCtxGetCurrent(void** context)
+{
+    ENTER(NO_CONTEXT);
+    *context = (void*)(current_plus_one - 1);
+    return SUCCESS;
+}
+
+int cuCtxSynchronize()
+{
+    ENTER(PLAIN);
+    std::vector<std::shared_ptr<Stream>> all;
+    for (auto& [handle, stream] : d.streams) all.push_back(stream);
+    for (auto& stream : all) {
+        if (int error = drain(call, stream)) return error;
+    }
+    return SUCCESS;
+}
+
+int cuMemGetInfo_v2(size_t* free, size_t* total)
+{
+    ENTER(PLAIN);
+    *total = d.capacity;
+    *free = d.capacity - d.device_bytes;
+    return SUCCESS;
+}
+
+int cuModuleLoadData(void** module, const void* image)
+{
+    ENTER(PLAIN);
+    if (!image) return INVALID_VALUE;
+    auto made = std::make_unique<Module>();
+    *module = made.get();
+    d.modules[*module] = std::move(made);
+    return SUCCESS;
+}
+
+int cuModuleUnload(void* module)
+{
+    ENTER_RELEASE;
+    if (!d.modules.count(module)) fault("%s: no such module", __func__);
+    for (auto& [handle, stream] : d.streams) {
+        for (auto& operation : stream->queue) {
+            if (operation.module == module && !d.dead) fault("%s: a kernel of the module is queued", __func__);
+        }
+    }
+    d.modules.erase(module);
+    return call.error;
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name)
+{
+    ENTER(PLAIN);
+    if (!d.modules.count(module)) fault("%s: no such module", __func__);
+    for (auto& kernel : mock::kernels()) {
+        if (strcmp(kernel.name, name)) continue;
+        auto made = std::make_unique<const mock::Kernel*>(&kernel);
+        *function = made.get();
+        d.modules[module]->functions.insert(std::move(made));
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+static const mock::Kernel* kernel_of(const char* caller, const void* function, const void** module = nullptr)
+{
+    for (auto& [handle, held] : driver().modules) {
+        for (auto& known : held->functions) {
+            if (known.get() != function) continue;
+            if (module) *module = handle;
+            return *known;
+        }
+    }
+    fault("%s: no such function, or its module is unloaded", caller);
+}
+
+int cuFuncGetAttribute(int* value, int attribute, void* function)
+{
+    ENTER(PLAIN);
+    const mock::Kernel* kernel = kernel_of(__func__, function);
+    switch (attribute) {
+    case 0: *value = (int)kernel->threads_max; break;
+    case 1: *value = 16 << 10; break;
+    case 4: *value = 32; break;
+    case 5: case 6: *value = 90; break;
+    default: *value = 0;
+    }
+    return SUCCESS;
+}
+
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t)
+{
+    ENTER(PLAIN);
+    const mock::Kernel* kernel = kernel_of(__func__, function);
+    *blocks = threads > (int)kernel->threads_max ? 0 : 2;
+    return SUCCESS;
+}
+
+int cuCtxGetStreamPriorityRange(int* least, int* greatest)
+{
+    ENTER(PLAIN);
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return SUCCESS;
+}
+
+int cuStreamCreate(void** stream, unsigned flags)
+{
+    ENTER(PLAIN);
+    return make_stream(stream, flags);
+}
+
+int cuStreamCreateWithPriority(void** stream, unsigned flags, int)
+{
+    ENTER(PLAIN);
+    return make_stream(stream, flags);
+}
+
+int cuStreamDestroy_v2(void* handle)
+{
+    ENTER_RELEASE;
+    auto stream = stream_of(__func__, handle);
+    if (!stream->queue.empty() && !d.dead) fault("%s: work is queued in the stream", __func__);
+    d.streams.erase(handle);
+    stream->stop = true;
+    d.changed.notify_all();
+    call.lock.unlock();
+    stream->thread.join();
+    return call.error;
+}
+
+int cuStreamSynchronize(void* handle)
+{
+    ENTER(PLAIN);
+    return drain(call, stream_of(__func__, handle));
+}
+
+int cuStreamQuery(void* handle)
+{
+    ENTER(PLAIN);
+    return stream_of(__func__, handle)->queue.empty() ? SUCCESS : NOT_READY;
+}
+
+int cuStreamWaitEvent(void* handle, void* event_handle, unsigned)
+{
+    ENTER(PLAIN);
+    auto stream = stream_of(__func__, handle);
+    auto event = event_of(__func__, event_handle);
+    Operation operation;
+    operation.wait = event;
+    operation.number = event->recorded;
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuEventCreate(void** handle, unsigned flags)
+{
+    ENTER(PLAIN);
+    auto event = std::make_shared<Event>();
+    event->timed = !(flags & 2);
+    *handle = event.get();
+    d.events[*handle] = event;
+    return SUCCESS;
+}
+
+int cuEventDestroy_v2(void* handle)
+{
+    ENTER_RELEASE;
+    auto event = event_of(__func__, handle);
+    for (auto& [stream_handle, stream] : d.streams) {
+        for (auto& operation : stream->queue) {
+            if ((operation.record == event || operation.wait == event) && !d.dead) {
+                fault("%s: queued work uses the event", __func__);
+            }
+        }
+    }
+    d.events.erase(handle);
+    return call.error;
+}
+
+int cuEventRecord(void* event_handle, void* handle)
+{
+    ENTER(PLAIN);
+    auto event = event_of(__func__, event_handle);
+    auto stream = stream_of(__func__, handle);
+    Operation operation;
+    operation.record = event;
+    operation.number = ++event->recorded;
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuEventQuery(void* handle)
+{
+    ENTER(PLAIN);
+    auto event = event_of(__func__, handle);
+    return event->done >= event->recorded ? SUCCESS : NOT_READY;
+}
+
+int cuEventSynchronize(void* handle)
+{
+    ENTER(PLAIN);
+    auto event = event_of(__func__, handle);
+    const u64 number = event->recorded;
+    call.wait([&] { return d.dead || event->done >= number; });
+    return d.dead ? (int)d.error : SUCCESS;
+}
+
+int cuEventElapsedTime(float* milliseconds, void* from, void* to)
+{
+    ENTER(PLAIN);
+    auto start = event_of(__func__, from), end = event_of(__func__, to);
+    if (!start->timed || !end->timed || !start->recorded || !end->recorded) return INVALID_HANDLE;
+    if (start->done < start->recorded || end->done < end->recorded) return NOT_READY;
+    *milliseconds = std::chrono::duration<float, std::milli>(end->at - start->at).count();
+    return SUCCESS;
+}
+
+int cuEventElapsedTime_v2(float* milliseconds, void* from, void* to)
+{
+    return cuEventElapsedTime(milliseconds, from, to);
+}
+
+int cuMemAlloc_v2(u64* address, size_t bytes)
+{
+    ENTER(ALLOCATES);
+    if (bytes == 0) return INVALID_VALUE;
+    const u64 counted = (bytes + 255) / 256 * 256;
+    if (bytes > d.capacity || d.device_bytes + counted > d.capacity) return OUT_OF_MEMORY;
+    const Allocation made = map_device(bytes);
+    d.memory[made.range.begin] = made;
+    d.device_bytes += counted;
+    d.peak = std::max(d.peak, d.device_bytes);
+    *address = made.range.begin;
+    return SUCCESS;
+}
+
+int cuMemFree_v2(u64 address)
+{
+    ENTER_RELEASE;
+    auto found = d.memory.find(address);
+    if (found == d.memory.end()) fault("%s: 0x%llx is not allocated", __func__, (unsigned long long)address);
+    const Allocation freed = found->second;
+    not_in_use(__func__, freed.range, &Operation::device);
+    check_edges(freed);
+    mmap((void*)freed.guarded.begin, freed.guarded.end - freed.guarded.begin, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    d.device_bytes -= (freed.range.end - freed.range.begin + 255) / 256 * 256;
+    d.memory.erase(found);
+    return call.error;
+}
+
+int cuMemHostAlloc(void** address, size_t bytes, unsigned)
+{
+    ENTER(ALLOCATES);
+    if (bytes == 0) return INVALID_VALUE;
+    const u64 whole = (bytes + 4095) / 4096 * 4096;
+    void* at = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return OUT_OF_MEMORY;
+    poison(at, bytes);
+    host_range(d.pinned, at, bytes);
+    d.pinned_bytes += bytes;
+    *address = at;
+    return SUCCESS;
+}
+
+int cuMemFreeHost(void* address)
+{
+    ENTER_RELEASE;
+    auto found = d.pinned.find((u64)address);
+    if (found == d.pinned.end()) fault("%s: %p is not allocated", __func__, address);
+    not_in_use(__func__, found->second, &Operation::host);
+    const u64 bytes = found->second.end - found->second.begin;
+    munmap(address, (bytes + 4095) / 4096 * 4096);
+    d.pinned_bytes -= bytes;
+    d.pinned.erase(found);
+    return call.error;
+}
+
+int cuMemHostRegister_v2(void* address, size_t bytes, unsigned)
+{
+    ENTER(ALLOCATES);
+    if (!address || bytes == 0) return INVALID_VALUE;
+    if (int error = host_range(d.registered, address, bytes)) return error;
+    d.registered_bytes += bytes;
+    return SUCCESS;
+}
+
+int cuMemHostUnregister(void* address)
+{
+    ENTER_RELEASE;
+    auto found = d.registered.find((u64)address);
+    if (found == d.registered.end()) return NOT_REGISTERED;
+    not_in_use(__func__, found->second, &Operation::host);
+    d.registered_bytes -= found->second.end - found->second.begin;
+    d.registered.erase(found);
+    return call.error;
+}
+
+int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* handle)
+{
+    ENTER(PLAIN);
+    if (!holding(to, bytes)) return INVALID_VALUE;
+    must_be_pinned(__func__, from, bytes);
+    auto stream = stream_of(__func__, handle);
+    Operation operation;
+    operation.device = {{to, to + bytes}};
+    operation.host = {{(u64)from, (u64)from + bytes}};
+    Stream& s = *stream;
+    operation.work = [=, &s] { slow_copy(s, (void*)to, from, bytes); };
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* handle)
+{
+    ENTER(PLAIN);
+    if (!holding(from, bytes)) return INVALID_VALUE;
+    must_be_pinned(__func__, to, bytes);
+    auto stream = stream_of(__func__, handle);
+    Operation operation;
+    operation.device = {{from, from + bytes}};
+    operation.host = {{(u64)to, (u64)to + bytes}};
+    Stream& s = *stream;
+    operation.work = [=, &s] { slow_copy(s, to, (const void*)from, bytes); };
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void* handle)
+{
+    ENTER(PLAIN);
+    if (!holding(to, bytes) || !holding(from, bytes)) return INVALID_VALUE;
+    auto stream = stream_of(__func__, handle);
+    Operation operation;
+    operation.device = {{from, from + bytes}, {to, to + bytes}};
+    Stream& s = *stream;
+    operation.work = [=, &s] { slow_copy(s, (void*)to, (const void*)from, bytes); };
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes)
+{
+    ENTER(PLAIN);
+    if (!holding(to, bytes)) return INVALID_VALUE;
+    return copy_now(call, (void*)to, from, bytes);
+}
+
+int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes)
+{
+    ENTER(PLAIN);
+    if (!holding(from, bytes)) return INVALID_VALUE;
+    return copy_now(call, to, (const void*)from, bytes);
+}
+
+int cuMemsetD8Async(u64 to, unsigned char value, size_t count, void* handle)
+{
+    ENTER(PLAIN);
+    return fill(__func__, to, value, count, handle);
+}
+
+int cuMemsetD32Async(u64 to, unsigned value, size_t count, void* handle)
+{
+    ENTER(PLAIN);
+    return fill(__func__, to, value, count, handle);
+}
+
+int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                   unsigned block_z, unsigned shared_bytes, void* handle, void** parameters, void** extra)
+{
+    ENTER(PLAIN);
+    const void* module = nullptr;
+    const mock::Kernel* kernel = kernel_of(__func__, function, &module);
+    auto stream = stream_of(__func__, handle);
+    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1) fault("%s: more than one dimension", __func__);
+    if (shared_bytes || extra || !parameters) fault("%s: shared bytes or packed parameters", __func__);
+    if (grid_x == 0 || block_x == 0 || block_x > 1024 || grid_x > 0x7fffffff) return INVALID_VALUE;
+    if (block_x > kernel->threads_max) return LAUNCH_OUT_OF_RESOURCES;
+    // The parameters are copied now. A word of them that is an address of device memory is taken as one.
+    std::vector<std::shared_ptr<char>> copies;
+    Operation operation;
+    for (size_t i = 0; i < kernel->parameters.size(); ++i) {
+        const size_t bytes = kernel->parameters[i];
+        std::shared_ptr<char> copy((char*)aligned_alloc(16, (bytes + 15) / 16 * 16), free);
+        memcpy(copy.get(), parameters[i], bytes);
+        for (size_t at = 0; at + 8 <= bytes; at += 8) {
+            u64 word;
+            memcpy(&word, copy.get() + at, 8);
+            if (const Allocation* used = holding(word, 1)) operation.device.push_back(used->range);
+        }
+        copies.push_back(std::move(copy));
+    }
+    operation.module = module;
+    Stream& s = *stream;
+    operation.work = [=, &s, &d] {
+        std::vector<Range> live;
+        {
+            std::lock_guard<std::mutex> lock(d.mutex);
+            for (auto& [begin, allocation] : d.memory) live.push_back(allocation.range);
+        }
+        std::vector<void*> arguments;
+        for (auto& copy : copies) arguments.push_back(copy.get());
+        const auto start = Clock::now();
+        mock::run(*kernel, {grid_x, 1, 1}, {block_x, 1, 1}, arguments.data(), live, s.random(), d.dead);
+        d.kernel_us += std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
+        d.blocks += grid_x;
+        ++d.launches;
+    };
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuGetErrorName(int error, const char** name)
+{
+    *name = name_of(error);
+    return *name ? SUCCESS : INVALID_VALUE;
+}
+
+int cuGetErrorString(int error, const char** text)
+{
+    static const std::map<int, const char*> known = {
+        {OUT_OF_MEMORY, "out of memory"},
+        {ILLEGAL_ADDRESS, "an illegal memory access was encountered"},
+        {719, "unspecified launch failure"},
+        {INVALID_VALUE, "invalid argument"},
+    };
+    const auto found = known.find(error);
+    *text = found != known.end() ? found->second : name_of(error);
+    return *text ? SUCCESS : INVALID_VALUE;
+}
+
+#pragma GCC visibility pop
+}

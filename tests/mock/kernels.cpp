@@ -1,0 +1,8 @@
+// The engine's kernels for the mock driver, unmodified.
+#include "cuda_cpu.h"
+#include "../../kernels/blco.cu"
+
+#define KNOWN(name, ...) MOCK_KERNEL(name, BLCO_THREADS)
+BLCO_INSTANCES(KNOWN)
+MOCK_KERNEL(finish_f64, 1024)
+MOCK_KERNEL(finish_f32, 1024)
