@@ -6,11 +6,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! .venv/bin/python -c 'import numpy, zstandard' 2>/dev/null; then
     python3 -m venv .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check numpy zstandard
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check numpy zstandard
 fi
 export BLCO_PYTHON=$PWD/.venv/bin/python
 if command -v "${CXX:-g++}" >/dev/null; then
     BLCO_MOCK_CUDA=$(tools/make_mock.sh)
     export BLCO_MOCK_CUDA
 fi
+# The pinned NVRTC, where tools/kernel_tools.sh has installed it: the tests that compile kernels use it.
+nvrtc=$(echo "$PWD"/.venv/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib)
+if [ -d "$nvrtc" ]; then export BLCO_NVRTC_PATH=$nvrtc; fi
 cargo test "$@"
