@@ -390,6 +390,7 @@ mod keys {
         "nnz",
         "nnz_per_second",
         "read_seconds",
+        "readers_busy",
         "seconds",
         "verify_seconds",
         "worker_stall_seconds",

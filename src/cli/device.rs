@@ -82,7 +82,7 @@ mod with_cuda {
         let device = cuda::driver::Device::open(request.number)?;
         let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
         let limits = DeviceLimits { memory: request.memory, lanes: request.lanes, passes: request.passes };
-        let plan = cuda::plan(&device.facts, device.free_bytes()?, store, bytes, &limits)?;
+        let plan = cuda::plan(&device, store, bytes, &limits)?;
         Ok((device, plan))
     }
 
@@ -123,7 +123,8 @@ mod with_cuda {
         format!(
             "{}: mttkrp of modes {modes:?}, rank {rank}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
              of {} chunks that stay, {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
-             kept, {}\n  a pass  {} in {} chunks, one pass for all modes; over the link {} in the first, {} in later ones\n",
+             kept, {}\n  a pass  {} in {} chunks, one pass for all modes; over the link ({}/s) {} in the first, {} in later ones: \
+             {:.4} s at least\n",
             store.display(),
             device.device.name,
             ByteSize(device.memory_bytes),
@@ -142,8 +143,10 @@ mod with_cuda {
             ByteSize(plan.kept_bytes),
             ByteSize(plan.file_bytes),
             plan.chunks,
+            ByteSize(device.link_bytes_per_second as u64),
             ByteSize(device.first_pass_bytes),
             ByteSize(device.later_pass_bytes),
+            device.later_pass_copy_seconds,
         )
     }
 }

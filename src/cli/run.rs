@@ -82,6 +82,9 @@ pub struct Run {
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     trace: Option<PathBuf>,
+    /// Read the store past the page cache [default: where the cache could not hold it]
+    #[arg(long)]
+    direct: bool,
     /// Print memory, bytes and passes, and run nothing
     #[arg(long)]
     plan: bool,
@@ -193,7 +196,8 @@ impl Run {
         };
         let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
         let place = self.choose_place::<T>(&store, &modes, rank)?;
-        let plan = self.make_plan::<T>(&store, &modes, rank, threads, &place)?;
+        let mut plan = self.make_plan::<T>(&store, &modes, rank, threads, &place)?;
+        plan.direct_reads |= self.direct;
         let store = store.with_direct_reads(plan.direct_reads);
         let mut report = self.empty_report::<T>(&store, modes.clone(), rank, plan, &place);
         if self.plan {
@@ -391,10 +395,12 @@ fn stages_text(pass: &PassReport) -> String {
         return format!("compute {:.4} s, waited for data {stall:.4} s", pass.compute_seconds);
     };
     format!(
-        "kernels {:.4} s, copies {:.4} s ({} in {} chunks at {}/s, {} chunks there already), both at once {:.4} s, waited \
-         for data {stall:.4} s",
+        "kernels {:.4} s ({:.0} % of device memory's rate), copies {:.4} s ({:.0} % of the link: {} in {} chunks at {}/s, {} \
+         chunks there already), both at once {:.4} s, waited for data {stall:.4} s",
         device.kernel_seconds,
+        100.0 * device.memory_share,
         device.copy_seconds,
+        100.0 * device.link_share,
         ByteSize(device.copied_bytes),
         device.copied_chunks,
         rate(device.copied_bytes, device.copy_seconds),

@@ -219,7 +219,7 @@ impl<'a, B: Backend> Executor<'a, B> {
             let of_workers = self.spans.len();
             report.device = backend.end(&mut self.spans)?;
             self.spans[of_workers..].iter_mut().for_each(|span| span.shift(begun));
-            report.finish(start.elapsed());
+            report.finish(start.elapsed(), lines.len());
             Ok::<_, Error>(lines.into_iter().map(Line::collect).collect())
         })?;
         Ok(report)

@@ -19,6 +19,8 @@ pub struct PassReport {
     pub seconds: f64,
     /// Nonzeros a second, wall-clock.
     pub nnz_per_second: f64,
+    /// The part of their time in which workers read: near 1 where the disk is the limit.
+    pub readers_busy: f64,
     /// Workers: seconds of reading.
     pub read_seconds: f64,
     /// Workers: seconds of verifying checksums.
@@ -50,6 +52,11 @@ pub struct DevicePass {
     pub kernel_seconds: f64,
     /// Seconds in which both went on.
     pub overlap_seconds: f64,
+    /// The part of what the link can move in the pass's time that was moved.
+    pub link_share: f64,
+    /// Bytes of tiles and factor rows that the kernels ask for, in the kernels' time, as a part of what device memory can
+    /// move: more than 1 where caches serve them.
+    pub memory_share: f64,
 }
 
 /// One thing that went on in a pass, in seconds since it began.
@@ -131,8 +138,9 @@ impl PassReport {
         Ok((chunk, steps))
     }
 
-    pub(super) fn finish(&mut self, wall: Duration) {
+    pub(super) fn finish(&mut self, wall: Duration, workers: usize) {
         self.seconds = wall.as_secs_f64();
+        self.readers_busy = self.read_seconds / (self.seconds * workers as f64).max(1e-9);
         self.nnz_per_second = self.nnz as f64 / self.seconds.max(1e-9);
     }
 }

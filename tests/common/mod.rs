@@ -14,11 +14,13 @@ use blco::op::export::EachTile;
 use blco::op::mttkrp::{Mttkrp, host_bytes};
 use blco::pack::{PackOptions, PackReport};
 use blco::random::Counter;
-use blco::store::{Codec, Store};
+use blco::store::chunk::HEADER_BYTES;
+use blco::store::{ChunkHeader, Codec, SectionKind, Store};
 use blco::stream::{Executor, Limits, Plan, plan};
 use blco::sys::Sys;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The smallest bound on a chunk, so that small tensors have several.
 pub const SMALL_CHUNKS: u64 = 64 << 10;
@@ -266,4 +268,23 @@ pub fn identity(store: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut files = tree(store);
     assert!(files.remove(Path::new("provenance.json")).is_some(), "a store has a provenance");
     files
+}
+
+/// The same store, uncompressed and of one chunk, with every number in its columns the largest that fits, and checksums
+/// that say so.
+pub fn with_largest_numbers(store: &Store) -> Store {
+    let path = store.chunk_path(0);
+    let mut file = std::fs::read(&path).unwrap();
+    let mut header = ChunkHeader::decode(&file, &path).unwrap();
+    let columns = header.section(SectionKind::Columns).unwrap();
+    file[columns].fill(0xff);
+    header.payload_checksum = xxh3_64(&file[HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize]);
+    let mut manifest = store.manifest().clone();
+    manifest.chunks[0].payload_checksum = header.payload_checksum;
+    let (manifest, id) = manifest.encode().unwrap();
+    header.store_id = id;
+    file[..HEADER_BYTES].copy_from_slice(&header.encode());
+    std::fs::write(store.path().join("manifest"), manifest).unwrap();
+    std::fs::write(&path, file).unwrap();
+    Store::open(&Sys::default(), store.path()).unwrap()
 }

@@ -63,6 +63,8 @@ pub struct Facts {
     pub total_bytes: u64,
     /// The driver's interface version: 12080 for CUDA 12.8.
     pub driver_version: u32,
+    /// Bytes a second that its memory moves, by its clock and width.
+    pub memory_bytes_per_second: f64,
 }
 
 /// Whether a driver is installed at all.
@@ -120,6 +122,10 @@ impl Device {
             total_bytes: unsafe { result::device::total_mem(device) }
                 .map_err(failed("ask for the device's memory"))? as u64,
             driver_version: u32::try_from(version).unwrap_or(0),
+            // The clock is in kHz, the width in bits; memory moves data on both edges.
+            memory_bytes_per_second: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?)
+                * f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?)
+                * (2.0 * 1000.0 / 8.0),
         };
         // SAFETY: as above; released once, on drop.
         let context =
@@ -146,6 +152,21 @@ impl Device {
         // SAFETY: plain allocation; freed once, on drop.
         let at = unsafe { result::malloc_sync(bytes) }.map_err(failed("allocate device memory"))?;
         Ok(Memory { device: Arc::clone(self), at, bytes })
+    }
+
+    /// Bytes a second that the link to the device moves: the best of some copies of `bytes`.
+    pub fn link_bytes_per_second(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<f64> {
+        const COPIES: usize = 5;
+        let (memory, stream) = (self.memory(bytes)?, self.stream(true)?);
+        let mut buffer = self.pinned(sys, bytes)?;
+        let mut best = f64::INFINITY;
+        for _ in 0..COPIES {
+            let (start, end) = (self.event(true)?, Arc::new(self.event(true)?));
+            start.record(&stream)?;
+            buffer = stream.upload(buffer, bytes, &memory, 0, Arc::clone(&end))?.finish()?;
+            best = end.seconds_since(&start)?.min(best);
+        }
+        Ok(bytes as f64 / best.max(1e-9))
     }
 
     /// A host buffer of at least `bytes` that the device copies from without staging.

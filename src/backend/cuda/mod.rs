@@ -28,6 +28,7 @@ use abi::Chunk;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use plan::{DeviceLimits, DevicePlan, plan};
 
@@ -55,6 +56,9 @@ pub trait DeviceOp {
 
     /// Starts what completes a part's results when all chunks are done.
     fn finish(&mut self, part: usize, stream: &Stream) -> Result<()>;
+
+    /// Bytes of device memory that all parts ask for to work on a nonzero, besides its tile.
+    fn bytes_per_nonzero(&self) -> f64;
 
     /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.
     fn damaged_chunk(&self) -> Result<Option<u32>>;
@@ -104,6 +108,9 @@ pub struct CudaBackend<'a, O> {
     parts: Vec<Part>,
     resident: Option<Resident>,
     clock: Clock,
+    begun: Instant,
+    /// Bytes of all images, as often as parts read them.
+    image_bytes: u64,
     pass: DevicePass,
     plan: DevicePlan,
     notes: Vec<String>,
@@ -124,6 +131,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             lanes = make_lanes(device, &plan, &mut notes)?;
         }
         plan.lanes = lanes.len();
+        let image_bytes = plan.first_pass_bytes * parts.len() as u64;
         let clock = Clock::new(device, store.manifest().chunks.len(), parts.len())?;
         Ok(Self {
             uploads: VecDeque::with_capacity(lanes.len()),
@@ -135,6 +143,8 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             parts,
             resident,
             clock,
+            begun: Instant::now(),
+            image_bytes,
             pass: DevicePass::default(),
             plan,
             notes,
@@ -247,6 +257,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     }
 
     fn begin(&mut self) -> Result<()> {
+        self.begun = Instant::now();
         self.pass = DevicePass::default();
         self.clock.begin(&self.lanes[0].copy)?;
         self.lanes.iter_mut().for_each(|lane| lane.used.clear());
@@ -338,7 +349,13 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         if let Some(resident) = &mut self.resident {
             resident.there = true;
         }
+        let wall = self.begun.elapsed().as_secs_f64();
         self.clock.read(spans, &mut self.pass)?;
+        let pass = &mut self.pass;
+        pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
+        let bytes = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
+        pass.memory_share =
+            bytes / (self.plan.device.memory_bytes_per_second * pass.kernel_seconds).max(1e-9);
         Ok(Some(self.pass))
     }
 }

@@ -1,10 +1,11 @@
 //! Planning the memory of a GPU, before anything is allocated.
 
-use super::driver::Facts;
+use super::driver::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use bytesize::ByteSize;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// What images on the device are aligned to, in bytes.
 const ALIGN: u64 = 256;
@@ -12,6 +13,8 @@ const ALIGN: u64 = 256;
 const LANES: usize = 4;
 /// Part of the free memory that is left to the driver and to others.
 const RESERVE: u64 = 16;
+/// The largest copy that the link is measured with: larger ones are no faster.
+const PROBE_BYTES: usize = 16 << 20;
 
 /// What passes may use of a device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,6 +34,8 @@ pub struct DevicePlan {
     pub device: Facts,
     /// Bytes that are free on it.
     pub free_bytes: u64,
+    /// Bytes a second that the link to it moves, as measured.
+    pub link_bytes_per_second: f64,
     /// Factors, sums, results.
     pub operation_bytes: u64,
     /// Lanes, each with a device buffer for a chunk.
@@ -47,6 +52,8 @@ pub struct DevicePlan {
     pub first_pass_bytes: u64,
     /// Bytes that cross the link in each later pass.
     pub later_pass_bytes: u64,
+    /// Seconds that this takes at least.
+    pub later_pass_copy_seconds: f64,
 }
 
 /// Bytes that chunk `number` takes among the resident ones.
@@ -54,19 +61,22 @@ pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
     store.manifest().chunks[number].image_bytes.next_multiple_of(ALIGN)
 }
 
-/// Plans passes over `store` on a device with `free_bytes`, for an operation that holds `operation_bytes` there.
+/// Plans passes over `store` on `device`, for an operation that holds `operation_bytes` there. Measures the link with
+/// copies of a chunk's size, at most 16 MiB, which it frees again.
 pub fn plan(
-    device: &Facts,
-    free_bytes: u64,
+    device: &Arc<Device>,
     store: &Store,
     operation_bytes: u64,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
     let images = || store.manifest().chunks.iter().map(|c| c.image_bytes);
     let all: u64 = images().sum();
+    let free_bytes = device.free_bytes()?;
+    let probe = store.buffer_bytes().clamp(1, PROBE_BYTES);
     let mut plan = DevicePlan {
-        device: device.clone(),
+        device: device.facts.clone(),
         free_bytes,
+        link_bytes_per_second: device.link_bytes_per_second(store.sys(), probe)?,
         operation_bytes,
         lanes: limits.lanes.unwrap_or(LANES).clamp(1, images().len().max(1)),
         lane_bytes: images().max().unwrap_or(0),
@@ -75,6 +85,7 @@ pub fn plan(
         memory_bytes: 0,
         first_pass_bytes: all,
         later_pass_bytes: all,
+        later_pass_copy_seconds: 0.0,
     };
     let bound = limits.memory.unwrap_or(u64::MAX).min(free_bytes - free_bytes / RESERVE);
     if limits.passes > 1 {
@@ -86,7 +97,7 @@ pub fn plan(
         }
         plan.lanes -= 1;
     }
-    plan.memory_bytes = plan.bytes();
+    plan.settle();
     Ok(plan)
 }
 
@@ -127,7 +138,13 @@ impl DevicePlan {
         self.later_pass_bytes = images().sum();
         self.lane_bytes = images().max().unwrap_or(0);
         (0..chunks).for_each(|number| self.hold(store, number));
+        self.settle();
+    }
+
+    /// Sets what follows from the rest.
+    fn settle(&mut self) {
         self.memory_bytes = self.bytes();
+        self.later_pass_copy_seconds = self.later_pass_bytes as f64 / self.link_bytes_per_second;
     }
 }
 

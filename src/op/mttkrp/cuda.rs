@@ -180,6 +180,11 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         stream.launch_finish(&self.finish, &target.sums, target.copies, elements, result)
     }
 
+    fn bytes_per_nonzero(&self) -> f64 {
+        let rows = self.targets.len() as f64 * (f64::from(self.arguments.order) - 1.0);
+        rows * (self.rank * size_of::<T>()) as f64
+    }
+
     fn damaged_chunk(&self) -> Result<Option<u32>> {
         let mut number = [0];
         self.fault.read(&mut number)?;

@@ -1,0 +1,236 @@
+//! Establishes, in one process on whatever CUDA device there is (a real one, or the mock driver's through
+//! LD_LIBRARY_PATH), that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
+//! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
+//! and large chunks, resident, partly resident and streamed. BLCO_DEVICE_FULL=1 takes every combination, and the
+//! tensors in the directory BLCO_DATA too.
+
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::print_stderr, reason = "says what was skipped")]
+
+mod common;
+
+use blco::backend::cuda::abi::CHAIN;
+use blco::backend::cuda::driver::Device;
+use blco::backend::cuda::{CudaBackend, DeviceLimits, plan as plan_device};
+use blco::coo::tns::{ReadOptions, TnsReader};
+use blco::dense::{Matrix, Real, seeded_factors};
+use blco::op::mttkrp::ModeMatrix;
+use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes};
+use blco::op::oracle::{self, OracleMode};
+use blco::store::Store;
+use blco::stream::{Executor, Limits, PassReport, plan};
+use blco::sys::Sys;
+use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use std::sync::Arc;
+
+/// How much of a store stays on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Residency {
+    Streamed,
+    Half,
+    All,
+}
+
+const RESIDENCIES: [Residency; 3] = [Residency::Streamed, Residency::Half, Residency::All];
+
+fn device() -> Option<Arc<Device>> {
+    match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            None
+        }
+    }
+}
+
+fn is_full() -> bool {
+    std::env::var_os("BLCO_DEVICE_FULL").is_some()
+}
+
+/// Results of the second pass on the device (of the first where everything is streamed), and its report.
+fn run<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    store: &Store,
+    factors: &[Matrix<T>],
+    lanes: usize,
+    residency: Residency,
+) -> (Vec<ModeMatrix<T>>, PassReport) {
+    let manifest = store.manifest();
+    let (shape, rank) = (&manifest.shape, factors[0].columns());
+    let modes: Vec<usize> = (0..shape.order()).collect();
+    let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
+    let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
+    let bytes = device_bytes::<T>(shape, &modes, rank);
+    let passes = if residency == Residency::Streamed { 1 } else { 2 };
+    let memory = match residency {
+        Residency::Half => Some(bytes + largest * lanes as u64 + images / 2),
+        Residency::Streamed | Residency::All => None,
+    };
+    let limits = DeviceLimits { memory, lanes: Some(lanes), passes };
+    let device_plan = plan_device(device, store, bytes, &limits).unwrap();
+    let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
+    let plan = plan(store, 0, &limits).unwrap();
+    let mut op = DeviceMttkrp::new(device, shape, manifest.index_encoding, factors, &modes).unwrap();
+    let mut backend = CudaBackend::new(device, store, &device_plan, &mut op).unwrap();
+    assert!(backend.notes().is_empty());
+    let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+    let report = (0..passes).map(|_| executor.pass(&mut backend, &|_| ()).unwrap()).last().unwrap();
+    drop((executor, backend));
+    (op.results(store.sys()).unwrap(), report)
+}
+
+/// Holds every way to run `store` against the oracle. `turn` moves the cheap axes on where not all are taken.
+fn agrees<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    store: &Store,
+    factors: &[Matrix<T>],
+    oracle: &[OracleMode],
+    turn: &mut usize,
+) {
+    let order = store.manifest().shape.order();
+    let chunks = store.manifest().chunks.len();
+    for residency in RESIDENCIES {
+        *turn += 1;
+        let all = [1, 2, 3, 4, 8];
+        let lanes = if is_full() { &all[..] } else { &all[*turn % all.len()..][..1] };
+        for &lanes in lanes {
+            let (results, report) = run(device, store, factors, lanes, residency);
+            let what = format!("{}: {residency:?}, {lanes} lanes", store.path().display());
+            let held = report.device.unwrap().resident_chunks;
+            match residency {
+                Residency::Streamed => assert_eq!(held, 0, "{what}"),
+                Residency::Half => {
+                    assert!(chunks == 1 || held > 0 && held < chunks, "{what}: {held} of {chunks}")
+                }
+                Residency::All => assert_eq!(held, chunks, "{what}"),
+            }
+            assert_eq!(report.nnz, store.manifest().nnz, "{what}");
+            for (expected, (mode, result)) in oracle.iter().zip(&results) {
+                let comparison = expected.compare(result, order, CHAIN);
+                let rank = result.columns();
+                assert!(
+                    comparison.holds,
+                    "{what}: mode {}, rank {rank}, {:?}: {:.2} of the bound",
+                    mode + 1,
+                    T::PRECISION,
+                    comparison.worst
+                );
+            }
+        }
+    }
+}
+
+fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], turn: &mut usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stores = Vec::new();
+    for (kind, chunk_bytes) in [
+        (Kind::Tiled, SMALL_CHUNKS),
+        (Kind::Tiled, 16 << 20),
+        (Kind::Raw, SMALL_CHUNKS),
+        (Kind::Raw, 16 << 20),
+    ] {
+        let target = dir.path().join(format!("{name}-{kind:?}-{chunk_bytes}"));
+        stores.push(packed(tensor, &options(&target, kind, chunk_bytes)));
+    }
+    stores.push(packed(tensor, &options(&dir.path().join("zstd"), Kind::TiledZstd, SMALL_CHUNKS)));
+    for (n, &rank) in ranks.iter().enumerate() {
+        *turn += 1;
+        let mut of = |precision: usize| {
+            let modes: Vec<usize> = (0..tensor.order()).collect();
+            let shape = &stores[0].manifest().shape;
+            let mut source = tensor;
+            if precision == 0 {
+                let factors = seeded_factors::<f64>(&Sys::default(), shape, rank, 3).unwrap();
+                let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
+                stores.iter().for_each(|store| agrees(device, store, &factors, &oracle, turn));
+            } else {
+                let factors = seeded_factors::<f32>(&Sys::default(), shape, rank, 3).unwrap();
+                let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
+                stores.iter().for_each(|store| agrees(device, store, &factors, &oracle, turn));
+            }
+        };
+        if is_full() {
+            (of(0), of(1));
+        } else {
+            of(n % 2);
+        }
+    }
+}
+
+/// A tensor with rows that are hit again and again, as real ones have.
+fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor {
+    let mut tensor = Tensor::random(dims, nnz, seed, value);
+    let order = dims.len();
+    for (i, row) in tensor.indices.chunks_exact_mut(order).enumerate() {
+        if i % 3 == 0 {
+            row[i / 3 % order] = 0;
+        }
+    }
+    tensor
+}
+
+#[test]
+fn every_order_and_value_encoding_agrees_with_the_oracle() {
+    let Some(device) = device() else { return };
+    let nnz = if is_full() { 30_000 } else { 2_500 };
+    let cases: [(&str, &[u64], fn(u64) -> f64); 9] = [
+        ("order-2", &[300, 7000], values::integer),
+        ("order-3", &[50, 4000, 7], values::single),
+        ("order-4", &[91, 24, 885, 141], values::one),
+        ("order-5", &[20, 30, 40, 50, 60], values::few),
+        ("order-6", &[9, 8, 7, 60, 50, 40], values::fraction),
+        ("order-7", &[9, 8, 7, 6, 50, 40, 30], values::wide_integer),
+        ("order-8", &[9, 8, 7, 6, 5, 40, 30, 20], values::with_zeros),
+        ("one-row", &[1, 6000, 1], values::integer),
+        // 17 bits of key over 5 modes.
+        ("81-bits", &[200_000, 120_000, 70_000, 65_000, 40_000], values::few),
+    ];
+    let ranks: &[usize] = if is_full() { &[1, 7, 8, 16, 17, 32, 33, 64, 128] } else { &[5, 16, 33] };
+    let mut turn = 0;
+    for (name, dims, value) in cases {
+        let tensor = skewed(dims, nnz, 11, value);
+        let ranks = if name == "81-bits" { &ranks[..2] } else { ranks };
+        check(&device, name, &tensor, ranks, &mut turn);
+    }
+}
+
+#[test]
+fn real_tensors_agree_with_the_oracle() {
+    let Some(data) = std::env::var_os("BLCO_DATA") else {
+        eprintln!("skipped: BLCO_DATA names no directory");
+        return;
+    };
+    let Some(device) = device() else { return };
+    let mut turn = 0;
+    for entry in std::fs::read_dir(data).unwrap() {
+        let path = entry.unwrap().path();
+        let mut reader = TnsReader::open(&Sys::default(), &path, ReadOptions::default()).unwrap();
+        let tensor = Tensor::read(&mut reader).unwrap();
+        let ranks: &[usize] = if tensor.nnz() > 1_000_000 { &[16, 32] } else { &[1, 7, 32, 128] };
+        eprintln!("{}", path.display());
+        check(&device, "real", &tensor, ranks, &mut turn);
+    }
+}
+
+/// A chunk whose checksums are right and whose numbers are not is an error, and reads nothing outside the factors.
+#[test]
+fn numbers_out_of_range_are_found_on_the_device() {
+    let Some(device) = device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, values::one);
+    let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 16 << 20));
+    let damaged = common::with_largest_numbers(&store);
+    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &damaged.manifest().shape, 8, 1).unwrap();
+    let modes = [0, 1, 2];
+    let shape = &damaged.manifest().shape;
+    let bytes = device_bytes::<f64>(shape, &modes, 8);
+    let device_plan = plan_device(&device, &damaged, bytes, &DeviceLimits::default()).unwrap();
+    let mut op =
+        DeviceMttkrp::new(&device, shape, damaged.manifest().index_encoding, &factors, &modes).unwrap();
+    let mut backend = CudaBackend::new(&device, &damaged, &device_plan, &mut op).unwrap();
+    let plan = plan(&damaged, 0, &Limits::default()).unwrap();
+    let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
+    let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();
+    assert!(error.contains("chunk 0: corrupt: a number out of range"), "{error}");
+}
