@@ -1,3 +1,5 @@
 //! Backends: where the work on chunks is done.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;

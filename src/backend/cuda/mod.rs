@@ -1,0 +1,5 @@
+//! The CUDA backend.
+
+mod cache;
+pub mod kernels;
+pub mod nvrtc;
