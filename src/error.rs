@@ -47,6 +47,16 @@ pub enum Error {
         /// The system's own error.
         source: std::io::Error,
     },
+    /// The GPU or its driver refused.
+    #[error("the GPU cannot {action}: {what}")]
+    Device {
+        /// A verb and its object: "allocate device memory".
+        action: &'static str,
+        /// The driver's own words.
+        what: String,
+        /// Whether less might do.
+        out_of_memory: bool,
+    },
     /// The user asked to stop; everything temporary is gone.
     #[error("interrupted; nothing was written")]
     Cancelled,

@@ -130,7 +130,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
     }
 
     fn submit(&mut self, chunk: Loaded<PageBuf>) -> Result<()> {
-        let Loaded { header, buffer, worker } = chunk;
+        let Loaded { header, buffer, owner } = chunk;
         let image = &buffer[..header.image_bytes as usize];
         let path = self.store_path.join(crate::store::chunk_name(header.number as usize));
         let view = ChunkView::open(&self.decoder, &header, image, path)?;
@@ -163,7 +163,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
                 values: &self.values,
             })?;
         }
-        self.free = Some(Free { buffer, worker });
+        self.free = Some(Free { buffer, owner });
         Ok(())
     }
 

@@ -61,7 +61,7 @@ pub(super) fn stream_once<O: HostOp>(
     progress: (&Progress, &'static str),
 ) -> Result<()> {
     let operation = op_bytes + decoded_bytes(store.manifest().shape.order());
-    let limits = Limits { memory: None, threads, workers: None, available: machine::available_memory() };
+    let limits = Limits { threads, available: machine::available_memory(), ..Limits::default() };
     let plan = plan(store, operation, &limits)?;
     let mut backend = HostBackend::new(store, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;

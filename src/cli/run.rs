@@ -1,6 +1,7 @@
 //! `blco-run`.
 
-use super::outputs::Results;
+use super::device::{self, Device, DevicePlan, DeviceRequest};
+use super::outputs::{Pending, Results};
 use super::pack::TextArgs;
 use super::progress::Progress;
 use super::{Common, Program, Report, machine, on_pool, size};
@@ -9,15 +10,15 @@ use crate::coo::tns::TnsReader;
 use crate::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
-use crate::op::oracle::{self, Comparison};
+use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
 use crate::store::Store;
-use crate::stream::{Executor, Limits, PassReport, Plan, plan};
+use crate::stream::{Executor, Limits, PassReport, Plan, Span, plan};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Streams a store and computes an operation on its modes
 ///
@@ -54,9 +55,18 @@ pub struct Run {
     /// Write results mode-1.npy, … here
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Where to compute
+    /// Where to compute: on a GPU, on the CPU, or on a GPU where there is one that has room
     #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
     backend: BackendArg,
+    /// Which GPU, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: usize,
+    /// Take at most this much memory of the GPU
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    device_memory: Option<u64>,
+    /// Lanes: copies to the GPU under way at once [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: Option<u16>,
     /// Precision of factors, products and results
     #[arg(long, value_enum, default_value_t = PrecisionArg::F64)]
     precision: PrecisionArg,
@@ -69,6 +79,9 @@ pub struct Run {
     /// Passes over the store
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
+    #[arg(long, value_name = "FILE", conflicts_with = "plan")]
+    trace: Option<PathBuf>,
     /// Print memory, bytes and passes, and run nothing
     #[arg(long)]
     plan: bool,
@@ -106,12 +119,15 @@ struct RunReport {
     digest: String,
     op: &'static str,
     backend: &'static str,
+    /// Why not on a GPU, what was less than planned.
+    notes: Vec<String>,
     precision: Precision,
     dims: Vec<u32>,
     nnz: u64,
     modes: Vec<usize>,
     rank: usize,
     plan: Plan,
+    device: Option<DevicePlan>,
     passes: Vec<PassReport>,
     check: Option<Vec<Comparison>>,
 }
@@ -144,9 +160,6 @@ impl Program for Run {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        if self.backend == BackendArg::Cuda {
-            return Err(Error::request("--backend cuda: this version has no CUDA backend; use auto or cpu"));
-        }
         on_pool(sys, self.common.threads, |threads| match self.precision {
             PrecisionArg::F64 => self.mttkrp::<f64>(sys, threads),
             PrecisionArg::F32 => self.mttkrp::<f32>(sys, threads),
@@ -154,9 +167,23 @@ impl Program for Run {
     }
 }
 
+/// Where a run computes.
+struct Place {
+    /// The GPU with what is to be used of it; `None` for the CPU.
+    device: Option<(Device, DevicePlan)>,
+    notes: Vec<String>,
+}
+
+/// What a run gives.
+struct Outcome<T> {
+    results: Vec<ModeMatrix<T>>,
+    passes: Vec<PassReport>,
+    spans: Vec<Span>,
+}
+
 impl Run {
     /// Opens, plans, streams, checks, writes.
-    fn mttkrp<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
+    fn mttkrp<T: device::Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
         let store = Store::open(sys, &self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, shape.order())?;
@@ -165,31 +192,80 @@ impl Run {
             None => None,
         };
         let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
-        let plan = self.make_plan::<T>(&store, &modes, rank, threads)?;
+        let place = self.choose_place::<T>(&store, &modes, rank)?;
+        let plan = self.make_plan::<T>(&store, &modes, rank, threads, &place)?;
         let store = store.with_direct_reads(plan.direct_reads);
-        let mut report = self.empty_report::<T>(&store, modes.clone(), rank, plan);
+        let mut report = self.empty_report::<T>(&store, modes.clone(), rank, plan, &place);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
         let outputs = Results::create(sys, self.output.as_deref(), &modes)?;
+        let trace = self.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
         let factors = given.map_or_else(|| seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0)), Ok)?;
-        let (results, passes) = self.stream(sys, &store, &report.plan, &factors, &modes)?;
-        report.passes = passes;
+        let outcome = match place.device {
+            None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
+            Some((device, plan)) => {
+                let on_device = device::Passes {
+                    store: &store,
+                    plan: &report.plan,
+                    device_plan: &plan,
+                    repeat: self.repeat,
+                };
+                let progress = self.progress();
+                let (results, ran) = on_device.mttkrp(&device, &factors, &modes, &|done| {
+                    progress.show("computing", done, Some(store.manifest().nnz));
+                })?;
+                report.notes.extend(ran.notes);
+                report.device = Some(ran.plan);
+                Outcome { results, passes: ran.passes, spans: ran.spans }
+            }
+        };
+        report.passes = outcome.passes;
         if let Some(input) = &self.check {
-            report.check = Some(self.check(sys, input, &shape, &factors, &results)?);
+            report.check =
+                Some(self.check(sys, input, &shape, &factors, &outcome.results, report.backend)?);
         }
-        outputs.publish(&results)?;
+        outputs.publish(&outcome.results)?;
+        if let Some(trace) = trace {
+            write_trace(trace, &outcome.spans)?;
+        }
         let mut out = Report::new::<Self>(run_text(&report), &report)?;
         out.failed = report.check.iter().flatten().any(|c| !c.holds);
         Ok(out)
     }
 
-    fn make_plan<T: Real>(
+    /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
+    fn choose_place<T: device::Real>(&self, store: &Store, modes: &[usize], rank: usize) -> Result<Place> {
+        let request = DeviceRequest {
+            number: self.device,
+            memory: self.device_memory,
+            lanes: self.streams.map(usize::from),
+            passes: self.repeat,
+        };
+        let found = match self.backend {
+            BackendArg::Cpu => return Ok(Place { device: None, notes: Vec::new() }),
+            // Nobody who has no GPU wants to read about it.
+            BackendArg::Auto if !device::is_installed() => {
+                return Ok(Place { device: None, notes: Vec::new() });
+            }
+            BackendArg::Cuda | BackendArg::Auto => device::find::<T>(&request, store, modes, rank),
+        };
+        match found {
+            Ok(device) => Ok(Place { device: Some(device), notes: Vec::new() }),
+            Err(e) if self.backend == BackendArg::Auto => {
+                Ok(Place { device: None, notes: vec![format!("on the CPU: {e}")] })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn make_plan<T: device::Real>(
         &self,
         store: &Store,
         modes: &[usize],
         rank: usize,
         threads: usize,
+        place: &Place,
     ) -> Result<Plan> {
         let shape = &store.manifest().shape;
         let limits = Limits {
@@ -197,20 +273,30 @@ impl Run {
             threads,
             workers: self.workers.map(usize::from),
             available: machine::available_memory(),
+            passes: self.repeat,
+            held: place.device.as_ref().map_or(0, |(_, plan)| device::held(plan)),
         };
-        plan(store, host_bytes::<T>(shape, modes, rank) + decoded_bytes(shape.order()), &limits)
+        let bytes = match &place.device {
+            None => host_bytes::<T>(shape, modes, rank) + decoded_bytes(shape.order()),
+            Some(_) => device::host_bytes::<T>(shape, modes, rank),
+        };
+        plan(store, bytes, &limits)
     }
 
-    /// The passes: results of the last, and how each went.
-    fn stream<T: Real>(
+    fn progress(&self) -> Progress {
+        Progress::new(self.common.quiet || self.common.json)
+    }
+
+    /// The passes on the CPU: results of the last, and how each went.
+    fn on_host<T: Real>(
         &self,
         sys: &Sys,
         store: &Store,
         plan: &Plan,
         factors: &[Matrix<T>],
         modes: &[usize],
-    ) -> Result<(Vec<ModeMatrix<T>>, Vec<PassReport>)> {
-        let progress = Progress::new(self.common.quiet || self.common.json);
+    ) -> Result<Outcome<T>> {
+        let progress = self.progress();
         let mut mttkrp = Mttkrp::new(sys, factors, modes, plan.threads)?;
         let mut passes = Vec::new();
         let mut backend = HostBackend::new(store, &mut mttkrp)?;
@@ -220,43 +306,67 @@ impl Run {
             backend.op().reset();
             passes.push(executor.pass(&mut backend, &|done| progress.show("computing", done, total))?);
         }
-        Ok((mttkrp.finish(), passes))
+        let spans = executor.spans().to_vec();
+        Ok(Outcome { results: mttkrp.finish(), passes, spans })
     }
 
     fn check<T: Real>(
         &self,
         sys: &Sys,
-        input: &std::path::Path,
+        input: &Path,
         shape: &Shape,
         factors: &[Matrix<T>],
         results: &[ModeMatrix<T>],
+        backend: &str,
     ) -> Result<Vec<Comparison>> {
         let mut source = TnsReader::open(sys, input, self.text.options())?;
         let modes: Vec<usize> = results.iter().map(|(mode, _)| *mode).collect();
         let oracle = oracle::mttkrp(&mut source, factors, &modes)?;
-        Ok(oracle.iter().zip(results).map(|(o, (_, result))| o.compare(result, shape.order())).collect())
+        let chain = if backend == "cpu" { 1 } else { device::CHAIN };
+        let compare =
+            |(o, (_, result)): (&OracleMode, &ModeMatrix<T>)| o.compare(result, shape.order(), chain);
+        Ok(oracle.iter().zip(results).map(compare).collect())
     }
 
-    fn empty_report<T: Real>(&self, store: &Store, modes: Vec<usize>, rank: usize, plan: Plan) -> RunReport {
+    fn empty_report<T: Real>(
+        &self,
+        store: &Store,
+        modes: Vec<usize>,
+        rank: usize,
+        plan: Plan,
+        place: &Place,
+    ) -> RunReport {
         RunReport {
             store: self.store.clone(),
             digest: format!("{:016x}", store.id()),
             op: "mttkrp",
-            backend: "cpu",
+            backend: if place.device.is_some() { "cuda" } else { "cpu" },
+            notes: place.notes.clone(),
             precision: T::PRECISION,
             dims: store.manifest().shape.dims().to_vec(),
             nnz: store.manifest().nnz,
             modes: modes.into_iter().map(|m| m + 1).collect(),
             rank,
             plan,
+            device: place.device.as_ref().map(|(_, plan)| plan.clone()),
             passes: Vec::new(),
             check: None,
         }
     }
 }
 
+/// Writes what went on when.
+fn write_trace(file: Pending, spans: &[Span]) -> Result<()> {
+    let failed = |e: serde_json::Error| Error::io(file.target(), "write")(e.into());
+    serde_json::to_writer(std::io::BufWriter::new(file.file()), spans).map_err(failed)?;
+    file.publish()
+}
+
 fn plan_text(report: &RunReport) -> String {
     let plan = &report.plan;
+    if let Some(device) = &report.device {
+        return device::plan_text(&report.store, &report.modes, report.rank, plan, device);
+    }
     format!(
         "{}: mttkrp of modes {:?}, rank {}, on the CPU\n  memory  {} = factors, results and decoded tiles {} + {} \
          workers x {} buffers of {}\n  a pass  {} in {} chunks, one pass for all modes{}\n",
@@ -274,6 +384,25 @@ fn plan_text(report: &RunReport) -> String {
     )
 }
 
+/// Where the time of a pass went, but for its workers.
+fn stages_text(pass: &PassReport) -> String {
+    let stall = pass.compute_stall_seconds;
+    let Some(device) = &pass.device else {
+        return format!("compute {:.4} s, waited for data {stall:.4} s", pass.compute_seconds);
+    };
+    format!(
+        "kernels {:.4} s, copies {:.4} s ({} in {} chunks at {}/s, {} chunks there already), both at once {:.4} s, waited \
+         for data {stall:.4} s",
+        device.kernel_seconds,
+        device.copy_seconds,
+        ByteSize(device.copied_bytes),
+        device.copied_chunks,
+        rate(device.copied_bytes, device.copy_seconds),
+        device.resident_chunks,
+        device.overlap_seconds,
+    )
+}
+
 /// The report for people: the median pass, stages, the check.
 fn run_text(report: &RunReport) -> String {
     let mut by_time: Vec<&PassReport> = report.passes.iter().collect();
@@ -284,25 +413,29 @@ fn run_text(report: &RunReport) -> String {
         Precision::F32 => "f32",
     };
     let mut text = format!(
-        "{}: mttkrp of modes {:?}, rank {}, {precision}, on the CPU with {} threads\n  {:.4} s a pass{}: {:.1} M nonzeros/s, \
-         {} read\n  compute {:.4} s, waited for data {:.4} s; {} workers: read {:.4}, verify {:.4}, decode {:.4}, \
-         waited {:.4} s\n",
+        "{}: mttkrp of modes {:?}, rank {}, {precision}, on {}\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read\n  {}; {} workers: \
+         read {:.4}, verify {:.4}, decode {:.4}, waited {:.4} s\n",
         report.store.display(),
         report.modes,
         report.rank,
-        report.plan.threads,
+        report.device.as_ref().map_or_else(
+            || format!("the CPU with {} threads", report.plan.threads),
+            |device| device::name(device).to_owned()
+        ),
         pass.seconds,
         if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
         pass.nnz_per_second / 1e6,
         ByteSize(pass.bytes),
-        pass.compute_seconds,
-        pass.compute_stall_seconds,
+        stages_text(pass),
         report.plan.workers,
         pass.read_seconds,
         pass.verify_seconds,
         pass.decode_seconds,
         pass.worker_stall_seconds,
     );
+    for note in &report.notes {
+        text.push_str(&format!("  note: {note}\n"));
+    }
     if let Some(check) = &report.check {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
@@ -321,4 +454,10 @@ fn run_text(report: &RunReport) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Bytes a second.
+fn rate(bytes: u64, seconds: f64) -> ByteSize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
+    ByteSize((bytes as f64 / seconds.max(1e-9)) as u64)
 }

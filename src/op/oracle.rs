@@ -3,8 +3,8 @@
 //!
 //! The comparison's bound is derived, not chosen: a result may differ from the oracle's by
 //! `roundoff * (order + 2 + L) * S`, where S is the same sum over absolute values and L the longest chain of
-//! additions in the precision of the result: the row's nonzeros for f64; for f32, whose sums are in f64,
-//! `1 + row nnz * 2^-29`. That is what the result's own roundings can add up to; the oracle's, at worst as many again in
+//! additions in the precision of the result: the row's nonzeros for f64; for f32, whose longer sums are in f64,
+//! `chain + row nnz * 2^-29`, with the `chain` that the backend states. That is what the result's own roundings can add up to; the oracle's, at worst as many again in
 //! f64, get no allowance, which makes the check stricter than the worst case.
 
 use crate::coo::Source;
@@ -85,12 +85,13 @@ impl OracleMode {
         self.mode
     }
 
-    /// Compares a result with this one. `order` is the tensor's.
+    /// Compares a result with this one. `order` is the tensor's, `chain` the longest chain of additions in f32: 1 on
+    /// the host.
     ///
     /// # Panics
     /// If the shapes differ.
     #[must_use]
-    pub fn compare<T: Real>(&self, result: &Matrix<T>, order: usize) -> Comparison {
+    pub fn compare<T: Real>(&self, result: &Matrix<T>, order: usize, chain: u32) -> Comparison {
         assert_eq!(result.data().len(), self.sums.len(), "a result has the oracle's shape");
         let rank = result.columns();
         let mut comparison = Comparison { mode: self.mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
@@ -100,7 +101,7 @@ impl OracleMode {
             let nnz = self.row_nnz[i / rank] as f64;
             let chain = match T::PRECISION {
                 Precision::F64 => nnz,
-                Precision::F32 => 1.0 + nnz / f64::from(1u32 << 29),
+                Precision::F32 => f64::from(chain) + nnz / f64::from(1u32 << 29),
             };
             let bound = T::ROUNDOFF * (order as f64 + 2.0 + chain) * absolute;
             let error = (got.widen() - sum).abs();

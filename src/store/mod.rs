@@ -119,11 +119,24 @@ impl Store {
         self.path.join(chunk_name(number))
     }
 
+    /// The file of chunk `number` of the store in `directory`.
+    #[must_use]
+    pub fn chunk_path_in(directory: &Path, number: usize) -> PathBuf {
+        directory.join(chunk_name(number))
+    }
+
     /// Bytes that hold any chunk of the store, as a file or as an image.
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
-        let largest = self.manifest.chunks.iter().map(|c| c.file_bytes.max(c.image_bytes)).max();
-        usize::try_from(largest.unwrap_or(0)).map_or(usize::MAX, |b| b.next_multiple_of(PAGE))
+        (0..self.manifest.chunks.len()).map(|n| self.chunk_buffer_bytes(n)).max().unwrap_or(0)
+    }
+
+    /// Bytes that hold chunk `number`, as a file or as an image.
+    #[must_use]
+    pub fn chunk_buffer_bytes(&self, number: usize) -> usize {
+        let entry = &self.manifest.chunks[number];
+        usize::try_from(entry.file_bytes.max(entry.image_bytes))
+            .map_or(usize::MAX, |b| b.next_multiple_of(PAGE))
     }
 
     /// Bytes of the scratch that [`Store::load`] needs: 0 without a codec.

@@ -4,19 +4,27 @@
 //! Each worker reads, verifies and decodes every W-th chunk into buffers that it owns; the thread that called
 //! takes the chunks in order, hands each to the backend and returns free buffers. Back-pressure is the number
 //! of buffers; memory is planned before the pass and nothing that grows with the data is allocated in it.
+//! Chunks that the backend holds from an earlier pass are not brought again; chunks that the plan keeps in host
+//! memory have a buffer of their own and are read from their files once, in the first pass.
 //! The executor knows bytes and order, neither tensors nor devices.
 
 pub mod plan;
+mod report;
 
 pub use plan::{Limits, Plan, plan};
+pub use report::{DevicePass, PassReport, Span, Stage};
 
 use crate::error::{Error, Result};
 use crate::store::{ChunkHeader, LoadTimes, Store};
 use crate::sys::Sys;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use serde::Serialize;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
+
+/// Looks at a chunk's image on the worker that loaded it.
+pub type Inspector = Arc<dyn Fn(&ChunkHeader, &[u8]) -> Result<()> + Send + Sync>;
 
 /// What the executor asks of a backend: memory for chunks, and ordered work on them.
 pub trait Backend {
@@ -26,11 +34,32 @@ pub trait Backend {
     /// A buffer of at least `bytes`.
     fn buffer(&mut self, bytes: usize) -> Result<Self::Buffer>;
 
+    /// What workers do with each chunk that they have loaded, if anything.
+    fn inspector(&self) -> Option<Inspector> {
+        None
+    }
+
+    /// Whether the backend holds chunk `number`, so that a pass need not bring it.
+    fn holds(&self, _number: usize) -> bool {
+        false
+    }
+
+    /// A pass starts: work on what the backend holds can start with it.
+    fn begin(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts or does the work on the next chunk in order, and keeps its buffer until [`Backend::take_free`].
     fn submit(&mut self, chunk: Loaded<Self::Buffer>) -> Result<()>;
 
     /// A buffer whose work is done; with `wait`, waits for one if any is at work. `None` if there is none.
     fn take_free(&mut self, wait: bool) -> Result<Option<Free<Self::Buffer>>>;
+
+    /// All chunks have been submitted: returns when their work is done, with what a device has to tell. It adds
+    /// what it did when to `spans`, in seconds since [`Backend::begin`].
+    fn end(&mut self, _spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        Ok(None)
+    }
 }
 
 /// A chunk as a worker hands it over.
@@ -40,53 +69,66 @@ pub struct Loaded<B> {
     pub header: ChunkHeader,
     /// Holds the image in its first `header.image_bytes` bytes.
     pub buffer: B,
-    /// The worker that the buffer belongs to.
-    pub worker: usize,
+    /// Where the buffer belongs.
+    pub owner: Owner,
 }
 
-/// A buffer on its way back to its worker.
+/// A buffer on its way back to its owner.
 #[derive(Debug)]
 pub struct Free<B> {
     /// The buffer.
     pub buffer: B,
-    /// Its worker.
-    pub worker: usize,
+    /// Its owner.
+    pub owner: Owner,
 }
 
-/// What a pass did. Seconds of workers are sums over the workers.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct PassReport {
-    /// Chunks.
-    pub chunks: usize,
-    /// Nonzeros.
-    pub nnz: u64,
-    /// Bytes read from files.
-    pub bytes: u64,
-    /// Wall-clock seconds.
-    pub seconds: f64,
-    /// Nonzeros a second, wall-clock.
-    pub nnz_per_second: f64,
-    /// Workers: seconds of reading.
-    pub read_seconds: f64,
-    /// Workers: seconds of verifying checksums.
-    pub verify_seconds: f64,
-    /// Workers: seconds of undoing the codec.
-    pub decode_seconds: f64,
-    /// Workers: seconds of waiting for a free buffer.
-    pub worker_stall_seconds: f64,
-    /// Backend: seconds of submitting and computing.
-    pub compute_seconds: f64,
-    /// Backend: seconds of waiting for the next chunk.
-    pub compute_stall_seconds: f64,
+/// Where a buffer belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// To a worker, which fills it again and again.
+    Worker(usize),
+    /// To the chunk of that number, which is kept in it.
+    Chunk(usize),
+}
+
+/// A chunk, or why there is none, with when its worker started on it and how long the steps took.
+type Message<B> = Result<(Loaded<B>, Steps)>;
+
+/// When a worker did what.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    /// Waiting for a buffer ended and reading started.
+    start: Instant,
+    stall: Duration,
+    times: LoadTimes,
 }
 
 /// Both ends of the channels between the caller and one worker.
 struct Line<'scope, B> {
-    full: Receiver<Result<(Loaded<B>, LoadTimes, Duration)>>,
+    full: Receiver<Message<B>>,
     empty: Sender<B>,
-    /// Buffers that the backend holds.
+    /// Its own buffers that the backend holds.
     at_work: usize,
     thread: ScopedJoinHandle<'scope, Vec<B>>,
+}
+
+/// What a worker takes with it.
+struct Worker<B> {
+    number: usize,
+    /// The chunks that it loads, each with the buffer that keeps it, if one does.
+    chunks: Vec<(usize, Option<B>)>,
+    /// Its own buffers.
+    buffers: Vec<B>,
+    inspect: Option<Inspector>,
+}
+
+/// A buffer that keeps a chunk between passes.
+#[derive(Debug)]
+struct Kept<B> {
+    /// `None` until it was loaded.
+    header: Option<ChunkHeader>,
+    /// `None` while it is with a worker or the backend.
+    buffer: Option<B>,
 }
 
 /// Streams a store to a backend, again and again, in the same buffers.
@@ -96,18 +138,34 @@ pub struct Executor<'a, B: Backend> {
     plan: Plan,
     /// Free buffers of each worker between passes.
     buffers: Vec<Vec<B::Buffer>>,
+    /// By chunk number; `None` for chunks that are read in each pass.
+    kept: Vec<Option<Kept<B::Buffer>>>,
+    spans: Vec<Span>,
 }
 
 impl<'a, B: Backend> Executor<'a, B> {
     /// Allocates the buffers of `plan`.
     pub fn new(store: &'a Store, plan: &Plan, backend: &mut B) -> Result<Self> {
+        let entries = &store.manifest().chunks;
+        let mut kept: Vec<Option<Kept<_>>> = Vec::new();
+        kept.resize_with(entries.len(), || None);
+        for &number in &plan.kept {
+            let buffer = Some(backend.buffer(store.chunk_buffer_bytes(number))?);
+            kept[number] = Some(Kept { header: None, buffer });
+        }
         let mut worker =
             |_| (0..plan.buffers_per_worker).map(|_| backend.buffer(plan.buffer_bytes)).collect();
         let buffers = (0..plan.workers).map(&mut worker).collect::<Result<_>>()?;
-        Ok(Self { store, plan: plan.clone(), buffers })
+        Ok(Self { store, plan: plan.clone(), buffers, kept, spans: Vec::new() })
     }
 
-    /// Streams every chunk once, in order, through `backend`. `progress` gets the nonzeros done so far.
+    /// What went on when in the last pass.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Brings every chunk to `backend` once, in order. `progress` gets the nonzeros done so far.
     ///
     /// The first error in chunk order ends the pass; it returns when all threads are joined. After an error
     /// the executor has lost buffers and refuses further passes.
@@ -117,61 +175,141 @@ impl<'a, B: Backend> Executor<'a, B> {
         if buffers.len() != self.plan.workers {
             return Err(Error::request("an earlier pass failed; open the store again"));
         }
+        self.spans.clear();
         let mut report = PassReport::default();
+        let numbers: Vec<usize> = (0..self.kept.len()).filter(|&n| !backend.holds(n)).collect();
+        report.add_held(store, &numbers);
+        let mut to_load: VecDeque<usize> = numbers.iter().copied().filter(|&n| !self.is_loaded(n)).collect();
+        let parts = self.part(&to_load, buffers.len());
         self.buffers = std::thread::scope(|scope| {
             let mut lines = Vec::with_capacity(buffers.len());
-            for (worker, buffers) in buffers.into_iter().enumerate() {
-                lines.push(start_worker(sys, scope, store, &self.plan, worker, buffers)?);
+            for (number, (buffers, chunks)) in buffers.into_iter().zip(parts).enumerate() {
+                let worker = Worker { number, chunks, buffers, inspect: backend.inspector() };
+                lines.push(start_worker(sys, scope, store, worker)?);
             }
-            for number in 0..store.manifest().chunks.len() {
+            let begun = start.elapsed().as_secs_f64();
+            backend.begin()?;
+            let mut next_line = 0;
+            for number in numbers {
                 sys.check_cancelled()?;
-                let worker = number % lines.len();
-                while lines[worker].at_work == self.plan.buffers_per_worker {
-                    give_back(&mut lines, backend.take_free(true)?);
-                }
-                let chunk = report.next_chunk(&lines[worker])?;
+                let chunk = if to_load.front() == Some(&number) {
+                    to_load.pop_front();
+                    let line = next_line;
+                    next_line = (next_line + 1) % lines.len();
+                    while lines[line].at_work == self.plan.buffers_per_worker {
+                        self.give_back(&mut lines, backend.take_free(true)?);
+                    }
+                    let (chunk, steps) = report.next_chunk(&lines[line])?;
+                    Span::add_worker(&mut self.spans, start, line, number, &steps);
+                    lines[line].at_work += usize::from(chunk.owner == Owner::Worker(line));
+                    self.loaded(number, &chunk);
+                    chunk
+                } else {
+                    self.take_kept(number)
+                };
+                report.nnz += u64::from(chunk.header.nnz);
                 let submitted = Instant::now();
-                lines[worker].at_work += 1;
                 backend.submit(chunk)?;
-                while give_back(&mut lines, backend.take_free(false)?) {}
+                while self.give_back(&mut lines, backend.take_free(false)?) {}
                 report.compute_seconds += submitted.elapsed().as_secs_f64();
                 progress(report.nnz);
             }
-            while give_back(&mut lines, backend.take_free(true)?) {}
+            while self.give_back(&mut lines, backend.take_free(true)?) {}
+            let of_workers = self.spans.len();
+            report.device = backend.end(&mut self.spans)?;
+            self.spans[of_workers..].iter_mut().for_each(|span| span.shift(begun));
             report.finish(start.elapsed());
             Ok::<_, Error>(lines.into_iter().map(Line::collect).collect())
         })?;
         Ok(report)
     }
+
+    /// Whether chunk `number` lies in its buffer already.
+    fn is_loaded(&self, number: usize) -> bool {
+        self.kept[number].as_ref().is_some_and(|kept| kept.header.is_some())
+    }
+
+    /// Deals chunks to workers in turn, with the buffers of those that are to be kept.
+    fn part(&mut self, numbers: &VecDeque<usize>, workers: usize) -> Vec<Vec<(usize, Option<B::Buffer>)>> {
+        let mut parts: Vec<Vec<_>> = Vec::new();
+        parts.resize_with(workers, Vec::new);
+        for (i, &number) in numbers.iter().enumerate() {
+            let buffer = self.kept[number].as_mut().and_then(|kept| kept.buffer.take());
+            parts[i % workers].push((number, buffer));
+        }
+        parts
+    }
+
+    /// Notes what a kept chunk is, when its worker has loaded it.
+    fn loaded(&mut self, number: usize, chunk: &Loaded<B::Buffer>) {
+        if let (Owner::Chunk(_), Some(kept)) = (chunk.owner, &mut self.kept[number]) {
+            kept.header = Some(chunk.header.clone());
+        }
+    }
+
+    /// A chunk that is kept in its buffer.
+    fn take_kept(&mut self, number: usize) -> Loaded<B::Buffer> {
+        let kept = self.kept[number].as_mut().expect("only loaded chunks are not loaded");
+        let header = kept.header.clone().expect("loaded in an earlier pass");
+        let buffer = kept.buffer.take().expect("given back at the end of that pass");
+        Loaded { header, buffer, owner: Owner::Chunk(number) }
+    }
+
+    /// Takes a free buffer to its owner; false if there was none.
+    fn give_back(&mut self, lines: &mut [Line<B::Buffer>], free: Option<Free<B::Buffer>>) -> bool {
+        let Some(Free { buffer, owner }) = free else { return false };
+        match owner {
+            Owner::Worker(worker) => {
+                lines[worker].at_work -= 1;
+                // The worker outlives the line's sender unless it has failed, and then the pass ends with its error.
+                drop(lines[worker].empty.send(buffer));
+            }
+            Owner::Chunk(number) => {
+                self.kept[number].as_mut().expect("a kept chunk").buffer = Some(buffer);
+            }
+        }
+        true
+    }
 }
 
-/// Starts the worker that loads chunks `worker`, `worker + W`, … and hands it its buffers.
+/// Starts a worker and hands it its buffers.
 fn start_worker<'scope, B: Send + AsMut<[u8]> + 'scope>(
     sys: &Sys,
     scope: &'scope Scope<'scope, '_>,
     store: &'scope Store,
-    plan: &Plan,
-    worker: usize,
-    buffers: Vec<B>,
+    worker: Worker<B>,
 ) -> Result<Line<'scope, B>> {
-    let (full_sender, full) = bounded(plan.buffers_per_worker);
-    let (empty, empty_receiver) = bounded(plan.buffers_per_worker);
+    let Worker { number: worker, chunks, buffers, inspect } = worker;
+    let (full_sender, full) = bounded(buffers.len());
+    let (empty, empty_receiver) = bounded(buffers.len());
     for buffer in buffers {
         // The channel has room for every buffer, and its receiver is right here.
         drop(empty.send(buffer));
     }
-    let step = plan.workers;
     let mut scratch = store.scratch()?;
     let thread = sys.spawn(scope, format!("read-{worker}"), move || {
-        for number in (worker..store.manifest().chunks.len()).step_by(step) {
+        for (number, kept) in chunks {
+            let waiting = Instant::now();
+            let (mut buffer, owner) = match kept {
+                Some(buffer) => (buffer, Owner::Chunk(number)),
+                // A closed channel means that the pass has ended early: nothing is left to do or to tell.
+                None => match empty_receiver.recv() {
+                    Ok(buffer) => (buffer, Owner::Worker(worker)),
+                    Err(_) => return Vec::new(),
+                },
+            };
             let start = Instant::now();
-            // A closed channel means that the pass has ended early: nothing is left to do or to tell.
-            let Ok(mut buffer) = empty_receiver.recv() else { return Vec::new() };
-            let stall = start.elapsed();
-            let loaded = store.load(number, buffer.as_mut(), &mut scratch);
+            let loaded = store.load(number, buffer.as_mut(), &mut scratch).and_then(|(header, mut times)| {
+                let inspected = Instant::now();
+                if let Some(inspect) = &inspect {
+                    inspect(&header, &buffer.as_mut()[..header.image_bytes as usize])?;
+                }
+                times.verify += inspected.elapsed();
+                let steps = Steps { start, stall: start - waiting, times };
+                Ok((Loaded { header, buffer, owner }, steps))
+            });
             let failed = loaded.is_err();
-            let message = loaded.map(|(header, times)| (Loaded { header, buffer, worker }, times, stall));
-            if full_sender.send(message).is_err() || failed {
+            if full_sender.send(loaded).is_err() || failed {
                 return Vec::new();
             }
         }
@@ -186,41 +324,5 @@ impl<B> Line<'_, B> {
     fn collect(self) -> Vec<B> {
         drop(self.empty);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
-/// Sends a free buffer back to its worker; false if there was none.
-fn give_back<B>(lines: &mut [Line<B>], free: Option<Free<B>>) -> bool {
-    free.is_some_and(|Free { buffer, worker }| {
-        lines[worker].at_work -= 1;
-        // The worker outlives the line's sender unless it has failed, and then the pass ends with its error.
-        drop(lines[worker].empty.send(buffer));
-        true
-    })
-}
-
-impl PassReport {
-    /// Waits for the next chunk of a line and books where the time went.
-    fn next_chunk<B>(&mut self, line: &Line<B>) -> Result<Loaded<B>> {
-        let start = Instant::now();
-        let received = line.full.recv().map_err(|_| Error::Resource {
-            action: "continue: a reading thread ended early",
-            source: std::io::ErrorKind::BrokenPipe.into(),
-        })?;
-        let (chunk, times, stall) = received?;
-        self.compute_stall_seconds += start.elapsed().as_secs_f64();
-        self.read_seconds += times.read.as_secs_f64();
-        self.verify_seconds += times.verify.as_secs_f64();
-        self.decode_seconds += times.decode.as_secs_f64();
-        self.worker_stall_seconds += stall.as_secs_f64();
-        self.chunks += 1;
-        self.nnz += u64::from(chunk.header.nnz);
-        self.bytes += chunk.header.file_bytes();
-        Ok(chunk)
-    }
-
-    fn finish(&mut self, wall: Duration) {
-        self.seconds = wall.as_secs_f64();
-        self.nnz_per_second = self.nnz as f64 / self.seconds.max(1e-9);
     }
 }

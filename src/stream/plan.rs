@@ -21,16 +21,20 @@ pub struct Limits {
     pub workers: Option<usize>,
     /// Host memory in bytes that is available now: also decides whether files are read past the page cache.
     pub available: u64,
+    /// Passes that are to come: chunks are kept in memory only for a second one.
+    pub passes: u32,
+    /// The first chunks, which a device holds from the first pass on and which are not kept here as well.
+    pub held: usize,
 }
 
-/// Two threads and no bound on memory.
+/// Two threads, one pass and no bound on memory.
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: None, threads: 2, workers: None, available: u64::MAX }
+        Self { memory: None, threads: 2, workers: None, available: u64::MAX, passes: 1, held: 0 }
     }
 }
 
-/// What a pass will use. Memory is `operation + workers * (buffers_per_worker * buffer + scratch)`.
+/// What a pass will use. Memory is `operation + workers * (buffers_per_worker * buffer + scratch) + kept`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
     /// Compute threads.
@@ -45,6 +49,11 @@ pub struct Plan {
     pub scratch_bytes: usize,
     /// Bytes that the operation and the backend hold: factors, results, decoded tiles.
     pub operation_bytes: u64,
+    /// Chunks kept in memory between passes.
+    #[serde(serialize_with = "count")]
+    pub kept: Vec<usize>,
+    /// Bytes that they take.
+    pub kept_bytes: u64,
     /// Bytes in all.
     pub memory_bytes: u64,
     /// Bytes read from files in one pass.
@@ -55,7 +64,7 @@ pub struct Plan {
     pub direct_reads: bool,
 }
 
-/// Plans passes over `store` for an operation that holds `operation_bytes`.
+/// Plans passes over `store` for an operation that holds `operation_bytes` of host memory.
 pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan> {
     let chunks = store.manifest().chunks.len();
     let file_bytes: u64 = store.manifest().chunks.iter().map(|c| c.file_bytes).sum();
@@ -66,6 +75,8 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
         buffer_bytes: store.buffer_bytes(),
         scratch_bytes: store.scratch_bytes(),
         operation_bytes,
+        kept: Vec::new(),
+        kept_bytes: 0,
         memory_bytes: 0,
         file_bytes,
         chunks,
@@ -79,6 +90,10 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
             _ => plan.workers -= 1,
         }
     }
+    if limits.passes > 1 {
+        // What nobody allowed is left to others, by half.
+        plan.keep(store, limits.memory.unwrap_or(limits.available / 2), limits.held);
+    }
     plan.memory_bytes = plan.bytes();
     Ok(plan)
 }
@@ -86,8 +101,25 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
 impl Plan {
     fn bytes(&self) -> u64 {
         let worker = self.buffers_per_worker * self.buffer_bytes + self.scratch_bytes;
-        self.operation_bytes.saturating_add(self.workers as u64 * worker as u64)
+        self.operation_bytes.saturating_add(self.workers as u64 * worker as u64) + self.kept_bytes
     }
+
+    /// Keeps as many chunks as `bound` has room for, the first ones: a cyclic scan gains nothing from a set that
+    /// changes. The first `held` are a device's.
+    fn keep(&mut self, store: &Store, bound: u64, held: usize) {
+        for number in held..self.chunks {
+            let bytes = store.chunk_buffer_bytes(number) as u64;
+            if self.bytes() + bytes > bound {
+                break;
+            }
+            self.kept.push(number);
+            self.kept_bytes += bytes;
+        }
+    }
+}
+
+fn count<S: serde::Serializer>(kept: &[usize], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_u64(kept.len() as u64)
 }
 
 fn too_large(plan: &Plan, bound: u64, asked: bool) -> Error {

@@ -191,7 +191,7 @@ pub fn plan_run<T: Real>(
 ) -> Plan {
     let shape = &store.manifest().shape;
     let bytes = host_bytes::<T>(shape, modes, rank) + decoded_bytes(shape.order());
-    plan(store, bytes, &Limits { memory, threads, workers, available: u64::MAX }).unwrap()
+    plan(store, bytes, &Limits { memory, threads, workers, ..Limits::default() }).unwrap()
 }
 
 /// MTTKRP of `modes` by `plan`, on the current rayon pool.
@@ -236,7 +236,7 @@ pub fn exported(store: &Store) -> Result<Tensor> {
         Ok(())
     });
     let mut backend = HostBackend::new(store, &mut gather)?;
-    let limits = Limits { memory: None, threads: 1, workers: Some(2), available: u64::MAX };
+    let limits = Limits { threads: 1, workers: Some(2), ..Limits::default() };
     let plan = plan(store, 0, &limits)?;
     Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
     Ok(tensor)

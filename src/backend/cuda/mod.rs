@@ -1,5 +1,440 @@
-//! The CUDA backend.
+//! The CUDA backend: copies chunk images to the device on several lanes and launches an operation's kernels on
+//! them in chunk order (Nguyen et al., ICS 2022, section 4.2; lanes are the paper's device queues).
+//!
+//! **Ordering.** A lane is a copy stream and a device buffer. An operation computes independent parts (for MTTKRP, a
+//! part for each mode), each on a compute stream of its own. A copy waits until every part has used what the
+//! lane's buffer held before; each part's kernel waits for the copy. Nothing waits for the whole device inside
+//! a pass.
+//!
+//! **Residency.** The plan's first chunks are copied into memory of their own in the first pass and stay. Later
+//! passes launch one kernel per part over all of them, on streams of low priority, so that they fill the gaps between
+//! the kernels of streamed chunks.
+//!
+//! **Checks.** A worker opens every image ([`ChunkView`]) before it is copied: sections, tile records and
+//! BLCO blocks hold. Numbers inside columns are checked by the kernels, which put them inside the dims and
+//! note the chunk; the pass then ends with an error.
 
+pub mod abi;
 mod cache;
+pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
+pub mod plan;
+
+use crate::encoding::TILE_NNZ;
+use crate::error::{Error, Result};
+use crate::format::blco::{ChunkView, Decoder};
+use crate::store::Store;
+use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
+use abi::Chunk;
+use driver::{Device, Event, Memory, Pinned, Stream, Upload};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub use plan::{DeviceLimits, DevicePlan, plan};
+
+/// The chunks of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Tiles, and thread blocks, in all.
+    pub tiles: u32,
+    /// Address and length of a list of [`Chunk`]s on the device; 0 where `one` is the only chunk.
+    pub chunks: (u64, u32),
+    /// The only chunk.
+    pub one: Chunk,
+}
+
+/// What the CUDA backend asks of an operation.
+pub trait DeviceOp {
+    /// Independent parts, each of which works on every chunk.
+    fn parts(&self) -> usize;
+
+    /// Clears the results of a part.
+    fn begin(&mut self, part: usize, stream: &Stream) -> Result<()>;
+
+    /// Starts a part's work on some chunks.
+    fn launch(&self, part: usize, stream: &Stream, work: &Work) -> Result<()>;
+
+    /// Starts what completes a part's results when all chunks are done.
+    fn finish(&mut self, part: usize, stream: &Stream) -> Result<()>;
+
+    /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.
+    fn damaged_chunk(&self) -> Result<Option<u32>>;
+}
+
+/// A copy stream with its device buffer.
+#[derive(Debug)]
+struct Lane {
+    copy: Stream,
+    /// `None` where all chunks are resident.
+    memory: Option<Memory>,
+    /// When each part is done with what the buffer holds.
+    used: Vec<Arc<Event>>,
+}
+
+/// The streams of a part.
+#[derive(Debug)]
+struct Part {
+    streamed: Stream,
+    resident: Stream,
+    cleared: Event,
+}
+
+/// Chunks that stay on the device.
+#[derive(Debug)]
+struct Resident {
+    memory: Memory,
+    /// Where each chunk lies.
+    offsets: Vec<usize>,
+    /// All of them, for one launch.
+    list: Memory,
+    tiles: u32,
+    /// Whether a pass has brought them.
+    there: bool,
+}
+
+/// Runs an operation on a GPU.
+#[derive(Debug)]
+pub struct CudaBackend<'a, O> {
+    // Dropped first: uploads wait for the streams below.
+    uploads: VecDeque<(Upload, Owner)>,
+    device: Arc<Device>,
+    store: &'a Store,
+    op: &'a mut O,
+    lanes: Vec<Lane>,
+    next_lane: usize,
+    parts: Vec<Part>,
+    resident: Option<Resident>,
+    clock: Clock,
+    pass: DevicePass,
+    plan: DevicePlan,
+    notes: Vec<String>,
+}
+
+impl<'a, O: DeviceOp> CudaBackend<'a, O> {
+    /// Allocates what `plan` says; where the device has less than it said, fewer lanes and resident chunks, and a note.
+    pub fn new(device: &Arc<Device>, store: &'a Store, plan: &DevicePlan, op: &'a mut O) -> Result<Self> {
+        let (mut plan, mut notes) = (plan.clone(), Vec::new());
+        let part = |_| {
+            let (streamed, resident) = (device.stream(true)?, device.stream(false)?);
+            Ok(Part { streamed, resident, cleared: device.event(false)? })
+        };
+        let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
+        let mut lanes = make_lanes(device, &plan, &mut notes)?;
+        let resident = make_resident(device, store, &mut plan, &mut notes)?;
+        if lanes.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
+            lanes = make_lanes(device, &plan, &mut notes)?;
+        }
+        plan.lanes = lanes.len();
+        let clock = Clock::new(device, store.manifest().chunks.len(), parts.len())?;
+        Ok(Self {
+            uploads: VecDeque::with_capacity(lanes.len()),
+            device: Arc::clone(device),
+            store,
+            op,
+            lanes,
+            next_lane: 0,
+            parts,
+            resident,
+            clock,
+            pass: DevicePass::default(),
+            plan,
+            notes,
+        })
+    }
+
+    /// The operation.
+    pub fn op(&mut self) -> &mut O {
+        self.op
+    }
+
+    /// What was allocated.
+    #[must_use]
+    pub fn plan(&self) -> &DevicePlan {
+        &self.plan
+    }
+
+    /// Where the device had less than the plan said.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// As many lanes as there is memory for, at least one.
+fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<Lane>> {
+    let bytes = usize::try_from(plan.lane_bytes).unwrap_or(usize::MAX);
+    let mut lanes = Vec::with_capacity(plan.lanes);
+    for _ in 0..plan.lanes {
+        let memory = match (bytes > 0).then(|| device.memory(bytes)).transpose() {
+            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => {
+                notes.push(format!("device memory for {} of {} lanes only", lanes.len(), plan.lanes));
+                break;
+            }
+            other => other?,
+        };
+        lanes.push(Lane { copy: device.stream(true)?, memory, used: Vec::new() });
+    }
+    Ok(lanes)
+}
+
+/// Memory for the resident chunks: half as many again and again where the device has less.
+fn make_resident(
+    device: &Arc<Device>,
+    store: &Store,
+    plan: &mut DevicePlan,
+    notes: &mut Vec<String>,
+) -> Result<Option<Resident>> {
+    let planned = plan.resident_chunks;
+    while plan.resident_chunks > 0 {
+        match Resident::new(device, store, plan) {
+            Err(Error::Device { out_of_memory: true, .. }) => plan.shrink(store, plan.resident_chunks / 2),
+            made => {
+                let made = made?;
+                if plan.resident_chunks < planned {
+                    let what = format!("device memory for {} of {planned} chunks only", plan.resident_chunks);
+                    notes.push(format!("{what} to stay there"));
+                }
+                return Ok(Some(made));
+            }
+        }
+    }
+    if planned > 0 {
+        notes.push("no device memory for chunks to stay there".into());
+    }
+    Ok(None)
+}
+
+impl Resident {
+    fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan) -> Result<Self> {
+        let memory = device.memory(usize::try_from(plan.resident_bytes).unwrap_or(usize::MAX))?;
+        let mut list = device.memory(plan.resident_chunks * size_of::<Chunk>())?;
+        let (mut chunks, mut offsets) = (Vec::new(), Vec::new());
+        let (mut at, mut tiles) = (0, 0);
+        for (number, entry) in (0u32..).zip(&store.manifest().chunks[..plan.resident_chunks]) {
+            chunks.push(Chunk { image: memory.address() + at, first_tile: tiles, number });
+            offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
+            at += plan::resident_bytes(store, number as usize);
+            tiles += tiles_of(entry.nnz);
+        }
+        list.write(&chunks)?;
+        Ok(Self { memory, offsets, list, tiles, there: false })
+    }
+}
+
+/// Tiles of a chunk.
+fn tiles_of(nnz: u64) -> u32 {
+    u32::try_from(nnz.div_ceil(TILE_NNZ as u64)).expect("a chunk has at most 2^28 nonzeros")
+}
+
+impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
+    type Buffer = Pinned;
+
+    fn buffer(&mut self, bytes: usize) -> Result<Pinned> {
+        self.device.pinned(self.store.sys(), bytes)
+    }
+
+    fn inspector(&self) -> Option<Inspector> {
+        let manifest = self.store.manifest();
+        let decoder = Decoder::new(&manifest.shape, manifest.index_encoding);
+        let directory = self.store.path().to_path_buf();
+        Some(Arc::new(move |header, image| {
+            let path = Store::chunk_path_in(&directory, header.number as usize);
+            ChunkView::open(&decoder, header, image, path).map(drop)
+        }))
+    }
+
+    fn holds(&self, number: usize) -> bool {
+        self.resident.as_ref().is_some_and(|r| r.there && number < r.offsets.len())
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.pass = DevicePass::default();
+        self.clock.begin(&self.lanes[0].copy)?;
+        self.lanes.iter_mut().for_each(|lane| lane.used.clear());
+        for (p, part) in self.parts.iter().enumerate() {
+            self.op.begin(p, &part.streamed)?;
+            part.cleared.record(&part.streamed)?;
+        }
+        let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
+        self.pass.resident_chunks = resident.offsets.len();
+        let chunks = (resident.list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
+        let work = Work { tiles: resident.tiles, chunks, one: Chunk::default() };
+        for (p, part) in self.parts.iter().enumerate() {
+            part.resident.wait(&part.cleared)?;
+            let op = &*self.op;
+            let done = self
+                .clock
+                .time(Stage::Kernel, p, None, &part.resident, || op.launch(p, &part.resident, &work))?;
+            // Streamed chunks do not wait for this; the part's end does.
+            self.clock.ends.push(done);
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, chunk: Loaded<Pinned>) -> Result<()> {
+        let Loaded { header, buffer, owner } = chunk;
+        let number = header.number as usize;
+        let at = self.next_lane;
+        self.next_lane = (at + 1) % self.lanes.len();
+        let lane = &mut self.lanes[at];
+        let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
+        let (memory, offset) = match (stays, &lane.memory) {
+            (Some(resident), _) => (&resident.memory, resident.offsets[number]),
+            (None, Some(memory)) => {
+                for used in &lane.used {
+                    lane.copy.wait(used)?;
+                }
+                (memory, 0)
+            }
+            (None, None) => unreachable!("lanes have memory unless all chunks are resident"),
+        };
+        let (start, copied) = self.clock.pair(Stage::Copy, at, Some(number));
+        start.record(&lane.copy)?;
+        let bytes = header.image_bytes as usize;
+        let upload = lane.copy.upload(buffer, bytes, memory, offset, Arc::clone(&copied))?;
+        self.uploads.push_back((upload, owner));
+        self.pass.copied_chunks += 1;
+        self.pass.copied_bytes += bytes as u64;
+        let one = Chunk { image: memory.address() + offset as u64, first_tile: 0, number: header.number };
+        let work = Work { tiles: tiles_of(header.nnz.into()), chunks: (0, 0), one };
+        if stays.is_none() {
+            lane.used.clear();
+        }
+        for (p, part) in self.parts.iter().enumerate() {
+            part.streamed.wait(&copied)?;
+            let op = &*self.op;
+            let done = self.clock.time(Stage::Kernel, p, Some(number), &part.streamed, || {
+                op.launch(p, &part.streamed, &work)
+            })?;
+            if stays.is_none() {
+                lane.used.push(done);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_free(&mut self, wait: bool) -> Result<Option<Free<Pinned>>> {
+        let Some((upload, _)) = self.uploads.front() else { return Ok(None) };
+        if !wait && !upload.is_done()? {
+            return Ok(None);
+        }
+        let Some((upload, owner)) = self.uploads.pop_front() else { return Ok(None) };
+        Ok(Some(Free { buffer: upload.finish()?, owner }))
+    }
+
+    fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        for (p, part) in self.parts.iter().enumerate() {
+            if let Some(done) = self.clock.ends.get(p) {
+                part.streamed.wait(done)?;
+            }
+            self.op.finish(p, &part.streamed)?;
+        }
+        for part in &self.parts {
+            part.streamed.synchronize()?;
+        }
+        if let Some(number) = self.op.damaged_chunk()? {
+            let path = self.store.chunk_path(number as usize);
+            return Err(Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range")));
+        }
+        if let Some(resident) = &mut self.resident {
+            resident.there = true;
+        }
+        self.clock.read(spans, &mut self.pass)?;
+        Ok(Some(self.pass))
+    }
+}
+
+/// Times what goes on in a pass, with events made beforehand.
+#[derive(Debug)]
+struct Clock {
+    base: Event,
+    events: Vec<Arc<Event>>,
+    used: usize,
+    /// What each pair of events stands around.
+    marks: Vec<(Stage, usize, Option<usize>)>,
+    /// The ends of the parts' work on resident chunks.
+    ends: Vec<Arc<Event>>,
+}
+
+impl Clock {
+    fn new(device: &Arc<Device>, chunks: usize, parts: usize) -> Result<Self> {
+        let pairs = chunks * (parts + 1) + parts;
+        let events = (0..2 * pairs).map(|_| device.event(true).map(Arc::new)).collect::<Result<_>>()?;
+        Ok(Self {
+            base: device.event(true)?,
+            events,
+            used: 0,
+            marks: Vec::with_capacity(pairs),
+            ends: Vec::with_capacity(parts),
+        })
+    }
+
+    /// Starts from zero, now: nothing is under way on `idle`.
+    fn begin(&mut self, idle: &Stream) -> Result<()> {
+        self.used = 0;
+        self.marks.clear();
+        self.ends.clear();
+        self.base.record(idle)
+    }
+
+    /// The events around something.
+    fn pair(&mut self, stage: Stage, lane: usize, chunk: Option<usize>) -> (Arc<Event>, Arc<Event>) {
+        self.marks.push((stage, lane, chunk));
+        self.used += 2;
+        (Arc::clone(&self.events[self.used - 2]), Arc::clone(&self.events[self.used - 1]))
+    }
+
+    /// Marks begin and end of what `start` starts on `stream`, and gives the end.
+    fn time(
+        &mut self,
+        stage: Stage,
+        lane: usize,
+        chunk: Option<usize>,
+        stream: &Stream,
+        start: impl FnOnce() -> Result<()>,
+    ) -> Result<Arc<Event>> {
+        let (begin, end) = self.pair(stage, lane, chunk);
+        begin.record(stream)?;
+        start()?;
+        end.record(stream)?;
+        Ok(end)
+    }
+
+    /// When it all went on.
+    fn read(&self, spans: &mut Vec<Span>, pass: &mut DevicePass) -> Result<()> {
+        let first = spans.len();
+        for (&(stage, lane, chunk), pair) in self.marks.iter().zip(self.events.chunks_exact(2)) {
+            let (start, end) = (pair[0].seconds_since(&self.base)?, pair[1].seconds_since(&self.base)?);
+            spans.push(Span { stage, lane, chunk, start, end });
+        }
+        let of = |stage| spans[first..].iter().filter(move |s| s.stage == stage).map(|s| (s.start, s.end));
+        pass.copy_seconds = covered(of(Stage::Copy).collect());
+        pass.kernel_seconds = covered(of(Stage::Kernel).collect());
+        let either = covered(of(Stage::Copy).chain(of(Stage::Kernel)).collect());
+        pass.overlap_seconds = pass.copy_seconds + pass.kernel_seconds - either;
+        Ok(())
+    }
+}
+
+/// The length of the union of some intervals.
+fn covered(mut intervals: Vec<(f64, f64)>) -> f64 {
+    intervals.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut sum, mut reached) = (0.0, f64::NEG_INFINITY);
+    for (start, end) in intervals {
+        sum += (end - start.max(reached)).max(0.0);
+        reached = reached.max(end);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_intervals_count_once() {
+        assert!((covered(vec![(3.0, 4.0), (0.0, 2.0), (1.0, 2.5), (3.25, 3.5)]) - 3.5).abs() < 1e-12);
+        assert!(covered(Vec::new()).abs() < 1e-12);
+    }
+}

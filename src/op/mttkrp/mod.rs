@@ -11,6 +11,8 @@
 //! then the modes in ascending order; sums are in f64 always, so that f32 results do not lose the small
 //! terms of long rows.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod kernel;
 
 use crate::backend::host::{Batch, HostOp};

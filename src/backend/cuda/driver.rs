@@ -1,0 +1,504 @@
+//! The CUDA driver behind types that release what they hold: all that the engine asks of a GPU, and the only
+//! unsafe code of the backend besides loading NVRTC.
+//!
+//! The library is loaded when it is first asked for; nothing of it is needed to build. Device memory is not
+//! memory to Rust: kernels that race on it compute nonsense, they do not break the host. What could, a copy from
+//! a host buffer that is reused or freed under it, is ruled out by [`Upload`], which owns the buffer until the
+//! copy has ended. Every call is made with the device's context current on the calling thread.
+
+#![expect(unsafe_code, reason = "the driver is a C library")]
+
+use crate::error::{Error, Result};
+use crate::sys::{PageBuf, Sys};
+use bytemuck::Pod;
+use cudarc::driver::{DriverError, result, sys};
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::Arc;
+
+/// The oldest driver interface that serves: CUDA 12.0.
+const DRIVER_MIN: i32 = 12000;
+/// The oldest compute capability that the kernels are made for.
+const CAPABILITY_MIN: (u32, u32) = (7, 0);
+
+/// Turns a driver's error into ours.
+fn failed(action: &'static str) -> impl FnOnce(DriverError) -> Error {
+    move |e| {
+        let text = |s: std::result::Result<&CStr, DriverError>| {
+            s.map_or_else(|_| String::from("unknown"), |s| s.to_string_lossy().into_owned())
+        };
+        Error::Device {
+            action,
+            what: format!("{} ({})", text(e.error_name()), text(e.error_string())),
+            out_of_memory: e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        }
+    }
+}
+
+/// A GPU with its context. Everything made on it holds it.
+#[derive(Debug)]
+pub struct Device {
+    ordinal: c_int,
+    context: sys::CUcontext,
+    /// What it is.
+    pub facts: Facts,
+}
+
+// SAFETY: a context may be used from any thread; each call makes it current first.
+unsafe impl Send for Device {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Device {}
+
+/// What a device is.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Facts {
+    /// The name that the driver gives.
+    pub name: String,
+    /// Its number on this machine.
+    pub number: usize,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of memory that it has.
+    pub total_bytes: u64,
+    /// The driver's interface version: 12080 for CUDA 12.8.
+    pub driver_version: u32,
+}
+
+/// Whether a driver is installed at all.
+#[must_use]
+pub fn is_installed() -> bool {
+    // SAFETY: loading the library runs its initializers, as for any program that is linked to it.
+    unsafe { sys::is_culib_present() }
+}
+
+impl Device {
+    /// Opens GPU `number`, from 0. The error says what is missing.
+    pub fn open(number: usize) -> Result<Arc<Self>> {
+        let missing = |what: String| Error::request(format!("no CUDA device: {what}"));
+        if !is_installed() {
+            return Err(missing("the driver's library (libcuda.so.1) is not installed".into()));
+        }
+        result::init().map_err(|e| missing(format!("the driver does not start: {}", failed("start")(e))))?;
+        let mut version = 0;
+        // SAFETY: the pointer is to a live integer.
+        unsafe { sys::cuDriverGetVersion(&raw mut version) }
+            .result()
+            .map_err(failed("ask for its version"))?;
+        if version < DRIVER_MIN {
+            let has = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+            return Err(missing(format!("the driver is of {has}; this program needs CUDA 12.0 or newer")));
+        }
+        let count = result::device::get_count().map_err(failed("count the devices"))?;
+        let ordinal = c_int::try_from(number).unwrap_or(c_int::MAX);
+        if ordinal >= count {
+            return Err(missing(format!("device {number} of {count}; they are counted from 0")));
+        }
+        let device = result::device::get(ordinal).map_err(failed("open the device"))?;
+        let attribute = |which| {
+            // SAFETY: `device` is what the driver has just given.
+            let value = unsafe { result::device::get_attribute(device, which) };
+            value.map(|v| u32::try_from(v).unwrap_or(0)).map_err(failed("ask for the device's properties"))
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < CAPABILITY_MIN {
+            let (major, minor) = capability;
+            return Err(missing(format!(
+                "device {number} has compute capability {major}.{minor}; the kernels need 7.0"
+            )));
+        }
+        let facts = Facts {
+            name: result::device::get_name(device).map_err(failed("ask for the device's name"))?,
+            number,
+            capability,
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            // SAFETY: as above.
+            total_bytes: unsafe { result::device::total_mem(device) }
+                .map_err(failed("ask for the device's memory"))? as u64,
+            driver_version: u32::try_from(version).unwrap_or(0),
+        };
+        // SAFETY: as above; released once, on drop.
+        let context =
+            unsafe { result::primary_ctx::retain(device) }.map_err(failed("start work on the device"))?;
+        Ok(Arc::new(Self { ordinal: device, context, facts }))
+    }
+
+    /// Makes the context current on this thread.
+    fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained while `self` lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("use the device"))
+    }
+
+    /// Bytes of device memory that are free now.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.bind()?;
+        result::mem_get_info().map(|(free, _)| free as u64).map_err(failed("ask for free device memory"))
+    }
+
+    /// Allocates device memory.
+    pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<Memory> {
+        self.bind()?;
+        let bytes = bytes.max(1);
+        // SAFETY: plain allocation; freed once, on drop.
+        let at = unsafe { result::malloc_sync(bytes) }.map_err(failed("allocate device memory"))?;
+        Ok(Memory { device: Arc::clone(self), at, bytes })
+    }
+
+    /// A host buffer of at least `bytes` that the device copies from without staging.
+    pub fn pinned(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<Pinned> {
+        let mut buffer = sys.page_buf(bytes)?;
+        self.bind()?;
+        // SAFETY: the buffer's memory stays where it is until `Pinned` has taken the registration back.
+        let registered = unsafe { sys::cuMemHostRegister_v2(buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        registered.result().map_err(failed("pin a host buffer"))?;
+        Ok(Pinned { device: Arc::clone(self), buffer: Some(buffer) })
+    }
+
+    /// A queue of work, of the device's highest or lowest priority.
+    pub fn stream(self: &Arc<Self>, urgent: bool) -> Result<Stream> {
+        self.bind()?;
+        let make = || {
+            let (lowest, highest) = result::stream::get_priority_range()?;
+            let priority = if urgent { highest } else { lowest };
+            result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, priority)
+        };
+        let stream = make().map_err(failed("create a stream"))?;
+        Ok(Stream { device: Arc::clone(self), stream })
+    }
+
+    /// A mark in a stream that others wait for; with `timed`, one whose time can be asked for.
+    pub fn event(self: &Arc<Self>, timed: bool) -> Result<Event> {
+        self.bind()?;
+        use sys::CUevent_flags_enum as Flags;
+        let flags = if timed { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
+        let event = result::event::create(flags).map_err(failed("create an event"))?;
+        Ok(Event { device: Arc::clone(self), event })
+    }
+
+    /// Loads kernels: a cubin, or PTX that ends in a zero byte.
+    pub fn module(self: &Arc<Self>, image: &[u8]) -> Result<Arc<Module>> {
+        self.bind()?;
+        assert!(image.starts_with(b"\x7fELF") || image.ends_with(b"\0"), "PTX ends in a zero byte");
+        // SAFETY: a cubin carries its length, PTX ends in a zero byte.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
+            .map_err(failed("load the kernels"))?;
+        Ok(Arc::new(Module { device: Arc::clone(self), module }))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained in `open`; nothing that uses the context is left.
+        let _ = unsafe { result::primary_ctx::release(self.ordinal) };
+    }
+}
+
+/// Device memory.
+#[derive(Debug)]
+pub struct Memory {
+    device: Arc<Device>,
+    at: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    /// Fills it from the start, and waits.
+    pub fn write<T: Pod>(&mut self, data: &[T]) -> Result<()> {
+        assert!(size_of_val(data) <= self.bytes, "a copy fits the device memory");
+        self.device.bind()?;
+        // SAFETY: the range is inside the allocation; the call returns when the copy has been made.
+        unsafe { result::memcpy_htod_sync(self.at, data) }.map_err(failed("copy to the device"))
+    }
+
+    /// Reads it from the start, and waits.
+    pub fn read<T: Pod>(&self, data: &mut [T]) -> Result<()> {
+        assert!(size_of_val(data) <= self.bytes, "a copy fits the device memory");
+        self.device.bind()?;
+        // SAFETY: as above; any bytes are a valid `T`.
+        unsafe { result::memcpy_dtoh_sync(data, self.at) }.map_err(failed("copy from the device"))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: allocated by `Device::memory`, freed here only. The driver waits for work that uses it.
+            let _ = unsafe { result::free_sync(self.at) };
+        }
+    }
+}
+
+/// A pinned host buffer.
+#[derive(Debug)]
+pub struct Pinned {
+    device: Arc<Device>,
+    /// `None` only while it is dropped.
+    buffer: Option<PageBuf>,
+}
+
+impl AsMut<[u8]> for Pinned {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let bound = self.device.bind();
+        if let (Ok(()), Some(buffer)) = (bound, &mut self.buffer) {
+            // SAFETY: registered in `Device::pinned`; no copy is under way, `Upload` owns buffers that are copied.
+            let _ = unsafe { sys::cuMemHostUnregister(buffer.as_mut_ptr().cast()) };
+        }
+    }
+}
+
+/// A queue of work on the device.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    stream: sys::CUstream,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// Later work on this stream waits for what `event` marks.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.device.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        unsafe { result::stream::wait_event(self.stream, event.event, flags) }
+            .map_err(failed("wait for an event"))
+    }
+
+    /// Waits until all work on this stream is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(failed("finish work on the device"))
+    }
+
+    /// Sets the bytes of `memory` to `byte`.
+    pub fn fill(&self, memory: &mut Memory, byte: u8) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the range is the allocation.
+        unsafe { result::memset_d8_async(memory.at, byte, memory.bytes, self.stream) }
+            .map_err(failed("clear device memory"))
+    }
+
+    /// Copies the first `bytes` of `buffer` to `memory` at `offset`, and keeps the buffer until `done`, which is
+    /// recorded behind the copy, has come.
+    pub fn upload(
+        &self,
+        buffer: Pinned,
+        bytes: usize,
+        memory: &Memory,
+        offset: usize,
+        done: Arc<Event>,
+    ) -> Result<Upload> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes), "a copy fits");
+        self.device.bind()?;
+        let source = buffer.buffer.as_deref().unwrap_or_default();
+        let source = &source[..bytes];
+        // From here on `Upload` waits before it lets the buffer go, also where a call fails.
+        // SAFETY: the buffer does not move or change while `Upload` owns it.
+        let copied = unsafe { result::memcpy_htod_async(memory.at + offset as u64, source, self.stream) };
+        let upload = Upload { buffer: Some(buffer), done: Arc::clone(&done), stream: self.stream };
+        copied.map_err(failed("copy a chunk to the device"))?;
+        done.record(self)?;
+        Ok(upload)
+    }
+
+    /// Starts `grid` thread blocks of `threads` threads.
+    pub fn launch<A: Pod>(&self, kernel: &Kernel, grid: u32, threads: u32, arguments: &A) -> Result<()> {
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
+        self.launch_with(kernel, grid, threads, &mut parameters)
+    }
+
+    /// Starts `finish`: adds up `copies` of `elements` sums into `result`.
+    pub fn launch_finish(
+        &self,
+        kernel: &Kernel,
+        sums: &Memory,
+        copies: u32,
+        elements: u64,
+        result: &Memory,
+    ) -> Result<()> {
+        const THREADS: u64 = 256;
+        let (mut from, mut to, mut copies, mut count) = (sums.at, result.at, copies, elements);
+        let mut parameters: [*mut c_void; 4] =
+            [(&raw mut from).cast(), (&raw mut copies).cast(), (&raw mut count).cast(), (&raw mut to).cast()];
+        let grid = u32::try_from(elements.div_ceil(THREADS).clamp(1, 1 << 16)).unwrap_or(1);
+        self.launch_with(kernel, grid, THREADS as u32, &mut parameters)
+    }
+
+    fn launch_with(
+        &self,
+        kernel: &Kernel,
+        grid: u32,
+        threads: u32,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the module lives as long as `kernel`; the driver copies the parameters before it returns. Kernels
+        // touch device memory only.
+        unsafe {
+            result::launch_kernel(kernel.function, (grid, 1, 1), (threads, 1, 1), 0, self.stream, parameters)
+        }
+        .map_err(failed("start a kernel"))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: created by `Device::stream`, destroyed here only; the driver finishes queued work.
+            let _ = unsafe { result::stream::destroy(self.stream) };
+        }
+    }
+}
+
+/// A copy of a host buffer under way.
+#[derive(Debug)]
+pub struct Upload {
+    /// `None` once it was taken.
+    buffer: Option<Pinned>,
+    done: Arc<Event>,
+    stream: sys::CUstream,
+}
+
+impl Upload {
+    /// Whether the copy has been made.
+    pub fn is_done(&self) -> Result<bool> {
+        self.done.is_done()
+    }
+
+    /// Waits for the copy and gives the buffer back.
+    pub fn finish(mut self) -> Result<Pinned> {
+        self.done.synchronize()?;
+        Ok(self.buffer.take().expect("taken once"))
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(buffer) = &self.buffer
+            && buffer.device.bind().is_ok()
+        {
+            // An upload ends early only where a run fails. After an error of the device nothing runs on it any
+            // more, so that the buffer can go in either case.
+            // SAFETY: streams outlive uploads: the backend drops them later.
+            let _ = unsafe { result::stream::synchronize(self.stream) };
+        }
+    }
+}
+
+/// A mark in a stream.
+#[derive(Debug)]
+pub struct Event {
+    device: Arc<Device>,
+    event: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: the driver locks.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Marks the end of the work that `stream` has now.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: both live.
+        unsafe { result::event::record(self.event, stream.stream) }.map_err(failed("record an event"))
+    }
+
+    /// Whether that work is done; true if nothing was recorded.
+    pub fn is_done(&self) -> Result<bool> {
+        self.device.bind()?;
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(e) => Err(failed("ask for an event")(e)),
+        }
+    }
+
+    /// Waits until that work is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the event lives.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("wait for the device"))
+    }
+
+    /// Seconds from `start` to this one; both timed and done.
+    pub fn seconds_since(&self, start: &Self) -> Result<f64> {
+        self.device.bind()?;
+        // SAFETY: both live.
+        let milliseconds = unsafe { result::event::elapsed(start.event, self.event) };
+        milliseconds.map(|ms| f64::from(ms) / 1e3).map_err(failed("ask for a time"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: created by `Device::event`, destroyed here only.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
+/// Loaded kernels.
+#[derive(Debug)]
+pub struct Module {
+    device: Arc<Device>,
+    module: sys::CUmodule,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: the driver locks.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// The kernel of that name.
+    pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel> {
+        self.device.bind()?;
+        let name = CString::new(name).map_err(|e| Error::request(e.to_string()))?;
+        // SAFETY: the module lives.
+        let function =
+            unsafe { result::module::get_function(self.module, name) }.map_err(failed("find a kernel"))?;
+        Ok(Kernel { _module: Arc::clone(self), function })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: loaded by `Device::module`, unloaded here only.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+/// A kernel.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    _module: Arc<Module>,
+    function: sys::CUfunction,
+}
+
+// SAFETY: functions may be used from any thread.
+unsafe impl Send for Kernel {}

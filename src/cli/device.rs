@@ -1,0 +1,202 @@
+//! The GPU as `blco-run` uses it. Without the feature `cuda` the same names, with nothing behind them.
+
+#[cfg(feature = "cuda")]
+pub use with_cuda::*;
+#[cfg(not(feature = "cuda"))]
+pub use without_cuda::*;
+
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::{PassReport, Plan, Span};
+
+/// What is asked of the GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRequest {
+    /// Which one.
+    pub number: usize,
+    /// Bytes of its memory.
+    pub memory: Option<u64>,
+    /// Lanes.
+    pub lanes: Option<usize>,
+    /// Passes that are to come.
+    pub passes: u32,
+}
+
+/// Passes over a store on a GPU.
+pub struct Passes<'a> {
+    pub store: &'a Store,
+    pub plan: &'a Plan,
+    pub device_plan: &'a DevicePlan,
+    pub repeat: u32,
+}
+
+/// How passes went.
+pub struct Ran {
+    pub passes: Vec<PassReport>,
+    pub spans: Vec<Span>,
+    /// What was allocated.
+    pub plan: DevicePlan,
+    /// Where that was less than planned.
+    pub notes: Vec<String>,
+}
+
+/// Bytes of host memory that MTTKRP on a GPU holds: factors and results.
+pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
+    let rows = |m: usize| u64::from(shape.dims()[m]);
+    let all: u64 = (0..shape.order()).map(rows).sum::<u64>() + modes.iter().map(|&m| rows(m)).sum::<u64>();
+    all * rank as u64 * size_of::<T>() as u64
+}
+
+#[cfg(feature = "cuda")]
+mod with_cuda {
+    use super::{DeviceRequest, Passes, Ran};
+    use crate::backend::cuda::{self, CudaBackend, DeviceLimits};
+    use crate::dense::Matrix;
+    use crate::error::Result;
+    use crate::op::mttkrp::ModeMatrix;
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes};
+    use crate::store::Store;
+    use crate::stream::{Executor, Plan};
+    use bytesize::ByteSize;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    pub use crate::backend::cuda::DevicePlan;
+    pub use crate::backend::cuda::abi::CHAIN;
+    pub use crate::backend::cuda::driver::is_installed;
+
+    /// An open GPU.
+    pub type Device = Arc<cuda::driver::Device>;
+
+    /// A number that can go to a GPU.
+    pub trait Real: crate::dense::Real + bytemuck::Pod {}
+    impl<T: crate::dense::Real + bytemuck::Pod> Real for T {}
+
+    /// Opens the GPU and plans what to use of it.
+    pub fn find<T: Real>(
+        request: &DeviceRequest,
+        store: &Store,
+        modes: &[usize],
+        rank: usize,
+    ) -> Result<(Device, DevicePlan)> {
+        let device = cuda::driver::Device::open(request.number)?;
+        let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
+        let limits = DeviceLimits { memory: request.memory, lanes: request.lanes, passes: request.passes };
+        let plan = cuda::plan(&device.facts, device.free_bytes()?, store, bytes, &limits)?;
+        Ok((device, plan))
+    }
+
+    /// What the GPU is called.
+    pub fn name(plan: &DevicePlan) -> &str {
+        &plan.device.name
+    }
+
+    /// The first chunks, which stay on the GPU.
+    pub fn held(plan: &DevicePlan) -> usize {
+        plan.resident_chunks
+    }
+
+    impl Passes<'_> {
+        /// MTTKRP of `modes`: the results of the last pass.
+        pub fn mttkrp<T: Real>(
+            &self,
+            device: &Device,
+            factors: &[Matrix<T>],
+            modes: &[usize],
+            progress: &(dyn Fn(u64) + Sync),
+        ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
+            let manifest = self.store.manifest();
+            let mut op = DeviceMttkrp::new(device, &manifest.shape, manifest.index_encoding, factors, modes)?;
+            let mut backend = CudaBackend::new(device, self.store, self.device_plan, &mut op)?;
+            let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
+            let passes =
+                (0..self.repeat).map(|_| executor.pass(&mut backend, progress)).collect::<Result<_>>()?;
+            let spans = executor.spans().to_vec();
+            let (plan, notes) = (backend.plan().clone(), backend.notes().to_vec());
+            drop((executor, backend));
+            Ok((op.results(self.store.sys())?, Ran { passes, spans, plan, notes }))
+        }
+    }
+
+    /// What `--plan` prints.
+    pub fn plan_text(store: &Path, modes: &[usize], rank: usize, plan: &Plan, device: &DevicePlan) -> String {
+        format!(
+            "{}: mttkrp of modes {modes:?}, rank {rank}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
+             of {} chunks that stay, {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
+             kept, {}\n  a pass  {} in {} chunks, one pass for all modes; over the link {} in the first, {} in later ones\n",
+            store.display(),
+            device.device.name,
+            ByteSize(device.memory_bytes),
+            ByteSize(device.operation_bytes),
+            device.lanes,
+            ByteSize(device.lane_bytes),
+            device.resident_chunks,
+            plan.chunks,
+            ByteSize(device.resident_bytes),
+            ByteSize(plan.memory_bytes),
+            ByteSize(plan.operation_bytes),
+            plan.workers,
+            plan.buffers_per_worker,
+            ByteSize(plan.buffer_bytes as u64),
+            plan.kept.len(),
+            ByteSize(plan.kept_bytes),
+            ByteSize(plan.file_bytes),
+            plan.chunks,
+            ByteSize(device.first_pass_bytes),
+            ByteSize(device.later_pass_bytes),
+        )
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod without_cuda {
+    use super::{DeviceRequest, Passes, Ran};
+    use crate::dense::Matrix;
+    use crate::error::{Error, Result};
+    use crate::op::mttkrp::ModeMatrix;
+    use crate::store::Store;
+    use crate::stream::Plan;
+    use std::convert::Infallible;
+    use std::path::Path;
+
+    /// There is none.
+    pub type Device = Infallible;
+    /// There is none.
+    pub type DevicePlan = Infallible;
+    /// Nothing is computed with chains.
+    pub const CHAIN: u32 = 1;
+
+    pub use crate::dense::Real;
+
+    pub fn is_installed() -> bool {
+        false
+    }
+
+    pub fn find<T>(_: &DeviceRequest, _: &Store, _: &[usize], _: usize) -> Result<(Device, DevicePlan)> {
+        Err(Error::request("this program was built without CUDA (feature `cuda`)"))
+    }
+
+    pub fn name(plan: &DevicePlan) -> &str {
+        match *plan {}
+    }
+
+    pub fn held(plan: &DevicePlan) -> usize {
+        match *plan {}
+    }
+
+    impl Passes<'_> {
+        pub fn mttkrp<T>(
+            &self,
+            device: &Device,
+            _: &[Matrix<T>],
+            _: &[usize],
+            _: &(dyn Fn(u64) + Sync),
+        ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
+            match *device {}
+        }
+    }
+
+    pub fn plan_text(_: &Path, _: &[usize], _: usize, _: &Plan, device: &DevicePlan) -> String {
+        match *device {}
+    }
+}

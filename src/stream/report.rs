@@ -1,0 +1,138 @@
+//! What a pass did, and when.
+
+use super::{Line, Loaded, Steps};
+use crate::error::{Error, Result};
+use crate::store::Store;
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// What a pass did. Seconds of workers are sums over the workers.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PassReport {
+    /// Chunks.
+    pub chunks: usize,
+    /// Nonzeros.
+    pub nnz: u64,
+    /// Bytes read from files.
+    pub bytes: u64,
+    /// Wall-clock seconds.
+    pub seconds: f64,
+    /// Nonzeros a second, wall-clock.
+    pub nnz_per_second: f64,
+    /// Workers: seconds of reading.
+    pub read_seconds: f64,
+    /// Workers: seconds of verifying checksums.
+    pub verify_seconds: f64,
+    /// Workers: seconds of undoing the codec.
+    pub decode_seconds: f64,
+    /// Workers: seconds of waiting for a free buffer.
+    pub worker_stall_seconds: f64,
+    /// Backend: seconds of submitting and computing.
+    pub compute_seconds: f64,
+    /// Backend: seconds of waiting for the next chunk.
+    pub compute_stall_seconds: f64,
+    /// What the device did, if there is one.
+    pub device: Option<DevicePass>,
+}
+
+/// What a device did in a pass. Seconds are by its own clock.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct DevicePass {
+    /// Chunks copied to it.
+    pub copied_chunks: usize,
+    /// Bytes copied to it.
+    pub copied_bytes: u64,
+    /// Chunks that it held already.
+    pub resident_chunks: usize,
+    /// Seconds in which at least one lane copied.
+    pub copy_seconds: f64,
+    /// Seconds in which at least one kernel ran.
+    pub kernel_seconds: f64,
+    /// Seconds in which both went on.
+    pub overlap_seconds: f64,
+}
+
+/// One thing that went on in a pass, in seconds since it began.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Span {
+    /// What went on.
+    pub stage: Stage,
+    /// Which worker, lane or stream.
+    pub lane: usize,
+    /// The chunk; `None` for all that the device held.
+    pub chunk: Option<usize>,
+    /// When it began.
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
+}
+
+/// What a [`Span`] can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// A worker reads a file.
+    Read,
+    /// A worker verifies and decodes a chunk.
+    Verify,
+    /// A lane copies a chunk to the device.
+    Copy,
+    /// A kernel works on a chunk.
+    Kernel,
+}
+
+impl Span {
+    /// The same, later by `seconds`.
+    pub(super) fn shift(&mut self, seconds: f64) {
+        self.start += seconds;
+        self.end += seconds;
+    }
+
+    /// What a worker did with a chunk.
+    pub(super) fn add_worker(
+        spans: &mut Vec<Self>,
+        begin: Instant,
+        lane: usize,
+        chunk: usize,
+        steps: &Steps,
+    ) {
+        let start = steps.start.saturating_duration_since(begin).as_secs_f64();
+        let read = start + steps.times.read.as_secs_f64();
+        let end = read + (steps.times.verify + steps.times.decode).as_secs_f64();
+        let chunk = Some(chunk);
+        spans.push(Self { stage: Stage::Read, lane, chunk, start, end: read });
+        spans.push(Self { stage: Stage::Verify, lane, chunk, start: read, end });
+    }
+}
+
+impl PassReport {
+    /// Counts the chunks that the backend holds: all but `brought`.
+    pub(super) fn add_held(&mut self, store: &Store, brought: &[usize]) {
+        let chunks = &store.manifest().chunks;
+        self.chunks = chunks.len();
+        let all: u64 = chunks.iter().map(|c| u64::from(c.nnz)).sum();
+        self.nnz = all - brought.iter().map(|&n| u64::from(chunks[n].nnz)).sum::<u64>();
+    }
+
+    /// Waits for the next chunk of a line and books where the time went.
+    pub(super) fn next_chunk<B>(&mut self, line: &Line<B>) -> Result<(Loaded<B>, Steps)> {
+        let start = Instant::now();
+        let received = line.full.recv().map_err(|_| Error::Resource {
+            action: "continue: a reading thread ended early",
+            source: std::io::ErrorKind::BrokenPipe.into(),
+        })?;
+        let (chunk, steps) = received?;
+        self.compute_stall_seconds += start.elapsed().as_secs_f64();
+        self.read_seconds += steps.times.read.as_secs_f64();
+        self.verify_seconds += steps.times.verify.as_secs_f64();
+        self.decode_seconds += steps.times.decode.as_secs_f64();
+        self.worker_stall_seconds += steps.stall.as_secs_f64();
+        self.bytes += chunk.header.file_bytes();
+        Ok((chunk, steps))
+    }
+
+    pub(super) fn finish(&mut self, wall: Duration) {
+        self.seconds = wall.as_secs_f64();
+        self.nnz_per_second = self.nnz as f64 / self.seconds.max(1e-9);
+    }
+}

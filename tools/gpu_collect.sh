@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Collects what a machine with a GPU but without cargo or network needs to test and measure this checkout: stripped
+# programs and small tensors.
+# usage: tools/gpu_collect.sh [DIR [DATA]]    DIR defaults to .gpu, DATA (tensors) to ../shared/data
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=${1:-.gpu}
+data=${2:-../shared/data}
+profile=${PROFILE:-release}
+cargo build --profile "$profile" --bins --quiet
+mkdir -p "$dir/bin" "$dir/data"
+for program in pack run info gen export; do
+    strip -o "$dir/bin/blco-$program" "${CARGO_TARGET_DIR:-target}/$profile/blco-$program"
+done
+for tensor in uber-aprjun2014-4d darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail; do
+    [ ! -f "$data/$tensor.tns.zst" ] || cp -f "$data/$tensor.tns.zst" "$dir/data/"
+done
+[ ! -d "$data/small" ] || cp -f "$data"/small/{mttkrp_b,small,small4,med4,plain_4d_3_16}.tns "$dir/data/"
+du -sh "$dir"
