@@ -20,8 +20,8 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     ("format", &["encoding", "error", "linear", "shape", "store"]),
     ("pack", &["coo", "encoding", "error", "format", "linear", "shape", "store", "sys"]),
     ("stream", &["error", "store", "sys"]),
-    // The host backend implements `stream`'s trait and hands out `format`'s tiles.
-    ("backend", &["encoding", "error", "format", "shape", "store", "stream", "sys"]),
+    // The host backend implements `stream`'s trait and hands out `format`'s tiles; kernels are made for `dense`'s precisions.
+    ("backend", &["dense", "encoding", "error", "format", "shape", "store", "stream", "sys"]),
     ("op", &["backend", "coo", "dense", "encoding", "error", "format", "linear", "shape", "store", "sys"]),
     (
         "cli",

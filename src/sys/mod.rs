@@ -6,8 +6,10 @@
 //! with the data by itself. (`rayon`'s pool is built once, by [`Sys::pool`].)
 
 pub mod fault;
+mod private;
 mod temporary;
 
+pub use private::PrivateDir;
 pub use temporary::{SPILL_PREFIX, Temporary};
 
 use crate::error::{Error, Result};

@@ -15,8 +15,10 @@
 //! note the chunk; the pass then ends with an error.
 
 pub mod abi;
+mod cache;
 pub mod driver;
 pub mod kernels;
+pub mod nvrtc;
 pub mod plan;
 
 use crate::encoding::TILE_NNZ;

@@ -13,7 +13,7 @@
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{MttkrpArgs, THREADS};
 use crate::backend::cuda::driver::{Device, Kernel, Memory, Stream};
-use crate::backend::cuda::kernels::{self, Layout, Specialisation};
+use crate::backend::cuda::kernels::{self, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
 use crate::dense::{Matrix, Precision, Real};
 use crate::encoding::IndexEncoding;
@@ -80,12 +80,8 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
     ) -> Result<Self> {
         let (rank, order) = (factors[0].columns(), shape.order());
-        let layout = match encoding {
-            IndexEncoding::Raw => Layout::Raw,
-            IndexEncoding::Tiled => Layout::Tiled,
-        };
-        let module = device.module(&kernels::embedded()?)?;
-        let kernel = Specialisation::new(layout, T::PRECISION, order, rank);
+        let module = device.module(&kernels::embedded_ptx())?;
+        let kernel = Specialisation::new(encoding, T::PRECISION, order, rank);
         let kernel = module.kernel(&kernel.embedded_name())?;
         let finish = module.kernel(match T::PRECISION {
             Precision::F64 => "finish_f64",

@@ -1,0 +1,166 @@
+use super::*;
+use IndexEncoding::{Raw, Tiled};
+use Precision::{F32, F64};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+const EVERY_DRIVER: u32 = 99_000;
+
+/// The pinned NVRTC that tools/test.sh names, or a word that it is skipped.
+fn pinned() -> Option<Nvrtc> {
+    let Some(directory) = std::env::var_os("BLCO_NVRTC_PATH") else {
+        println!("skipped: BLCO_NVRTC_PATH is not set (tools/kernel_tools.sh, then tools/test.sh)");
+        return None;
+    };
+    Some(Nvrtc::find(EVERY_DRIVER, Some(Path::new(&directory))).unwrap())
+}
+
+fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
+    let mut specs = Vec::new();
+    for layout in [Raw, Tiled] {
+        for precision in [F64, F32] {
+            for &order in orders {
+                specs.extend(ranks.iter().map(|&rank| Specialisation::new(layout, precision, order, rank)));
+            }
+        }
+    }
+    specs
+}
+
+#[test]
+fn names_say_what_a_kernel_is_made_for() {
+    let name =
+        |layout, precision, order, rank| Specialisation::new(layout, precision, order, rank).embedded_name();
+    assert_eq!(name(Tiled, F64, 3, 32), "mttkrp_tiled_f64_o3_l16c2");
+    assert_eq!(name(Raw, F32, 4, 16), "mttkrp_raw_f32_o4_l16c1");
+    assert_eq!(name(Raw, F32, 2, 8), "mttkrp_raw_f32_o8_l8c1");
+    assert_eq!(name(Tiled, F64, 8, 17), "mttkrp_tiled_f64_o8_l16c2");
+}
+
+/// Whatever is asked for is embedded, and nothing else but what finishes a result.
+#[test]
+fn the_embedded_kernels_are_those_that_are_asked_for() {
+    let ptx = String::from_utf8(embedded_ptx()).unwrap();
+    assert!(ptx.ends_with("}\n\0"), "whole and NUL-terminated");
+    assert!(ptx.starts_with(".version 8.0\n.target sm_70\n"), "a driver of CUDA 12.0 must take it");
+    let embedded: BTreeSet<&str> = ptx
+        .lines()
+        .filter_map(|line| line.strip_prefix(".visible .entry ")?.split_once('('))
+        .map(|(name, _)| name)
+        .collect();
+    let mut asked: BTreeSet<String> = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100])
+        .iter()
+        .map(Specialisation::embedded_name)
+        .collect();
+    asked.extend(["finish_f64".into(), "finish_f32".into()]);
+    assert_eq!(embedded, asked.iter().map(String::as_str).collect());
+}
+
+/// Every source is embedded: what a specialised kernel is compiled from is what the PTX was made from.
+#[test]
+fn every_source_is_embedded() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let names = fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let sources: BTreeSet<String> =
+        names.filter(|name| [".cu", ".cuh", ".h"].iter().any(|ending| name.ends_with(ending))).collect();
+    let embedded: BTreeSet<String> =
+        HEADERS.iter().chain([&SOURCE]).map(|source| source.name.to_owned()).collect();
+    assert_eq!(embedded, sources);
+}
+
+#[test]
+fn a_key_depends_on_all_that_a_kernel_depends_on() {
+    let spec = Specialisation::new(Tiled, F64, 3, 32);
+    let options = spec.options((9, 0));
+    let reference = key((12, 8), &options);
+    assert_eq!(reference, key((12, 8), &spec.options((9, 0))));
+    let mut keys = BTreeSet::from([reference]);
+    keys.extend([key((12, 9), &options), key((13, 8), &options), key((12, 8), &spec.options((8, 0)))]);
+    let others = [
+        Specialisation { layout: Raw, ..spec },
+        Specialisation { precision: F32, ..spec },
+        Specialisation { order: 4, ..spec },
+        Specialisation { rank: 31, ..spec },
+        Specialisation { lanes: 8, ..spec },
+        Specialisation { columns: 1, ..spec },
+    ];
+    keys.extend(others.iter().map(|other| key((12, 8), &other.options((9, 0)))));
+    assert_eq!(keys.len(), 10);
+}
+
+#[test]
+fn every_specialisation_compiles() {
+    let Some(nvrtc) = pinned() else { return };
+    let ranks = [1, 16, 33];
+    let specs = (2..=ORDER_MAX).flat_map(|order| all(&[order], &[ranks[order % 3]]));
+    for (spec, capability) in specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]) {
+        let image = specialised(&Sys::default(), &nvrtc, &spec, capability, None)
+            .unwrap_or_else(|reason| panic!("{spec:?} for {capability:?}: {reason}"));
+        assert!(image.bytes.starts_with(b"\x7fELF"), "{spec:?}");
+        assert_eq!((image.origin, image.cache_refused), (Origin::Compiled, None));
+    }
+}
+
+#[test]
+fn a_kernel_is_compiled_once() {
+    let Some(nvrtc) = pinned() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cache");
+    let spec = Specialisation::new(Tiled, F64, 3, 32);
+    let make = || specialised(&Sys::default(), &nvrtc, &spec, (9, 0), Some(&path)).unwrap();
+    let first = make();
+    assert_eq!((first.origin, first.cache_refused), (Origin::Compiled, None));
+    let second = make();
+    assert_eq!((second.origin, second.cache_refused), (Origin::Cache, None));
+    assert!(first.bytes == second.bytes);
+
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    let third = make();
+    assert_eq!(third.origin, Origin::Compiled);
+    assert!(third.cache_refused.unwrap().contains("other users can write"));
+    assert!(first.bytes == third.bytes, "NVRTC makes other bytes from the same source");
+}
+
+/// A cache that cannot be made is no error.
+#[test]
+fn a_kernel_needs_no_cache() {
+    let Some(nvrtc) = pinned() else { return };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let spec = Specialisation::new(Raw, F32, 2, 4);
+    let image =
+        specialised(&Sys::default(), &nvrtc, &spec, (8, 0), Some(&file.path().join("cache"))).unwrap();
+    assert_eq!(image.origin, Origin::Compiled);
+    assert!(image.cache_refused.is_some());
+}
+
+#[test]
+fn what_cannot_be_compiled_is_told_in_a_line() {
+    let Some(nvrtc) = pinned() else { return };
+    let spec = Specialisation::new(Raw, F64, 3, 4);
+    let compile =
+        |spec, capability| specialised(&Sys::default(), &nvrtc, spec, capability, None).unwrap_err();
+    let reasons = [compile(&spec, (99, 9)), compile(&Specialisation { lanes: 0, ..spec }, (9, 0))];
+    for reason in reasons {
+        assert!(reason.starts_with("NVRTC 1") && !reason.contains('\n'), "{reason}");
+    }
+}
+
+#[test]
+fn an_nvrtc_newer_than_the_driver_is_refused() {
+    let Some(nvrtc) = pinned() else { return };
+    let directory = nvrtc.name().parent().unwrap().to_owned();
+    let (major, _) = nvrtc.version();
+    assert!(Nvrtc::find(major * 1000, Some(&directory)).is_ok());
+    let refused = Nvrtc::find(major * 1000 - 10, Some(&directory)).unwrap_err();
+    assert!(refused.contains("newer than the driver"), "{refused}");
+}
+
+#[test]
+fn what_is_not_installed_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let find = || Nvrtc::find(EVERY_DRIVER, Some(dir.path())).unwrap_err();
+    assert_eq!(find(), "NVRTC (libnvrtc.so) is not installed");
+    fs::write(dir.path().join("libnvrtc.so.12"), "not a library").unwrap();
+    assert_eq!(find(), "NVRTC (libnvrtc.so) is not installed");
+}

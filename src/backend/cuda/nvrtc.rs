@@ -1,0 +1,249 @@
+//! NVRTC, NVIDIA's run-time compiler, where it is installed: looked for at run time, never needed.
+//!
+//! That a kernel could not be compiled is no [`crate::error::Error`]: the embedded kernels serve. The reason is one
+//! line for a report.
+
+#![expect(unsafe_code, reason = "NVRTC is a C library")]
+
+use libloading::Library;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+/// Major versions that the kernels are known to compile with, best first.
+const MAJORS: [u32; 2] = [13, 12];
+/// Where toolkits put their libraries without telling the loader.
+const DIRECTORIES: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+
+/// `nvrtcProgram`.
+type Program = *mut c_void;
+/// `nvrtcResult`; 0 is success.
+type Status = c_int;
+
+/// A file by name and text.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceFile {
+    /// As `#include` names it.
+    pub name: &'static str,
+    /// Its text, without NUL.
+    pub text: &'static str,
+}
+
+/// The functions that are used, as nvrtc.h of CUDA 12 and 13 declares them.
+#[derive(Debug)]
+struct Functions {
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    destroy: unsafe extern "C" fn(*mut Program) -> Status,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+}
+
+impl Functions {
+    fn of(library: &Library) -> Result<Self, libloading::Error> {
+        // SAFETY: each name has the type of its field in nvrtc.h, from CUDA 11.1 on. The pointers are called only
+        // by `Nvrtc`, which keeps the library loaded.
+        unsafe {
+            Ok(Self {
+                version: *library.get(c"nvrtcVersion")?,
+                error_string: *library.get(c"nvrtcGetErrorString")?,
+                create: *library.get(c"nvrtcCreateProgram")?,
+                destroy: *library.get(c"nvrtcDestroyProgram")?,
+                compile: *library.get(c"nvrtcCompileProgram")?,
+                log_size: *library.get(c"nvrtcGetProgramLogSize")?,
+                log: *library.get(c"nvrtcGetProgramLog")?,
+                cubin_size: *library.get(c"nvrtcGetCUBINSize")?,
+                cubin: *library.get(c"nvrtcGetCUBIN")?,
+            })
+        }
+    }
+}
+
+/// A loaded NVRTC.
+#[derive(Debug)]
+pub struct Nvrtc {
+    functions: Functions,
+    version: (u32, u32),
+    name: PathBuf,
+    /// Loaded while the functions can be called, with what it loads by name alone when it compiles.
+    _libraries: (Library, Option<Library>),
+}
+
+impl Nvrtc {
+    /// The newest NVRTC that is installed and no newer than the driver, whose version is 12080 for CUDA 12.8: in
+    /// `directory`, or else wherever the loader looks and toolkits are. The error is one line.
+    pub fn find(driver_version: u32, directory: Option<&Path>) -> Result<Self, String> {
+        let mut reason = String::from("NVRTC (libnvrtc.so) is not installed");
+        for path in candidates(directory) {
+            // SAFETY: loading runs the library's initializers, as for any program that is linked to it; which
+            // library a name means is up to the user who starts the program.
+            let Ok(library) = (unsafe { Library::new(&path) }) else { continue };
+            match Self::accept(library, &path, driver_version / 1000) {
+                Ok(nvrtc) => return Ok(nvrtc),
+                Err(refused) => reason = format!("{}: {refused}", path.display()),
+            }
+        }
+        Err(reason)
+    }
+
+    /// Takes a loaded library, unless its version does not serve.
+    fn accept(library: Library, path: &Path, driver_major: u32) -> Result<Self, String> {
+        let functions = Functions::of(&library).map_err(|e| format!("not an NVRTC: {e}"))?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the pointers are to live integers.
+        let status = unsafe { (functions.version)(&raw mut major, &raw mut minor) };
+        let (Ok(major), Ok(minor), 0) = (u32::try_from(major), u32::try_from(minor), status) else {
+            return Err("does not tell its version".into());
+        };
+        if !MAJORS.contains(&major) {
+            return Err(format!("version {major}.{minor} is not known to this program"));
+        }
+        if major > driver_major {
+            return Err(format!("version {major}.{minor} is newer than the driver's CUDA {driver_major}"));
+        }
+        // Looked up by name alone when NVRTC compiles: its own directory need not be where the loader looks.
+        let builtins = path.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
+        // SAFETY: as for NVRTC itself, of which this is a part.
+        let builtins = unsafe { Library::new(builtins) }.ok();
+        Ok(Self {
+            functions,
+            version: (major, minor),
+            name: path.to_path_buf(),
+            _libraries: (library, builtins),
+        })
+    }
+
+    /// Major and minor version.
+    #[must_use]
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The file, or the name that the loader resolved.
+    #[must_use]
+    pub fn name(&self) -> &Path {
+        &self.name
+    }
+
+    /// Compiles `source` to a device binary. Headers are found by name among `headers`. The error is one line.
+    pub fn compile(
+        &self,
+        source: SourceFile,
+        headers: &[SourceFile],
+        options: &[String],
+    ) -> Result<Vec<u8>, String> {
+        let texts = strings(headers.iter().map(|h| h.text));
+        let names = strings(headers.iter().map(|h| h.name));
+        let options = strings(options.iter().map(String::as_str));
+        let (text, name) = (c_string(source.text), c_string(source.name));
+        let (texts, names, options) = (pointers(&texts), pointers(&names), pointers(&options));
+
+        let mut program = Created { nvrtc: self, handle: ptr::null_mut() };
+        // SAFETY: all pointers are to NUL-terminated strings, and to as many of them as told, that outlive the
+        // call; NVRTC copies them.
+        let created = unsafe {
+            (self.functions.create)(
+                &raw mut program.handle,
+                text.as_ptr(),
+                name.as_ptr(),
+                count(&names),
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        self.check(created)?;
+        // SAFETY: the program is created; the strings are NUL-terminated and outlive the call.
+        let compiled = unsafe { (self.functions.compile)(program.handle, count(&options), options.as_ptr()) };
+        self.check(compiled).map_err(|status| {
+            let log = program.bytes(self.functions.log_size, self.functions.log).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let first = log.trim_matches('\0').lines().find(|line| !line.trim().is_empty());
+            format!("{status}: {}", first.unwrap_or("no reason is given"))
+        })?;
+        let cubin = program.bytes(self.functions.cubin_size, self.functions.cubin)?;
+        if cubin.is_empty() { Err("NVRTC made nothing".into()) } else { Ok(cubin) }
+    }
+
+    fn check(&self, status: Status) -> Result<(), String> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: any number is allowed; the string is static.
+        let text = unsafe { (self.functions.error_string)(status).as_ref().map(|c| CStr::from_ptr(c)) };
+        let (major, minor) = self.version;
+        let text = text.map_or_else(|| format!("error {status}").into(), CStr::to_string_lossy);
+        Err(format!("NVRTC {major}.{minor}: {text}"))
+    }
+}
+
+/// A program, destroyed when dropped. The handle is null until it is created.
+struct Created<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: Program,
+}
+
+impl Created<'_> {
+    /// What a pair of functions tells of the program: its length, then the bytes.
+    fn bytes(
+        &self,
+        size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+        get: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    ) -> Result<Vec<u8>, String> {
+        let mut bytes = 0;
+        // SAFETY: the program is created, the pointer is to a live integer.
+        self.nvrtc.check(unsafe { size(self.handle, &raw mut bytes) })?;
+        let mut buffer = vec![0; bytes];
+        // SAFETY: as above; `get` fills as many bytes as `size` has told.
+        self.nvrtc.check(unsafe { get(self.handle, buffer.as_mut_ptr().cast()) })?;
+        Ok(buffer)
+    }
+}
+
+impl Drop for Created<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: created, and destroyed only here.
+            unsafe { (self.nvrtc.functions.destroy)(&raw mut self.handle) };
+        }
+    }
+}
+
+/// The names to try, in order.
+fn candidates(directory: Option<&Path>) -> Vec<PathBuf> {
+    let names = || {
+        let numbered = MAJORS.iter().map(|major| format!("libnvrtc.so.{major}"));
+        numbered.chain([String::from("libnvrtc.so")]).map(PathBuf::from)
+    };
+    if let Some(directory) = directory {
+        return names().map(|name| directory.join(name)).collect();
+    }
+    let installed = DIRECTORIES.iter().flat_map(|d| names().map(|name| Path::new(d).join(name)));
+    names().chain(installed).collect()
+}
+
+fn c_string(text: &str) -> CString {
+    CString::new(text).expect("sources and options hold no NUL")
+}
+
+fn strings<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<CString> {
+    texts.map(c_string).collect()
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|s| s.as_ptr()).collect()
+}
+
+fn count(pointers: &[*const c_char]) -> c_int {
+    c_int::try_from(pointers.len()).expect("a handful")
+}

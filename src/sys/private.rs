@@ -1,0 +1,181 @@
+//! Directories of this user alone: where a program may keep what it will trust later.
+
+use super::fault::Call;
+use super::{File, Sys, Temporary};
+use crate::error::{Error, Result};
+use rustix::fs::{Mode, OFlags, openat, renameat};
+use std::fs::Metadata;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// An open directory that belongs to this user and that nobody else can write to. What its path names later does
+/// not matter: files are found through the open directory.
+#[derive(Debug)]
+pub struct PrivateDir {
+    directory: File,
+}
+
+/// Refuses what another user owns or can write. Access lists are seen too: they show in the group's bits.
+fn require_private(path: &Path, facts: &Metadata) -> Result<()> {
+    let path = path.display();
+    if facts.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Error::request(format!("{path}: not used, it belongs to another user")));
+    }
+    if facts.mode() & 0o022 != 0 {
+        return Err(Error::request(format!("{path}: not used, other users can write to it (chmod go-w)")));
+    }
+    Ok(())
+}
+
+impl Sys {
+    /// Opens the directory `path`, created for this user alone where there is none, its parents too.
+    /// [`Error::Request`] where it belongs to another user or others can write to it; symbolic links are refused.
+    pub fn private_dir(&self, path: &Path) -> Result<PrivateDir> {
+        // Without the slash at the end that would follow a link.
+        let path: PathBuf = path.components().collect();
+        self.pass(Call::Open)
+            .and_then(|_| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path))
+            .map_err(Error::io(&path, "create"))?;
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let inner = self
+            .pass(Call::Open)
+            .and_then(|_| std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path))
+            .map_err(Error::io(&path, "open"))?;
+        let directory = File { inner, path, sys: self.clone() };
+        require_private(directory.path(), &directory.metadata()?)?;
+        Ok(PrivateDir { directory })
+    }
+}
+
+impl PrivateDir {
+    fn open(&self, name: &str, flags: OFlags) -> Result<File> {
+        let path = self.directory.path.join(name);
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        self.directory
+            .sys
+            .pass(Call::Open)
+            .and_then(|_| Ok(openat(&self.directory.inner, name, flags, Mode::RUSR | Mode::WUSR)?))
+            .map(|fd| File { inner: fd.into(), path: path.clone(), sys: self.directory.sys.clone() })
+            .map_err(Error::io(&path, "open"))
+    }
+
+    /// The contents of file `name`. An error where there is none, where it is not a regular file of this user
+    /// that nobody else can write, or where it has more than `bytes_max` bytes.
+    pub fn read(&self, name: &str, bytes_max: usize) -> Result<Vec<u8>> {
+        let file = self.open(name, OFlags::RDONLY)?;
+        let facts = file.metadata()?;
+        require_private(file.path(), &facts)?;
+        let bytes = usize::try_from(facts.len()).unwrap_or(usize::MAX);
+        if !facts.is_file() || bytes > bytes_max {
+            return Err(Error::corrupt(file.path(), "not a file of the expected length"));
+        }
+        let mut contents = self.directory.sys.vec(0, bytes)?;
+        let read = file.read_at(&mut contents, 0)?;
+        contents.truncate(read);
+        Ok(contents)
+    }
+
+    /// Makes `contents` the file `name`, in one step and readable by this user only. Not durable: after a loss of
+    /// power the file may be empty or torn.
+    pub fn write(&self, name: &str, contents: &[u8]) -> Result<()> {
+        let (directory, sys) = (&self.directory, &self.directory.sys);
+        // A name that no other process takes, nor one that died with the same number.
+        let other = format!("{name}.{:016x}.tmp", RandomState::new().build_hasher().finish());
+        let temporary = Temporary::at(sys, directory.path.join(&other));
+        self.open(&other, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?.write_all_at(contents, 0)?;
+        sys.pass(Call::Rename)
+            .and_then(|_| renameat(&directory.inner, &other, &directory.inner, name).map_err(io::Error::from))
+            .map_err(Error::io(directory.path.join(name), "rename to"))?;
+        temporary.renamed();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn permit(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_nobody_else_reads_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let private = Sys::default().private_dir(&path).unwrap();
+        private.write("x", b"one").unwrap();
+        private.write("x", b"two").unwrap();
+        assert_eq!(private.read("x", 3).unwrap(), b"two");
+        assert!(private.read("x", 2).is_err(), "longer than the limit");
+        assert!(private.read("y", 3).is_err());
+        assert_eq!((mode(&path), mode(&dir.path().join("a")), mode(&path.join("x"))), (0o700, 0o700, 0o600));
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "something temporary stayed");
+    }
+
+    #[test]
+    fn what_others_can_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        let open = || Sys::default().private_dir(&path);
+        open().unwrap().write("x", b"one").unwrap();
+        for (bits, trusted) in [(0o702, false), (0o720, false), (0o1777, false), (0o755, true), (0o700, true)]
+        {
+            permit(&path, bits);
+            assert_eq!(open().is_ok(), trusted, "directory {bits:o}");
+        }
+        for (bits, trusted) in [(0o602, false), (0o620, false), (0o644, true), (0o600, true)] {
+            permit(&path.join("x"), bits);
+            assert_eq!(open().unwrap().read("x", 9).is_ok(), trusted, "file {bits:o}");
+        }
+    }
+
+    #[test]
+    fn links_and_other_kinds_of_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        let private = Sys::default().private_dir(&real).unwrap();
+        private.write("x", b"one").unwrap();
+        symlink(&real, &link).unwrap();
+        assert!(Sys::default().private_dir(&link).is_err());
+        assert!(Sys::default().private_dir(&link.join("")).is_err(), "the slash at the end follows the link");
+
+        symlink("x", real.join("y")).unwrap();
+        fs::create_dir(real.join("z")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, real.join("p"), rustix::fs::FileType::Fifo, Mode::RUSR, 0)
+            .unwrap();
+        for name in ["y", "z", "p"] {
+            assert!(private.read(name, 9).is_err(), "{name}");
+        }
+        private.write("y", b"two").unwrap();
+        assert_eq!(private.read("x", 9).unwrap(), b"one", "written through a link");
+        assert_eq!(private.read("y", 9).unwrap(), b"two");
+        assert!(private.write("z", b"two").is_err());
+        assert_eq!(fs::read_dir(&real).unwrap().count(), 4, "something temporary stayed");
+    }
+
+    /// Only root can give a file away: elsewhere, somebody else's directory is looked for.
+    #[test]
+    fn what_belongs_to_others_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        Sys::default().private_dir(&path).unwrap().write("x", b"one").unwrap();
+        let root = rustix::process::geteuid().is_root();
+        let theirs = if root { path.as_path() } else { Path::new("/usr") };
+        if root {
+            std::os::unix::fs::chown(path.join("x"), Some(65534), None).unwrap();
+            assert!(Sys::default().private_dir(&path).unwrap().read("x", 9).is_err());
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        }
+        let refused = Sys::default().private_dir(theirs).unwrap_err().to_string();
+        assert!(refused.contains("belongs to another user"), "{refused}");
+    }
+}
