@@ -456,7 +456,9 @@ mod tests {
             let journal = Journal::resume(&sys, dir.path(), bytes).unwrap();
             let mut runs = Runs::new(&sys, Budget::new(0, 2, 1 << 16), spill_dir.clone(), journal, &finished);
             if round == 0 {
-                batches(&dims, nnz).into_iter().for_each(|batch| runs.push(batch).unwrap());
+                for batch in batches(&dims, nnz) {
+                    runs.push(batch).unwrap();
+                }
             }
             runs.drained(&Extent { dims: dims.to_vec(), nnz }).unwrap();
             let (order, report) = (runs.order, SpillReport::default());
