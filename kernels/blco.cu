@@ -1,5 +1,5 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
-// With BLCO_ORDER, BLCO_RANK, BLCO_LAYOUT, BLCO_REAL, BLCO_LANES, BLCO_COLUMNS: the one kernel `mttkrp` made for them.
+// With BLCO_ORDER, BLCO_RANK, BLCO_LAYOUT, BLCO_REAL, BLCO_LANES, BLCO_COLUMNS: `mttkrp` and `finish_real` made for them.
 #include "mttkrp.cuh"
 
 #define MTTKRP(name, layout, real, order, lanes, columns, rank)                                                        \
@@ -8,19 +8,18 @@
         mttkrp<layout, real, order, lanes, columns, rank>(args);                                                       \
     }
 
+#define FINISH(name, real)                                                                                             \
+    extern "C" __global__ void name(const double* sums, u32 copies, u64 elements, real* result)                        \
+    {                                                                                                                  \
+        finish(sums, copies, elements, result);                                                                        \
+    }
+
 #ifdef BLCO_RANK
 MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_RANK)
+FINISH(finish_real, BLCO_REAL)
 #else
 #include "instances.h"
 BLCO_INSTANCES(MTTKRP)
-
-extern "C" __global__ void finish_f64(const double* sums, u32 copies, u64 elements, double* result)
-{
-    finish(sums, copies, elements, result);
-}
-
-extern "C" __global__ void finish_f32(const double* sums, u32 copies, u64 elements, float* result)
-{
-    finish(sums, copies, elements, result);
-}
+FINISH(finish_f64, double)
+FINISH(finish_f32, float)
 #endif

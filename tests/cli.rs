@@ -368,6 +368,7 @@ mod keys {
         "device",
         "digest",
         "dims",
+        "kernels",
         "modes",
         "nnz",
         "notes",

@@ -12,6 +12,7 @@ mod common;
 
 use blco::backend::cuda::abi::CHAIN;
 use blco::backend::cuda::driver::Device;
+use blco::backend::cuda::kernels::Source;
 use blco::backend::cuda::{CudaBackend, DeviceLimits, plan as plan_device};
 use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::{Matrix, Real, seeded_factors};
@@ -71,7 +72,7 @@ fn run<T: Real + bytemuck::Pod>(
     let device_plan = plan_device(device, store, bytes, &limits).unwrap();
     let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
-    let mut op = DeviceMttkrp::new(device, shape, manifest.index_encoding, factors, &modes).unwrap();
+    let mut op = DeviceMttkrp::new(device, store, factors, &modes, &Source::default()).unwrap();
     let mut backend = CudaBackend::new(device, store, &device_plan, &mut op).unwrap();
     assert!(backend.notes().is_empty());
     let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
@@ -226,8 +227,7 @@ fn numbers_out_of_range_are_found_on_the_device() {
     let shape = &damaged.manifest().shape;
     let bytes = device_bytes::<f64>(shape, &modes, 8);
     let device_plan = plan_device(&device, &damaged, bytes, &DeviceLimits::default()).unwrap();
-    let mut op =
-        DeviceMttkrp::new(&device, shape, damaged.manifest().index_encoding, &factors, &modes).unwrap();
+    let mut op = DeviceMttkrp::new(&device, &damaged, &factors, &modes, &Source::default()).unwrap();
     let mut backend = CudaBackend::new(&device, &damaged, &device_plan, &mut op).unwrap();
     let plan = plan(&damaged, 0, &Limits::default()).unwrap();
     let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();

@@ -28,6 +28,7 @@ pub struct Passes<'a> {
     pub plan: &'a Plan,
     pub device_plan: &'a DevicePlan,
     pub repeat: u32,
+    pub kernels: &'a KernelSource,
 }
 
 /// How passes went.
@@ -38,6 +39,7 @@ pub struct Ran {
     pub plan: DevicePlan,
     /// Where that was less than planned.
     pub notes: Vec<String>,
+    pub kernels: KernelReport,
 }
 
 /// Bytes of host memory that MTTKRP on a GPU holds: factors and results.
@@ -64,6 +66,7 @@ mod with_cuda {
     pub use crate::backend::cuda::DevicePlan;
     pub use crate::backend::cuda::abi::CHAIN;
     pub use crate::backend::cuda::driver::is_installed;
+    pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource};
 
     /// An open GPU.
     pub type Device = Arc<cuda::driver::Device>;
@@ -105,8 +108,7 @@ mod with_cuda {
             modes: &[usize],
             progress: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
-            let manifest = self.store.manifest();
-            let mut op = DeviceMttkrp::new(device, &manifest.shape, manifest.index_encoding, factors, modes)?;
+            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, self.kernels)?;
             let mut backend = CudaBackend::new(device, self.store, self.device_plan, &mut op)?;
             let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
             let passes =
@@ -114,7 +116,8 @@ mod with_cuda {
             let spans = executor.spans().to_vec();
             let (plan, notes) = (backend.plan().clone(), backend.notes().to_vec());
             drop((executor, backend));
-            Ok((op.results(self.store.sys())?, Ran { passes, spans, plan, notes }))
+            let kernels = op.kernels().clone();
+            Ok((op.results(self.store.sys())?, Ran { passes, spans, plan, notes, kernels }))
         }
     }
 
@@ -166,6 +169,14 @@ mod without_cuda {
     pub type Device = Infallible;
     /// There is none.
     pub type DevicePlan = Infallible;
+    /// There are none.
+    pub type KernelReport = Infallible;
+    /// Nothing is loaded.
+    #[derive(Default)]
+    pub struct KernelSource {
+        pub compile: Option<bool>,
+        pub cache: Option<std::path::PathBuf>,
+    }
     /// Nothing is computed with chains.
     pub const CHAIN: u32 = 1;
 

@@ -1,5 +1,7 @@
 //! What the machine has.
 
+use std::path::PathBuf;
+
 /// Processors that this process may use.
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -11,4 +13,11 @@ pub fn available_memory() -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.map_or(u64::MAX / 2, |kib| kib * 1024)
+}
+
+/// Where this user's programs keep what they can make again: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`.
+pub fn cache_directory() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    Some(base.join("blco"))
 }

@@ -1,6 +1,6 @@
 //! `blco-run`.
 
-use super::device::{self, Device, DevicePlan, DeviceRequest};
+use super::device::{self, Device, DevicePlan, DeviceRequest, KernelReport, KernelSource};
 use super::outputs::{Pending, Results};
 use super::pack::TextArgs;
 use super::progress::Progress;
@@ -79,6 +79,9 @@ pub struct Run {
     /// Passes over the store
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
+    #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
+    kernels: KernelsArg,
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     trace: Option<PathBuf>,
@@ -110,6 +113,13 @@ enum BackendArg {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum KernelsArg {
+    Auto,
+    Compiled,
+    Embedded,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum PrecisionArg {
     F64,
     F32,
@@ -131,6 +141,7 @@ struct RunReport {
     rank: usize,
     plan: Plan,
     device: Option<DevicePlan>,
+    kernels: Option<KernelReport>,
     passes: Vec<PassReport>,
     check: Option<Vec<Comparison>>,
 }
@@ -209,11 +220,13 @@ impl Run {
         let outcome = match place.device {
             None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
             Some((device, plan)) => {
+                let kernels = self.kernels();
                 let on_device = device::Passes {
                     store: &store,
                     plan: &report.plan,
                     device_plan: &plan,
                     repeat: self.repeat,
+                    kernels: &kernels,
                 };
                 let progress = self.progress();
                 let (results, ran) = on_device.mttkrp(&device, &factors, &modes, &|done| {
@@ -221,6 +234,7 @@ impl Run {
                 })?;
                 report.notes.extend(ran.notes);
                 report.device = Some(ran.plan);
+                report.kernels = Some(ran.kernels);
                 Outcome { results, passes: ran.passes, spans: ran.spans }
             }
         };
@@ -285,6 +299,15 @@ impl Run {
             Some(_) => device::host_bytes::<T>(shape, modes, rank),
         };
         plan(store, bytes, &limits)
+    }
+
+    fn kernels(&self) -> KernelSource {
+        let compile = match self.kernels {
+            KernelsArg::Auto => None,
+            KernelsArg::Compiled => Some(true),
+            KernelsArg::Embedded => Some(false),
+        };
+        KernelSource { compile, cache: machine::cache_directory() }
     }
 
     fn progress(&self) -> Progress {
@@ -353,6 +376,7 @@ impl Run {
             rank,
             plan,
             device: place.device.as_ref().map(|(_, plan)| plan.clone()),
+            kernels: None,
             passes: Vec::new(),
             check: None,
         }

@@ -2,13 +2,16 @@
 //! device, order, rank and index encoding where NVRTC is installed. Both come from the same sources in kernels/.
 
 use super::cache::Cache;
+use super::driver::{Device, Kernel};
 use super::nvrtc::{Nvrtc, SourceFile};
 use crate::dense::Precision;
 use crate::encoding::IndexEncoding;
+use crate::error::{self, Error};
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Made by `tools/make_ptx.sh`.
@@ -29,19 +32,103 @@ const HEADERS: [SourceFile; 5] = [
     source!("tile.cuh"),
 ];
 
-/// The name of the kernel in a specialised [`Image`].
-pub const SPECIALISED_NAME: &str = "mttkrp";
+/// The names of the kernels in a specialised [`Image`].
+const SPECIALISED_NAME: &str = "mttkrp";
+const SPECIALISED_FINISH: &str = "finish_real";
 
-/// The embedded kernels as PTX, with the NUL at the end that the driver wants.
+/// Those of the embedded kernels, as PTX, with the NUL at the end that the driver wants. Few of them, because the driver
+/// compiles all that it gets.
 ///
 /// # Panics
 ///
 /// If the program was built from a damaged file.
 #[must_use]
-pub fn embedded_ptx() -> Vec<u8> {
-    let mut ptx = zstd::decode_all(PTX).expect("the embedded PTX was compressed by tools/make_ptx.sh");
+pub fn embedded_ptx(names: &[&str]) -> Vec<u8> {
+    const ENTRY: &str = ".visible .entry ";
+    let all = zstd::decode_all(PTX).expect("the embedded PTX was compressed by tools/make_ptx.sh");
+    let all = String::from_utf8(all).expect("PTX is text");
+    let (mut ptx, mut wanted) = (Vec::with_capacity(all.len()), true);
+    for line in all.split_inclusive('\n') {
+        if let Some(entry) = line.strip_prefix(ENTRY) {
+            wanted = names.contains(&entry.split('(').next().unwrap_or_default());
+        }
+        if wanted {
+            ptx.extend_from_slice(line.as_bytes());
+        }
+        // A kernel's body ends with a brace of its own; what stands between kernels belongs to all.
+        wanted |= line == "}\n";
+    }
     ptx.push(0);
     ptx
+}
+
+/// Where kernels are to come from.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    /// Compiled kernels: `None` where NVRTC is installed, otherwise always or never.
+    pub compile: Option<bool>,
+    /// The directory that keeps what was compiled.
+    pub cache: Option<PathBuf>,
+}
+
+/// The kernels of an operation, and where they came from.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Adds chunks to sums.
+    pub mttkrp: Kernel,
+    /// Adds up copies.
+    pub finish: Kernel,
+    /// For reports.
+    pub report: LoadedReport,
+}
+
+/// Which kernels were loaded.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadedReport {
+    /// The MTTKRP kernel.
+    pub name: String,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Why it is not one that was compiled for this order and rank, or why the cache was of no use.
+    pub why: Option<String>,
+}
+
+impl Source {
+    /// Loads the kernels that `spec` asks for.
+    pub fn load(&self, device: &Arc<Device>, sys: &Sys, spec: &Specialisation) -> error::Result<Loaded> {
+        let why = match self.compiled(device, sys, spec) {
+            Ok(image) => {
+                let module = device.module(&image.bytes)?;
+                let name = format!("{}, rank {}", spec.embedded_name(), spec.rank);
+                return Ok(Loaded {
+                    mttkrp: module.kernel(SPECIALISED_NAME)?,
+                    finish: module.kernel(SPECIALISED_FINISH)?,
+                    report: LoadedReport { name, origin: image.origin, why: image.cache_refused },
+                });
+            }
+            Err(why) if self.compile == Some(true) => {
+                return Err(Error::request(format!("kernels cannot be compiled: {why}")));
+            }
+            Err(why) => why,
+        };
+        let name = spec.embedded_name();
+        let finish = match spec.precision {
+            Precision::F64 => "finish_f64",
+            Precision::F32 => "finish_f32",
+        };
+        let module = device.module(&embedded_ptx(&[&name, finish]))?;
+        let (mttkrp, finish) = (module.kernel(&name)?, module.kernel(finish)?);
+        let report = LoadedReport { name, origin: Origin::Embedded, why: Some(why) };
+        Ok(Loaded { mttkrp, finish, report })
+    }
+
+    fn compiled(&self, device: &Device, sys: &Sys, spec: &Specialisation) -> Result<Image, String> {
+        if self.compile == Some(false) {
+            return Err("embedded kernels were asked for".into());
+        }
+        let nvrtc = Nvrtc::find(device.facts.driver_version, None)?;
+        specialised(sys, &nvrtc, spec, device.facts.capability, self.cache.as_deref())
+    }
 }
 
 /// What an MTTKRP kernel is made for.
@@ -119,6 +206,8 @@ pub enum Origin {
     Compiled,
     /// Compiled in an earlier run.
     Cache,
+    /// Embedded PTX, which the driver compiles.
+    Embedded,
 }
 
 /// A specialised kernel for one kind of device.

@@ -12,14 +12,14 @@
 
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{MttkrpArgs, THREADS};
-use crate::backend::cuda::driver::{Device, Kernel, Memory, Stream};
-use crate::backend::cuda::kernels::{self, Specialisation};
+use crate::backend::cuda::driver::{Device, Memory, Stream};
+use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
-use crate::dense::{Matrix, Precision, Real};
-use crate::encoding::IndexEncoding;
+use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use crate::linear::{BLOCK_BITS, BitLayout};
 use crate::shape::{ORDER_MAX, Shape};
+use crate::store::Store;
 use crate::sys::Sys;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
@@ -53,8 +53,7 @@ pub struct DeviceMttkrp<T> {
     _factors: Vec<Memory>,
     fault: Memory,
     targets: Vec<Target>,
-    kernel: Kernel,
-    finish: Kernel,
+    kernels: Loaded,
     rank: usize,
     marker: std::marker::PhantomData<T>,
 }
@@ -71,22 +70,17 @@ struct Target {
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
-    /// MTTKRP of `modes`, from 0, with `factors[m]` `dims[m]` x rank, on stores of `shape` in `encoding`.
+    /// MTTKRP of `modes`, from 0, with `factors[m]` `dims[m]` x rank, on `store`.
     pub fn new(
         device: &Arc<Device>,
-        shape: &Shape,
-        encoding: IndexEncoding,
+        store: &Store,
         factors: &[Matrix<T>],
         modes: &[usize],
+        kernels: &Source,
     ) -> Result<Self> {
+        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, store.manifest().index_encoding);
         let (rank, order) = (factors[0].columns(), shape.order());
-        let module = device.module(&kernels::embedded_ptx())?;
-        let kernel = Specialisation::new(encoding, T::PRECISION, order, rank);
-        let kernel = module.kernel(&kernel.embedded_name())?;
-        let finish = module.kernel(match T::PRECISION {
-            Precision::F64 => "finish_f64",
-            Precision::F32 => "finish_f32",
-        })?;
+        let kernels = kernels.load(device, sys, &Specialisation::new(encoding, T::PRECISION, order, rank))?;
         let mut arguments = arguments(shape, rank)?;
         let mut on_device = Vec::with_capacity(order);
         for (factor, address) in factors.iter().zip(&mut arguments.factors) {
@@ -108,7 +102,13 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         };
         let targets = modes.iter().map(target).collect::<Result<_>>()?;
         let marker = std::marker::PhantomData;
-        Ok(Self { arguments, _factors: on_device, fault, targets, kernel, finish, rank, marker })
+        Ok(Self { arguments, _factors: on_device, fault, targets, kernels, rank, marker })
+    }
+
+    /// Which kernels serve.
+    #[must_use]
+    pub fn kernels(&self) -> &LoadedReport {
+        &self.kernels.report
     }
 
     /// The results of the last pass, with their modes.
@@ -163,7 +163,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             copies: target.copies,
             ..self.arguments
         };
-        stream.launch(&self.kernel, work.tiles, THREADS, &arguments)
+        stream.launch(&self.kernels.mttkrp, work.tiles, THREADS, &arguments)
     }
 
     fn finish(&mut self, part: usize, stream: &Stream) -> Result<()> {
@@ -173,7 +173,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             return Ok(());
         }
         let elements = (target.rows * self.rank) as u64;
-        stream.launch_finish(&self.finish, &target.sums, target.copies, elements, result)
+        stream.launch_finish(&self.kernels.finish, &target.sums, target.copies, elements, result)
     }
 
     fn bytes_per_nonzero(&self) -> f64 {

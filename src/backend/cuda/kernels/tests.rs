@@ -38,23 +38,33 @@ fn names_say_what_a_kernel_is_made_for() {
     assert_eq!(name(Tiled, F64, 8, 17), "mttkrp_tiled_f64_o8_l16c2");
 }
 
-/// Whatever is asked for is embedded, and nothing else but what finishes a result.
+/// The kernels that PTX holds.
+fn entries(ptx: &[u8]) -> BTreeSet<String> {
+    let lines = std::str::from_utf8(ptx).unwrap().lines();
+    let names =
+        lines.filter_map(|line| Some(line.strip_prefix(".visible .entry ")?.split_once('(')?.0.to_owned()));
+    names.collect()
+}
+
+/// Whatever can be asked for is embedded, and nothing else but what finishes a result.
 #[test]
 fn the_embedded_kernels_are_those_that_are_asked_for() {
-    let ptx = String::from_utf8(embedded_ptx()).unwrap();
-    assert!(ptx.ends_with("}\n\0"), "whole and NUL-terminated");
-    assert!(ptx.starts_with(".version 8.0\n.target sm_70\n"), "a driver of CUDA 12.0 must take it");
-    let embedded: BTreeSet<&str> = ptx
-        .lines()
-        .filter_map(|line| line.strip_prefix(".visible .entry ")?.split_once('('))
-        .map(|(name, _)| name)
-        .collect();
     let mut asked: BTreeSet<String> = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100])
         .iter()
         .map(Specialisation::embedded_name)
         .collect();
     asked.extend(["finish_f64".into(), "finish_f32".into()]);
-    assert_eq!(embedded, asked.iter().map(String::as_str).collect());
+    let names: Vec<&str> = asked.iter().map(String::as_str).collect();
+    let ptx = embedded_ptx(&names);
+    assert!(ptx.ends_with(b"}\n\0"), "whole and NUL-terminated");
+    assert!(ptx.starts_with(b".version 8.0\n.target sm_70\n"), "a driver of CUDA 12.0 must take it");
+    assert_eq!(entries(&ptx), asked);
+    let whole = zstd::decode_all(PTX).unwrap();
+    assert_eq!(&ptx[..ptx.len() - 1], whole, "all kernels are the whole file");
+    let one = embedded_ptx(&["finish_f32"]);
+    assert_eq!(entries(&one), BTreeSet::from(["finish_f32".to_owned()]));
+    let braces = |brace| one.iter().filter(|&&b| b == brace).count();
+    assert_eq!(braces(b'{'), braces(b'}'));
 }
 
 /// Every source is embedded: what a specialised kernel is compiled from is what the PTX was made from.
