@@ -96,7 +96,8 @@ impl Place {
         if !args.contains(&"--backend") {
             command.args(["--backend", "cuda"]);
         }
-        command.env_remove("BLCO_FAULT").timeout(PATIENCE);
+        command.env_remove("BLCO_FAULT").env_remove("BLCO_NVRTC_PATH").timeout(PATIENCE);
+        command.env("XDG_CACHE_HOME", self.path("cache"));
         if let Gpu::Mock(directory) = &self.gpu {
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
             // What is not set here is as by default.
@@ -154,8 +155,9 @@ impl Place {
                 let nnz = f64::from(nnz[i / rank]);
                 let chain = if T::PRECISION == Precision::F64 { nnz } else { CHAIN + nnz / 2f64.powi(29) };
                 let bound = 2.0 * T::ROUNDOFF * (shape.order() as f64 + 2.0 + chain) * absolute[i];
-                let error = (x.widen() - y.widen()).abs();
-                assert!(error <= bound, "{what}: mode {}, element {i}: {x:?}, on the CPU {y:?}", mode + 1);
+                let (x, y) = (x.widen(), y.widen());
+                let error = (x - y).abs();
+                assert!(error <= bound, "{what}: mode {}, element {i}: {x}, on the CPU {y}", mode + 1);
             }
         }
     }
@@ -179,7 +181,8 @@ fn absolute_sums<T: Real>(tensor: &Tensor, factors: &[Matrix<T>], mode: usize) -
 
 /// Runs in both precisions and compares.
 fn check(place: &Place, rank: usize, args: &[&str], env: &[(&str, &str)]) {
-    let ranked = [args, &["--rank", &rank.to_string()]].concat();
+    let columns = rank.to_string();
+    let ranked = [args, &["--rank", &columns]].concat();
     for precision in ["f64", "f32"] {
         let args = [&ranked[..], &["--precision", precision]].concat();
         place.succeeds(&args, env);
@@ -262,9 +265,9 @@ fn indices_of_more_than_64_bits() {
     }
 }
 
-/// A tensor of a dozen small chunks.
+/// A tensor of more small chunks than there are lanes.
 fn many_chunks() -> Tensor {
-    Tensor::random(&[90, 700, 40], 60_000, 1, values::fraction)
+    Tensor::random(&[90, 700, 40], 90_000, 1, values::fraction)
 }
 
 /// Device memory in bytes for all chunks, some, and none to stay, with `lanes` lanes.

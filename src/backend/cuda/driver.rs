@@ -139,6 +139,12 @@ impl Device {
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("use the device"))
     }
 
+    /// The same before something is released, which is tried in any case: a thread that made a call before has the
+    /// context already.
+    fn bind_to_release(&self) {
+        let _ = self.bind();
+    }
+
     /// Bytes of device memory that are free now.
     pub fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
@@ -252,10 +258,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: allocated by `Device::memory`, freed here only. The driver waits for work that uses it.
-            let _ = unsafe { result::free_sync(self.at) };
-        }
+        self.device.bind_to_release();
+        // SAFETY: allocated by `Device::memory`, freed here only. The driver waits for work that uses it.
+        let _ = unsafe { result::free_sync(self.at) };
     }
 }
 
@@ -275,8 +280,8 @@ impl AsMut<[u8]> for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let bound = self.device.bind();
-        if let (Ok(()), Some(buffer)) = (bound, &mut self.buffer) {
+        self.device.bind_to_release();
+        if let Some(buffer) = &mut self.buffer {
             // SAFETY: registered in `Device::pinned`; no copy is under way, `Upload` owns buffers that are copied.
             let _ = unsafe { sys::cuMemHostUnregister(buffer.as_mut_ptr().cast()) };
         }
@@ -383,10 +388,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: created by `Device::stream`, destroyed here only; the driver finishes queued work.
-            let _ = unsafe { result::stream::destroy(self.stream) };
-        }
+        self.device.bind_to_release();
+        // SAFETY: created by `Device::stream`, destroyed here only; the driver finishes queued work.
+        let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
 
@@ -414,9 +418,8 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if let Some(buffer) = &self.buffer
-            && buffer.device.bind().is_ok()
-        {
+        if let Some(buffer) = &self.buffer {
+            buffer.device.bind_to_release();
             // An upload ends early only where a run fails. After an error of the device nothing runs on it any
             // more, so that the buffer can go in either case.
             // SAFETY: streams outlive uploads: the backend drops them later.
@@ -474,10 +477,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: created by `Device::event`, destroyed here only.
-            let _ = unsafe { result::event::destroy(self.event) };
-        }
+        self.device.bind_to_release();
+        // SAFETY: created by `Device::event`, destroyed here only.
+        let _ = unsafe { result::event::destroy(self.event) };
     }
 }
 
@@ -507,10 +509,9 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: loaded by `Device::module`, unloaded here only.
-            let _ = unsafe { result::module::unload(self.module) };
-        }
+        self.device.bind_to_release();
+        // SAFETY: loaded by `Device::module`, unloaded here only.
+        let _ = unsafe { result::module::unload(self.module) };
     }
 }
 

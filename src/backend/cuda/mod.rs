@@ -118,6 +118,17 @@ pub struct CudaBackend<'a, O> {
     notes: Vec<String>,
 }
 
+/// Where a pass has failed, work can be under way: it ends before the memory that it uses goes.
+impl<O> Drop for CudaBackend<'_, O> {
+    fn drop(&mut self) {
+        let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
+        for stream in of_parts.chain(self.lanes.iter().map(|lane| &lane.copy)) {
+            // After an error of the device, nothing is under way.
+            let _ = stream.synchronize();
+        }
+    }
+}
+
 impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     /// Allocates what `plan` says; where the device has less than it said, fewer lanes and resident chunks, and a note.
     pub fn new(device: &Arc<Device>, store: &'a Store, plan: &DevicePlan, op: &'a mut O) -> Result<Self> {
