@@ -108,10 +108,11 @@ __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
     __shared__ Order order;
     const Chunk chunk = chunk_of(a, blockIdx.x);
     bool bad = false;
-    const u32 nnz = LAYOUT::decode(tile, a, (const u8*)chunk.image, blockIdx.x - chunk.first_tile, bad);
+    Rows rows;
+    const u32 nnz = LAYOUT::decode(tile, rows, a, (const u8*)chunk.image, blockIdx.x - chunk.first_tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
     __syncthreads();
-    sort_tile(order, tile.index[a.mode], nnz);
+    sort_tile(order, tile.index[a.mode], nnz, rows.low, rows.span);
     const u32 rank = RANK > 0 ? RANK : a.rank;
     double* sums = (double*)a.sums + (u64)(blockIdx.x % a.copies) * a.dims[a.mode] * rank;
     accumulate<T, ORDER, LANES, COLUMNS>(a, tile, order, nnz, rank, sums);

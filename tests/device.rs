@@ -63,6 +63,9 @@ fn run<T: Real + bytemuck::Pod>(
     let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
     let bytes = device_bytes::<T>(shape, &modes, rank);
+    // Fewer lanes than chunks: more would hold them all.
+    let lanes =
+        if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let passes = if residency == Residency::Streamed { 1 } else { 2 };
     let memory = match residency {
         Residency::Half => Some(bytes + largest * lanes as u64 + images / 2),
@@ -110,9 +113,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             let held = report.device.unwrap().resident_chunks;
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
-                Residency::Half => {
-                    assert!(chunks == 1 || held > 0 && held < chunks, "{what}: {held} of {chunks}")
-                }
+                Residency::Half => tally.partly += usize::from(0 < held && held < chunks),
                 Residency::All => assert_eq!(held, chunks, "{what}"),
             }
             tally.runs += 1;
@@ -184,7 +185,7 @@ fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor 
 #[test]
 fn every_order_and_value_encoding_agrees_with_the_oracle() {
     let Some(device) = device() else { return };
-    let nnz = if is_full() { 30_000 } else { 6_000 };
+    let nnz = if is_full() { 30_000 } else { 5_000 };
     let cases: [(&str, &[u64], fn(u64) -> f64); 9] = [
         ("order-2", &[300, 7000], values::integer),
         ("order-3", &[50, 4000, 7], values::single),
@@ -197,7 +198,7 @@ fn every_order_and_value_encoding_agrees_with_the_oracle() {
         // 17 bits of key over 5 modes.
         ("81-bits", &[200_000, 120_000, 70_000, 65_000, 40_000], values::few),
     ];
-    let ranks: &[usize] = if is_full() { &[1, 7, 8, 16, 17, 32, 33, 64, 128] } else { &[5, 16, 33] };
+    let ranks: &[usize] = if is_full() { &[1, 7, 8, 16, 17, 32, 33, 64, 128] } else { &[5, 33] };
     let mut tally = Tally::default();
     for (name, dims, value) in cases {
         let tensor = skewed(dims, nnz, 11, value);

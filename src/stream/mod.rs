@@ -176,6 +176,7 @@ impl<'a, B: Backend> Executor<'a, B> {
         if buffers.len() != self.plan.workers {
             return Err(Error::request("an earlier pass failed; open the store again"));
         }
+        sys.check_cancelled()?;
         self.spans.clear();
         let mut report = PassReport::default();
         let numbers: Vec<usize> = (0..self.kept.len()).filter(|&n| !backend.holds(n)).collect();

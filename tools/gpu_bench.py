@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
+cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
+
+usage: tools/gpu_bench.py BIN WORK REPORT.json [passes|cold|billion|start ...]
+
+BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
+"""
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+# The tensors of the recorded runs: dims, nonzeros and skew are those of FROSTT's by the same names.
+TENSORS = {
+    "uber": (["--dims", "183,24,1140,1717", "--nnz", "3.3M", "--skew", "1,1,2,2"], 32),
+    "nell2": (["--dims", "12092,9184,28818", "--nnz", "76.9M", "--skew", "2"], 32),
+    "enron": (["--dims", "6066,5699,244268,1176", "--nnz", "54.2M", "--skew", "2,2,2.5,1.5"], 32),
+    "darpa": (["--dims", "22476,22476,23776223", "--nnz", "28.4M", "--skew", "3,3,1"], 32),
+    "fbm": (["--dims", "23344784,23344784,166", "--nnz", "99.6M", "--skew", "1.5,1.5,2"], 32),
+    "nell1s": (["--dims", "2000000,2000000,4000000", "--nnz", "143.6M", "--skew", "2,2,1.5"], 32),
+    "patents": (["--dims", "46,239172,239172", "--nnz", "300M", "--skew", "1,1.5,1.5"], 32),
+}
+
+
+class Bench:
+    """Programs, a place for stores, and what was measured."""
+
+    def __init__(self, binaries, work):
+        self.binaries, self.work, self.rows = binaries, work, []
+        os.makedirs(work, exist_ok=True)
+
+    def tool(self, name, *arguments):
+        command = [os.path.join(self.binaries, name), *arguments, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+    def store(self, name, options):
+        path = os.path.join(self.work, name + ".blco")
+        if not os.path.exists(path):
+            self.tool("blco-gen", *options, "--values", "1..5", "-q", path)
+        return path
+
+    def run(self, path, *options):
+        return self.tool("blco-run", path, "--backend", "cuda", "-q", *options)
+
+    def note(self, **row):
+        self.rows.append(row)
+        print(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+
+    def passes(self, names):
+        """A pass against max(streamed bytes / link, the same kernels resident), with nothing, half and all kept."""
+        for name in names:
+            options, rank = TENSORS[name]
+            path = self.store(name, options)
+            for precision in ("f64", "f32"):
+                common = ["--rank", str(rank), "--precision", precision, "--repeat", "12"]
+                resident = None
+                images = self.run(path, *common, "--plan")["device"]["first_pass_bytes"]
+                least = self.run(path, *common[:4], "--plan")["device"]["memory_bytes"]
+                for part in (1.0, 0.5, 0.0):
+                    limit = [] if part == 1.0 else ["--device-memory", str(int(least + part * images))]
+                    if part == 0.0 and images < least - self.operation(path, common):
+                        continue  # the lanes alone hold it: nothing is streamed
+                    report = self.run(path, *common, *limit)
+                    later = report["passes"][1:]
+                    seconds = statistics.median(p["seconds"] for p in later)
+                    one = min(later, key=lambda p: abs(p["seconds"] - seconds))["device"]
+                    link = report["device"]["link_bytes_per_second"]
+                    if part == 1.0:
+                        resident = seconds
+                    bound = max(one["copied_bytes"] / link, resident)
+                    self.note(tensor=name, precision=precision, kept=part, chunks_resident=one["resident_chunks"],
+                              pass_ms=seconds * 1e3, copied_mb=one["copied_bytes"] / 1e6, link_gbs=link / 1e9,
+                              copy_ms=one["copy_seconds"] * 1e3, kernel_ms=one["kernel_seconds"] * 1e3,
+                              overlap_ms=one["overlap_seconds"] * 1e3, bound_ms=bound * 1e3, of_bound=bound / seconds,
+                              memory_share=one["memory_share"], first_ms=report["passes"][0]["seconds"] * 1e3)
+            subprocess.run(["rm", "-rf", path], check=True)
+
+    def operation(self, path, common):
+        return self.run(path, *common, "--plan")["device"]["operation_bytes"]
+
+    def cold(self, names):
+        """A pass from the disk against direct reads of the same files, whole files, as many readers; alternating."""
+        for name in names:
+            options, rank = TENSORS[name]
+            path = self.store(name, options)
+            bytes_ = sum(entry.stat().st_size for entry in os.scandir(path))
+            for workers in (1, 4):
+                ours, theirs = [], []
+                for _ in range(3):
+                    theirs.append(read_directly(path, workers))
+                    report = self.run(path, "--rank", str(rank), "--direct", "--workers", str(workers))
+                    ours.append(report["passes"][0]["seconds"])
+                a, b = statistics.median(ours), statistics.median(theirs)
+                self.note(tensor=name, workers=workers, megabytes=bytes_ / 1e6, cold_pass_s=a, direct_read_s=b, ratio=a / b,
+                          read_gbs=bytes_ / b / 1e9)
+            subprocess.run(["rm", "-rf", path], check=True)
+
+    def billion(self):
+        """A billion nonzeros, generated, packed and run in a fraction of the device's memory."""
+        start = time.time()
+        path = os.path.join(self.work, "billion.blco")
+        self.tool("blco-gen", "--dims", "2902330,2143368,25495389", "--nnz", "1G", "--skew", "2", "--values", "1..5",
+                  "--memory", "16GiB", "-q", path)
+        packed = time.time() - start
+        bytes_ = sum(entry.stat().st_size for entry in os.scandir(path))
+        for rank, memory in ((8, "5GB"), (16, "9GB")):
+            report = self.run(path, "--rank", str(rank), "--precision", "f32", "--device-memory", memory, "--repeat", "3")
+            for i, p in enumerate(report["passes"]):
+                self.note(nnz=report["nnz"], rank=rank, store_gb=bytes_ / 1e9, device_memory=memory, packed_s=packed, number=i,
+                          pass_s=p["seconds"], gnnz_s=p["nnz_per_second"] / 1e9,
+                          copied_gb=p["device"]["copied_bytes"] / 1e9, link_share=p["device"]["link_share"])
+        subprocess.run(["rm", "-rf", path], check=True)
+
+    def start(self):
+        """What a program's start costs with each kind of kernels, first and again."""
+        path = self.store("uber", TENSORS["uber"][0])
+        for kernels in ("embedded", "compiled"):
+            for again in (False, True):
+                begin = time.time()
+                report = self.run(path, "--kernels", kernels, "--rank", "32", "--repeat", "9")
+                seconds = statistics.median(p["seconds"] for p in report["passes"][1:])
+                self.note(kernels=kernels, again=again, program_s=time.time() - begin, pass_ms=seconds * 1e3,
+                          origin=report["kernels"]["origin"])
+
+
+def read_directly(path, readers):
+    """Seconds in which `readers` threads read the chunks of a store past the page cache, a request a file."""
+    names = sorted(e.path for e in os.scandir(path) if e.name.startswith("chunk-"))
+    largest = max(os.path.getsize(name) for name in names)
+
+    def read(mine):
+        buffer = mmap.mmap(-1, largest)
+        for name in mine:
+            file = os.open(name, os.O_RDONLY | os.O_DIRECT)
+            size, at = os.fstat(file).st_size, 0
+            while at < size:
+                at += os.preadv(file, [memoryview(buffer)[at:size]], at)
+            os.close(file)
+
+    threads = [threading.Thread(target=read, args=(names[i::readers],)) for i in range(readers)]
+    begin = time.time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.time() - begin
+
+
+def main(arguments):
+    if len(arguments) < 3:
+        sys.exit(__doc__.strip())
+    binaries, work, report, *what = arguments
+    bench = Bench(binaries, work)
+    jobs = {"start": bench.start, "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
+            "tensors": lambda: bench.passes(list(TENSORS)), "cold": lambda: bench.cold(["nell1s"]),
+            "billion": bench.billion}
+    try:
+        for job in what or ["start", "passes", "cold", "billion"]:
+            print(f"## {job}", flush=True)
+            jobs[job]()
+    finally:
+        with open(report, "w", encoding="utf-8") as file:
+            json.dump(bench.rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
