@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, Salvage, UnusedFile};
 use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
 use crate::store::{Codec, MANIFEST, read_provenance};
-use crate::sys::Sys;
+use crate::sys::{Sys, is_media_failure};
 use clap::Args;
 use serde::Serialize;
 use std::fmt::Write;
@@ -124,7 +124,7 @@ fn old_provenance(sys: &Sys, store: &Path) -> Result<(serde_json::Value, Option<
             Err(_) => (serde_json::Value::Null, Some("not JSON".into())),
         }),
         Err(Error::Corrupt { what, .. }) => Ok((serde_json::Value::Null, Some(what))),
-        Err(Error::Io { action, source, .. }) => {
+        Err(Error::Io { action, source, .. }) if is_media_failure(&source) => {
             Ok((serde_json::Value::Null, Some(format!("cannot {action}: {source}"))))
         }
         Err(other) => Err(other),
@@ -188,13 +188,16 @@ impl RepairReport {
     fn write_text(&self, out: &mut String) -> std::fmt::Result {
         let verdict = match (&self.manifest_problem, self.nnz_lost, &self.provenance_problem) {
             (None, Some(0), None) => "nothing is damaged".to_owned(),
-            (None, Some(0), Some(what)) => format!("only provenance.json is damaged: {what}"),
+            (None, Some(0), Some(_)) => "only provenance.json is damaged".to_owned(),
             (Some(what), Some(0), _) => format!("the manifest is damaged: {what}; no nonzero is lost"),
             (Some(what), _, _) => format!("DAMAGED; the manifest: {what}"),
             (None, _, _) => "DAMAGED".to_owned(),
         };
         writeln!(out, "{}: {verdict}", self.store.display())?;
         self.losses.iter().try_for_each(|loss| writeln!(out, "  lost      {}", lost(loss)))?;
+        if let Some(what) = &self.provenance_problem {
+            writeln!(out, "  lost      provenance.json: {what}")?;
+        }
         for unused in &self.unused_files {
             writeln!(out, "  not used  {}: {}", unused.file, unused.reason)?;
         }

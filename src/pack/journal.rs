@@ -87,14 +87,31 @@ impl Finished {
         }
     }
 
+    fn files(&self) -> impl Iterator<Item = &Done> {
+        self.staged.iter().chain(&self.runs)
+    }
+
+    /// Whether the files are in `dir`, as long as they were: they go before the journal does when a job ends.
+    pub fn is_in(&self, dir: &Path) -> bool {
+        let there =
+            |done: &Done| std::fs::metadata(dir.join(&done.name)).is_ok_and(|f| f.len() == done.bytes);
+        self.files().all(there)
+    }
+
+    /// A number that is in no file's name, nor is any above it.
+    pub fn next_number(&self) -> usize {
+        let number = |done: &Done| done.name.rsplit_once('-')?.1.parse::<usize>().ok();
+        self.files().filter_map(number).max().map_or(0, |last| last + 1)
+    }
+
     /// Nonzeros in finished files.
     pub fn nnz(&self) -> u64 {
-        self.staged.iter().chain(&self.runs).map(|done| done.nnz).sum()
+        self.files().map(|done| done.nnz).sum()
     }
 
     /// Bytes of finished files.
     pub fn bytes(&self) -> u64 {
-        self.staged.iter().chain(&self.runs).map(|done| done.bytes).sum()
+        self.files().map(|done| done.bytes).sum()
     }
 }
 

@@ -240,6 +240,13 @@ fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prep
         spill_dir: options.temp_dir.as_deref().unwrap_or(&partial).join(spill_name),
     };
     let left = Journal::read(sys, &partial)?.filter(|(_, finished, _)| finished.nnz() > 0);
+    let left = match left {
+        Some((old, finished, _)) if !finished.is_in(&old.spill_dir) => {
+            gone(&old, options.resume)?;
+            None
+        }
+        left => left,
+    };
     let resumed = match left {
         Some((old, finished, bytes)) if options.resume => {
             same_job(&old, &job, &finished)?;
@@ -275,6 +282,16 @@ fn same_job(old: &journal::Job, new: &journal::Job, finished: &journal::Finished
         return Err(Error::input(&new.input, format!("{what}; start again with --force")));
     }
     Ok(())
+}
+
+/// A job was killed while it removed its temporary files: there is nothing to resume.
+fn gone(old: &journal::Job, resume: bool) -> Result<()> {
+    if !resume {
+        return Ok(());
+    }
+    let dir = old.spill_dir.display();
+    let what = format!("temporary files of the unfinished pack are not in {dir} any more");
+    Err(Error::request(format!("--resume: {what}; without --resume it starts again")))
 }
 
 /// What to say about what a killed job has left.
@@ -331,13 +348,15 @@ impl Job<'_> {
             (self.watch)(Phase::Write, done, Some(total));
             Ok(())
         })?;
-        drop(sorted);
         cutter.push(combiner.finish())?;
-        let (staging, manifest) = cutter.finish(self.options)?;
+        let (mut staging, manifest) = cutter.finish(self.options)?;
         seconds.write = start.elapsed().as_secs_f64();
 
         let start = Instant::now();
         let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
+        // Only now, so that a job that is killed while it publishes can be resumed; and before the journal goes.
+        drop(sorted);
+        drop(staging);
         seconds.publish = start.elapsed().as_secs_f64();
         Ok(Written {
             published,

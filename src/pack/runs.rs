@@ -51,7 +51,7 @@ struct Spill {
     runs: Vec<SpillFile>,
     open: Option<SpillWriter>,
     run_nnz: u64,
-    /// Files so far, for names.
+    /// The number in the name of the next file.
     files: usize,
 }
 
@@ -82,7 +82,7 @@ impl Runs {
             open: None,
             // The type of the key is not known yet: room for the wider one.
             run_nnz: budget.run_nnz(size_of::<Nonzero<u128>>()),
-            files: 0,
+            files: finished.next_number(),
             dir,
         };
         let (sys, skip_nnz) = (sys.clone(), finished.nnz());
@@ -163,24 +163,19 @@ impl Spill {
         self.staged.is_empty() && self.runs.is_empty() && self.open.is_none()
     }
 
-    /// A path that no file has had.
+    /// A path that no finished file has.
     fn next_path(&mut self, kind: &str) -> Result<PathBuf> {
         if self.scratch.is_none() {
             self.sys.create_dir(&self.dir)?;
             self.scratch = Some(Temporary::at(&self.sys, self.dir.clone()));
         }
-        loop {
-            let path = self.dir.join(format!("{kind}-{}", self.files));
-            self.files += 1;
-            let known = self.staged.iter().chain(&self.runs).any(|file| file.path() == path);
-            if !known {
-                // What a killed job left unfinished under this name is of no use.
-                if path.symlink_metadata().is_ok() {
-                    self.sys.remove_file(&path)?;
-                }
-                return Ok(path);
-            }
+        let path = self.dir.join(format!("{kind}-{}", self.files));
+        self.files += 1;
+        // What a killed job left unfinished under this name is of no use.
+        if path.symlink_metadata().is_ok() {
+            self.sys.remove_file(&path)?;
         }
+        Ok(path)
     }
 
     /// An error if the disk has no room for a file of `nnz` nonzeros: as many bytes each as in the files so far.
@@ -441,6 +436,46 @@ mod tests {
         drop(sorted);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the journal is left");
         (all, report)
+    }
+
+    /// A job that is killed and resumed again and again, after each of its merges: names of finished files are not given
+    /// twice, or a merge would remove what it is about to read.
+    #[test]
+    fn a_resumed_job_keeps_its_files() {
+        let dims = [1000, 3, 70_000];
+        let nnz = 200_000;
+        let (dir, sys) = (tempfile::tempdir().unwrap(), Sys::default());
+        let spill_dir = dir.path().join("spill");
+        let (input, options) = (String::new(), String::new());
+        let job = Job { version: 1, input, identity: None, options, spill_dir: spill_dir.clone() };
+        let layout = BitLayout::new(&Shape::new(&dims).unwrap());
+        let linearizer = Linearizer::<u64>::new(&layout);
+        drop(Journal::create(&sys, dir.path(), &job).unwrap());
+        for round in 0.. {
+            let (_, finished, bytes) = Journal::read(&sys, dir.path()).unwrap().unwrap();
+            let journal = Journal::resume(&sys, dir.path(), bytes).unwrap();
+            let mut runs = Runs::new(&sys, Budget::new(0, 2, 1 << 16), spill_dir.clone(), journal, &finished);
+            if round == 0 {
+                for batch in batches(&dims, nnz) {
+                    runs.push(batch).unwrap();
+                }
+            }
+            runs.drained(&Extent { dims: dims.to_vec(), nnz }).unwrap();
+            let (order, report) = (runs.order, SpillReport::default());
+            let mut merger = Merger { sys: sys.clone(), report, spill: runs.spill };
+            merger.make_runs(&linearizer, order, nnz, &|_, _, _| {}).unwrap();
+            let left = merger.spill.runs.len();
+            assert_eq!(merger.spill.runs.iter().map(|run| run.nnz).sum::<u64>(), nnz, "round {round}");
+            if left == 2 {
+                assert!(round > 5, "{round} merges");
+                break;
+            }
+            // One merge of two, then the job is killed.
+            let rest = merger.spill.runs.split_off(3);
+            merger.reduce::<u64>(2).unwrap();
+            merger.spill.runs.extend(rest);
+            std::mem::forget(merger);
+        }
     }
 
     #[test]

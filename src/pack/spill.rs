@@ -42,11 +42,6 @@ impl SpillFile {
         Self { path, bytes, nnz }
     }
 
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// What the journal says of it.
     pub fn done(&self) -> Done {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -154,8 +154,9 @@ impl Staging {
         self.partial.path().join(STORE).join(name)
     }
 
-    /// Stamps the chunks with the store id, makes everything durable, and renames the store into place.
-    pub fn publish(mut self, manifest: &Manifest, provenance: &[u8]) -> Result<Published> {
+    /// Stamps the chunks with the store id, makes everything durable, and renames the store into place. What else is
+    /// in the directory that goes with this stays until this is dropped.
+    pub fn publish(&mut self, manifest: &Manifest, provenance: &[u8]) -> Result<Published> {
         let (bytes, id) = manifest.encode()?;
         for (number, mut header) in std::mem::take(&mut self.headers).into_iter().enumerate() {
             header.store_id = id;
