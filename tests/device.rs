@@ -1,8 +1,8 @@
 //! Establishes, in one process on whatever CUDA device there is (a real one, or the mock driver's through
-//! LD_LIBRARY_PATH), that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
+//! `LD_LIBRARY_PATH`), that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
 //! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
-//! and large chunks, resident, partly resident and streamed. BLCO_DEVICE_FULL=1 takes every combination, and the
-//! tensors in the directory BLCO_DATA too.
+//! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
+//! tensors in the directory `BLCO_DATA` too.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -111,7 +111,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
                 Residency::Half => {
-                    assert!(chunks == 1 || held > 0 && held < chunks, "{what}: {held} of {chunks}")
+                    assert!(chunks == 1 || held > 0 && held < chunks, "{what}: {held} of {chunks}");
                 }
                 Residency::All => assert_eq!(held, chunks, "{what}"),
             }
@@ -154,15 +154,20 @@ fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tal
             if precision == 0 {
                 let factors = seeded_factors::<f64>(&Sys::default(), shape, rank, 3).unwrap();
                 let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
-                stores.iter().for_each(|store| agrees(device, store, &factors, &oracle, tally));
+                for store in &stores {
+                    agrees(device, store, &factors, &oracle, tally);
+                }
             } else {
                 let factors = seeded_factors::<f32>(&Sys::default(), shape, rank, 3).unwrap();
                 let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
-                stores.iter().for_each(|store| agrees(device, store, &factors, &oracle, tally));
+                for store in &stores {
+                    agrees(device, store, &factors, &oracle, tally);
+                }
             }
         };
         if is_full() {
-            (of(0), of(1));
+            of(0);
+            of(1);
         } else {
             of(n % 2);
         }
@@ -185,7 +190,8 @@ fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor 
 fn every_order_and_value_encoding_agrees_with_the_oracle() {
     let Some(device) = device() else { return };
     let nnz = if is_full() { 30_000 } else { 6_000 };
-    let cases: [(&str, &[u64], fn(u64) -> f64); 9] = [
+    type Case = (&'static str, &'static [u64], fn(u64) -> f64);
+    let cases: [Case; 9] = [
         ("order-2", &[300, 7000], values::integer),
         ("order-3", &[50, 4000, 7], values::single),
         ("order-4", &[91, 24, 885, 141], values::one),
