@@ -111,7 +111,10 @@ fn agrees<T: Real + bytemuck::Pod>(
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
                 Residency::Half => {
-                    assert!(chunks == 1 || held > 0 && held < chunks, "{what}: {held} of {chunks}");
+                    // The buffers of many lanes take as much as few chunks.
+                    let partly = held > 0 && held < chunks;
+                    assert!(partly || chunks < 3 * lanes, "{what}: {held} of {chunks}");
+                    tally.partly += usize::from(partly);
                 }
                 Residency::All => assert_eq!(held, chunks, "{what}"),
             }
@@ -186,11 +189,13 @@ fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor 
     tensor
 }
 
+/// A name, dims and what values are made of.
+type Case = (&'static str, &'static [u64], fn(u64) -> f64);
+
 #[test]
 fn every_order_and_value_encoding_agrees_with_the_oracle() {
     let Some(device) = device() else { return };
     let nnz = if is_full() { 30_000 } else { 6_000 };
-    type Case = (&'static str, &'static [u64], fn(u64) -> f64);
     let cases: [Case; 9] = [
         ("order-2", &[300, 7000], values::integer),
         ("order-3", &[50, 4000, 7], values::single),
