@@ -1,11 +1,12 @@
 //! Establishes, in one process on whatever CUDA device there is (a real one, or the mock driver's through
-//! LD_LIBRARY_PATH), that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
+//! `LD_LIBRARY_PATH`), that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
 //! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
-//! and large chunks, resident, partly resident and streamed. BLCO_DEVICE_FULL=1 takes every combination, and the
-//! tensors in the directory BLCO_DATA too.
+//! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
+//! tensors in the directory `BLCO_DATA` too.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::type_complexity, reason = "tables of cases")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
 
 mod common;
@@ -155,15 +156,20 @@ fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tal
             if precision == 0 {
                 let factors = seeded_factors::<f64>(&Sys::default(), shape, rank, 3).unwrap();
                 let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
-                stores.iter().for_each(|store| agrees(device, store, &factors, &oracle, tally));
+                for store in &stores {
+                    agrees(device, store, &factors, &oracle, tally);
+                }
             } else {
                 let factors = seeded_factors::<f32>(&Sys::default(), shape, rank, 3).unwrap();
                 let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
-                stores.iter().for_each(|store| agrees(device, store, &factors, &oracle, tally));
+                for store in &stores {
+                    agrees(device, store, &factors, &oracle, tally);
+                }
             }
         };
         if is_full() {
-            (of(0), of(1));
+            of(0);
+            of(1);
         } else {
             of(n % 2);
         }

@@ -123,6 +123,8 @@ mod with_cuda {
 
     /// What `--plan` prints.
     pub fn plan_text(store: &Path, modes: &[usize], rank: usize, plan: &Plan, device: &DevicePlan) -> String {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
+        let link = device.link_bytes_per_second as u64;
         format!(
             "{}: mttkrp of modes {modes:?}, rank {rank}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
              of {} chunks that stay, {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
@@ -146,7 +148,7 @@ mod with_cuda {
             ByteSize(plan.kept_bytes),
             ByteSize(plan.file_bytes),
             plan.chunks,
-            ByteSize(device.link_bytes_per_second as u64),
+            ByteSize(link),
             ByteSize(device.first_pass_bytes),
             ByteSize(device.later_pass_bytes),
             device.later_pass_copy_seconds,

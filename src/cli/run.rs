@@ -464,7 +464,7 @@ fn run_text(report: &RunReport) -> String {
         pass.worker_stall_seconds,
     );
     for note in &report.notes {
-        text.push_str(&format!("  note: {note}\n"));
+        text.extend(["  note: ", note, "\n"]);
     }
     if let Some(check) = &report.check {
         let mut table = comfy_table::Table::new();

@@ -117,8 +117,8 @@ impl PassReport {
     pub(super) fn add_held(&mut self, store: &Store, brought: &[usize]) {
         let chunks = &store.manifest().chunks;
         self.chunks = chunks.len();
-        let all: u64 = chunks.iter().map(|c| u64::from(c.nnz)).sum();
-        self.nnz = all - brought.iter().map(|&n| u64::from(chunks[n].nnz)).sum::<u64>();
+        let all: u64 = chunks.iter().map(|c| c.nnz).sum();
+        self.nnz = all - brought.iter().map(|&n| chunks[n].nnz).sum::<u64>();
     }
 
     /// Waits for the next chunk of a line and books where the time went.

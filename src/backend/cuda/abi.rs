@@ -7,7 +7,10 @@ use bytemuck::{Pod, Zeroable};
 /// Threads of a thread block: one tile each.
 pub const THREADS: u32 = 128;
 /// Terms of a chain of additions in the precision of the factors; longer sums are in f64.
-pub const CHAIN: u32 = TILE_NNZ as u32 * 16 / THREADS;
+pub const CHAIN: u32 = TILE * 16 / THREADS;
+
+/// Nonzeros of a tile.
+const TILE: u32 = 512;
 
 /// A chunk's image on the device, and which tiles of a launch are its own.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -56,4 +59,4 @@ pub struct MttkrpArgs {
 }
 
 const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 256);
-const _: () = assert!(TILE_NNZ == 512);
+const _: () = assert!(TILE_NNZ == TILE as usize);

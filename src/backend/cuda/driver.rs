@@ -11,6 +11,7 @@
 use crate::error::{Error, Result};
 use crate::sys::{PageBuf, Sys};
 use bytemuck::Pod;
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags_enum as Flags};
 use cudarc::driver::{DriverError, result, sys};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
@@ -102,7 +103,6 @@ impl Device {
             let value = unsafe { result::device::get_attribute(device, which) };
             value.map(|v| u32::try_from(v).unwrap_or(0)).map_err(failed("ask for the device's properties"))
         };
-        use sys::CUdevice_attribute as Attribute;
         let capability = (
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
@@ -169,7 +169,7 @@ impl Device {
         for _ in 0..COPIES {
             let (start, end) = (self.event(true)?, Arc::new(self.event(true)?));
             start.record(&stream)?;
-            buffer = stream.upload(buffer, bytes, &memory, 0, Arc::clone(&end))?.finish()?;
+            buffer = stream.upload(buffer, bytes, &memory, 0, &end)?.finish()?;
             best = end.seconds_since(&start)?.min(best);
         }
         Ok(bytes as f64 / best.max(1e-9))
@@ -200,7 +200,6 @@ impl Device {
     /// A mark in a stream that others wait for; with `timed`, one whose time can be asked for.
     pub fn event(self: &Arc<Self>, timed: bool) -> Result<Event> {
         self.bind()?;
-        use sys::CUevent_flags_enum as Flags;
         let flags = if timed { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
         let event = result::event::create(flags).map_err(failed("create an event"))?;
         Ok(Event { device: Arc::clone(self), event })
@@ -331,7 +330,7 @@ impl Stream {
         bytes: usize,
         memory: &Memory,
         offset: usize,
-        done: Arc<Event>,
+        done: &Arc<Event>,
     ) -> Result<Upload> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes), "a copy fits");
         self.device.bind()?;
@@ -340,7 +339,7 @@ impl Stream {
         // From here on `Upload` waits before it lets the buffer go, also where a call fails.
         // SAFETY: the buffer does not move or change while `Upload` owns it.
         let copied = unsafe { result::memcpy_htod_async(memory.at + offset as u64, source, self.stream) };
-        let upload = Upload { buffer: Some(buffer), done: Arc::clone(&done), stream: self.stream };
+        let upload = Upload { buffer: Some(buffer), done: Arc::clone(done), stream: self.stream };
         copied.map_err(failed("copy a chunk to the device"))?;
         done.record(self)?;
         Ok(upload)
@@ -361,12 +360,12 @@ impl Stream {
         elements: u64,
         result: &Memory,
     ) -> Result<()> {
-        const THREADS: u64 = 256;
+        const THREADS: u32 = 256;
         let (mut from, mut to, mut copies, mut count) = (sums.at, result.at, copies, elements);
         let mut parameters: [*mut c_void; 4] =
             [(&raw mut from).cast(), (&raw mut copies).cast(), (&raw mut count).cast(), (&raw mut to).cast()];
-        let grid = u32::try_from(elements.div_ceil(THREADS).clamp(1, 1 << 16)).unwrap_or(1);
-        self.launch_with(kernel, grid, THREADS as u32, &mut parameters)
+        let grid = u32::try_from(elements.div_ceil(THREADS.into()).clamp(1, 1 << 16)).unwrap_or(1);
+        self.launch_with(kernel, grid, THREADS, &mut parameters)
     }
 
     fn launch_with(

@@ -314,7 +314,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let (start, copied) = self.clock.pair(Stage::Copy, at, Some(number));
         start.record(&lane.copy)?;
         let bytes = header.image_bytes as usize;
-        let upload = lane.copy.upload(buffer, bytes, memory, offset, Arc::clone(&copied))?;
+        let upload = lane.copy.upload(buffer, bytes, memory, offset, &copied)?;
         self.uploads.push_back((upload, owner));
         self.pass.copied_chunks += 1;
         self.pass.copied_bytes += bytes as u64;
