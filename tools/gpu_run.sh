@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on what gpu_collect.sh collected: agreement with the oracle, compute-sanitizer, measurements.
-# usage: tools/gpu_run.sh DIR OUT [check] [sanitize] [bench JOB...]    default: all
+# Everything that needs a GPU, on what gpu_collect.sh collected: agreement with the oracle, compute-sanitizer, orderly ends,
+# a timeline, measurements.
+# usage: tools/gpu_run.sh DIR OUT [check] [sanitize] [ends] [bench JOB...]    default: all
 set -uo pipefail
 dir=$1 out=$2
 shift 2
@@ -17,17 +18,32 @@ check() {
 sanitize() {
     for tool in memcheck racecheck initcheck; do
         echo "## compute-sanitizer $tool"
-        compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/device-test" every_order --test-threads 1 >"$out/$tool.txt" 2>&1
+        compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/device-test" --test-threads 1 >"$out/$tool.txt" 2>&1
         echo "status $?"
         grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|test result|=========.*(Invalid|Uninit|Race)' "$out/$tool.txt" | sort | uniq -c | sort -rn | head -5
     done
 }
-[ $# -gt 0 ] || set -- check sanitize bench
+ends() {
+    echo "## orderly ends (the last needs root, to mount a small disk)"
+    local run=$dir/bin/blco-run store=$work/ends.blco
+    "$dir/bin/blco-gen" --dims 20000,30000,40000 --nnz 20M -q "$store" >/dev/null
+    timeout --signal INT 3 "$run" "$store" --backend cuda --repeat 1000000 --output "$work/results" -q 2>"$out/interrupt.txt"
+    echo "interrupted: status $? (130), $(ls -d "$work"/results* 2>/dev/null | wc -l) results left (0): $(cat "$out/interrupt.txt")"
+    mkdir -p "$work/disk"
+    if mount -t tmpfs -o size=1M none "$work/disk" 2>/dev/null; then
+        "$run" "$store" --backend cuda --output "$work/disk/results" -q 2>"$out/full.txt"
+        echo "full disk: status $? (2), $(ls -A "$work/disk" | wc -l) files left (0): $(cat "$out/full.txt")"
+        umount "$work/disk"
+    fi
+    "$run" "$store" --backend cuda --repeat 3 --streams 3 --device-memory 120MB --trace "$out/trace.json" -q
+    python3 "$(dirname "$0")/timeline.py" "$out/trace.json" "$out/timeline.svg"
+}
+[ $# -gt 0 ] || set -- check sanitize ends bench
 while [ $# -gt 0 ]; do
     job=$1
     shift
     case $job in
-    check | sanitize) $job ;;
+    check | sanitize | ends) $job ;;
     bench)
         python3 "$(dirname "$0")/gpu_bench.py" "$dir/bin" "$work" "$out/bench.json" "$@"
         break
