@@ -1,6 +1,6 @@
 // A libcuda.so.1 without a GPU: the driver functions that the engine calls, kernels on the CPU (cuda_cpu.h).
 //
-// Streams are threads that wait at random before each operation, and between the halves of a copy. Device memory is host memory
+// Streams are threads that wait at random before each operation and between the halves of a copy. Device memory is host memory
 // between guard pages, poisoned when it is allocated; once freed it is never mapped again. Asynchronous copies
 // read and write host memory when they run. What a real driver leaves undefined ends the process with
 // a line on stderr: asynchronous copies of pageable memory, freeing or destroying what queued work uses, handles
