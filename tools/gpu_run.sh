@@ -27,7 +27,7 @@ ends() {
     echo "## orderly ends (the last needs root, to mount a small disk)"
     local run=$dir/bin/blco-run store=$work/ends.blco
     "$dir/bin/blco-gen" --dims 20000,30000,40000 --nnz 20M -q "$store" >/dev/null
-    timeout --signal INT 3 "$run" "$store" --backend cuda --repeat 1000000 --output "$work/results" -q 2>"$out/interrupt.txt"
+    timeout --preserve-status --signal INT 3 "$run" "$store" --backend cuda --repeat 1000000 --output "$work/results" -q 2>"$out/interrupt.txt"
     echo "interrupted: status $? (130), $(ls -d "$work"/results* 2>/dev/null | wc -l) results left (0): $(cat "$out/interrupt.txt")"
     mkdir -p "$work/disk"
     if mount -t tmpfs -o size=1M none "$work/disk" 2>/dev/null; then
@@ -35,7 +35,7 @@ ends() {
         echo "full disk: status $? (2), $(ls -A "$work/disk" | wc -l) files left (0): $(cat "$out/full.txt")"
         umount "$work/disk"
     fi
-    "$run" "$store" --backend cuda --repeat 3 --streams 3 --device-memory 120MB --trace "$out/trace.json" -q
+    "$run" "$store" --backend cuda --repeat 3 --streams 3 --device-memory 90MB --trace "$out/trace.json" -q
     python3 "$(dirname "$0")/timeline.py" "$out/trace.json" "$out/timeline.svg"
 }
 [ $# -gt 0 ] || set -- check sanitize ends bench
