@@ -114,7 +114,7 @@ fn agrees<T: Real + bytemuck::Pod>(
         let lanes = if is_full() && order == 3 { &all[..] } else { &all[tally.turn % all.len()..][..1] };
         for &lanes in lanes {
             let kernels =
-                Source { compile: (tally.runs % 2 == 0).then_some(false), cache: tally.cache.clone() };
+                Source { compile: tally.runs.is_multiple_of(2).then_some(false), cache: tally.cache.clone() };
             let (results, report) = run(device, store, factors, &kernels, lanes, residency);
             let what = format!("{}: {residency:?}, {lanes} lanes", store.path().display());
             let held = report.device.unwrap().resident_chunks;

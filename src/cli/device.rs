@@ -10,6 +10,7 @@ use crate::store::Store;
 use crate::stream::{PassReport, Plan, Span};
 
 /// What is asked of the GPU.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRequest {
     /// Which one.
@@ -23,6 +24,7 @@ pub struct DeviceRequest {
 }
 
 /// Passes over a store on a GPU.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
 pub struct Passes<'a> {
     pub store: &'a Store,
     pub plan: &'a Plan,
@@ -157,6 +159,7 @@ mod with_cuda {
 }
 
 #[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, clippy::unused_self, reason = "the shapes of `with_cuda`")]
 mod without_cuda {
     use super::{DeviceRequest, Passes, Ran};
     use crate::dense::Matrix;
@@ -164,17 +167,18 @@ mod without_cuda {
     use crate::op::mttkrp::ModeMatrix;
     use crate::store::Store;
     use crate::stream::Plan;
-    use std::convert::Infallible;
     use std::path::Path;
 
-    /// There is none.
-    pub type Device = Infallible;
-    /// There is none.
-    pub type DevicePlan = Infallible;
-    /// There are none.
-    pub type KernelReport = Infallible;
+    /// What only a GPU has: nothing.
+    #[derive(Clone, Debug, serde::Serialize)]
+    pub enum Nothing {}
+
+    pub type Device = Nothing;
+    pub type DevicePlan = Nothing;
+    pub type KernelReport = Nothing;
     /// Nothing is loaded.
     #[derive(Default)]
+    #[expect(dead_code, reason = "asked of a GPU only")]
     pub struct KernelSource {
         pub compile: Option<bool>,
         pub cache: Option<std::path::PathBuf>,

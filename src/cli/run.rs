@@ -1,13 +1,13 @@
 //! `blco-run`.
 
-use super::device::{self, Device, DevicePlan, DeviceRequest, KernelReport, KernelSource};
+use super::device::{self, Device, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real};
 use super::outputs::{Pending, Results};
 use super::pack::TextArgs;
 use super::progress::Progress;
 use super::{Common, Program, Report, machine, on_pool, size};
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::coo::tns::TnsReader;
-use crate::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
+use crate::dense::{Matrix, Precision, load_factors, seeded_factors};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
 use crate::op::oracle::{self, Comparison, OracleMode};
@@ -197,7 +197,7 @@ struct Outcome<T> {
 
 impl Run {
     /// Opens, plans, streams, checks, writes.
-    fn mttkrp<T: device::Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
+    fn mttkrp<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
         let store = Store::open(sys, &self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, shape.order())?;
@@ -253,7 +253,7 @@ impl Run {
     }
 
     /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
-    fn choose_place<T: device::Real>(&self, store: &Store, modes: &[usize], rank: usize) -> Result<Place> {
+    fn choose_place<T: Real>(&self, store: &Store, modes: &[usize], rank: usize) -> Result<Place> {
         let request = DeviceRequest {
             number: self.device,
             memory: self.device_memory,
@@ -277,7 +277,7 @@ impl Run {
         }
     }
 
-    fn make_plan<T: device::Real>(
+    fn make_plan<T: Real>(
         &self,
         store: &Store,
         modes: &[usize],

@@ -213,7 +213,7 @@ pub enum Origin {
 /// A specialised kernel for one kind of device.
 #[derive(Debug)]
 pub struct Image {
-    /// A device binary; its kernel is [`SPECIALISED_NAME`].
+    /// A device binary with the kernels `mttkrp` and `finish_real`.
     pub bytes: Vec<u8>,
     /// Where it comes from.
     pub origin: Origin,
