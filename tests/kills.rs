@@ -139,7 +139,7 @@ fn failing_calls_of_a_spilling_pack_end_with_their_error_and_leave_nothing() {
         ("sync", &[0, 1, 2, 3]),
         ("rename", &[0]),
         ("remove", &[0, 1]),
-        ("spawn", &[0, 1, 2]),
+        ("spawn", &[0, 1]),
         ("allocate", &[0, 1, 2]),
         ("open", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 12]),
         ("write", &[0, 1, 2, 3, 50, 200]),

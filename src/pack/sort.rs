@@ -4,7 +4,7 @@ use crate::linear::{Key, Nonzero};
 use rdst::{RadixKey, RadixSort};
 
 /// Sorts by linear index, then by the total order of the values, on the current rayon pool.
-pub fn sort<K: Key>(nonzeros: &mut Vec<Nonzero<K>>) {
+pub fn sort<K: Key>(nonzeros: &mut [Nonzero<K>]) {
     nonzeros.radix_sort_builder().with_low_mem_tuner().sort();
     let equal = |a: &Nonzero<K>, b: &Nonzero<K>| a.linear == b.linear;
     for repeated in nonzeros.chunk_by_mut(equal).filter(|group| group.len() > 1) {
