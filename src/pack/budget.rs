@@ -9,7 +9,7 @@
 use super::PackOptions;
 use super::spill::{FRAME_NNZ, STAGE_NNZ};
 use crate::format::blco::chunk_nnz_max;
-use crate::linear::Nonzero;
+use crate::linear::{Nonzero, Wide};
 
 /// The packer takes no smaller budget.
 pub const MEMORY_MIN: u64 = 64 << 20;
@@ -56,7 +56,7 @@ impl Budget {
     /// Whether `nnz` nonzeros of `order` modes can be kept as batches and be sorted in memory in the end.
     pub fn keeps(&self, nnz: u64, order: usize) -> bool {
         let batches = nnz * (4 * order as u64 + 8);
-        let sorted = nnz * size_of::<Nonzero<u128>>() as u64;
+        let sorted = nnz * size_of::<Nonzero<Wide>>() as u64;
         batches <= self.reading()
             && batches + sorted <= self.memory / 4 * 3
             && sorted + self.writing() <= self.memory
@@ -75,7 +75,7 @@ impl Budget {
 
     /// Nonzeros of a staged file, whatever their key will be: a run can hold it. A multiple of what a frame holds.
     pub fn staged_nnz(&self) -> u64 {
-        let nnz = self.memory / 2 / size_of::<Nonzero<u128>>() as u64;
+        let nnz = self.memory / 2 / size_of::<Nonzero<Wide>>() as u64;
         (nnz / STAGE_NNZ as u64).max(1) * STAGE_NNZ as u64
     }
 

@@ -23,7 +23,7 @@ pub use scratch::SpillReport;
 use crate::coo::{Batch, Extent, Source};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::linear::{BitLayout, Key};
+use crate::linear::{BitLayout, Key, Wide};
 use crate::shape::Shape;
 use crate::store::{Codec, Manifest, Published, Staging, partial_path};
 use crate::sys::{SPILL_PREFIX, Sys};
@@ -199,7 +199,7 @@ pub fn pack(
     let written = if layout.bits() <= u64::BITS {
         job.write::<u64>(input, source, staging)?
     } else {
-        job.write::<u128>(input, source, staging)?
+        job.write::<Wide>(input, source, staging)?
     };
     let mut seconds = written.seconds;
     seconds.total = start.elapsed().as_secs_f64();

@@ -4,6 +4,7 @@ use super::budget::Budget;
 use super::{MEMORY_MIN, PackOptions};
 use crate::coo::{Size, Source};
 use crate::error::{Error, Result};
+use crate::linear::Wide;
 use crate::shape::Shape;
 use crate::store::partial_path;
 use crate::sys::Sys;
@@ -79,7 +80,7 @@ pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result
     let estimate = size.map(|size| match &declared {
         None => Estimate::staged(&budget, &size),
         Some(shape) if shape.linear_bits() <= u64::BITS => Estimate::direct::<u64>(&budget, &size, shape),
-        Some(shape) => Estimate::direct::<u128>(&budget, &size, shape),
+        Some(shape) => Estimate::direct::<Wide>(&budget, &size, shape),
     });
     let partial = partial_path(&options.target);
     let temporary_dir = existing(options.temp_dir.as_deref().unwrap_or(&partial));

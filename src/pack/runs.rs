@@ -213,6 +213,7 @@ mod tests {
     use super::super::journal::{Finished, Job, Journal};
     use super::super::stage::Stage;
     use super::*;
+    use crate::linear::Wide;
     use crate::random::Counter;
     use crate::shape::Shape;
 
@@ -294,9 +295,9 @@ mod tests {
                 assert!(all == expected, "{memory} bytes");
             }
             // No memory at all: runs of one staged frame, merged two at a time.
-            let (all, report) = collect::<u128>(&wide, 200_000, 0, declared);
+            let (all, report) = collect::<Wide>(&wide, 200_000, 0, declared);
             assert!(report.runs > 10, "{report:?}");
-            assert!(all == collect::<u128>(&wide, 200_000, u64::MAX, declared).0);
+            assert!(all == collect::<Wide>(&wide, 200_000, u64::MAX, declared).0);
         }
     }
 }

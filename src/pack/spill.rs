@@ -328,6 +328,7 @@ pub fn run_frame<K: Key>(nonzeros: &[Nonzero<K>]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linear::Wide;
     use crate::random::Counter;
 
     fn values(nnz: usize) -> Vec<f64> {
@@ -391,7 +392,7 @@ mod tests {
             runs_come_back::<u64>(bits);
         }
         for bits in [5, 63, 70, 110] {
-            runs_come_back::<u128>(bits);
+            runs_come_back::<Wide>(bits);
         }
     }
 
