@@ -90,6 +90,35 @@ fn a_killed_pack_is_absent_resumable_or_complete() {
     assert!(resumed > 0, "no kill met finished files");
 }
 
+/// Where the dims are declared, runs come straight from the input: the killed pack goes on behind the finished ones.
+#[test]
+fn a_killed_pack_with_declared_dims_resumes_from_its_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    generate(dir);
+    succeeds(dir, "blco-pack", &["t.tns", "-o", "whole"]);
+    let expected = std::fs::read(dir.join("whole/manifest")).unwrap();
+    let mut direct = PACK.to_vec();
+    direct.extend(["--dims", "300000,2000,70000"]);
+    let mut child = command(dir, "blco-pack", &direct).spawn().unwrap();
+    let journal = dir.join("s.partial/journal");
+    let start = Instant::now();
+    while !std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("run-0")) {
+        assert!(start.elapsed() < Duration::from_mins(2));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!std::fs::read_to_string(&journal).unwrap().contains("staged-"));
+    direct.extend(["--resume", "--json"]);
+    let report = succeeds(dir, "blco-pack", &direct);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert!(report["spilled"]["resumed_nnz"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["spilled"]["runs"].as_u64().unwrap() > 1, "{report}");
+    assert_eq!(std::fs::read(dir.join("s/manifest")).unwrap(), expected);
+    succeeds(dir, "blco-info", &["s", "--verify"]);
+}
+
 /// Starts a pack, kills it once a staged file is finished, and checks that it left something.
 fn kill_when_staged(dir: &Path) {
     let mut child = command(dir, "blco-pack", &PACK).spawn().unwrap();

@@ -92,7 +92,7 @@ impl Budget {
     /// Runs that are merged at once.
     pub fn fan_in<K>(&self) -> usize {
         let least = 2 * FRAME_NNZ * size_of::<[Nonzero<K>; 3]>();
-        usize::try_from(self.merging() / least as u64).unwrap_or(usize::MAX).clamp(2, 1024)
+        usize::try_from(self.merging() / least as u64).unwrap_or(usize::MAX).clamp(2, 512)
     }
 
     /// Nonzeros that are read ahead of each of `runs` runs; what is read beyond them is less than a frame.
