@@ -10,8 +10,8 @@ use crate::shape::Shape;
 use crate::store::{Manifest, Staging};
 use rayon::prelude::*;
 
-/// Tiles that are encoded at once: enough for every thread, little memory.
-const GROUP_TILES: usize = 256;
+/// Nonzeros of the tiles that are encoded at once: enough for every thread, little memory.
+pub const GROUP_NNZ: usize = 256 * TILE_NNZ;
 
 /// Cuts settled nonzeros into the chunks of a store.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl<K: Key> Cutter<K> {
     /// Takes the next nonzeros in linear order.
     pub fn push(&mut self, nonzeros: &[Nonzero<K>]) -> Result<()> {
         self.pending.extend_from_slice(nonzeros);
-        if self.pending.len() < GROUP_TILES * TILE_NNZ {
+        if self.pending.len() < GROUP_NNZ {
             return Ok(());
         }
         let whole = self.pending.len() / TILE_NNZ * TILE_NNZ;

@@ -29,7 +29,7 @@ use crate::store::{Codec, Manifest, Published, Staging, partial_path};
 use crate::sys::{SPILL_PREFIX, Sys};
 use budget::Budget;
 use combine::Combiner;
-use cut::Cutter;
+use cut::{Cutter, GROUP_NNZ};
 use journal::Journal;
 use runs::{Runs, Sorted};
 use scratch::Scratch;
@@ -403,11 +403,13 @@ impl Job<'_> {
     ) -> Result<(Staging, Manifest)> {
         let mut done = 0;
         sorted.for_each_slice(|slice| {
-            self.sys.check_cancelled()?;
-            cutter.push(combiner.push(slice)?)?;
-            done += slice.len() as u64;
-            (self.watch)(Phase::Write, done, Some(total));
-            Ok(())
+            slice.chunks(GROUP_NNZ).try_for_each(|part| {
+                self.sys.check_cancelled()?;
+                cutter.push(combiner.push(part)?)?;
+                done += part.len() as u64;
+                (self.watch)(Phase::Write, done, Some(total));
+                Ok(())
+            })
         })?;
         drop(sorted);
         cutter.push(combiner.finish())?;

@@ -14,8 +14,6 @@ use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::sys::Sys;
 use rayon::prelude::*;
 
-/// Nonzeros of the slices that are handed on from memory.
-const SLICE_NNZ: usize = 1 << 18;
 /// Nonzeros that wait to be linearized in parallel, at most.
 const PENDING_NNZ: usize = 1 << 18;
 
@@ -189,10 +187,10 @@ pub enum Sorted<K> {
 }
 
 impl<K: Key> Sorted<K> {
-    /// Hands over all nonzeros in order, in slices of bounded length.
+    /// Hands over all nonzeros in order.
     pub fn for_each_slice(&self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()> + Send) -> Result<()> {
         match self {
-            Self::InMemory(nonzeros) => nonzeros.chunks(SLICE_NNZ).try_for_each(sink),
+            Self::InMemory(nonzeros) => sink(nonzeros),
             Self::Runs(merger) => {
                 Merge::open(&merger.sys, &merger.scratch.runs, merger.budget)?.for_each_slice(&mut sink)
             }
