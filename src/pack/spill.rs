@@ -160,7 +160,9 @@ impl SpillReader {
             let mut linear = frame.u128();
             let bits = frame.byte();
             if bits == WIDE {
-                tile.iter_mut().for_each(|nonzero| nonzero.linear = K::narrow(frame.u128()));
+                for nonzero in &mut *tile {
+                    nonzero.linear = K::narrow(frame.u128());
+                }
             } else {
                 frame.column64(bits.into(), &mut differences);
                 for (nonzero, &difference) in tile.iter_mut().zip(&differences) {
@@ -233,7 +235,9 @@ impl Frame<'_> {
     fn values(&mut self, out: &mut [f64]) {
         let bits = self.byte();
         if bits == WIDE {
-            out.iter_mut().for_each(|value| *value = f64::from_le_bytes(self.take()));
+            for value in out {
+                *value = f64::from_le_bytes(self.take());
+            }
             return;
         }
         let base = i64::from_le_bytes(self.take());
