@@ -1,6 +1,6 @@
 //! Merging runs, in rounds: a round is all that is at most the least of the last nonzeros that have been read of each
-//! run. It is cut by splitters into parts that fit a core's cache, and each part, made of a sorted stretch of every
-//! run, is sorted by itself, all in parallel.
+//! run. It is cut by splitters into parts that fit a core's cache, and each part, made of a stretch of every run, is
+//! sorted by itself, all in parallel.
 
 use super::budget::Budget;
 use super::spill::{SpillFile, SpillReader};
@@ -94,7 +94,7 @@ impl<K: Key> Merge<K> {
             targets.push((part, target));
             rest = behind;
         }
-        targets.into_par_iter().for_each(|(part, target)| merge(&part, target));
+        targets.into_par_iter().for_each_init(Vec::new, |ends, (part, target)| merge(&part, target, ends));
         cursors.iter_mut().zip(lengths).for_each(|(cursor, taken)| cursor.at += taken);
         Ok(())
     }
@@ -116,14 +116,36 @@ fn parts<K: Key>(mut stretches: Vec<&[Nonzero<K>]>) -> Vec<Vec<&[Nonzero<K>]>> {
     parts
 }
 
-/// Sorted stretches in one. The sort of the standard library finds them and merges them pairwise.
-fn merge<K: Key>(stretches: &[&[Nonzero<K>]], target: &mut [Nonzero<K>]) {
-    let mut at = 0;
-    for stretch in stretches {
-        target[at..at + stretch.len()].copy_from_slice(stretch);
-        at += stretch.len();
+/// Sorts a part into `target`. Its nonzeros are spread over about as many buckets of equal width as there are of them, so
+/// that a bucket holds few; where it holds many, they are sorted all the same. `ends` is scratch.
+fn merge<K: Key>(part: &[&[Nonzero<K>]], target: &mut [Nonzero<K>], ends: &mut Vec<usize>) {
+    let low = part.iter().filter_map(|stretch| stretch.first()).map(|n| n.linear.widen()).min();
+    let high = part.iter().filter_map(|stretch| stretch.last()).map(|n| n.linear.widen()).max();
+    let (Some(low), Some(high)) = (low, high) else { return };
+    let bits = u128::BITS - (high - low).leading_zeros();
+    let shift = bits.saturating_sub(target.len().ilog2());
+    let bucket = |n: &Nonzero<K>| ((n.linear.widen() - low) >> shift) as usize;
+    // Bucket b is counted at b + 1, so that its beginning, and when it is filled its end, stands at b.
+    ends.clear();
+    ends.resize(((high - low) >> shift) as usize + 2, 0);
+    part.iter().copied().flatten().for_each(|n| ends[bucket(n) + 1] += 1);
+    let mut sum = 0;
+    for end in &mut *ends {
+        sum += *end;
+        *end = sum;
     }
-    target.sort_by(Nonzero::order);
+    for n in part.iter().copied().flatten() {
+        let end = &mut ends[bucket(n)];
+        target[*end] = *n;
+        *end += 1;
+    }
+    let mut start = 0;
+    for &end in &*ends {
+        if end - start > 1 {
+            target[start..end].sort_unstable_by(Nonzero::order);
+        }
+        start = end;
+    }
 }
 
 #[cfg(test)]
