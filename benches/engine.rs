@@ -181,16 +181,21 @@ fn tensor(sys: &Sys, input: Option<&Path>, rank: usize, runs: usize) {
 
 fn main() {
     let (mut inputs, mut runs, mut rank) = (Vec::new(), 5, 32);
+    let mut machine_only = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--bench" => {}
+            "--machine" => machine_only = true,
             "--runs" => runs = arguments.next().unwrap().parse().unwrap(),
             "--rank" => rank = arguments.next().unwrap().parse().unwrap(),
             path => inputs.push(PathBuf::from(path)),
         }
     }
     machine(runs);
+    if machine_only {
+        return;
+    }
     let sys = Sys::default();
     if inputs.is_empty() {
         tensor(&sys, None, rank, runs);

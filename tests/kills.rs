@@ -57,9 +57,15 @@ struct Case {
 }
 
 const SPILLING: [&str; 7] = ["t.tns", "-o", "out/s", "--memory", "0", "--chunk-bytes", "256KiB"];
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case { name: "in memory", arguments: &["t.tns", "-o", "out/s"], replaces: false, resumes: false },
     Case { name: "spilling", arguments: &SPILLING, replaces: false, resumes: false },
+    Case {
+        name: "spilling, declared dims",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--dims", "30000,2000,7000"],
+        replaces: false,
+        resumes: false,
+    },
     Case {
         name: "spilling elsewhere, zstd",
         arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--temp-dir", "temp", "--zstd", "3"],

@@ -196,7 +196,7 @@ impl Program for Pack {
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
         if self.plan {
             let options = self.store.options(&source, &target)?;
-            let plan = on_pool(sys, self.common.threads, move |_| plan(sys, &source, &options))?;
+            let plan = on_pool(sys, self.common.threads, move |_| plan(sys, &mut source, &options))?;
             return Report::new::<Self>(plan_text(&target, &plan), &plan);
         }
         let quiet = self.common.quiet || self.common.json;

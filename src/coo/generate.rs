@@ -263,6 +263,10 @@ impl Source for Generator {
         Ok(Some(format!("{:?}", self.spec)))
     }
 
+    fn declared(&mut self) -> Result<Option<Shape>> {
+        Ok(Some(self.shape.clone()))
+    }
+
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let n_batches = self.spec.nnz.div_ceil(BATCH_NNZ);
         let group_len = BATCHES_PER_THREAD * rayon::current_num_threads() as u64;

@@ -7,6 +7,7 @@ pub mod generate;
 pub mod tns;
 
 use crate::error::Result;
+use crate::shape::Shape;
 
 /// Some nonzeros in coordinate form. Indices count from 0.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,6 +57,11 @@ pub trait Source {
 
     /// How large it is, where that can be told.
     fn size(&self) -> Result<Option<Size>> {
+        Ok(None)
+    }
+
+    /// The shape, where it is declared before the first nonzero: of the dims that [`Source::drain`] will return.
+    fn declared(&mut self) -> Result<Option<Shape>> {
         Ok(None)
     }
 

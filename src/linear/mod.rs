@@ -3,7 +3,7 @@
 
 mod tables;
 
-pub use tables::{Key, Linearizer};
+pub use tables::{Key, Linearizer, Wide};
 
 use std::cmp::Ordering;
 
@@ -23,6 +23,7 @@ pub struct Nonzero<K> {
 
 impl<K: Key> Nonzero<K> {
     /// The order of stores: by linear index, then by the total order of the values.
+    #[inline]
     #[must_use]
     pub fn order(&self, other: &Self) -> Ordering {
         self.linear.cmp(&other.linear).then_with(|| self.value.total_cmp(&other.value))
@@ -215,6 +216,7 @@ mod tests {
             let shape = Shape::new(&dims).unwrap();
             let layout = BitLayout::new(&shape);
             let wide = Linearizer::<u128>::new(&layout);
+            let packed = Linearizer::<Wide>::new(&layout);
             let narrow = (layout.bits() <= 64).then(|| Linearizer::<u64>::new(&layout));
             let reencoding = Reencoding::new(&layout, block_bits);
             let random = crate::random::Counter::new(seed, 0);
@@ -226,6 +228,7 @@ mod tests {
                     .collect();
                 let linear = scatter_by_bits(&layout, &at);
                 prop_assert_eq!(wide.scatter(&at), linear);
+                prop_assert_eq!(packed.scatter(&at).widen(), linear);
                 prop_assert_eq!(&wide.gather(linear)[..at.len()], &at[..]);
                 if let Some(narrow) = &narrow {
                     prop_assert_eq!(u128::from(narrow.scatter(&at)), linear);

@@ -2,9 +2,10 @@
 
 use super::BitLayout;
 use crate::shape::ORDER_MAX;
+use std::cmp::Ordering;
 use std::ops::BitOr;
 
-/// A linear index: `u64` where 64 bits hold it, otherwise `u128`.
+/// A linear index: `u64` where 64 bits hold it, otherwise [`Wide`], or `u128` where memory does not matter.
 pub trait Key: Copy + Ord + BitOr<Output = Self> + Default + std::fmt::Debug + Send + Sync + 'static {
     /// Bytes of the type.
     const BYTES: usize;
@@ -42,6 +43,54 @@ impl Key for u128 {
     #[inline]
     fn byte(self, i: usize) -> u8 {
         self.to_le_bytes()[i]
+    }
+}
+
+/// A linear index of up to 128 bits in two words: a nonzero takes 24 bytes with it, and 32 with `u128`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wide {
+    low: u64,
+    high: u64,
+}
+
+impl Ord for Wide {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.widen().cmp(&other.widen())
+    }
+}
+
+impl PartialOrd for Wide {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl BitOr for Wide {
+    type Output = Self;
+
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        Self { low: self.low | other.low, high: self.high | other.high }
+    }
+}
+
+impl Key for Wide {
+    const BYTES: usize = 16;
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+    #[inline]
+    fn narrow(wide: u128) -> Self {
+        Self { low: wide as u64, high: (wide >> 64) as u64 }
+    }
+    #[inline]
+    fn widen(self) -> u128 {
+        u128::from(self.high) << 64 | u128::from(self.low)
+    }
+    #[inline]
+    fn byte(self, i: usize) -> u8 {
+        let word = if i < 8 { self.low } else { self.high };
+        word.to_le_bytes()[i % 8]
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! Resident at once, beside about 10 MiB for the program itself:
 //!
-//! * reading: the reader's pieces and batches, and batches that wait to be staged;
-//! * sorting: one run, sorted in place;
-//! * writing: a frame of each run, slices on their way, tiles being encoded, one open chunk.
+//! * reading: the reader's pieces and batches, and one run, sorted in place; where the dims are not declared, first
+//!   the batches that are kept or wait to be staged;
+//! * writing: what is ahead of each run, two rounds of merged nonzeros, tiles being encoded, one open chunk.
 
+use super::PackOptions;
 use super::spill::{FRAME_NNZ, STAGE_NNZ};
 use crate::format::blco::chunk_nnz_max;
-use crate::linear::Nonzero;
+use crate::linear::{Nonzero, Wide};
 
 /// No smaller budget can be kept: buffers take more than that.
 pub const MEMORY_MIN: u64 = 64 << 20;
@@ -16,6 +17,9 @@ pub const MEMORY_MIN: u64 = 64 << 20;
 const READER_BYTES_PER_THREAD: u64 = 8 << 20;
 /// Slices, tiles being encoded, row counters.
 const CUTTER_BYTES: u64 = 14 << 20;
+
+/// Nonzeros of a round of a merge: enough work for every thread.
+const ROUND_NNZ: usize = 1 << 19;
 
 /// Buffer sizes of one packing job.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +35,11 @@ impl Budget {
         Self { memory, threads: threads as u64, chunk_bytes }
     }
 
+    /// Of a job with `options` on the current rayon pool.
+    pub fn of(options: &PackOptions) -> Self {
+        Self::new(options.memory, rayon::current_num_threads(), options.chunk_bytes)
+    }
+
     /// Bytes of batches that may be kept while reading.
     fn reading(&self) -> u64 {
         let reader = READER_BYTES_PER_THREAD * self.threads;
@@ -44,18 +53,29 @@ impl Budget {
         CUTTER_BYTES + chunk
     }
 
-    /// Whether `nnz` nonzeros of `order` modes can be packed without temporary files.
-    pub fn in_memory(&self, nnz: u64, order: usize, nonzero_bytes: usize) -> bool {
+    /// Whether `nnz` nonzeros of `order` modes can be kept as batches and be sorted in memory in the end.
+    pub fn keeps(&self, nnz: u64, order: usize) -> bool {
         let batches = nnz * (4 * order as u64 + 8);
-        let sorted = nnz * nonzero_bytes as u64;
+        let sorted = nnz * size_of::<Nonzero<Wide>>() as u64;
         batches <= self.reading()
             && batches + sorted <= self.memory / 4 * 3
             && sorted + self.writing() <= self.memory
     }
 
-    /// Nonzeros of a run: what half of the memory can sort. A multiple of what a staged frame holds.
-    pub fn run_nnz(&self, nonzero_bytes: usize) -> u64 {
-        let nnz = self.memory / 2 / nonzero_bytes as u64;
+    /// Whether a store can be written while `nnz` nonzeros are in memory.
+    pub fn writes_from_memory<K>(&self, nnz: usize) -> bool {
+        nnz.saturating_mul(size_of::<Nonzero<K>>()) as u64 + self.writing() <= self.memory
+    }
+
+    /// Nonzeros of a run, at least as many as in a staged frame.
+    pub fn run_nnz<K>(&self) -> usize {
+        let nnz = self.reading() / 4 * 3 / size_of::<Nonzero<K>>() as u64;
+        usize::try_from(nnz).unwrap_or(usize::MAX).max(STAGE_NNZ)
+    }
+
+    /// Nonzeros of a staged file, whatever their key will be: a run can hold it. A multiple of what a frame holds.
+    pub fn staged_nnz(&self) -> u64 {
+        let nnz = self.memory / 2 / size_of::<Nonzero<Wide>>() as u64;
         (nnz / STAGE_NNZ as u64).max(1) * STAGE_NNZ as u64
     }
 
@@ -64,10 +84,21 @@ impl Budget {
         self.reading() / 4 / (4 * order as u64 + 8)
     }
 
+    /// Bytes for what is ahead of runs, and for two rounds of it.
+    fn merging(&self) -> u64 {
+        self.memory.saturating_sub(self.writing()).max(self.memory / 8)
+    }
+
     /// Runs that are merged at once.
     pub fn fan_in<K>(&self) -> usize {
-        let frame = (FRAME_NNZ * (2 * size_of::<Nonzero<K>>() + 8)) as u64;
-        let left = self.memory.saturating_sub(self.writing()).max(self.memory / 8);
-        usize::try_from(left / frame).unwrap_or(usize::MAX).clamp(2, 1024)
+        let least = 2 * FRAME_NNZ * size_of::<[Nonzero<K>; 3]>();
+        usize::try_from(self.merging() / least as u64).unwrap_or(usize::MAX).clamp(2, 512)
+    }
+
+    /// Nonzeros that are read ahead of each of `runs` runs; what is read beyond them is less than a frame.
+    pub fn ahead_nnz<K>(&self, runs: usize) -> usize {
+        let room = self.merging() / (runs.max(1) * size_of::<[Nonzero<K>; 3]>()) as u64;
+        let room = usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(FRAME_NNZ);
+        room.min(ROUND_NNZ / runs.max(1)).max(1)
     }
 }

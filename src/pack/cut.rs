@@ -10,28 +10,52 @@ use crate::shape::Shape;
 use crate::store::{Manifest, Staging};
 use rayon::prelude::*;
 
-/// Tiles that are encoded at once: enough for every thread, little memory.
-const GROUP_TILES: usize = 256;
+/// Nonzeros of the tiles that are encoded at once: enough for every thread, little memory.
+pub const GROUP_NNZ: usize = 128 * TILE_NNZ;
 
-/// Cuts settled nonzeros into the chunks of a store.
+/// Cuts settled nonzeros into the chunks of a store. A group of tiles is assembled while the next one is encoded.
 #[derive(Debug)]
 pub struct Cutter<K> {
     encoder: TileEncoder<K>,
+    assembler: Assembler,
+    pending: Vec<Nonzero<K>>,
+    encoded: Vec<EncodedTile>,
+    shape: Shape,
+}
+
+/// Puts encoded tiles, in order, into chunks, and chunks into the store.
+#[derive(Debug)]
+struct Assembler {
     builder: ChunkBuilder,
     statistics: Statistics,
     staging: Staging,
-    pending: Vec<Nonzero<K>>,
-    shape: Shape,
+}
+
+impl Assembler {
+    fn push(&mut self, tiles: &[EncodedTile]) -> Result<()> {
+        tiles.iter().try_for_each(|tile| {
+            self.statistics.add(tile);
+            let closed = self.builder.push(tile);
+            self.store(closed)
+        })
+    }
+
+    fn store(&mut self, chunk: Option<BuiltChunk>) -> Result<()> {
+        chunk.map_or(Ok(()), |chunk| self.staging.add(chunk.header, chunk.image, chunk.entry))
+    }
 }
 
 impl<K: Key> Cutter<K> {
     pub fn new(shape: &Shape, layout: &BitLayout, options: &PackOptions, staging: Staging) -> Self {
         Self {
             encoder: TileEncoder::new(layout, options.index_encoding),
-            builder: ChunkBuilder::new(shape, options.index_encoding, options.chunk_bytes),
-            statistics: Statistics::new(shape.order()),
-            staging,
+            assembler: Assembler {
+                builder: ChunkBuilder::new(shape, options.index_encoding, options.chunk_bytes),
+                statistics: Statistics::new(shape.order()),
+                staging,
+            },
             pending: Vec::new(),
+            encoded: Vec::new(),
             shape: shape.clone(),
         }
     }
@@ -39,39 +63,34 @@ impl<K: Key> Cutter<K> {
     /// Takes the next nonzeros in linear order.
     pub fn push(&mut self, nonzeros: &[Nonzero<K>]) -> Result<()> {
         self.pending.extend_from_slice(nonzeros);
-        if self.pending.len() < GROUP_TILES * TILE_NNZ {
+        if self.pending.len() < GROUP_NNZ {
             return Ok(());
         }
         let whole = self.pending.len() / TILE_NNZ * TILE_NNZ;
         self.encode(whole)
     }
 
-    /// Encodes and assembles the first `nnz` pending nonzeros.
+    /// Encodes the first `nnz` pending nonzeros, and assembles what was encoded before.
     fn encode(&mut self, nnz: usize) -> Result<()> {
-        let tiles: Vec<EncodedTile> =
-            self.pending[..nnz].par_chunks(TILE_NNZ).map(|tile| self.encoder.encode(tile)).collect();
-        for tile in &tiles {
-            self.statistics.add(tile);
-            let closed = self.builder.push(tile);
-            self.store(closed)?;
-        }
-        self.pending.drain(..nnz);
-        Ok(())
-    }
-
-    fn store(&mut self, chunk: Option<BuiltChunk>) -> Result<()> {
-        chunk.map_or(Ok(()), |chunk| self.staging.add(chunk.header, chunk.image, chunk.entry))
+        let Self { encoder, assembler, pending, encoded, .. } = self;
+        let tiles = pending[..nnz].par_chunks(TILE_NNZ).map(|tile| encoder.encode(tile));
+        let (assembled, next) = rayon::join(|| assembler.push(encoded), || tiles.collect());
+        *encoded = next;
+        pending.drain(..nnz);
+        assembled
     }
 
     /// Writes what is left; the store, ready to be published, and its manifest.
     pub fn finish(mut self, options: &PackOptions) -> Result<(Staging, Manifest)> {
         self.encode(self.pending.len())?;
-        let last = self.builder.close();
-        self.store(last)?;
-        if self.statistics.nnz() == 0 {
+        let mut assembler = self.assembler;
+        assembler.push(&self.encoded)?;
+        let last = assembler.builder.close();
+        assembler.store(last)?;
+        let Assembler { statistics, staging, .. } = assembler;
+        if statistics.nnz() == 0 {
             return Err(Error::request("no nonzeros"));
         }
-        let statistics = self.statistics;
         let manifest = Manifest {
             shape: self.shape,
             index_encoding: options.index_encoding,
@@ -83,8 +102,8 @@ impl<K: Key> Cutter<K> {
             value_min: statistics.value_min(),
             value_max: statistics.value_max(),
             longest_row_bounds: statistics.longest_row_bounds(),
-            chunks: self.staging.entries().to_vec(),
+            chunks: staging.entries().to_vec(),
         };
-        Ok((self.staging, manifest))
+        Ok((staging, manifest))
     }
 }

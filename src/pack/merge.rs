@@ -1,17 +1,49 @@
-//! Merging runs: a loser tree (Knuth, TAOCP 3, section 5.4.1) over one cursor for each run.
+//! Merging runs, in rounds: a round is all that is at most the least of the last nonzeros that have been read of each
+//! run. It is cut by splitters into parts that fit a core's cache, and each part, made of a stretch of every run, is
+//! sorted by itself, all in parallel.
 
-use super::spill::{FRAME_NNZ, SpillFile, SpillReader, SpillWriter, run_frame};
+use super::budget::Budget;
+use super::spill::{SpillFile, SpillReader};
 use crate::error::Result;
 use crate::linear::{Key, Nonzero};
 use crate::sys::Sys;
-use std::path::Path;
+use rayon::prelude::*;
+
+/// Nonzeros of a part, about.
+const PART_NNZ: usize = 1 << 14;
+/// One in so many nonzeros is looked at to choose splitters.
+const SAMPLE: usize = 1 << 9;
 
 /// Where a run has got to.
 #[derive(Debug)]
 struct Cursor<K> {
     reader: SpillReader,
-    frame: Vec<Nonzero<K>>,
+    /// What has been read, in order; the first `at` have been taken.
+    ahead: Vec<Nonzero<K>>,
     at: usize,
+    ended: bool,
+}
+
+impl<K: Key> Cursor<K> {
+    /// Reads until `nnz` nonzeros are ahead, or the run ends.
+    fn refill(&mut self, nnz: usize) -> Result<()> {
+        if self.ahead.len() - self.at >= nnz {
+            return Ok(());
+        }
+        self.ahead.drain(..self.at);
+        self.at = 0;
+        while self.ahead.len() < nnz && !self.ended {
+            self.ended = !self.reader.read_run(&mut self.ahead)?;
+        }
+        Ok(())
+    }
+
+    /// What is ahead and at most `bound`; all without a bound.
+    fn until(&self, bound: Option<&Nonzero<K>>) -> &[Nonzero<K>] {
+        let ahead = &self.ahead[self.at..];
+        let end = bound.map_or(ahead.len(), |bound| ahead.partition_point(|n| n.order(bound).is_le()));
+        &ahead[..end]
+    }
 }
 
 /// Merges runs into one stream in the order of stores. What comes out does not depend on how the nonzeros are
@@ -19,89 +51,106 @@ struct Cursor<K> {
 #[derive(Debug)]
 pub struct Merge<K> {
     cursors: Vec<Cursor<K>>,
-    /// `losers[0]` is the run whose head is next; `losers[n]` the loser of the match at inner node n.
-    losers: Vec<usize>,
+    ahead_nnz: usize,
 }
 
 impl<K: Key> Merge<K> {
     /// Starts at the beginning of every run.
-    pub fn open(sys: &Sys, runs: &[SpillFile]) -> Result<Self> {
+    pub fn open(sys: &Sys, runs: &[SpillFile], budget: Budget) -> Result<Self> {
         let open = |run: &SpillFile| {
-            let mut cursor = Cursor { reader: SpillReader::open(sys, run)?, frame: Vec::new(), at: 0 };
-            cursor.reader.read_run(&mut cursor.frame)?;
-            Ok(cursor)
+            let reader = SpillReader::open(sys, run)?;
+            Ok(Cursor { reader, ahead: Vec::new(), at: 0, ended: false })
         };
-        let cursors: Vec<Cursor<K>> = runs.iter().map(open).collect::<Result<_>>()?;
-        let mut merge = Self { losers: vec![0; cursors.len()], cursors };
-        if !merge.cursors.is_empty() {
-            merge.losers[0] = merge.play(1);
-        }
-        Ok(merge)
+        let cursors = runs.iter().map(open).collect::<Result<_>>()?;
+        Ok(Self { cursors, ahead_nnz: budget.ahead_nnz::<K>(runs.len()) })
     }
 
-    /// Plays all matches below inner node `node`, leaves following the inner nodes; the winner.
-    fn play(&mut self, node: usize) -> usize {
-        let runs = self.cursors.len();
-        if node >= runs {
-            return node - runs;
-        }
-        let (a, b) = (self.play(2 * node), self.play(2 * node + 1));
-        let (winner, loser) = if self.beats(a, b) { (a, b) } else { (b, a) };
-        self.losers[node] = loser;
-        winner
-    }
-
-    /// Whether the head of run `a` comes before that of run `b`. An exhausted run loses.
-    fn beats(&self, a: usize, b: usize) -> bool {
-        let head = |run: usize| self.cursors[run].frame.get(self.cursors[run].at);
-        match (head(a), head(b)) {
-            (Some(a), Some(b)) => a.order(b).is_le(),
-            (a, _) => a.is_some(),
-        }
-    }
-
-    /// Replaces `out` by the next nonzeros, at most `out`'s capacity; none at the end.
-    pub fn next_slice(&mut self, out: &mut Vec<Nonzero<K>>) -> Result<()> {
-        out.clear();
-        while out.len() < out.capacity() && !self.losers.is_empty() {
-            let mut winner = self.losers[0];
-            let cursor = &mut self.cursors[winner];
-            let Some(nonzero) = cursor.frame.get(cursor.at) else { break };
-            out.push(*nonzero);
-            cursor.at += 1;
-            if cursor.at == cursor.frame.len() {
-                cursor.at = 0;
-                cursor.reader.read_run(&mut cursor.frame)?;
-            }
-            let mut node = usize::midpoint(winner, self.cursors.len());
-            while node > 0 {
-                if self.beats(self.losers[node], winner) {
-                    std::mem::swap(&mut self.losers[node], &mut winner);
-                }
-                node /= 2;
-            }
-            self.losers[0] = winner;
+    /// Hands everything to `sink` in order, a round at a time, while the next round is merged.
+    pub fn for_each_slice(mut self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()> + Send) -> Result<()> {
+        let (mut current, mut next) = (Vec::new(), Vec::new());
+        self.next_round(&mut current)?;
+        while !current.is_empty() {
+            let (sunk, merged) = rayon::join(|| sink(&current), || self.next_round(&mut next));
+            sunk.and(merged)?;
+            std::mem::swap(&mut current, &mut next);
         }
         Ok(())
     }
 
-    /// Merges everything into a new run at `path`.
-    pub fn into_run(mut self, sys: &Sys, path: &Path) -> Result<SpillFile> {
-        let mut writer = SpillWriter::create(sys, path)?;
-        let mut slice = Vec::with_capacity(FRAME_NNZ);
-        loop {
-            self.next_slice(&mut slice)?;
-            if slice.is_empty() {
-                return Ok(writer.finish());
-            }
-            sys.check_cancelled()?;
-            writer.write(&run_frame(&slice))?;
+    /// Replaces `out` by the next nonzeros; none at the end.
+    fn next_round(&mut self, out: &mut Vec<Nonzero<K>>) -> Result<()> {
+        let Self { cursors, ahead_nnz } = self;
+        cursors.par_iter_mut().try_for_each(|cursor| cursor.refill(*ahead_nnz))?;
+        let unread = cursors.iter().filter(|cursor| !cursor.ended);
+        let bound = unread.filter_map(|cursor| cursor.ahead.last().copied()).min_by(Nonzero::order);
+        let stretches: Vec<&[Nonzero<K>]> = cursors.iter().map(|c| c.until(bound.as_ref())).collect();
+        let lengths: Vec<usize> = stretches.iter().map(|stretch| stretch.len()).collect();
+        out.resize(lengths.iter().sum(), Nonzero::default());
+        let mut rest = &mut out[..];
+        let mut targets = Vec::new();
+        for part in parts(stretches) {
+            let nnz = part.iter().map(|stretch| stretch.len()).sum();
+            let (target, behind) = std::mem::take(&mut rest).split_at_mut(nnz);
+            targets.push((part, target));
+            rest = behind;
         }
+        targets.into_par_iter().for_each_init(Vec::new, |ends, (part, target)| merge(&part, target, ends));
+        cursors.iter_mut().zip(lengths).for_each(|(cursor, taken)| cursor.at += taken);
+        Ok(())
+    }
+}
+
+/// Cuts stretches at common splitters, so that all of a part comes before all of the next one.
+fn parts<K: Key>(mut stretches: Vec<&[Nonzero<K>]>) -> Vec<Vec<&[Nonzero<K>]>> {
+    let mut samples: Vec<Nonzero<K>> =
+        stretches.iter().flat_map(|stretch| stretch.iter().step_by(SAMPLE).copied()).collect();
+    samples.sort_unstable_by(Nonzero::order);
+    let mut parts = Vec::new();
+    for splitter in samples.iter().step_by(PART_NNZ / SAMPLE).skip(1) {
+        let cut = |stretch: &&[Nonzero<K>]| stretch.partition_point(|n| n.order(splitter).is_lt());
+        let (part, rest) = stretches.iter().map(|stretch| stretch.split_at(cut(stretch))).unzip();
+        parts.push(part);
+        stretches = rest;
+    }
+    parts.push(stretches);
+    parts
+}
+
+/// Sorts a part into `target`. Its nonzeros are spread over about as many buckets of equal width as there are of them, so
+/// that a bucket holds few; where it holds many, they are sorted all the same. `ends` is scratch.
+fn merge<K: Key>(part: &[&[Nonzero<K>]], target: &mut [Nonzero<K>], ends: &mut Vec<usize>) {
+    let low = part.iter().filter_map(|stretch| stretch.first()).map(|n| n.linear.widen()).min();
+    let high = part.iter().filter_map(|stretch| stretch.last()).map(|n| n.linear.widen()).max();
+    let (Some(low), Some(high)) = (low, high) else { return };
+    let bits = u128::BITS - (high - low).leading_zeros();
+    let shift = bits.saturating_sub(target.len().ilog2());
+    let bucket = |n: &Nonzero<K>| ((n.linear.widen() - low) >> shift) as usize;
+    // Bucket b is counted at b + 1, so that its beginning, and when it is filled its end, stands at b.
+    ends.clear();
+    ends.resize(((high - low) >> shift) as usize + 2, 0);
+    part.iter().copied().flatten().for_each(|n| ends[bucket(n) + 1] += 1);
+    let mut sum = 0;
+    for end in &mut *ends {
+        sum += *end;
+        *end = sum;
+    }
+    for n in part.iter().copied().flatten() {
+        let end = &mut ends[bucket(n)];
+        target[*end] = *n;
+        *end += 1;
+    }
+    let mut start = 0;
+    for &end in &*ends {
+        if end - start > 1 {
+            target[start..end].sort_unstable_by(Nonzero::order);
+        }
+        start = end;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::spill::{FRAME_NNZ, SpillWriter, run_frame};
     use super::*;
     use crate::random::Counter;
 
@@ -115,8 +164,11 @@ mod tests {
             let spilled: Vec<SpillFile> = (0..runs as u64)
                 .map(|run| {
                     let nnz = if run == 1 { 1 } else { 9000 };
-                    let nonzero =
-                        |i| Nonzero { linear: random.bits(run << 32 | i) % 20_000, value: (i % 7) as f64 };
+                    // Ranges that overlap in part, so that runs end at different times.
+                    let nonzero = |i| Nonzero {
+                        linear: 3000 * run + random.bits(run << 32 | i) % 20_000,
+                        value: (i % 7) as f64,
+                    };
                     let mut nonzeros: Vec<Nonzero<u64>> = (0..nnz).map(nonzero).collect();
                     nonzeros.sort_by(Nonzero::order);
                     all.extend_from_slice(&nonzeros);
@@ -126,15 +178,18 @@ mod tests {
                 })
                 .collect();
             all.sort_by(Nonzero::order);
-            let mut merge = Merge::<u64>::open(&sys, &spilled).unwrap();
-            let (mut slice, mut merged) = (Vec::with_capacity(777), Vec::new());
-            while {
-                merge.next_slice(&mut slice).unwrap();
-                !slice.is_empty()
-            } {
-                merged.extend_from_slice(&slice);
+            for memory in [0, 1 << 30] {
+                let budget = Budget::new(memory, 2, 1 << 16);
+                let mut merged = Vec::new();
+                let merge = Merge::<u64>::open(&sys, &spilled, budget).unwrap();
+                merge
+                    .for_each_slice(|slice| {
+                        merged.extend_from_slice(slice);
+                        Ok(())
+                    })
+                    .unwrap();
+                assert!(merged == all, "{runs} runs");
             }
-            assert_eq!(merged, all, "{runs} runs");
         }
     }
 }

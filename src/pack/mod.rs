@@ -1,8 +1,8 @@
 //! The packer: coordinates to a published store. [`pack`] is the main path; read it first.
 //!
-//! What it writes depends on the tensor and [`PackOptions`] alone. Nonzeros pass through three parts, each
-//! of which hands slices of nonzeros in linear order to the next: `runs` sorts, `combine` settles
-//! duplicates, `cut` encodes tiles and assembles chunks.
+//! What it writes depends on the tensor and [`PackOptions`] alone. `runs` linearizes batches and sorts; where the dims
+//! are not declared, `stage` keeps the batches until they are known. Then nonzeros pass through two parts as slices in
+//! linear order: `combine` settles duplicates, `cut` encodes tiles and assembles chunks.
 
 mod budget;
 mod combine;
@@ -11,26 +11,30 @@ mod journal;
 mod merge;
 mod plan;
 mod runs;
+mod scratch;
 mod sort;
 mod spill;
+mod stage;
 
 pub use budget::MEMORY_MIN;
 pub use plan::{PackPlan, plan};
-pub use runs::SpillReport;
+pub use scratch::SpillReport;
 
-use crate::coo::{Extent, Source};
+use crate::coo::{Batch, Extent, Source};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::linear::{BitLayout, Key};
+use crate::linear::{BitLayout, Key, Wide};
 use crate::shape::Shape;
-use crate::store::{Codec, Published, Staging, partial_path};
+use crate::store::{Codec, Manifest, Published, Staging, partial_path};
 use crate::sys::{SPILL_PREFIX, Sys};
 use budget::Budget;
 use combine::Combiner;
-use cut::Cutter;
+use cut::{Cutter, GROUP_NNZ};
 use journal::Journal;
-use runs::Runs;
+use runs::{Runs, Sorted};
+use scratch::Scratch;
 use serde::Serialize;
+use stage::Stage;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
@@ -152,7 +156,7 @@ pub struct PackReport {
 /// Seconds of the phases.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct PackSeconds {
-    /// Reading and parsing.
+    /// Reading and parsing; where the dims are declared, linearizing and all runs that do not stay in memory too.
     pub read: f64,
     /// Linearizing and sorting.
     pub sort: f64,
@@ -174,39 +178,38 @@ pub fn pack(
     watch: Watch<'_>,
 ) -> Result<PackReport> {
     let start = Instant::now();
-    let mut seconds = PackSeconds::default();
+    let budget = Budget::of(options);
     plan(sys, source, options)?.check()?;
-    let Prepared { staging, mut runs, extent } = prepare(sys, source, options)?;
-    let extent = match extent {
-        Some(extent) => extent,
-        None => source.drain(&mut |batch| {
-            runs.push(batch)?;
-            watch(Phase::Read, runs.nnz(), None);
-            sys.check_cancelled()
-        })?,
-    };
-    runs.drained(&extent)?;
-    let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
-    let layout = BitLayout::new(&shape);
-    seconds.read = start.elapsed().as_secs_f64();
-
-    let job = Job { sys, options, watch, shape: &shape, layout: &layout };
-    let written = if layout.bits() <= u64::BITS {
-        job.write::<u64>(runs, staging, &mut seconds)
+    let Prepared { staging, scratch, extent } = prepare(sys, source, options)?;
+    let declared = if extent.is_none() { source.declared()? } else { None };
+    let (input, shape) = if let Some(shape) = declared {
+        (Input::Direct(scratch), shape)
     } else {
-        job.write::<u128>(runs, staging, &mut seconds)
+        let resumed_nnz = scratch.report().resumed_nnz;
+        let mut stage = Stage::new(sys, budget, scratch);
+        let extent = match extent {
+            Some(extent) => extent,
+            None => drain(sys, source, resumed_nnz, watch, |batch| stage.push(batch))?,
+        };
+        stage.drained(&extent)?;
+        let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
+        (Input::Staged(stage, extent), shape)
     };
-    let written = written.map_err(|e| match e {
-        Error::Request(what) => Error::input(source.name(), what),
-        other => other,
-    })?;
+    let layout = BitLayout::new(&shape);
+    let job = Job { sys, options, budget, watch, shape: &shape, layout: &layout, start };
+    let written = if layout.bits() <= u64::BITS {
+        job.write::<u64>(input, source, staging)?
+    } else {
+        job.write::<Wide>(input, source, staging)?
+    };
+    let mut seconds = written.seconds;
     seconds.total = start.elapsed().as_secs_f64();
     Ok(PackReport {
         store: options.target.clone(),
         digest: format!("{:016x}", written.published.id),
         dims: shape.dims().to_vec(),
         linear_bits: layout.bits(),
-        input_nnz: extent.nnz,
+        input_nnz: written.input_nnz,
         nnz: written.nnz,
         duplicates_summed: written.summed,
         duplicates_kept: written.kept,
@@ -219,10 +222,42 @@ pub fn pack(
     })
 }
 
+/// Drains `source`, but for its first `skip` nonzeros, into `sink`.
+fn drain(
+    sys: &Sys,
+    source: &mut dyn Source,
+    mut skip: u64,
+    watch: Watch<'_>,
+    mut sink: impl FnMut(Batch) -> Result<()>,
+) -> Result<Extent> {
+    let mut done = 0;
+    source.drain(&mut |mut batch| {
+        done += batch.nnz() as u64;
+        let skipped = batch.nnz().min(usize::try_from(skip).unwrap_or(usize::MAX));
+        if skipped > 0 {
+            let order = batch.indices.len() / batch.nnz();
+            batch.indices.drain(..skipped * order);
+            batch.values.drain(..skipped);
+            skip -= skipped as u64;
+        }
+        sink(batch)?;
+        watch(Phase::Read, done, None);
+        sys.check_cancelled()
+    })
+}
+
+/// What there is to be sorted.
+enum Input {
+    /// The source, whose dims are declared, and what an earlier job has made of it.
+    Direct(Scratch),
+    /// What was kept and staged of a source of this extent.
+    Staged(Stage, Extent),
+}
+
 /// A job that is ready to read its input.
 struct Prepared {
     staging: Staging,
-    runs: Runs,
+    scratch: Scratch,
     /// The input's extent, where an earlier job has read all of it.
     extent: Option<Extent>,
 }
@@ -257,15 +292,14 @@ fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prep
     };
     let resume = resumed.is_some();
     let staging = Staging::create(sys, &options.target, options.replace, resume, options.codec)?;
-    let budget = Budget::new(options.memory, rayon::current_num_threads(), options.chunk_bytes);
     let (spill_dir, finished, journal) = if let Some((dir, finished, bytes)) = resumed {
         (dir, finished, Journal::resume(sys, staging.partial(), bytes)?)
     } else {
         let journal = Journal::create(sys, staging.partial(), &job)?;
         (job.spill_dir, journal::Finished::default(), journal)
     };
-    let runs = Runs::new(sys, budget, spill_dir, journal, &finished);
-    Ok(Prepared { staging, runs, extent: finished.extent })
+    let scratch = Scratch::new(sys, spill_dir, journal, &finished);
+    Ok(Prepared { staging, scratch, extent: finished.extent })
 }
 
 /// An error unless `new` would do what `old` did, on the same input.
@@ -313,57 +347,103 @@ fn unfinished(partial: &Path, old: &journal::Job, finished: &journal::Finished) 
 struct Job<'a> {
     sys: &'a Sys,
     options: &'a PackOptions,
+    budget: Budget,
     watch: Watch<'a>,
     shape: &'a Shape,
     layout: &'a BitLayout,
+    start: Instant,
 }
 
 /// What a job wrote.
 struct Written {
     published: Published,
+    input_nnz: u64,
     nnz: u64,
     summed: u64,
     kept: u64,
     spilled: SpillReport,
+    seconds: PackSeconds,
 }
 
 impl Job<'_> {
-    /// Sorts the runs by a linear index of type `K` and writes the store.
-    fn write<K: Key>(&self, runs: Runs, staging: Staging, seconds: &mut PackSeconds) -> Result<Written> {
-        let total = runs.nnz();
-        (self.watch)(Phase::Sort, 0, Some(total));
-        let start = Instant::now();
-        let sorted = runs.sort::<K>(self.layout, self.watch)?;
+    /// Sorts by a linear index of type `K` and writes the store.
+    fn write<K: Key>(&self, input: Input, source: &mut dyn Source, staging: Staging) -> Result<Written> {
+        let mut clock = Clock(self.start);
+        let mut seconds = PackSeconds::default();
+        let (runs, input_nnz) = match input {
+            Input::Direct(scratch) => {
+                let resumed_nnz = scratch.report().resumed_nnz;
+                let mut runs = Runs::<K>::new(self.sys, self.budget, scratch, self.layout);
+                let extent = drain(self.sys, source, resumed_nnz, self.watch, |batch| runs.push(batch))?;
+                runs.drained(&extent)?;
+                seconds.read = clock.lap();
+                (runs, extent.nnz)
+            }
+            Input::Staged(stage, extent) => {
+                seconds.read = clock.lap();
+                (stage.into_runs(&extent, self.layout, self.watch)?, extent.nnz)
+            }
+        };
+        (self.watch)(Phase::Sort, 0, Some(input_nnz));
+        let sorted = runs.sort()?;
         let spilled = sorted.spilled();
-        seconds.sort = start.elapsed().as_secs_f64();
+        seconds.sort = clock.lap();
 
-        let start = Instant::now();
         let mut combiner = Combiner::new(self.layout, self.options.duplicates);
-        let mut cutter = Cutter::new(self.shape, self.layout, self.options, staging);
-        let mut done = 0;
-        sorted.for_each_slice(|slice| {
-            self.sys.check_cancelled()?;
-            cutter.push(combiner.push(slice)?)?;
-            done += slice.len() as u64;
-            (self.watch)(Phase::Write, done, Some(total));
-            Ok(())
-        })?;
-        cutter.push(combiner.finish())?;
-        let (mut staging, manifest) = cutter.finish(self.options)?;
-        seconds.write = start.elapsed().as_secs_f64();
+        let cutter = Cutter::new(self.shape, self.layout, self.options, staging);
+        let (mut staging, manifest) =
+            self.cut(&sorted, &mut combiner, cutter, input_nnz).map_err(|e| match e {
+                Error::Request(what) => Error::input(source.name(), what),
+                other => other,
+            })?;
+        seconds.write = clock.lap();
 
-        let start = Instant::now();
         let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
         // Only now, so that a job that is killed while it publishes can be resumed; and before the journal goes.
         drop(sorted);
         drop(staging);
-        seconds.publish = start.elapsed().as_secs_f64();
+        seconds.publish = clock.lap();
         Ok(Written {
             published,
+            input_nnz,
             nnz: manifest.nnz,
             summed: combiner.summed(),
             kept: combiner.kept(),
             spilled,
+            seconds,
         })
+    }
+
+    /// Settles duplicates and cuts everything into chunks.
+    fn cut<K: Key>(
+        &self,
+        sorted: &Sorted<K>,
+        combiner: &mut Combiner<K>,
+        mut cutter: Cutter<K>,
+        total: u64,
+    ) -> Result<(Staging, Manifest)> {
+        let mut done = 0;
+        sorted.for_each_slice(|slice| {
+            slice.chunks(GROUP_NNZ).try_for_each(|part| {
+                self.sys.check_cancelled()?;
+                cutter.push(combiner.push(part)?)?;
+                done += part.len() as u64;
+                (self.watch)(Phase::Write, done, Some(total));
+                Ok(())
+            })
+        })?;
+        cutter.push(combiner.finish())?;
+        cutter.finish(self.options)
+    }
+}
+
+/// Measures one phase after the other.
+struct Clock(Instant);
+
+impl Clock {
+    /// Seconds since the last lap.
+    fn lap(&mut self) -> f64 {
+        let last = std::mem::replace(&mut self.0, Instant::now());
+        (self.0 - last).as_secs_f64()
     }
 }

@@ -4,7 +4,8 @@ use super::PackOptions;
 use super::budget::Budget;
 use crate::coo::{Size, Source};
 use crate::error::{Error, Result};
-use crate::linear::Nonzero;
+use crate::linear::Wide;
+use crate::shape::Shape;
 use crate::store::partial_path;
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -41,22 +42,54 @@ fn existing(path: &Path) -> PathBuf {
     found.filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| PathBuf::from("."))
 }
 
+/// What sorting takes of the disk.
+struct Estimate {
+    runs: u64,
+    temporary_bytes: u64,
+}
+
+impl Estimate {
+    fn new(in_memory: bool, nnz: u64, run_nnz: u64, bytes_per_nnz: u64) -> Self {
+        if in_memory {
+            return Self { runs: 0, temporary_bytes: 0 };
+        }
+        Self { runs: nnz.div_ceil(run_nnz), temporary_bytes: nnz.saturating_mul(bytes_per_nnz) }
+    }
+
+    /// Where the dims are not declared: packed coordinates take about two bytes a mode, values and checksums the rest.
+    fn staged(budget: &Budget, size: &Size) -> Self {
+        let kept = budget.keeps(size.nnz, size.order);
+        Self::new(kept, size.nnz, budget.staged_nnz(), 2 * size.order as u64 + 4)
+    }
+
+    /// Where they are declared: packed differences take the bits that a run's length leaves of a linear index.
+    fn direct<K>(budget: &Budget, size: &Size, shape: &Shape) -> Self {
+        let run_nnz = budget.run_nnz::<K>();
+        let nnz = usize::try_from(size.nnz).unwrap_or(usize::MAX);
+        let fits = nnz <= run_nnz && budget.writes_from_memory::<K>(nnz);
+        let bits = (shape.linear_bits() + 4).saturating_sub(run_nnz.min(nnz).max(1).ilog2());
+        Self::new(fits, size.nnz, run_nnz as u64, u64::from(bits.div_ceil(8)) + 4)
+    }
+}
+
 /// Plans packing `source` with `options` on the current rayon pool.
-pub fn plan(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<PackPlan> {
-    let budget = Budget::new(options.memory, rayon::current_num_threads(), options.chunk_bytes);
+pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result<PackPlan> {
+    let budget = Budget::of(options);
     let size = source.size()?;
-    let fits = |s: &Size| budget.in_memory(s.nnz, s.order, size_of::<Nonzero<u64>>());
-    let spills = |s: &Size, amount: u64| if fits(s) { 0 } else { amount };
-    let run_nnz = budget.run_nnz(size_of::<Nonzero<u128>>());
+    let declared = source.declared()?;
+    let estimate = size.map(|size| match &declared {
+        None => Estimate::staged(&budget, &size),
+        Some(shape) if shape.linear_bits() <= u64::BITS => Estimate::direct::<u64>(&budget, &size, shape),
+        Some(shape) => Estimate::direct::<Wide>(&budget, &size, shape),
+    });
     let partial = partial_path(&options.target);
     let temporary_dir = existing(options.temp_dir.as_deref().unwrap_or(&partial));
     Ok(PackPlan {
         memory_bytes: options.memory,
         nnz: size.map(|s| s.nnz),
-        in_memory: size.as_ref().map(fits),
-        runs: size.as_ref().map(|s| spills(s, s.nnz.div_ceil(run_nnz))),
-        // Packed coordinates take about two bytes a mode, values and checksums the rest.
-        temporary_bytes: size.as_ref().map(|s| spills(s, s.nnz.saturating_mul(2 * s.order as u64 + 4))),
+        in_memory: estimate.as_ref().map(|e| e.runs == 0),
+        runs: estimate.as_ref().map(|e| e.runs),
+        temporary_bytes: estimate.as_ref().map(|e| e.temporary_bytes),
         temporary_free_bytes: sys.free_bytes(&temporary_dir)?,
         temporary_dir,
         store_bytes_max: size.map(|s| s.nnz.saturating_mul(17).saturating_add(1 << 20)),

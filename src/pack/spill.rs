@@ -127,47 +127,46 @@ impl SpillReader {
         Ok(Some((nnz, Frame { rest: &self.payload })))
     }
 
-    /// Appends the coordinates and values of the next frame; false at the end.
-    pub fn read_stage(&mut self, order: usize, batch: &mut Batch) -> Result<bool> {
-        let Some((nnz, mut frame)) = self.frame()? else { return Ok(false) };
+    /// The next frame's coordinates and values; `None` at the end.
+    pub fn read_stage(&mut self, order: usize) -> Result<Option<Batch>> {
+        let Some((nnz, mut frame)) = self.frame()? else { return Ok(None) };
+        let mut batch = Batch { indices: vec![0; nnz * order], values: vec![0.0; nnz] };
+        let rows = batch.indices.chunks_mut(TILE_NNZ * order);
         let mut column: Numbers<u32> = [0; TILE_NNZ];
-        for first in (0..nnz).step_by(TILE_NNZ) {
-            let tile = (nnz - first).min(TILE_NNZ);
-            let start = batch.indices.len();
-            batch.indices.resize(start + tile * order, 0);
+        for (rows, values) in rows.zip(batch.values.chunks_mut(TILE_NNZ)) {
             for m in 0..order {
                 let (low, bits) = (frame.u32(), frame.byte());
                 frame.column32(bits.into(), low, &mut column);
-                let rows = batch.indices[start..].chunks_exact_mut(order);
-                rows.zip(&column).for_each(|(row, &index)| row[m] = index);
+                rows.chunks_exact_mut(order).zip(&column).for_each(|(row, &index)| row[m] = index);
             }
-            frame.values(tile, |value| batch.values.push(value));
+            frame.values(values);
         }
-        Ok(true)
+        Ok(Some(batch))
     }
 
-    /// Replaces `out` by the nonzeros of the next frame; false, and none, at the end.
+    /// Appends the nonzeros of the next frame to `out`; false, and none, at the end.
     pub fn read_run<K: Key>(&mut self, out: &mut Vec<Nonzero<K>>) -> Result<bool> {
-        out.clear();
         let Some((nnz, mut frame)) = self.frame()? else { return Ok(false) };
-        for first in (0..nnz).step_by(TILE_NNZ) {
-            let tile = (nnz - first).min(TILE_NNZ);
-            let start = out.len();
+        let start = out.len();
+        out.resize(start + nnz, Nonzero::default());
+        let mut values = [0.0; TILE_NNZ];
+        let mut differences: Numbers<u64> = [0; TILE_NNZ];
+        for tile in out[start..].chunks_mut(TILE_NNZ) {
             let mut linear = frame.u128();
             let bits = frame.byte();
-            let mut differences: Numbers<u64> = [0; TILE_NNZ];
-            if bits != WIDE {
+            if bits == WIDE {
+                for nonzero in &mut *tile {
+                    nonzero.linear = K::narrow(frame.u128());
+                }
+            } else {
                 frame.column64(bits.into(), &mut differences);
+                for (nonzero, &difference) in tile.iter_mut().zip(&differences) {
+                    linear += u128::from(difference);
+                    nonzero.linear = K::narrow(linear);
+                }
             }
-            for &difference in &differences[..tile] {
-                linear = if bits == WIDE { frame.u128() } else { linear + u128::from(difference) };
-                out.push(Nonzero { linear: K::narrow(linear), value: 0.0 });
-            }
-            let mut at = start;
-            frame.values(tile, |value| {
-                out[at].value = value;
-                at += 1;
-            });
+            frame.values(&mut values[..tile.len()]);
+            tile.iter_mut().zip(&values).for_each(|(nonzero, &value)| nonzero.value = value);
         }
         Ok(true)
     }
@@ -228,10 +227,12 @@ impl Frame<'_> {
         }
     }
 
-    fn values(&mut self, nnz: usize, mut sink: impl FnMut(f64)) {
+    fn values(&mut self, out: &mut [f64]) {
         let bits = self.byte();
         if bits == WIDE {
-            (0..nnz).for_each(|_| sink(f64::from_le_bytes(self.take())));
+            for value in out {
+                *value = f64::from_le_bytes(self.take());
+            }
             return;
         }
         let base = i64::from_le_bytes(self.take());
@@ -243,7 +244,7 @@ impl Frame<'_> {
         }
         let mut values = [0.0; TILE_NNZ];
         unpack_integers(&words, base, bits.into(), &mut values);
-        values[..nnz].iter().copied().for_each(&mut sink);
+        out.copy_from_slice(&values[..out.len()]);
     }
 }
 
@@ -326,6 +327,7 @@ pub fn run_frame<K: Key>(nonzeros: &[Nonzero<K>]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linear::Wide;
     use crate::random::Counter;
 
     fn values(nnz: usize) -> Vec<f64> {
@@ -356,7 +358,10 @@ mod tests {
         assert_eq!(file.nnz, nnz as u64);
         let mut back = Batch::default();
         let mut reader = SpillReader::open(&sys, &file).unwrap();
-        while reader.read_stage(order, &mut back).unwrap() {}
+        while let Some(batch) = reader.read_stage(order).unwrap() {
+            back.indices.extend(batch.indices);
+            back.values.extend(batch.values);
+        }
         assert_eq!(back, Batch { indices, values });
     }
 
@@ -375,10 +380,8 @@ mod tests {
         nonzeros.chunks(1100).for_each(|part| writer.write(&run_frame(part)).unwrap());
         let file = writer.finish();
         let mut reader = SpillReader::open(&sys, &file).unwrap();
-        let (mut back, mut frame) = (Vec::new(), Vec::new());
-        while reader.read_run(&mut frame).unwrap() {
-            back.extend_from_slice(&frame);
-        }
+        let mut back = Vec::new();
+        while reader.read_run(&mut back).unwrap() {}
         assert_eq!(back, nonzeros);
     }
 
@@ -388,7 +391,7 @@ mod tests {
             runs_come_back::<u64>(bits);
         }
         for bits in [5, 63, 70, 110] {
-            runs_come_back::<u128>(bits);
+            runs_come_back::<Wide>(bits);
         }
     }
 

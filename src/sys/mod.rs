@@ -209,6 +209,18 @@ impl Sys {
             })
             .map_err(|source| Error::Resource { action: "allocate memory", source })
     }
+
+    /// Makes room in `vec` for `len` items: twice what there was, if that is less than `len_max`, or an error where
+    /// memory is short.
+    pub fn reserve<T>(&self, vec: &mut Vec<T>, len: usize, len_max: usize) -> Result<()> {
+        if len <= vec.capacity() {
+            return Ok(());
+        }
+        let room = (2 * vec.capacity()).min(len_max).max(len) - vec.len();
+        self.pass(Call::Allocate)
+            .and_then(|_| vec.try_reserve_exact(room).map_err(|_| io::ErrorKind::OutOfMemory.into()))
+            .map_err(|source| Error::Resource { action: "allocate memory", source })
+    }
 }
 
 /// An open file that knows its path. Reads and writes retry on EINTR and continue after short transfers.

@@ -93,7 +93,11 @@ pub struct TnsReader {
     sys: Sys,
     name: String,
     options: ReadOptions,
+    /// The input, until the first of it is read.
     input: Option<Input>,
+    /// What was read of it to learn the dims, until it is drained.
+    begun: Option<Begun>,
+    plain: bool,
     piece_bytes: usize,
     /// The file, where it is one.
     path: Option<PathBuf>,
@@ -138,16 +142,38 @@ impl TnsReader {
         if let Some(dims) = &options.dims {
             Shape::new(dims).map_err(|e| Error::request(format!("--dims: {e}")))?;
         }
-        let input = Some(Input::sniff(text, name)?);
+        let input = Input::sniff(text, name)?;
         Ok(Self {
             sys: sys.clone(),
             name: name.to_string(),
             options,
-            input,
+            plain: input.is_plain(),
+            input: Some(input),
+            begun: None,
             piece_bytes: PIECE_BYTES,
             path: None,
         })
     }
+
+    /// Reads up to the first row.
+    fn begin(&mut self) -> Result<Begun> {
+        if let Some(begun) = self.begun.take() {
+            return Ok(begun);
+        }
+        let input = self.input.take();
+        let input = input.ok_or_else(|| Error::request(format!("{} was already read", self.name)))?;
+        let mut pieces = Pieces::new(self.sys.clone(), input, self.piece_bytes);
+        let head = header::read(&mut pieces, &self.name, &self.options)?;
+        Ok(Begun { pieces, head })
+    }
+}
+
+/// An input whose header has been read.
+#[derive(Debug)]
+struct Begun {
+    pieces: Pieces,
+    /// What the header says, and the piece that begins with the first row; `None` without a row.
+    head: Option<(Head, Piece)>,
 }
 
 /// The size of plain text, from its length and its first lines of data.
@@ -188,9 +214,8 @@ impl Source for TnsReader {
     }
 
     fn size(&self) -> Result<Option<Size>> {
-        let plain = self.input.as_ref().is_some_and(Input::is_plain);
         match &self.path {
-            Some(path) if plain => estimate(&self.sys, path),
+            Some(path) if self.plain => estimate(&self.sys, path),
             _ => Ok(None),
         }
     }
@@ -200,13 +225,17 @@ impl Source for TnsReader {
         Ok(Some(format!("{}, read with {:?}", file_identity(&self.sys, path)?, self.options)))
     }
 
+    fn declared(&mut self) -> Result<Option<Shape>> {
+        let begun = self.begin()?;
+        let dims = begun.head.as_ref().and_then(|(head, _)| head.dims.as_deref());
+        let shape = dims.map(Shape::new).transpose().map_err(|e| Error::input(&self.name, e.to_string()));
+        self.begun = Some(begun);
+        shape
+    }
+
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
-        let input = self.input.take();
-        let input = input.ok_or_else(|| Error::request(format!("{} was already read", self.name)))?;
-        let mut pieces = Pieces::new(self.sys.clone(), input, self.piece_bytes);
-        let Some((head, first)) = header::read(&mut pieces, &self.name, &self.options)? else {
-            return Err(no_nonzeros(&self.name));
-        };
+        let Begun { pieces, head } = self.begin()?;
+        let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = Tally::new(&self.name, &head);
         std::thread::scope(|scope| {
             // Both channels live in here, so that a return ends the reading thread before it is waited for.

@@ -68,6 +68,25 @@ fn zst(text: &[u8]) -> Vec<u8> {
     zstd::encode_all(text, 3).unwrap()
 }
 
+#[test]
+fn dims_are_declared_by_the_user_or_a_header() {
+    let declared = |text: &str, options: ReadOptions| {
+        let text = Box::new(Cursor::new(text.as_bytes().to_vec()));
+        let mut reader = TnsReader::from_read(&Sys::default(), text, "t.tns", options).unwrap();
+        let shape = reader.declared().unwrap();
+        assert_eq!(reader.declared().unwrap(), shape, "asking changes nothing");
+        let extent = contents(&mut reader).unwrap().2;
+        shape.map(|shape| {
+            assert!(shape.dims().iter().zip(&extent.dims).all(|(&a, &b)| u64::from(a) == b));
+            shape.dims().to_vec()
+        })
+    };
+    assert_eq!(declared("1 2 3\n2 1 4\n", ReadOptions::default()), None);
+    assert_eq!(declared("1 2 3\n2 1 4\n", with_dims(&[5, 6])), Some(vec![5, 6]));
+    assert_eq!(declared("2\n7 8\n1 2 3\n2 1 4\n", ReadOptions::default()), Some(vec![7, 8]));
+    assert_eq!(declared("2\n7 8\n1 2 3\n2 1 4\n", with_dims(&[5, 6])), Some(vec![5, 6]));
+}
+
 /// Fails unless the error is an `Error::Input` at `place` that holds every fragment.
 #[track_caller]
 fn assert_bad(result: Result<Contents>, place: &str, fragments: &[&str]) {

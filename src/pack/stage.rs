@@ -1,0 +1,129 @@
+//! Where the dims are not declared, the linear index cannot be known before the last nonzero has settled them.
+//! Until then batches are kept as they come; when the budget does not hold them they are staged on disk, a file for
+//! each future run.
+
+use super::budget::Budget;
+use super::runs::Runs;
+use super::scratch::Scratch;
+use super::spill::{STAGE_NNZ, SpillReader, SpillWriter, stage_frame};
+use super::{Phase, Watch};
+use crate::coo::{Batch, Extent};
+use crate::error::{Error, Result};
+use crate::linear::{BitLayout, Key};
+use crate::sys::Sys;
+use rayon::prelude::*;
+
+/// Batches as they came.
+#[derive(Debug)]
+pub struct Stage {
+    sys: Sys,
+    budget: Budget,
+    scratch: Scratch,
+    order: usize,
+    batches: Vec<Batch>,
+    kept_nnz: u64,
+    open: Option<SpillWriter>,
+}
+
+impl Stage {
+    /// Nothing but what `scratch` holds from an earlier job.
+    pub fn new(sys: &Sys, budget: Budget, scratch: Scratch) -> Self {
+        Self { sys: sys.clone(), budget, scratch, order: 0, batches: Vec::new(), kept_nnz: 0, open: None }
+    }
+
+    /// Takes the next batch.
+    pub fn push(&mut self, batch: Batch) -> Result<()> {
+        if batch.nnz() == 0 {
+            return Ok(());
+        }
+        self.order = batch.indices.len() / batch.nnz();
+        self.kept_nnz += batch.nnz() as u64;
+        self.batches.push(batch);
+        let room = if self.scratch.is_empty() && self.open.is_none() {
+            self.budget.keeps(self.kept_nnz, self.order)
+        } else {
+            self.kept_nnz < self.budget.stage_nnz(self.order)
+        };
+        if room { Ok(()) } else { self.spill() }
+    }
+
+    /// Moves the kept batches to disk: packed in parallel, written in order.
+    fn spill(&mut self) -> Result<()> {
+        let order = self.order;
+        for batches in std::mem::take(&mut self.batches).chunks(4 * rayon::current_num_threads()) {
+            let frames: Vec<Vec<Vec<u8>>> = batches
+                .par_iter()
+                .map(|batch| {
+                    let parts = batch.indices.chunks(STAGE_NNZ * order).zip(batch.values.chunks(STAGE_NNZ));
+                    parts.map(|(indices, values)| stage_frame(indices, values, order)).collect()
+                })
+                .collect();
+            frames.iter().flatten().try_for_each(|frame| self.write(frame))?;
+        }
+        self.kept_nnz = 0;
+        Ok(())
+    }
+
+    /// Appends a frame to the open file.
+    fn write(&mut self, frame: &[u8]) -> Result<()> {
+        let file_nnz = self.budget.staged_nnz();
+        let mut writer = if let Some(writer) = self.open.take() {
+            writer
+        } else {
+            let path = self.scratch.next_path("staged")?;
+            self.scratch.check_room(file_nnz)?;
+            SpillWriter::create(&self.sys, &path)?
+        };
+        writer.write(frame)?;
+        if writer.nnz() + STAGE_NNZ as u64 > file_nnz {
+            return self.scratch.add_staged(writer.finish());
+        }
+        self.open = Some(writer);
+        Ok(())
+    }
+
+    /// Takes note that the input has been read to its end.
+    pub fn drained(&mut self, extent: &Extent) -> Result<()> {
+        if self.scratch.is_empty() && self.open.is_none() {
+            return Ok(());
+        }
+        self.spill()?;
+        self.open.take().map_or(Ok(()), |writer| self.scratch.add_staged(writer.finish()))?;
+        self.scratch.drained(extent)
+    }
+
+    /// Everything, linearized now that the dims are known. Staged files become runs, and are removed.
+    pub fn into_runs<K: Key>(
+        mut self,
+        extent: &Extent,
+        layout: &BitLayout,
+        watch: Watch<'_>,
+    ) -> Result<Runs<K>> {
+        let staged = std::mem::take(&mut self.scratch.staged);
+        let mut done: u64 = self.scratch.runs.iter().map(|run| run.nnz).sum();
+        let largest = staged.iter().map(|file| file.nnz).max().unwrap_or(self.kept_nnz);
+        let largest =
+            usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
+        let mut runs = Runs::new(&self.sys, self.budget, self.scratch, layout);
+        runs.hold(largest);
+        self.batches.into_iter().try_for_each(|batch| runs.push(batch))?;
+        let mut from = Vec::new();
+        for file in staged {
+            self.sys.check_cancelled()?;
+            if !runs.holds(file.nnz) {
+                runs.spill(std::mem::take(&mut from))?;
+            }
+            let mut reader = SpillReader::open(&self.sys, &file)?;
+            while let Some(batch) = reader.read_stage(extent.dims.len())? {
+                runs.push(batch)?;
+            }
+            done += file.nnz;
+            from.push(file);
+            watch(Phase::Sort, done, Some(extent.nnz));
+        }
+        if !from.is_empty() {
+            runs.spill(from)?;
+        }
+        Ok(runs)
+    }
+}
