@@ -12,16 +12,16 @@ typedef long long i64;
 #define BLCO_ORDER_MAX 8
 // Nonzeros of a tile.
 #define BLCO_TILE_NNZ 512
-// Threads of a thread block: one tile each.
-#define BLCO_THREADS 128
+// Threads that a thread block has for each of its tiles.
+#define BLCO_TILE_THREADS 128
 // Terms of a chain of additions in the precision of the factors; longer sums are in f64.
-#define BLCO_CHAIN (BLCO_TILE_NNZ * 16 / BLCO_THREADS)
+#define BLCO_CHAIN 64
 
-// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and which tiles of a launch
-// are its own.
+// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first thread block of a
+// launch that works on it.
 struct Chunk {
     u64 image;
-    u32 first_tile;
+    u32 first_block;
     u32 number;
 };
 
@@ -33,7 +33,7 @@ struct MttkrpArgs {
     u64 sums;
     // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
-    // `chunk_count` chunks in order of first_tile, or 0: `one` is the only chunk.
+    // `chunk_count` chunks in order of first_block, or 0: `one` is the only chunk.
     u64 chunks;
     struct Chunk one;
     u32 chunk_count;

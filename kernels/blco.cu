@@ -1,11 +1,13 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
-// With BLCO_ORDER, BLCO_RANK, BLCO_LAYOUT, BLCO_REAL, BLCO_LANES, BLCO_COLUMNS: `mttkrp` and `finish_real` made for them.
+// With BLCO_RANK and what stands beside it below: `mttkrp` and `finish_real` made for them.
 #include "mttkrp.cuh"
 
-#define MTTKRP(name, layout, real, order, lanes, columns, rank)                                                        \
-    extern "C" __global__ void __launch_bounds__(BLCO_THREADS) name(const MttkrpArgs args)                             \
+// Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
+#define MTTKRP(name, layout, real, order, tiles, lanes, columns, vector, batch, rank)                                  \
+    extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))        \
+        name(const MttkrpArgs args)                                                                                    \
     {                                                                                                                  \
-        mttkrp<layout, real, order, lanes, columns, rank>(args);                                                       \
+        mttkrp<layout, real, order, Shape<tiles, tiles * BLCO_TILE_THREADS>, Lanes<lanes, columns, vector, batch>, rank>(args); \
     }
 
 #define FINISH(name, real)                                                                                             \
@@ -15,7 +17,7 @@
     }
 
 #ifdef BLCO_RANK
-MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_RANK)
+MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_VECTOR, BLCO_BATCH, BLCO_RANK)
 FINISH(finish_real, BLCO_REAL)
 #else
 #include "instances.h"

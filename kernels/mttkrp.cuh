@@ -1,121 +1,198 @@
 // MTTKRP of one mode from encoded chunks: out[i_m, :] += value * product over k != m of A_k[i_k, :].
 //
-// A thread block takes a tile: decodes it into shared memory, orders it by row of the target mode, and hands each
-// group of LANES threads an equal part of the ordered nonzeros. A group holds a row's sums in registers and
-// updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
+// A thread block takes a few tiles: decodes them into shared memory, ordered by row of the target mode (tile.cuh), and
+// hands each group of LANES threads an equal part of the ordered nonzeros. Such a group holds a row's sums in registers
+// and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
 // section 5.1). With several copies of the result, thread block b adds to copy b mod copies (hierarchical, section
-// 5.2); `finish` adds the copies up. Products are in T, chains of at most BLCO_CHAIN additions too; sums are
-// in f64. Lane l of a group holds columns l, l + LANES, …: each load and each update covers contiguous bytes.
+// 5.2); `finish` adds the copies up. Products are in T, chains of at most BLCO_CHAIN additions too; sums are in f64.
 #pragma once
 #include "tile.cuh"
 
-// Nonzeros whose factor rows a group loads before it adds any of them.
-#define BATCH 4
-
-// The chunk of a launch that tile `t` belongs to.
-__device__ __forceinline__ Chunk chunk_of(const MttkrpArgs& a, u32 t)
+// The chunk of a launch that thread block `block` works on.
+__device__ __forceinline__ Chunk chunk_of(const MttkrpArgs& a, u32 block)
 {
     if (a.chunks == 0) return a.one;
     const Chunk* chunks = (const Chunk*)a.chunks;
     u32 low = 0, high = a.chunk_count - 1;
     while (low < high) {
         const u32 middle = (low + high + 1) / 2;
-        if (chunks[middle].first_tile <= t) low = middle;
+        if (chunks[middle].first_block <= block) low = middle;
         else high = middle - 1;
     }
     return chunks[low];
 }
 
-// Multiplies `products` by the rows of mode k's factor at `at`. Columns beyond the rank read its last one.
-template <class T, int LANES, int COLUMNS>
-__device__ __forceinline__ void multiply(T (&product)[BATCH][COLUMNS], const T* factor, const u32* index,
-                                         const u32 (&at)[BATCH], u32 first, u32 rank)
+// How a row is shared: LANES threads, each with COLUMNS columns in a sweep over the rank, loaded VECTOR at a time: one, or four
+// floats. BATCH is the number of nonzeros whose factor rows are loaded before any of them is added.
+template <int LANES_, int COLUMNS_, int VECTOR_, int BATCH_> struct Lanes {
+    static constexpr int LANES = LANES_, COLUMNS = COLUMNS_, VECTOR = VECTOR_, BATCH = BATCH_, SWEEP = LANES * COLUMNS;
+    static_assert(VECTOR == 1 || (VECTOR == 4 && COLUMNS % 4 == 0 && LANES % 4 == 0), "whole vectors, lanes to transpose them");
+
+    // Which column of a sweep lane 0 loads as its number c; lane l loads that l * VECTOR further.
+    static __device__ constexpr u32 loaded(int c) { return c / VECTOR * LANES * VECTOR + c % VECTOR; }
+};
+
+// Exchanges x[c] of lane l with x[l mod 4] of the c-th of the four lanes that l is among, all of which call it.
+template <class T> __device__ __forceinline__ void transpose(T* x, u32 lane, u32 lanes)
 {
 #pragma unroll
-    for (int b = 0; b < BATCH; ++b) {
-        const T* row = factor + (u64)index[at[b]] * rank;
+    for (u32 distance = 2; distance > 0; distance /= 2) {
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) {
-            const u32 column = first + c * LANES;
-            product[b][c] *= __ldg(row + (column < rank ? column : rank - 1));
+        for (u32 i = 0; i < 4; ++i) {
+            if (i & distance) continue;
+            const bool upper = lane & distance;
+            const T other = __shfl_xor_sync(lanes, upper ? x[i] : x[i + distance], distance);
+            if (upper) x[i] = other;
+            else x[i + distance] = other;
         }
     }
 }
 
-template <class T, int ORDER, int LANES, int COLUMNS>
-__device__ __forceinline__ void accumulate(const MttkrpArgs& a, const Tile<T, ORDER>& tile, const Order& order, u32 nnz,
-                                           u32 rank, double* sums)
+// N numbers of shared memory from a multiple of 16 bytes on.
+template <class T, int N> __device__ __forceinline__ void take(const T* from, T (&to)[N])
 {
-    constexpr u32 GROUPS = BLCO_THREADS / LANES;
-    const u32 group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const u32 begin = nnz * group / GROUPS, end = nnz * (group + 1) / GROUPS;
-    if (begin == end) return;
-    for (u32 first = lane; first < rank + lane; first += LANES * COLUMNS) {
-        T sum[COLUMNS] = {};
-        u32 row = Order::row(order.key[begin]);
-        const auto update = [&] {
+    struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Numbers {
+        T x[N];
+    };
+    const Numbers numbers = *(const Numbers*)from;
 #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
-                const u32 column = first + c * LANES;
-                if (column < rank) atomicAdd(sums + (u64)row * rank + column, (double)sum[c]);
-                sum[c] = T(0);
+    for (int i = 0; i < N; ++i) to[i] = numbers.x[i];
+}
+
+// The columns of a thread in one sweep over the rank. WHOLE: all of them are there.
+template <class S, bool WHOLE> struct Sweep {
+    // The sweep's first column, and how many the rank has from there on.
+    u32 start, left;
+    u32 lane;
+    // The lanes of the group.
+    u32 lanes;
+
+    __device__ __forceinline__ Sweep(u32 start_, u32 rank) : start(start_), left(rank - start_), lane(threadIdx.x % S::LANES)
+    {
+        lanes = ((1u << S::LANES) - 1) << (threadIdx.x % 32 / S::LANES * S::LANES);
+    }
+
+    // The column where a thread's loads start.
+    __device__ __forceinline__ u32 first() const { return WHOLE ? start + lane * S::VECTOR : 0; }
+
+    // Loads a thread's columns of a row, whose column `first` is at `row`. Columns beyond the rank repeat others.
+    template <class T> __device__ __forceinline__ void load(const T* row, T (&x)[S::COLUMNS]) const
+    {
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; c += S::VECTOR) {
+            const u32 column = lane * S::VECTOR + S::loaded(c);
+            const T* at = row + (WHOLE ? S::loaded(c) : start + (column < left ? column : 0));
+            if (S::VECTOR == 1) {
+                x[c] = __ldg(at);
+            } else {
+                const float4 v = __ldg((const float4*)at);
+                x[c] = v.x, x[c + 1] = v.y, x[c + 2] = v.z, x[c + 3] = v.w;
             }
-        };
+        }
+    }
+
+    // The column where a thread's updates start. Each update of a group covers whole sectors of 32 bytes: vectors are
+    // transposed first, so that lane l has column l mod 4 of each four.
+    __device__ __forceinline__ u32 home() const { return start + (S::VECTOR == 1 ? lane : lane / 4 * 16 + lane % 4); }
+
+    // Adds a thread's sums to a row, whose column `home` is at `row`, and clears them. Called by all lanes of a group.
+    template <class T> __device__ __forceinline__ void update(double* row, T (&sum)[S::COLUMNS]) const
+    {
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; c += S::VECTOR) {
+            if (S::VECTOR == 4) transpose(sum + c, lane, lanes);
+#pragma unroll
+            for (int v = 0; v < S::VECTOR; ++v) {
+                const u32 further = S::loaded(c) + 4 * v;
+                if (WHOLE || home() - start + further < left) atomicAdd(row + further, (double)sum[c + v]);
+                sum[c + v] = T(0);
+            }
+        }
+    }
+};
+
+// Loads into `rows` what nonzeros i to i + BATCH - 1 ask of the factor whose indices are the group's column k, and
+// multiplies `product` by it where `more` factors follow.
+template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
+__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a,
+                                          u32 k, u32 i, u32 rank, bool more, T (&product)[S::BATCH][S::COLUMNS],
+                                          T (&rows)[S::BATCH][S::COLUMNS])
+{
+    const T* const factor = (const T*)a.factors[k - (k <= a.mode)] + sweep.first();
+    u32 index[S::BATCH];
+    take(group.index[k] + i, index);
+#pragma unroll
+    for (int b = 0; b < S::BATCH; ++b) {
+        sweep.load(factor + (u64)index[b] * rank, rows[b]);
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; ++c) {
+            if (more) product[b][c] *= rows[b][c];
+        }
+    }
+}
+
+// Adds a group of `nnz` nonzeros, a multiple of BATCH, to `sums`. WHOLE: the rank is a multiple of SWEEP.
+template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
+__device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 nnz, u32 rank, double* sums)
+{
+    constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
+    constexpr u32 PARTS = SHAPE::THREADS / S::LANES;
+    static_assert(SHAPE::NNZ / PARTS <= BLCO_CHAIN, "a part is at most a chain");
+    const u32 part = threadIdx.x / S::LANES;
+    const u32 begin = nnz / BATCH * part / PARTS * BATCH, end = nnz / BATCH * (part + 1) / PARTS * BATCH;
+    if (begin == end) return;
+    for (u32 start = 0; start < rank; start += S::SWEEP) {
+        const Sweep<S, WHOLE> sweep(start, rank);
+        double* const out = sums + sweep.home();
+        T sum[COLUMNS] = {};
+        u32 row = group.index[0][begin];
+#pragma unroll 1
         for (u32 i = begin; i < end; i += BATCH) {
-            // A short last batch repeats its last nonzero with the value 0.
-            T product[BATCH][COLUMNS];
-            u32 at[BATCH], rows[BATCH];
+            T product[BATCH][COLUMNS], last[BATCH][COLUMNS];
+            u32 rows[BATCH];
+            take(group.index[0] + i, rows);
+            {
+                T value[BATCH];
+                take(group.value + i, value);
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                const u64 key = order.key[i + b < end ? i + b : end - 1];
-                at[b] = Order::position(key);
-                rows[b] = Order::row(key);
-                const T value = i + b < end ? tile.value[at[b]] : T(0);
+                for (int b = 0; b < BATCH; ++b) {
 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) product[b][c] = value;
+                    for (int c = 0; c < COLUMNS; ++c) product[b][c] = value[b];
+                }
             }
             if (ORDER < BLCO_ORDER_MAX) {
 #pragma unroll
-                for (int k = 0; k < ORDER - 1; ++k) {
-                    const u32 m = k + (k >= (int)a.mode);
-                    multiply<T, LANES, COLUMNS>(product, (const T*)a.factors[m], tile.index[m], at, first, rank);
-                }
+                for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, k, i, rank, k + 1 < ORDER, product, last);
             } else {
-                for (u32 m = 0; m < a.order; ++m) {
-                    if (m == a.mode) continue;
-                    multiply<T, LANES, COLUMNS>(product, (const T*)a.factors[m], tile.index[m], at, first, rank);
-                }
+                for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, k, i, rank, k + 1 < a.order, product, last);
             }
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
                 if (rows[b] != row) {
-                    update();
+                    sweep.update(out + (u64)row * rank, sum);
                     row = rows[b];
                 }
 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c];
+                for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c] * last[b][c];
             }
         }
-        update();
+        sweep.update(out + (u64)row * rank, sum);
     }
 }
 
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
-template <class LAYOUT, class T, int ORDER, int LANES, int COLUMNS, int RANK>
+template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK>
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
-    __shared__ Tile<T, ORDER> tile;
-    __shared__ Order order;
+    __shared__ Group<T, ORDER, SHAPE> group;
     const Chunk chunk = chunk_of(a, blockIdx.x);
+    const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
-    Rows rows;
-    const u32 nnz = LAYOUT::decode(tile, rows, a, (const u8*)chunk.image, blockIdx.x - chunk.first_tile, bad);
+    const u32 nnz = gather<LAYOUT, S::BATCH>(group, a, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
-    __syncthreads();
-    sort_tile(order, tile.index[a.mode], nnz, rows.low, rows.span);
     const u32 rank = RANK > 0 ? RANK : a.rank;
     double* sums = (double*)a.sums + (u64)(blockIdx.x % a.copies) * a.dims[a.mode] * rank;
-    accumulate<T, ORDER, LANES, COLUMNS>(a, tile, order, nnz, rank, sums);
+    accumulate<T, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, nnz, rank, sums);
 }
 
 // The result of a mode: its copies added up in order, in the precision of the factors. May work in place.

@@ -1,14 +1,34 @@
-// A tile in shared memory: decoded from either index encoding, then ordered by row of the target mode.
+// A group of tiles in shared memory: decoded from either index encoding, then ordered by row of the target mode.
 #pragma once
 #include "image.cuh"
 
-// What a slot without a nonzero sorts as: behind all that are there.
-#define NO_NONZERO (~0ull)
+// How a thread block is laid out: THREADS threads take TILES tiles at a time, each thread PER of their nonzeros.
+template <int TILES_, int THREADS_> struct Shape {
+    static constexpr int TILES = TILES_, THREADS = THREADS_, NNZ = TILES * BLCO_TILE_NNZ, PER = NNZ / THREADS;
+    // Threads that decode a tile.
+    static constexpr int OF_TILE = THREADS / TILES;
+    static_assert(THREADS % (32 * TILES) == 0 && NNZ % THREADS == 0, "whole warps for each tile");
+    static_assert(THREADS <= 1024, "as many as a thread block can have");
+};
 
-// The nonzeros of a tile: a column of indices for each mode, and the values.
-template <class T, int ORDER> struct Tile {
-    u32 index[ORDER][BLCO_TILE_NNZ];
-    T value[BLCO_TILE_NNZ];
+// The nonzeros of a group, ordered, in shared memory.
+template <class T, int ORDER, class SHAPE> struct alignas(16) Group {
+    T value[SHAPE::NNZ];
+    // Rows of the target mode first, then the indices of the other modes in their order.
+    u32 index[ORDER][SHAPE::NNZ];
+
+    // Before nonzeros come: how many there are for each row modulo NNZ, and what warps add up.
+    __device__ __forceinline__ u32* count() { return index[1]; }
+    __device__ __forceinline__ u32* warps() { return (u32*)value; }
+};
+
+// What a thread decodes: nonzeros `first + k * step` for k < PER of a tile of `nnz`. Beyond nnz it repeats the last with
+// the value 0.
+struct Slots {
+    u32 first, step, nnz;
+
+    __device__ __forceinline__ bool real(u32 k) const { return first + k * step < nnz; }
+    __device__ __forceinline__ u32 operator()(u32 k) const { return real(k) ? first + k * step : nnz - 1; }
 };
 
 // Puts an index that a damaged file holds inside its mode.
@@ -18,185 +38,178 @@ __device__ __forceinline__ u32 inside(u32 index, u32 highest, bool& bad)
     return index > highest ? highest : index;
 }
 
-// Where a tile's rows of the target mode lie: from `low` to `low + span`.
-struct Rows {
-    u32 low, span;
-};
-
-// Tile t of a `tiled` chunk. Returns its nonzeros.
+// Tile t of a `tiled` chunk.
 struct Tiled {
-    template <class T, int ORDER>
-    static __device__ u32 decode(Tile<T, ORDER>& tile, Rows& rows, const MttkrpArgs& a, const u8* image, u32 t, bool& bad)
+    static __device__ __forceinline__ Header header_of(const u8* image)
     {
-        const Header h = header(image, SECTION_TILES, SECTION_COLUMNS);
+        return header(image, SECTION_TILES, SECTION_COLUMNS);
+    }
+
+    template <class T, int ORDER, int PER>
+    static __device__ __forceinline__ void decode(u32 (&index)[PER][ORDER], T (&value)[PER], const MttkrpArgs& a, const Header& h,
+                                                  u32 t, const Slots& slots, bool& bad)
+    {
         const u8* record = h.first.at + (u64)t * (16 + 8 * a.order);
         const u32* words = (const u32*)(h.second.at + 64ull * load<u32>(record));
-        const u32 rest = h.nnz - t * BLCO_TILE_NNZ, nnz = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
-        rows.low = load<u32>(record + 16 + 8 * a.mode);
-        rows.span = load<u32>(record + 20 + 8 * a.mode) - rows.low;
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) {
             if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
             const u32 low = load<u32>(record + 16 + 8 * m), span = load<u32>(record + 20 + 8 * m) - low;
             const u32 width = width_of(span);
-            for (u32 i = threadIdx.x; i < nnz; i += BLCO_THREADS) {
-                tile.index[m][i] = low + inside(unpack32(words, width, i), span, bad);
-            }
+#pragma unroll
+            for (int k = 0; k < PER; ++k) index[k][m] = low + inside(unpack32(words, width, slots(k)), span, bad);
             words += 16 * width;
         }
         const u32 width = load<u32>(record + 4);
         const i64 base = load<i64>(record + 8);
-        for (u32 i = threadIdx.x; i < nnz; i += BLCO_THREADS) {
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
             double v;
             if (h.value_encoding == VALUES_INTEGER) {
-                v = (double)(base + (i64)unpack64(words, width, i));
+                v = (double)(base + (i64)unpack64(words, width, slots(k)));
             } else if (h.value_encoding == VALUES_DICTIONARY) {
-                v = ((const double*)h.values.at)[inside(unpack32(words, width, i), h.values.bytes / 8 - 1, bad)];
+                const u32 entry = inside(unpack32(words, width, slots(k)), h.values.bytes / 8 - 1, bad);
+                v = load<double>(h.values.at + 8ull * entry);
             } else {
-                v = section_value(h, t * BLCO_TILE_NNZ + i, bad);
+                v = section_value(h, t * BLCO_TILE_NNZ + slots(k), bad);
             }
-            tile.value[i] = (T)v;
+            value[k] = (T)v;
         }
-        return nnz;
     }
 };
 
-// Tile t of a `raw` chunk: shift and mask, with the key's bits above (Nguyen et al., ICS 2022, section 4.2).
+// Nonzeros 512 t and on of a `raw` chunk: shift and mask, with the key's bits above (Nguyen et al., ICS 2022, section 4.2).
 // Nonzeros of several BLCO blocks can share a tile, so that small BLCO blocks are batched into one launch.
 struct Raw {
-    // The last of the BLCO blocks from `low` to `high` that starts at or before nonzero i.
-    static __device__ __forceinline__ u32 block_of(const u8* blocks, u32 low, u32 high, u32 i)
+    static __device__ __forceinline__ Header header_of(const u8* image)
     {
+        return header(image, SECTION_BLOCKS, SECTION_INDEX);
+    }
+
+    // The last of the BLCO blocks that starts at or before nonzero i.
+    static __device__ __forceinline__ u32 block_of(const Header& h, u32 i)
+    {
+        u32 low = 0, high = h.first.bytes / 16 - 1;
         while (low < high) {
             const u32 middle = (low + high + 1) / 2;
-            if (load<u32>(blocks + 16ull * middle + 8) <= i) low = middle;
+            if (load<u32>(h.first.at + 16ull * middle + 8) <= i) low = middle;
             else high = middle - 1;
         }
         return low;
     }
 
-    template <class T, int ORDER>
-    static __device__ u32 decode(Tile<T, ORDER>& tile, Rows& rows, const MttkrpArgs& a, const u8* image, u32 t, bool& bad)
+    template <class T, int ORDER, int PER>
+    static __device__ __forceinline__ void decode(u32 (&index)[PER][ORDER], T (&value)[PER], const MttkrpArgs& a, const Header& h,
+                                                  u32 t, const Slots& slots, bool& bad)
     {
-        const Header h = header(image, SECTION_BLOCKS, SECTION_INDEX);
-        const u32 from = t * BLCO_TILE_NNZ, rest = h.nnz - from, nnz = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
-        const u32 last = h.first.bytes / 16 - 1;
-        rows.low = 0;
-        rows.span = a.dims[a.mode] - 1;
-        const u32 first_block = block_of(h.first.at, 0, last, from);
-        const u32 last_block = block_of(h.first.at, first_block, last, from + nnz - 1);
-        for (u32 i = threadIdx.x; i < nnz; i += BLCO_THREADS) {
-            u64 re_encoded = ((const u64*)h.second.at)[from + i];
-            u32 at[ORDER];
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
+            const u32 i = t * BLCO_TILE_NNZ + slots(k);
+            u64 re_encoded = load<u64>(h.second.at + 8ull * i);
 #pragma unroll
             for (int m = 0; m < ORDER; ++m) {
                 if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
                 const u32 bits = a.block_bits[m];
-                at[m] = (u32)(re_encoded & ((1ull << bits) - 1));
+                index[k][m] = (u32)(re_encoded & ((1ull << bits) - 1));
                 re_encoded >>= bits;
             }
             bad |= re_encoded != 0;
             if (a.key_bits > 0) {
-                const u64 key = load<u64>(h.first.at + 16ull * block_of(h.first.at, first_block, last_block, from + i));
+                const u64 key = load<u64>(h.first.at + 16ull * block_of(h, i));
 #pragma unroll
                 for (int m = 0; m < ORDER; ++m) {
                     if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
                     u32 place = a.block_bits[m];
-                    #pragma unroll 1
+#pragma unroll 1
                     for (u32 b = 0; b < a.key_bits; ++b) {
-                        if (a.key_modes[b] == m) at[m] |= (u32)(key >> b & 1) << place++;
+                        if (a.key_modes[b] == m) index[k][m] |= (u32)(key >> b & 1) << place++;
                     }
                 }
             }
 #pragma unroll
             for (int m = 0; m < ORDER; ++m) {
                 if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
-                tile.index[m][i] = inside(at[m], a.dims[m] - 1, bad);
+                index[k][m] = inside(index[k][m], a.dims[m] - 1, bad);
             }
-            tile.value[i] = (T)section_value(h, from + i, bad);
+            value[k] = (T)section_value(h, i, bad);
         }
-        return nnz;
     }
 };
 
-// Row of the target mode and position of each nonzero, ordered by both: `row << 9 | position`.
-struct Order {
-    u64 key[BLCO_TILE_NNZ];
-
-    static __device__ __forceinline__ u32 row(u64 key) { return (u32)(key >> 9); }
-    static __device__ __forceinline__ u32 position(u64 key) { return (u32)key & (BLCO_TILE_NNZ - 1); }
-};
-
-// Keys of a thread in sort_keys: key i of the tile is key i mod KEYS of thread i / KEYS.
-#define KEYS (BLCO_TILE_NNZ / BLCO_THREADS)
-static_assert(KEYS == 4, "sort_keys has a step for each distance inside a thread");
-
-template <class K> __device__ __forceinline__ void exchange(K& x, K& y, bool up)
+// Replaces each of NNZ counts by the sum of those before it. Called by the whole thread block, which sees the sums on return.
+template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* warp)
 {
-    const K low = x < y ? x : y, high = x < y ? y : x;
-    x = up ? low : high;
-    y = up ? high : low;
-}
-
-// Sorts a tile's keys: a bitonic network whose steps stay inside a thread up to distance 2, inside a warp up to 64, and go
-// through `shared` beyond.
-template <class K> __device__ __forceinline__ void sort_keys(K (&key)[KEYS], K* shared)
-{
-    const u32 first = threadIdx.x * KEYS;
-    exchange(key[0], key[1], true);
-    exchange(key[2], key[3], false);
-#pragma unroll 1
-    for (u32 size = 4; size <= BLCO_TILE_NNZ; size *= 2) {
-        const bool up = (first & size) == 0;
-#pragma unroll 1
-        for (u32 distance = size / 2; distance >= KEYS; distance /= 2) {
-            const bool keeps_low = ((first & distance) == 0) == up;
-            K other[KEYS];
-            if (distance < 32 * KEYS) {
+    u32* mine = count + threadIdx.x * SHAPE::PER;
+    u32 before[SHAPE::PER], sum = 0;
 #pragma unroll
-                for (int k = 0; k < KEYS; ++k) other[k] = __shfl_xor_sync(~0u, key[k], distance / KEYS);
-            } else {
-#pragma unroll
-                for (int k = 0; k < KEYS; ++k) shared[k * BLCO_THREADS + threadIdx.x] = key[k];
-                __syncthreads();
-#pragma unroll
-                for (int k = 0; k < KEYS; ++k) other[k] = shared[k * BLCO_THREADS + (threadIdx.x ^ distance / KEYS)];
-                __syncthreads();
-            }
-#pragma unroll
-            for (int k = 0; k < KEYS; ++k) key[k] = (key[k] < other[k]) == keeps_low ? key[k] : other[k];
-        }
-        exchange(key[0], key[2], up);
-        exchange(key[1], key[3], up);
-        exchange(key[0], key[1], up);
-        exchange(key[2], key[3], up);
+    for (int k = 0; k < SHAPE::PER; ++k) {
+        before[k] = sum;
+        sum += mine[k];
     }
+    u32 upto = sum;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(~0u, upto, distance);
+        if (threadIdx.x % 32 >= distance) upto += other;
+    }
+    if (threadIdx.x % 32 == 31) warp[threadIdx.x / 32] = upto;
+    __syncthreads();
+    u32 start = upto - sum;
+    for (u32 w = 0; w < threadIdx.x / 32; ++w) start += warp[w];
+#pragma unroll
+    for (int k = 0; k < SHAPE::PER; ++k) mine[k] = start + before[k];
+    __syncthreads();
 }
 
-// Orders a tile's nonzeros by `rows`, which lie from `low` to `low + span`, in linear order where rows are equal. Called by
-// the whole thread block, after the tile is complete; `order` is complete on return.
-__device__ inline void sort_tile(Order& order, const u32* rows, u32 nnz, u32 low, u32 span)
+// Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`, ordered by row of the
+// target mode modulo NNZ: a counting sort, in any order inside a bucket. Rows that share a bucket take turns, which
+// costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to a multiple of BATCH.
+// Called by the whole thread block, which sees the group on return.
+template <class LAYOUT, int BATCH, class T, int ORDER, class SHAPE>
+__device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, const u8* image, u32 t, bool& bad)
 {
-    bool sorted = true;
-    const u32 first = threadIdx.x * KEYS;
+    constexpr int PER = SHAPE::PER;
+    const Header h = LAYOUT::header_of(image);
+    const u32 part = threadIdx.x / SHAPE::OF_TILE, left = h.nnz - t * BLCO_TILE_NNZ;
+    const u32 all = left < SHAPE::NNZ ? left : SHAPE::NNZ, padded = (all + BATCH - 1) / BATCH * BATCH;
+    // Threads whose tile is not there have no slots.
+    const u32 start = part * BLCO_TILE_NNZ, end = start + BLCO_TILE_NNZ;
+    const u32 nnz = all <= start ? 0 : all < end ? all - start : BLCO_TILE_NNZ;
+    const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
+    const Slots slots = {threadIdx.x % SHAPE::OF_TILE, SHAPE::OF_TILE, nnz};
+    u32* const count = group.count();
 #pragma unroll
-    for (u32 i = first; i < first + KEYS; ++i) sorted &= i == 0 || i >= nnz || rows[i - 1] <= rows[i];
-    if (__syncthreads_and(sorted)) {
-        for (u32 i = threadIdx.x; i < nnz; i += BLCO_THREADS) order.key[i] = (u64)rows[i] << 9 | i;
-    } else if (span < 1u << 23) {
-        u32 key[KEYS];
+    for (int k = 0; k < PER; ++k) count[threadIdx.x + k * SHAPE::THREADS] = 0;
+    u32 index[PER][ORDER], at[PER], row[PER];
+    T value[PER];
+    if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + part, slots, bad);
+    __syncthreads();
 #pragma unroll
-        for (int k = 0; k < KEYS; ++k) key[k] = first + k < nnz ? (rows[first + k] - low) << 9 | (first + k) : ~0u;
-        sort_keys(key, (u32*)order.key);
+    for (int k = 0; k < PER; ++k) {
+        // Masks, because compilers turn a choice into an array in local memory.
+        row[k] = 0;
 #pragma unroll
-        for (int k = 0; k < KEYS; ++k) order.key[first + k] = ((u64)low << 9) + key[k];
-    } else {
-        u64 key[KEYS];
-#pragma unroll
-        for (int k = 0; k < KEYS; ++k) key[k] = first + k < nnz ? (u64)rows[first + k] << 9 | (first + k) : NO_NONZERO;
-        sort_keys(key, order.key);
-#pragma unroll
-        for (int k = 0; k < KEYS; ++k) order.key[first + k] = key[k];
+        for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)a.mode ? ~0u : 0);
+        if (slots.first + k * slots.step < slots_end) at[k] = atomicAdd(&count[row[k] % SHAPE::NNZ], 1u);
     }
     __syncthreads();
+    add_up<SHAPE>(count, group.warps());
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+        if (slots.first + k * slots.step < slots_end) at[k] += count[row[k] % SHAPE::NNZ];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+        if (slots.first + k * slots.step >= slots_end) continue;
+        group.value[at[k]] = slots.real(k) ? value[k] : T(0);
+        group.index[0][at[k]] = row[k];
+#pragma unroll
+        for (int m = 0; m < ORDER; ++m) {
+            if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
+            if (m != (int)a.mode) group.index[m + (m < (int)a.mode)][at[k]] = index[k][m];
+        }
+    }
+    __syncthreads();
+    return padded;
 }

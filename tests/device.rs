@@ -13,10 +13,11 @@ mod common;
 
 use blco::backend::cuda::abi::CHAIN;
 use blco::backend::cuda::driver::Device;
-use blco::backend::cuda::kernels::Source;
+use blco::backend::cuda::kernels::{Source, Variant};
+use blco::backend::cuda::nvrtc::Nvrtc;
 use blco::backend::cuda::{CudaBackend, DeviceLimits, plan as plan_device};
 use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::{Matrix, Real, seeded_factors};
+use blco::dense::{Matrix, Precision, Real, seeded_factors};
 use blco::op::mttkrp::ModeMatrix;
 use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes};
 use blco::op::oracle::{self, OracleMode};
@@ -98,6 +99,34 @@ struct Tally {
     cache: Option<PathBuf>,
 }
 
+/// Ways to share the work that are not chosen unasked, all tested where NVRTC is installed.
+const VARIANTS: [&str; 10] = [
+    "t1l16c2v1b4",
+    "t2l16c2v1b4",
+    "t4l16c1v1b8",
+    "t4l16c2v1b2",
+    "t4l8c4v4b4",
+    "t2l8c4v4b2",
+    "t4l4c4v4b2",
+    "t1l4c8v4b1",
+    "t2l8c8v1b1",
+    "t4l8c2v1b4",
+];
+
+impl Tally {
+    /// Embedded kernels, compiled ones, and other variants, in turn.
+    fn kernels(&self, device: &Device, precision: Precision, order: usize, rank: usize) -> Source {
+        let (compile, cache) = (self.runs.is_multiple_of(2).then_some(false), self.cache.clone());
+        let mut variant = None;
+        if self.runs % 4 == 3 && Nvrtc::find(device.facts.driver_version, None).is_ok() {
+            let mut of_turn: Vec<Variant> = VARIANTS.iter().map(|name| name.parse().unwrap()).collect();
+            of_turn.rotate_left(self.runs / 4 % VARIANTS.len());
+            variant = of_turn.into_iter().find(|v| v.suits(precision, order, rank).is_ok());
+        }
+        Source { compile, cache, variant }
+    }
+}
+
 /// Holds every way to run `store` against the oracle.
 fn agrees<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
@@ -113,8 +142,7 @@ fn agrees<T: Real + bytemuck::Pod>(
         let all = [1, 2, 3, 4, 8];
         let lanes = if is_full() && order == 3 { &all[..] } else { &all[tally.turn % all.len()..][..1] };
         for &lanes in lanes {
-            let kernels =
-                Source { compile: tally.runs.is_multiple_of(2).then_some(false), cache: tally.cache.clone() };
+            let kernels = tally.kernels(device, T::PRECISION, order, factors[0].columns());
             let (results, report) = run(device, store, factors, &kernels, lanes, residency);
             let what = format!("{}: {residency:?}, {lanes} lanes", store.path().display());
             let held = report.device.unwrap().resident_chunks;

@@ -68,7 +68,12 @@ mod with_cuda {
     pub use crate::backend::cuda::DevicePlan;
     pub use crate::backend::cuda::abi::CHAIN;
     pub use crate::backend::cuda::driver::is_installed;
-    pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource};
+    pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource, Variant};
+
+    /// A kernel's variant by name.
+    pub fn variant(text: &str) -> std::result::Result<Variant, String> {
+        text.parse()
+    }
 
     /// An open GPU.
     pub type Device = Arc<cuda::driver::Device>;
@@ -170,7 +175,7 @@ mod without_cuda {
     use std::path::Path;
 
     /// What only a GPU has: nothing.
-    #[derive(Clone, Debug, serde::Serialize)]
+    #[derive(Clone, Copy, Debug, serde::Serialize)]
     pub enum Nothing {}
 
     pub type Device = Nothing;
@@ -182,6 +187,12 @@ mod without_cuda {
     pub struct KernelSource {
         pub compile: Option<bool>,
         pub cache: Option<std::path::PathBuf>,
+        pub variant: Option<Variant>,
+    }
+    pub type Variant = Nothing;
+
+    pub fn variant(_: &str) -> std::result::Result<Variant, String> {
+        Err("this program was built without CUDA (feature `cuda`)".into())
     }
     /// Nothing is computed with chains.
     pub const CHAIN: u32 = 1;

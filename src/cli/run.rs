@@ -1,6 +1,6 @@
 //! `blco-run`.
 
-use super::device::{self, Device, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real};
+use super::device::{self, Device, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real, Variant};
 use super::outputs::{Pending, Results};
 use super::pack::TextArgs;
 use super::progress::Progress;
@@ -82,6 +82,9 @@ pub struct Run {
     /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
     #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
     kernels: KernelsArg,
+    /// GPU kernel to compile and measure, by tiles, lanes, columns, vector and batch, such as t4l16c2v1b4
+    #[arg(long, value_name = "VARIANT", value_parser = device::variant)]
+    kernel: Option<Variant>,
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     trace: Option<PathBuf>,
@@ -307,7 +310,7 @@ impl Run {
             KernelsArg::Compiled => Some(true),
             KernelsArg::Embedded => Some(false),
         };
-        KernelSource { compile, cache: machine::cache_directory() }
+        KernelSource { compile, cache: machine::cache_directory(), variant: self.kernel }
     }
 
     fn progress(&self) -> Progress {

@@ -45,20 +45,6 @@ void fault(const char* format, ...)
     abort();
 }
 
-void check_slowly(uint64_t address, size_t bytes)
-{
-    if (here.live) {
-        const auto& live = *here.live;
-        auto after = std::upper_bound(live.begin(), live.end(), address,
-                                      [](uint64_t a, const Range& range) { return a < range.begin; });
-        if (after != live.begin() && address + bytes <= (after - 1)->end) {
-            here.last = *(after - 1);
-            return;
-        }
-    }
-    fault("access of %zu bytes outside of device memory at 0x%llx", bytes, (unsigned long long)address);
-}
-
 // Switching stacks. On x86-64 only what a call preserves is kept: a few nanoseconds; elsewhere by ucontext.
 #ifdef __x86_64__
 struct Stack {
@@ -156,6 +142,23 @@ void Runner::reserve(unsigned count)
 }
 
 // Shared memory is all that this module has of thread-local memory that is zero at first.
+void check_slowly(uint64_t address, size_t bytes)
+{
+    if (here.live) {
+        const auto& live = *here.live;
+        auto after = std::upper_bound(live.begin(), live.end(), address,
+                                      [](uint64_t a, const Range& range) { return a < range.begin; });
+        if (after != live.begin() && address + bytes <= (after - 1)->end) {
+            here.last = *(after - 1);
+            return;
+        }
+    }
+    // Atomics work on shared memory too.
+    const Runner& runner = *here.runner;
+    if (address >= (uint64_t)runner.shared && address + bytes <= (uint64_t)runner.shared_end) return;
+    fault("access of %zu bytes outside of device memory at 0x%llx", bytes, (unsigned long long)address);
+}
+
 void Runner::find_shared()
 {
     dl_iterate_phdr(

@@ -22,6 +22,9 @@
 struct dim3 {
     unsigned x, y, z;
 };
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 
 namespace mock {
 

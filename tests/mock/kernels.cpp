@@ -2,7 +2,7 @@
 #include "cuda_cpu.h"
 #include "../../kernels/blco.cu"
 
-#define KNOWN(name, ...) MOCK_KERNEL(name, BLCO_THREADS)
+#define KNOWN(name, layout, real, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
 BLCO_INSTANCES(KNOWN)
 MOCK_KERNEL(finish_f64, 1024)
 MOCK_KERNEL(finish_f32, 1024)

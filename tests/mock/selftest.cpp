@@ -206,6 +206,14 @@ static double factor(u32 mode, u64 i, u32 column)
 
 static u64 blocks_run = 0;
 
+// Tiles of a thread block of a kernel, which its name says, and the thread blocks that an image gets.
+static u32 tiles_of(const std::string& kernel) { return (u32)(kernel[kernel.rfind("_t") + 2] - '0'); }
+static u32 blocks_of(const Bytes& image, u32 tiles)
+{
+    const u32 nnz = tiles * BLCO_TILE_NNZ;
+    return (number<u32>(image, 32) + nnz - 1) / nnz;
+}
+
 // MTTKRP of one mode by one kernel, against the naive loop.
 template <class T>
 static void compare(Device& device, const Store& store, const std::string& kernel, const std::vector<u64>& factors,
@@ -230,20 +238,21 @@ static void compare(Device& device, const Store& store, const std::string& kerne
     CU(cuMemsetD8Async(args.sums, 0, copies * elements * 8, device.first));
     // One launch for each chunk, or one for all.
     std::vector<Chunk> chunks;
-    u32 tiles = 0;
+    const u32 tiles = tiles_of(kernel), threads = tiles * BLCO_TILE_THREADS;
+    u32 blocks = 0;
     for (size_t c = 0; c < images.size(); ++c) {
-        const u32 of_chunk = (number<u32>(store.images[c], 32) + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
+        const u32 of_chunk = blocks_of(store.images[c], tiles);
         args.one = {images[c], 0, (u32)c};
-        chunks.push_back({images[c], tiles, (u32)c});
-        tiles += of_chunk;
-        if (!listed) device.launch(kernel.c_str(), device.first, of_chunk, BLCO_THREADS, {&args});
+        chunks.push_back({images[c], blocks, (u32)c});
+        blocks += of_chunk;
+        if (!listed) device.launch(kernel.c_str(), device.first, of_chunk, threads, {&args});
     }
     if (listed) {
         args.chunks = upload(chunks);
         args.chunk_count = (u32)chunks.size();
-        device.launch(kernel.c_str(), device.first, tiles, BLCO_THREADS, {&args});
+        device.launch(kernel.c_str(), device.first, blocks, threads, {&args});
     }
-    blocks_run += tiles;
+    blocks_run += blocks;
     u64 result = allocate(elements * sizeof(T));
     u64 count = elements;
     device.launch(sizeof(T) == 8 ? "finish_f64" : "finish_f32", device.first, 3, 128,
@@ -292,9 +301,10 @@ static void compare_all(Device& device, const Store& store, const std::vector<u6
         }
         for (u32 order : {3u, 4u, 8u}) {
             if (order != 8 && order != store.order) continue;
-            for (const char* lanes : {"l8c1", "l16c1", "l16c2"}) {
+            const std::string wide = sizeof(T) == 8 ? "l16c2v1b2" : "l16c2v1b4";
+            for (const std::string& share : {std::string("l8c1v1b4"), std::string("l16c1v1b4"), wide}) {
                 const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_" + type +
-                                           "_o" + std::to_string(order) + "_" + lanes;
+                                           "_o" + std::to_string(order) + (order == 8 ? "_t2" : "_t4") + share;
                 // Not every combination, but each kernel with several.
                 const u32 mode = turn++ % store.order;
                 compare<T>(device, store, kernel, factors, images, mode, rank, 1 + turn % 3, turn % 2);
@@ -517,7 +527,7 @@ static void short_factor()
     args.factors[1] = upload(std::vector<double>(16, 1.0));
     args.sums = upload(std::vector<double>(32, 0.0));
     args.fault = upload(std::vector<u32>{~0u});
-    device.launch("mttkrp_raw_f64_o8_l16c1", device.first, 1, BLCO_THREADS, {&args});
+    device.launch("mttkrp_raw_f64_o8_t2l16c1v1b4", device.first, 1, 2 * BLCO_TILE_THREADS, {&args});
     CU(cuStreamSynchronize(device.first));
 }
 
@@ -542,7 +552,7 @@ static std::vector<Case> cases()
         {"adds_outside", "outside of device memory", [] { broken("adds_outside"); }},
         {"misaligned", "misaligned", [] { broken("misaligned"); }},
         {"outside_of_shared", "outside of an array", [] { broken("outside_of_shared"); }},
-        {"short_factor", "mttkrp_raw_f64_o8_l16c1, block 0", short_factor},
+        {"short_factor", "mttkrp_raw_f64_o8_t2l16c1v1b4, block 0", short_factor},
         {"no_wait", "", [] { streams(false, false); }},
         {"host_buffer_reused", "", [] { streams(true, true); }},
     };
@@ -691,7 +701,7 @@ static void speed(const std::string& directory)
     const u32 rank = 16;
     for (u32 m = 0; m < store.order; ++m) factors.push_back(upload(std::vector<double>((u64)store.dims[m] * rank, 0.5)));
     for (u32 mode = 0; mode < store.order; ++mode) {
-        const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_f64_o8_l16c1";
+        const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_f64_o8_t2l16c1v1b4";
         MttkrpArgs args = {};
         for (u32 m = 0; m < store.order; ++m) {
             args.factors[m] = factors[m];
@@ -704,14 +714,16 @@ static void speed(const std::string& directory)
         args.sums = upload(std::vector<double>((u64)store.dims[mode] * rank, 0.0));
         args.fault = upload(std::vector<u32>{~0u});
         args.one.image = images[0];
-        const u32 tiles = (number<u32>(store.images[0], 32) + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
+        const u32 tiles = tiles_of(kernel), blocks = blocks_of(store.images[0], tiles);
         const auto start = std::chrono::steady_clock::now();
-        const u32 launches = 4000 / tiles + 1;
-        for (u32 i = 0; i < launches; ++i) device.launch(kernel.c_str(), device.first, tiles, BLCO_THREADS, {&args});
+        const u32 launches = 2000 / blocks + 1;
+        for (u32 i = 0; i < launches; ++i) {
+            device.launch(kernel.c_str(), device.first, blocks, tiles * BLCO_TILE_THREADS, {&args});
+        }
         CU(cuStreamSynchronize(device.first));
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        printf("mode %u, order %u, %u tiles a launch: %.0f tiles/s\n", mode + 1, store.order, tiles,
-               launches * tiles / seconds);
+        printf("mode %u, order %u, %u thread blocks of %u tiles a launch: %.0f tiles/s\n", mode + 1, store.order, blocks, tiles,
+               launches * blocks * tiles / seconds);
     }
 }
 

@@ -4,22 +4,19 @@ use crate::encoding::TILE_NNZ;
 use crate::shape::ORDER_MAX;
 use bytemuck::{Pod, Zeroable};
 
-/// Threads of a thread block: one tile each.
-pub const THREADS: u32 = 128;
+/// Threads that a thread block has for each of its tiles.
+pub const TILE_THREADS: u32 = 128;
 /// Terms of a chain of additions in the precision of the factors; longer sums are in f64.
-pub const CHAIN: u32 = TILE * 16 / THREADS;
+pub const CHAIN: u32 = 64;
 
-/// Nonzeros of a tile.
-const TILE: u32 = 512;
-
-/// A chunk's image on the device, and which tiles of a launch are its own.
+/// A chunk's image on the device, and the first thread block of a launch that works on it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Chunk {
     /// Address of the image.
     pub image: u64,
-    /// Its first tile in the launch.
-    pub first_tile: u32,
+    /// Its first thread block in the launch.
+    pub first_block: u32,
     /// Its number in the store.
     pub number: u32,
 }
@@ -59,4 +56,4 @@ pub struct MttkrpArgs {
 }
 
 const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 256);
-const _: () = assert!(TILE_NNZ == TILE as usize);
+const _: () = assert!(TILE_NNZ == 512);

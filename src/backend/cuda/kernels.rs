@@ -5,12 +5,14 @@ use super::cache::Cache;
 use super::driver::{Device, Kernel};
 use super::nvrtc::{Nvrtc, SourceFile};
 use crate::dense::Precision;
-use crate::encoding::IndexEncoding;
+use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{self, Error};
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
 use serde::Serialize;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -69,6 +71,8 @@ pub struct Source {
     pub compile: Option<bool>,
     /// The directory that keeps what was compiled.
     pub cache: Option<PathBuf>,
+    /// The variant to compile, instead of the fastest known: for measurements.
+    pub variant: Option<Variant>,
 }
 
 /// The kernels of an operation, and where they came from.
@@ -78,6 +82,8 @@ pub struct Loaded {
     pub mttkrp: Kernel,
     /// Adds up copies.
     pub finish: Kernel,
+    /// How the kernel shares the work.
+    pub variant: Variant,
     /// For reports.
     pub report: LoadedReport,
 }
@@ -94,45 +100,188 @@ pub struct LoadedReport {
 }
 
 impl Source {
-    /// Loads the kernels that `spec` asks for.
-    pub fn load(&self, device: &Arc<Device>, sys: &Sys, spec: &Specialisation) -> error::Result<Loaded> {
-        let why = match self.compiled(device, sys, spec) {
+    /// Loads the kernels that `spec` asks for, for factors of `factor_bytes` in all.
+    pub fn load(
+        &self,
+        device: &Arc<Device>,
+        sys: &Sys,
+        spec: &Specialisation,
+        factor_bytes: u64,
+    ) -> error::Result<Loaded> {
+        let Specialisation { precision, order, rank, .. } = *spec;
+        if let Some(variant) = self.variant {
+            let refused = |why| Error::request(format!("kernel {variant}: {why}"));
+            variant.suits(precision, order, rank).map_err(refused)?;
+        }
+        let variant = self.variant.unwrap_or_else(|| Variant::compiled(precision, order, rank, factor_bytes));
+        let why = match self.compiled(device, sys, spec, &variant) {
             Ok(image) => {
                 let module = device.module(&image.bytes)?;
-                let name = format!("{}, rank {}", spec.embedded_name(), spec.rank);
+                let name = format!("{}, rank {rank}", spec.embedded_name(&variant));
                 return Ok(Loaded {
                     mttkrp: module.kernel(SPECIALISED_NAME)?,
                     finish: module.kernel(SPECIALISED_FINISH)?,
+                    variant,
                     report: LoadedReport { name, origin: image.origin, why: image.cache_refused },
                 });
             }
-            Err(why) if self.compile == Some(true) => {
+            Err(why) if self.compile == Some(true) || self.variant.is_some() => {
                 return Err(Error::request(format!("kernels cannot be compiled: {why}")));
             }
             Err(why) => why,
         };
-        let name = spec.embedded_name();
-        let finish = match spec.precision {
+        let variant = Variant::embedded(precision, order, rank);
+        let name = spec.embedded_name(&variant);
+        let finish = match precision {
             Precision::F64 => "finish_f64",
             Precision::F32 => "finish_f32",
         };
         let module = device.module(&embedded_ptx(&[&name, finish]))?;
         let (mttkrp, finish) = (module.kernel(&name)?, module.kernel(finish)?);
         let report = LoadedReport { name, origin: Origin::Embedded, why: Some(why) };
-        Ok(Loaded { mttkrp, finish, report })
+        Ok(Loaded { mttkrp, finish, variant, report })
     }
 
-    fn compiled(&self, device: &Device, sys: &Sys, spec: &Specialisation) -> Result<Image, String> {
+    fn compiled(
+        &self,
+        device: &Device,
+        sys: &Sys,
+        spec: &Specialisation,
+        variant: &Variant,
+    ) -> Result<Image, String> {
         if self.compile == Some(false) {
             return Err("embedded kernels were asked for".into());
         }
         let nvrtc = Nvrtc::find(device.facts.driver_version, None)?;
-        specialised(sys, &nvrtc, spec, device.facts.capability, self.cache.as_deref())
+        specialised(sys, &nvrtc, spec, variant, device.facts.capability, self.cache.as_deref())
+    }
+}
+
+/// How an MTTKRP kernel shares the work among threads: what does not change its results but for the order of additions.
+/// As text, `t4l16c2v1b4`: tiles, lanes, columns, vector, batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// Tiles of a thread block, ordered together: 1, 2 or 4, with 128 threads each.
+    pub tiles: u32,
+    /// Threads that share a nonzero.
+    pub lanes: u32,
+    /// Columns that a thread computes in one sweep over the rank.
+    pub columns: u32,
+    /// Columns that a thread loads at once: 1, or 4 in f32.
+    pub vector: u32,
+    /// Nonzeros whose rows are loaded before any is added.
+    pub batch: u32,
+}
+
+/// Factors that are too large for the rows of a group of tiles to meet often.
+const MANY_ROWS_BYTES: u64 = 16 << 20;
+/// Bytes of shared memory that every device lets a thread block have.
+const SHARED_BYTES: usize = 48 << 10;
+
+impl Variant {
+    /// The fastest measured, of those that are compiled for an order, rank and bytes of all factors (docs/performance.md).
+    #[must_use]
+    pub fn compiled(precision: Precision, order: usize, rank: usize, factor_bytes: u64) -> Self {
+        let (lanes, mut columns) = share(rank);
+        // With many factors, the L1 caches hold the rows that a thread block meets if it sweeps over less of each.
+        if precision == Precision::F64 && order > 3 && factor_bytes > MANY_ROWS_BYTES {
+            columns = 1;
+        }
+        let tiles = [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES);
+        Self { tiles: tiles.unwrap_or(1), lanes, columns, vector: 1, batch: 4 }
+    }
+
+    /// The embedded one that serves an order and rank.
+    #[must_use]
+    pub fn embedded(precision: Precision, order: usize, rank: usize) -> Self {
+        let (lanes, columns) = share(rank);
+        let tiles = if matches!(order, 3 | 4) { 4 } else { 2 };
+        // A rank known at run time only takes registers.
+        let batch = if columns > 1 && precision == Precision::F64 { 2 } else { 4 };
+        Self { tiles, lanes, columns, vector: 1, batch }
+    }
+
+    /// Whether a kernel for this order, precision and rank can be made so, and computes what it should.
+    pub fn suits(&self, precision: Precision, order: usize, rank: usize) -> Result<(), String> {
+        let Self { tiles, lanes, columns, vector, batch } = *self;
+        let one_of = |name, value: u32, allowed: &[u32]| {
+            if allowed.contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("{name} is {value}, not one of {allowed:?}"))
+            }
+        };
+        one_of("tiles", tiles, &[1, 2, 4])?;
+        one_of("lanes", lanes, &[4, 8, 16])?;
+        one_of("columns", columns, &[1, 2, 4, 8])?;
+        one_of("vector", vector, &[1, 4])?;
+        one_of("batch", batch, &[1, 2, 4, 8])?;
+        if vector == 4 && (precision == Precision::F64 || columns < 4 || !rank.is_multiple_of(4)) {
+            return Err("four columns are loaded at once in f32, of rows of whole vectors".into());
+        }
+        let bytes = group_bytes(precision, order, tiles);
+        if bytes > SHARED_BYTES {
+            return Err(format!(
+                "{tiles} tiles take {bytes} bytes of shared memory, more than {SHARED_BYTES}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Lanes and columns that suit a rank.
+fn share(rank: usize) -> (u32, u32) {
+    match rank {
+        0..=8 => (8, 1),
+        9..=16 => (16, 1),
+        _ => (16, 2),
+    }
+}
+
+/// Bytes of shared memory that a thread block with so many tiles takes.
+fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
+    let value = match precision {
+        Precision::F64 => 8,
+        Precision::F32 => 4,
+    };
+    tiles as usize * TILE_NNZ * (value + 4 * order)
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tiles, lanes, columns, vector, batch } = self;
+        write!(f, "t{tiles}l{lanes}c{columns}v{vector}b{batch}")
+    }
+}
+
+impl FromStr for Variant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut rest = text;
+        let mut number = |letter: char| {
+            let digits = rest.strip_prefix(letter)?;
+            let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+            let number = digits[..end].parse().ok()?;
+            rest = &digits[end..];
+            Some(number)
+        };
+        let mut all = || {
+            Some(Self {
+                tiles: number('t')?,
+                lanes: number('l')?,
+                columns: number('c')?,
+                vector: number('v')?,
+                batch: number('b')?,
+            })
+        };
+        let variant = all().filter(|v| v.to_string() == text);
+        variant.ok_or_else(|| format!("{text}: not like t4l16c2v1b4 (tiles, lanes, columns, vector, batch)"))
     }
 }
 
 /// What an MTTKRP kernel is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
     /// How the indices are encoded.
     pub layout: IndexEncoding,
@@ -142,27 +291,12 @@ pub struct Specialisation {
     pub order: usize,
     /// Columns of the factors.
     pub rank: usize,
-    /// Threads that share a nonzero.
-    pub lanes: u32,
-    /// Columns that a thread computes in one sweep over the rank.
-    pub columns: u32,
 }
 
 impl Specialisation {
-    /// With the lanes and columns that suit the rank.
+    /// The name of an embedded kernel: exact for orders 3 and 4, of any rank.
     #[must_use]
-    pub fn new(layout: IndexEncoding, precision: Precision, order: usize, rank: usize) -> Self {
-        let (lanes, columns) = match rank {
-            0..=8 => (8, 1),
-            9..=16 => (16, 1),
-            _ => (16, 2),
-        };
-        Self { layout, precision, order, rank, lanes, columns }
-    }
-
-    /// The embedded kernel that serves: exact for orders 3 and 4, of any rank.
-    #[must_use]
-    pub fn embedded_name(&self) -> String {
+    pub fn embedded_name(&self, variant: &Variant) -> String {
         let layout = match self.layout {
             IndexEncoding::Raw => "raw",
             IndexEncoding::Tiled => "tiled",
@@ -172,11 +306,11 @@ impl Specialisation {
             Precision::F32 => "f32",
         };
         let order = if matches!(self.order, 3 | 4) { self.order } else { ORDER_MAX };
-        format!("mttkrp_{layout}_{precision}_o{order}_l{}c{}", self.lanes, self.columns)
+        format!("mttkrp_{layout}_{precision}_o{order}_{variant}")
     }
 
     /// What NVRTC is told for a device of that compute capability.
-    fn options(&self, (major, minor): (u32, u32)) -> Vec<String> {
+    fn options(&self, variant: &Variant, (major, minor): (u32, u32)) -> Vec<String> {
         let layout = match self.layout {
             IndexEncoding::Raw => "Raw",
             IndexEncoding::Tiled => "Tiled",
@@ -192,8 +326,11 @@ impl Specialisation {
             format!("-DBLCO_REAL={real}"),
             format!("-DBLCO_ORDER={}", self.order),
             format!("-DBLCO_RANK={}", self.rank),
-            format!("-DBLCO_LANES={}", self.lanes),
-            format!("-DBLCO_COLUMNS={}", self.columns),
+            format!("-DBLCO_TILES={}", variant.tiles),
+            format!("-DBLCO_LANES={}", variant.lanes),
+            format!("-DBLCO_COLUMNS={}", variant.columns),
+            format!("-DBLCO_VECTOR={}", variant.vector),
+            format!("-DBLCO_BATCH={}", variant.batch),
         ]
     }
 }
@@ -228,10 +365,11 @@ pub fn specialised(
     sys: &Sys,
     nvrtc: &Nvrtc,
     spec: &Specialisation,
+    variant: &Variant,
     capability: (u32, u32),
     cache: Option<&Path>,
 ) -> Result<Image, String> {
-    let options = spec.options(capability);
+    let options = spec.options(variant, capability);
     let key = key(nvrtc.version(), &options);
     let (cache, mut cache_refused) = match cache.map(|path| Cache::open(sys, path)) {
         None => (None, None),

@@ -37,8 +37,8 @@ pub use plan::{DeviceLimits, DevicePlan, plan};
 /// The chunks of one launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Tiles, and thread blocks, in all.
-    pub tiles: u32,
+    /// Thread blocks in all.
+    pub blocks: u32,
     /// Address and length of a list of [`Chunk`]s on the device; 0 where `one` is the only chunk.
     pub chunks: (u64, u32),
     /// The only chunk.
@@ -58,6 +58,9 @@ pub trait DeviceOp {
 
     /// Starts what completes a part's results when all chunks are done.
     fn finish(&mut self, part: usize, stream: &Stream) -> Result<()>;
+
+    /// Tiles of a chunk that a thread block takes.
+    fn tiles_per_block(&self) -> u32;
 
     /// Bytes of device memory that all parts ask for to work on a nonzero, besides its tile.
     fn bytes_per_nonzero(&self) -> f64;
@@ -92,7 +95,7 @@ struct Resident {
     offsets: Vec<usize>,
     /// All of them, for one launch.
     list: Memory,
-    tiles: u32,
+    blocks: u32,
     /// Whether a pass has brought them.
     there: bool,
 }
@@ -139,7 +142,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = make_lanes(device, &plan, &mut notes)?;
-        let resident = make_resident(device, store, &mut plan, &mut notes)?;
+        let resident = make_resident(device, store, &mut plan, op.tiles_per_block(), &mut notes)?;
         if lanes.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
             lanes = make_lanes(device, &plan, &mut notes)?;
         }
@@ -204,11 +207,12 @@ fn make_resident(
     device: &Arc<Device>,
     store: &Store,
     plan: &mut DevicePlan,
+    tiles_per_block: u32,
     notes: &mut Vec<String>,
 ) -> Result<Option<Resident>> {
     let planned = plan.resident_chunks;
     while plan.resident_chunks > 0 {
-        match Resident::new(device, store, plan) {
+        match Resident::new(device, store, plan, tiles_per_block) {
             Err(Error::Device { out_of_memory: true, .. }) => plan.shrink(store, plan.resident_chunks / 2),
             made => {
                 let made = made?;
@@ -227,25 +231,26 @@ fn make_resident(
 }
 
 impl Resident {
-    fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan) -> Result<Self> {
+    fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, tiles_per_block: u32) -> Result<Self> {
         let memory = device.memory(usize::try_from(plan.resident_bytes).unwrap_or(usize::MAX))?;
         let mut list = device.memory(plan.resident_chunks * size_of::<Chunk>())?;
         let (mut chunks, mut offsets) = (Vec::new(), Vec::new());
-        let (mut at, mut tiles) = (0, 0);
+        let (mut at, mut blocks) = (0, 0);
         for (number, entry) in (0u32..).zip(&store.manifest().chunks[..plan.resident_chunks]) {
-            chunks.push(Chunk { image: memory.address() + at, first_tile: tiles, number });
+            chunks.push(Chunk { image: memory.address() + at, first_block: blocks, number });
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
             at += plan::resident_bytes(store, number as usize);
-            tiles += tiles_of(entry.nnz);
+            blocks += blocks_of(entry.nnz, tiles_per_block);
         }
         list.write(&chunks)?;
-        Ok(Self { memory, offsets, list, tiles, there: false })
+        Ok(Self { memory, offsets, list, blocks, there: false })
     }
 }
 
-/// Tiles of a chunk.
-fn tiles_of(nnz: u64) -> u32 {
-    u32::try_from(nnz.div_ceil(TILE_NNZ as u64)).expect("a chunk has at most 2^28 nonzeros")
+/// Thread blocks that a chunk gets.
+fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
+    let nnz_per_block = TILE_NNZ as u64 * u64::from(tiles_per_block);
+    u32::try_from(nnz.div_ceil(nnz_per_block)).expect("a chunk has at most 2^28 nonzeros")
 }
 
 impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
@@ -281,7 +286,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.pass.resident_chunks = resident.offsets.len();
         let chunks = (resident.list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let work = Work { tiles: resident.tiles, chunks, one: Chunk::default() };
+        let work = Work { blocks: resident.blocks, chunks, one: Chunk::default() };
         for (p, part) in self.parts.iter().enumerate() {
             part.resident.wait(&part.cleared)?;
             let op = &*self.op;
@@ -318,8 +323,9 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.uploads.push_back((upload, owner));
         self.pass.copied_chunks += 1;
         self.pass.copied_bytes += bytes as u64;
-        let one = Chunk { image: memory.address() + offset as u64, first_tile: 0, number: header.number };
-        let work = Work { tiles: tiles_of(header.nnz.into()), chunks: (0, 0), one };
+        let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
+        let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block());
+        let work = Work { blocks, chunks: (0, 0), one };
         if stays.is_none() {
             lane.used.clear();
         }

@@ -5,13 +5,13 @@
 //! Updates of one row by several thread blocks come in any order, so that results differ in the last bits from run
 //! to run, within the oracle's bound.
 //!
-//! **Conflicts** (Nguyen et al., ICS 2022, section 5). Every tile is ordered by target row and reduced in
+//! **Conflicts** (Nguyen et al., ICS 2022, section 5). Every group of tiles is ordered by target row and reduced in
 //! registers first. A mode of few rows, which all multiprocessors would update at once, gets several copies of
 //! its sums besides, as the paper's hierarchical resolution does for modes shorter than the device has
 //! multiprocessors; [`copies`] goes by what copies are for, enough rows to spread updates over.
 
 use super::ModeMatrix;
-use crate::backend::cuda::abi::{MttkrpArgs, THREADS};
+use crate::backend::cuda::abi::{MttkrpArgs, TILE_THREADS};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
@@ -80,7 +80,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     ) -> Result<Self> {
         let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, store.manifest().index_encoding);
         let (rank, order) = (factors[0].columns(), shape.order());
-        let kernels = kernels.load(device, sys, &Specialisation::new(encoding, T::PRECISION, order, rank))?;
+        let spec = Specialisation { layout: encoding, precision: T::PRECISION, order, rank };
+        let factor_bytes = factors.iter().map(|f| size_of_val(f.data()) as u64).sum();
+        let kernels = kernels.load(device, sys, &spec, factor_bytes)?;
         let mut arguments = arguments(shape, rank)?;
         let mut on_device = Vec::with_capacity(order);
         for (factor, address) in factors.iter().zip(&mut arguments.factors) {
@@ -163,7 +165,8 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             copies: target.copies,
             ..self.arguments
         };
-        stream.launch(&self.kernels.mttkrp, work.tiles, THREADS, &arguments)
+        let threads = TILE_THREADS * self.tiles_per_block();
+        stream.launch(&self.kernels.mttkrp, work.blocks, threads, &arguments)
     }
 
     fn finish(&mut self, part: usize, stream: &Stream) -> Result<()> {
@@ -174,6 +177,10 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         }
         let elements = (target.rows * self.rank) as u64;
         stream.launch_finish(&self.kernels.finish, &target.sums, target.copies, elements, result)
+    }
+
+    fn tiles_per_block(&self) -> u32 {
+        self.kernels.variant.tiles
     }
 
     fn bytes_per_nonzero(&self) -> f64 {

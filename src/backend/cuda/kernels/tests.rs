@@ -21,21 +21,59 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
     for layout in [Raw, Tiled] {
         for precision in [F64, F32] {
             for &order in orders {
-                specs.extend(ranks.iter().map(|&rank| Specialisation::new(layout, precision, order, rank)));
+                specs.extend(ranks.iter().map(|&rank| Specialisation { layout, precision, order, rank }));
             }
         }
     }
     specs
 }
 
+fn embedded(spec: &Specialisation) -> String {
+    spec.embedded_name(&Variant::embedded(spec.precision, spec.order, spec.rank))
+}
+
+fn fastest(spec: &Specialisation) -> Variant {
+    Variant::compiled(spec.precision, spec.order, spec.rank, 1 << 30)
+}
+
+/// Every variant that is chosen fits the shared memory that all devices give, and is what its name says.
+#[test]
+fn variants_suit_what_they_are_chosen_for() {
+    for spec in all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 64, 100]) {
+        let Specialisation { precision, order, rank, .. } = spec;
+        for variant in [fastest(&spec), Variant::embedded(precision, order, rank)] {
+            assert_eq!(variant.suits(precision, order, rank), Ok(()), "{spec:?}");
+            assert_eq!(variant.to_string().parse(), Ok(variant));
+        }
+    }
+    for text in [
+        "",
+        "t4",
+        "t4l16c2v1",
+        "t4l16c2v1b4x",
+        "t04l16c2v1b4",
+        "l16t4c2v1b4",
+        "t4l16c2v1b-4",
+        "t99999999999l1c1v1b1",
+    ] {
+        assert!(text.parse::<Variant>().unwrap_err().contains("not like t4l16c2v1b4"), "{text}");
+    }
+    let suits =
+        |text: &str, precision, order, rank| text.parse::<Variant>().unwrap().suits(precision, order, rank);
+    assert_eq!(suits("t4l8c4v4b2", F32, 3, 32), Ok(()));
+    assert!(suits("t4l8c4v4b2", F64, 3, 32).is_err(), "vectors of doubles");
+    assert!(suits("t4l8c4v4b2", F32, 3, 30).is_err(), "rows that are not aligned");
+    assert!(suits("t4l16c2v1b4", F64, 5, 32).unwrap_err().contains("57344 bytes"));
+    assert!(suits("t3l16c2v1b4", F64, 3, 32).unwrap_err().contains("tiles is 3"));
+}
+
 #[test]
 fn names_say_what_a_kernel_is_made_for() {
-    let name =
-        |layout, precision, order, rank| Specialisation::new(layout, precision, order, rank).embedded_name();
-    assert_eq!(name(Tiled, F64, 3, 32), "mttkrp_tiled_f64_o3_l16c2");
-    assert_eq!(name(Raw, F32, 4, 16), "mttkrp_raw_f32_o4_l16c1");
-    assert_eq!(name(Raw, F32, 2, 8), "mttkrp_raw_f32_o8_l8c1");
-    assert_eq!(name(Tiled, F64, 8, 17), "mttkrp_tiled_f64_o8_l16c2");
+    let name = |layout, precision, order, rank| embedded(&Specialisation { layout, precision, order, rank });
+    assert_eq!(name(Tiled, F64, 3, 32), "mttkrp_tiled_f64_o3_t4l16c2v1b2");
+    assert_eq!(name(Raw, F32, 4, 16), "mttkrp_raw_f32_o4_t4l16c1v1b4");
+    assert_eq!(name(Raw, F32, 2, 8), "mttkrp_raw_f32_o8_t2l8c1v1b4");
+    assert_eq!(name(Tiled, F64, 8, 17), "mttkrp_tiled_f64_o8_t2l16c2v1b2");
 }
 
 /// The kernels that PTX holds.
@@ -49,10 +87,8 @@ fn entries(ptx: &[u8]) -> BTreeSet<String> {
 /// Whatever can be asked for is embedded, and nothing else but what finishes a result.
 #[test]
 fn the_embedded_kernels_are_those_that_are_asked_for() {
-    let mut asked: BTreeSet<String> = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100])
-        .iter()
-        .map(Specialisation::embedded_name)
-        .collect();
+    let mut asked: BTreeSet<String> =
+        all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]).iter().map(embedded).collect();
     asked.extend(["finish_f64".into(), "finish_f32".into()]);
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
     let ptx = embedded_ptx(&names);
@@ -81,22 +117,33 @@ fn every_source_is_embedded() {
 
 #[test]
 fn a_key_depends_on_all_that_a_kernel_depends_on() {
-    let spec = Specialisation::new(Tiled, F64, 3, 32);
-    let options = spec.options((9, 0));
+    let spec = Specialisation { layout: Tiled, precision: F64, order: 3, rank: 32 };
+    let variant = fastest(&spec);
+    let options = spec.options(&variant, (9, 0));
     let reference = key((12, 8), &options);
-    assert_eq!(reference, key((12, 8), &spec.options((9, 0))));
+    assert_eq!(reference, key((12, 8), &spec.options(&variant, (9, 0))));
     let mut keys = BTreeSet::from([reference]);
-    keys.extend([key((12, 9), &options), key((13, 8), &options), key((12, 8), &spec.options((8, 0)))]);
+    keys.extend([
+        key((12, 9), &options),
+        key((13, 8), &options),
+        key((12, 8), &spec.options(&variant, (8, 0))),
+    ]);
     let others = [
         Specialisation { layout: Raw, ..spec },
         Specialisation { precision: F32, ..spec },
         Specialisation { order: 4, ..spec },
         Specialisation { rank: 31, ..spec },
-        Specialisation { lanes: 8, ..spec },
-        Specialisation { columns: 1, ..spec },
     ];
-    keys.extend(others.iter().map(|other| key((12, 8), &other.options((9, 0)))));
-    assert_eq!(keys.len(), 10);
+    keys.extend(others.iter().map(|other| key((12, 8), &other.options(&variant, (9, 0)))));
+    let variants = [
+        Variant { tiles: 2, ..variant },
+        Variant { lanes: 8, ..variant },
+        Variant { columns: 1, ..variant },
+        Variant { vector: 4, ..variant },
+        Variant { batch: 1, ..variant },
+    ];
+    keys.extend(variants.iter().map(|other| key((12, 8), &spec.options(other, (9, 0)))));
+    assert_eq!(keys.len(), 13);
 }
 
 #[test]
@@ -105,7 +152,7 @@ fn every_specialisation_compiles() {
     let ranks = [1, 16, 33];
     let specs = (2..=ORDER_MAX).flat_map(|order| all(&[order], &[ranks[order % 3]]));
     for (spec, capability) in specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]) {
-        let image = specialised(&Sys::default(), &nvrtc, &spec, capability, None)
+        let image = specialised(&Sys::default(), &nvrtc, &spec, &fastest(&spec), capability, None)
             .unwrap_or_else(|reason| panic!("{spec:?} for {capability:?}: {reason}"));
         assert!(image.bytes.starts_with(b"\x7fELF"), "{spec:?}");
         assert_eq!((image.origin, image.cache_refused), (Origin::Compiled, None));
@@ -117,8 +164,8 @@ fn a_kernel_is_compiled_once() {
     let Some(nvrtc) = pinned() else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cache");
-    let spec = Specialisation::new(Tiled, F64, 3, 32);
-    let make = || specialised(&Sys::default(), &nvrtc, &spec, (9, 0), Some(&path)).unwrap();
+    let spec = Specialisation { layout: Tiled, precision: F64, order: 3, rank: 32 };
+    let make = || specialised(&Sys::default(), &nvrtc, &spec, &fastest(&spec), (9, 0), Some(&path)).unwrap();
     let first = make();
     assert_eq!((first.origin, first.cache_refused), (Origin::Compiled, None));
     let second = make();
@@ -137,9 +184,16 @@ fn a_kernel_is_compiled_once() {
 fn a_kernel_needs_no_cache() {
     let Some(nvrtc) = pinned() else { return };
     let file = tempfile::NamedTempFile::new().unwrap();
-    let spec = Specialisation::new(Raw, F32, 2, 4);
-    let image =
-        specialised(&Sys::default(), &nvrtc, &spec, (8, 0), Some(&file.path().join("cache"))).unwrap();
+    let spec = Specialisation { layout: Raw, precision: F32, order: 2, rank: 4 };
+    let image = specialised(
+        &Sys::default(),
+        &nvrtc,
+        &spec,
+        &fastest(&spec),
+        (8, 0),
+        Some(&file.path().join("cache")),
+    )
+    .unwrap();
     assert_eq!(image.origin, Origin::Compiled);
     assert!(image.cache_refused.is_some());
 }
@@ -147,10 +201,11 @@ fn a_kernel_needs_no_cache() {
 #[test]
 fn what_cannot_be_compiled_is_told_in_a_line() {
     let Some(nvrtc) = pinned() else { return };
-    let spec = Specialisation::new(Raw, F64, 3, 4);
-    let compile =
-        |spec, capability| specialised(&Sys::default(), &nvrtc, spec, capability, None).unwrap_err();
-    let reasons = [compile(&spec, (99, 9)), compile(&Specialisation { lanes: 0, ..spec }, (9, 0))];
+    let spec = Specialisation { layout: Raw, precision: F64, order: 3, rank: 4 };
+    let compile = |spec, capability| {
+        specialised(&Sys::default(), &nvrtc, spec, &fastest(spec), capability, None).unwrap_err()
+    };
+    let reasons = [compile(&spec, (99, 9)), compile(&Specialisation { order: 0, ..spec }, (9, 0))];
     for reason in reasons {
         assert!(reason.starts_with("NVRTC 1") && !reason.contains('\n'), "{reason}");
     }
