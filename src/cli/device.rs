@@ -175,7 +175,7 @@ mod without_cuda {
     use std::path::Path;
 
     /// What only a GPU has: nothing.
-    #[derive(Clone, Copy, Debug, serde::Serialize)]
+    #[derive(Clone, Debug, serde::Serialize)]
     pub enum Nothing {}
 
     pub type Device = Nothing;
@@ -189,7 +189,7 @@ mod without_cuda {
         pub cache: Option<std::path::PathBuf>,
         pub variant: Option<Variant>,
     }
-    pub type Variant = Nothing;
+    pub type Variant = ();
 
     pub fn variant(_: &str) -> std::result::Result<Variant, String> {
         Err("this program was built without CUDA (feature `cuda`)".into())
