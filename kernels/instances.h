@@ -17,3 +17,13 @@
     BLCO_ORDERS(X, Tiled, tiled, float, f32)                                                                           \
     BLCO_ORDERS(X, Raw, raw, double, f64)                                                                              \
     BLCO_ORDERS(X, Raw, raw, float, f32)
+
+// The kernels that derive target-major orders: X(name, threads, thread blocks of a multiprocessor, arguments). They serve
+// every order and encoding.
+#define BLCO_ORDER_KERNELS(X)                                                                                          \
+    X(keys, BLCO_THREADS, 8, OrderArgs)                                                                                \
+    X(count, BLCO_SORT_THREADS, 4, SortArgs)                                                                           \
+    X(scan, BLCO_SORT_THREADS, 1, ScanArgs)                                                                            \
+    X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
+    X(measure, BLCO_THREADS, 8, OrderArgs)                                                                             \
+    X(pack, BLCO_THREADS, 8, OrderArgs)
