@@ -48,6 +48,18 @@ __device__ __forceinline__ u32 nnz_of(const OrderArgs& a, u32 t)
     return rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
 }
 
+// Where the indices of a tile lie: from `low` to `low + span`.
+struct Span {
+    u32 low, span;
+};
+
+// Those of mode m.
+__device__ __forceinline__ Span span_of(const u8* record, u32 m)
+{
+    const u64 both = load<u64>(record + 16 + 8 * m);
+    return {(u32)both, (u32)(both >> 32) - (u32)both};
+}
+
 // A thread block of BLCO_THREADS for each tile of the chunks: says where it lies, and writes its rows.
 __device__ inline void keys(const OrderArgs& a)
 {
@@ -70,14 +82,14 @@ __device__ inline void keys(const OrderArgs& a)
         // What the host was told of the chunks' values is not so.
         note(a, a.value_encoding == VALUES_INTEGER && h.value_encoding != VALUES_INTEGER, chunk.number);
     }
-    for (u32 m = 0; m < a.mode; ++m) {
-        words += 16 * width_of(load<u32>(record + 20 + 8 * m) - load<u32>(record + 16 + 8 * m));
-    }
-    const u32 low = load<u32>(record + 16 + 8 * a.mode), span = load<u32>(record + 20 + 8 * a.mode) - low;
-    const u32 width = width_of(span), nnz = nnz_of(a, blockIdx.x);
+    for (u32 m = 0; m < a.mode; ++m) words += 16 * width_of(span_of(record, m).span);
+    const Span mode = span_of(record, a.mode);
+    const u32 width = width_of(mode.span), nnz = nnz_of(a, blockIdx.x);
     u32* rows = (u32*)a.rows + (u64)blockIdx.x * BLCO_TILE_NNZ;
     bool bad = false;
-    for (u32 i = threadIdx.x; i < nnz; i += BLCO_THREADS) rows[i] = low + inside(unpack32(words, width, i), span, bad);
+    for (u32 i = threadIdx.x; i < nnz; i += BLCO_THREADS) {
+        rows[i] = mode.low + inside(unpack32(words, width, i), mode.span, bad);
+    }
     note(a, bad, chunk.number);
 }
 
@@ -246,61 +258,61 @@ __device__ inline void scatter(const SortArgs& a)
     }
 }
 
-// A nonzero of the chunks, and how far its tile's columns have been read.
+// A nonzero of the chunks, how far its tile's columns have been read, and whether a number was out of range. Those of a thread
+// are noted at the end: an atomic in between would keep the loads of one nonzero from starting before another's have come.
 struct Nonzero {
-    const OrderTile* tile;
     const u8* record;
     const u32* words;
-    u32 i;
+    u32 position;
+    bool bad;
 };
+
+__device__ __forceinline__ const OrderTile& tile_of(const OrderArgs& a, u32 position)
+{
+    return ((const OrderTile*)a.tiles)[position / BLCO_TILE_NNZ];
+}
 
 __device__ __forceinline__ Nonzero nonzero_at(const OrderArgs& a, u32 position)
 {
-    const OrderTile* tile = (const OrderTile*)a.tiles + position / BLCO_TILE_NNZ;
-    return {tile, (const u8*)tile->record, (const u32*)tile->columns, position % BLCO_TILE_NNZ};
+    const OrderTile& tile = tile_of(a, position);
+    return {(const u8*)tile.record, (const u32*)tile.columns, position, false};
 }
 
 // Its index of mode m; what was read before is the column of the mode before.
-__device__ __forceinline__ u32 next_index(const OrderArgs& a, Nonzero& x, u32 m)
+__device__ __forceinline__ u32 next_index(Nonzero& x, u32 m)
 {
-    const u32 low = load<u32>(x.record + 16 + 8 * m), span = load<u32>(x.record + 20 + 8 * m) - low;
-    const u32 width = width_of(span);
-    bool bad = false;
-    const u32 index = low + inside(unpack32(x.words, width, x.i), span, bad);
-    note(a, bad, x.tile->number);
+    const Span span = span_of(x.record, m);
+    const u32 width = width_of(span.span), number = unpack32(x.words, width, x.position % BLCO_TILE_NNZ);
     x.words += 16 * width;
-    return index;
+    return span.low + inside(number, span.span, x.bad);
 }
 
 // Passes by the column of mode m.
 __device__ __forceinline__ void skip_index(Nonzero& x, u32 m)
 {
-    x.words += 16 * width_of(load<u32>(x.record + 20 + 8 * m) - load<u32>(x.record + 16 + 8 * m));
+    x.words += 16 * width_of(span_of(x.record, m).span);
 }
 
 // Its value, of encoding INTEGER; all index columns have been read.
 __device__ __forceinline__ i64 integer_of(const Nonzero& x)
 {
-    return load<i64>(x.record + 8) + (i64)unpack64(x.words, load<u32>(x.record + 4), x.i);
+    const u64 number = unpack64(x.words, load<u32>(x.record + 4), x.position % BLCO_TILE_NNZ);
+    return load<i64>(x.record + 8) + (i64)number;
 }
 
 // Its value, of any encoding; all index columns have been read.
-__device__ __forceinline__ double value_of(const OrderArgs& a, const Nonzero& x)
+__device__ __forceinline__ double value_of(const OrderArgs& a, Nonzero& x)
 {
-    const u32 encoding = x.tile->value_encoding;
-    if (encoding == VALUES_INTEGER) return (double)integer_of(x);
-    bool bad = false;
-    Header h = {};
-    h.value_encoding = encoding;
-    h.values.at = (const u8*)x.tile->values;
-    double v;
-    if (encoding == VALUES_DICTIONARY) {
-        v = ((const double*)h.values.at)[inside(unpack32(x.words, load<u32>(x.record + 4), x.i), x.tile->entries - 1, bad)];
-    } else {
-        v = section_value(h, x.i, bad);
+    const OrderTile& tile = tile_of(a, x.position);
+    if (tile.value_encoding == VALUES_INTEGER) return (double)integer_of(x);
+    if (tile.value_encoding == VALUES_DICTIONARY) {
+        const u32 entry = unpack32(x.words, load<u32>(x.record + 4), x.position % BLCO_TILE_NNZ);
+        return ((const double*)tile.values)[inside(entry, tile.entries - 1, x.bad)];
     }
-    note(a, bad, x.tile->number);
-    return v;
+    Header h = {};
+    h.value_encoding = tile.value_encoding;
+    h.values.at = (const u8*)tile.values;
+    return section_value(h, x.position % BLCO_TILE_NNZ, x.bad);
 }
 
 // Nonzeros of a derived tile that a thread has: i, i + BLCO_THREADS, …
@@ -315,6 +327,12 @@ __device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const OrderArg
         const u32 i = threadIdx.x + k * BLCO_THREADS;
         own[k] = nonzero_at(a, __ldg(positions + (i < nnz ? i : nnz - 1)));
     }
+}
+
+__device__ __forceinline__ void note(const OrderArgs& a, const Nonzero (&own)[OWN])
+{
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) note(a, own[k].bad, tile_of(a, own[k].position).number);
 }
 
 template <class T> __device__ __forceinline__ T lesser(T x, T y)
@@ -385,7 +403,7 @@ __device__ inline void measure(const OrderArgs& a)
         } else {
 #pragma unroll
             for (u32 k = 0; k < OWN; ++k) {
-                const u32 index = next_index(a, own[k], m);
+                const u32 index = next_index(own[k], m);
                 least = lesser(least, index);
                 most = greater(most, index);
             }
@@ -403,6 +421,7 @@ __device__ inline void measure(const OrderArgs& a)
         }
         values.of_warp(least, most);
     }
+    note(a, own);
     __syncthreads();
     if (threadIdx.x >= 32) return;
     // A thread of the first warp for each mode, and one for the values.
@@ -459,12 +478,16 @@ __device__ inline void pack(const OrderArgs& a)
     Nonzero own[OWN];
     own_nonzeros(own, a, blockIdx.x, nnz);
     for (u32 m = 0; m < a.order; ++m) {
-        const u32 low = load<u32>(record + 16 + 8 * m), width = width_of(load<u32>(record + 20 + 8 * m) - low);
+        const Span span = span_of(record, m);
+        const u32 width = width_of(span.span);
         u32* column = halves + m % 2 * BLCO_TILE_NNZ;
+        u32 index[OWN];
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) index[k] = next_index(own[k], m);
 #pragma unroll
         for (u32 k = 0; k < OWN; ++k) {
-            const u32 i = threadIdx.x + k * BLCO_THREADS, index = next_index(a, own[k], m);
-            column[i] = i < nnz ? index - low : 0;
+            const u32 i = threadIdx.x + k * BLCO_THREADS;
+            column[i] = i < nnz ? index[k] - span.low : 0;
         }
         // One barrier for each mode: the half that the next one fills was packed before it.
         __syncthreads();
@@ -487,14 +510,17 @@ __device__ inline void pack(const OrderArgs& a)
         else pack_column<u32>(halves, width, words);
         return;
     }
+    double value[OWN];
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) value[k] = value_of(a, own[k]);
+    note(a, own);
 #pragma unroll
     for (u32 k = 0; k < OWN; ++k) {
         const u32 i = threadIdx.x + k * BLCO_THREADS;
-        if (i >= nnz) break;
-        const double v = value_of(a, own[k]);
         const u64 at = (u64)t * BLCO_TILE_NNZ + i;
-        if (a.value_encoding == VALUES_F32) ((float*)h.values.at)[at] = (float)v;
-        else ((double*)h.values.at)[at] = v;
+        if (i >= nnz) break;
+        if (a.value_encoding == VALUES_F32) ((float*)h.values.at)[at] = (float)value[k];
+        else ((double*)h.values.at)[at] = value[k];
     }
 }
 

@@ -251,7 +251,7 @@ fn few_nonzeros_and_many() {
 #[test]
 fn chunks_of_several_value_encodings_and_some_of_a_stores_chunks() {
     on_a_device("chunks_of_several_value_encodings_and_some_of_a_stores_chunks", |device| {
-        let mut tensor = Tensor::random(&[60, 20_000, 50], 60_000, 5, values::fraction);
+        let mut tensor = Tensor::random(&[60, 20_000, 50], 120_000, 5, values::fraction);
         for (index, value) in tensor.indices.chunks_exact(3).zip(&mut tensor.values) {
             // The largest mode's highest bit is the linear index's: the store's first chunks hold integers.
             if index[1] < 1 << 14 {
@@ -304,7 +304,9 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let tensor = Tensor::random(&[100, 90, 80], 500, 5, values::integer);
         let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Raw, ALL_CHUNKS));
-        let plan = |manifest: &Manifest| OrderPlan::new(&device.facts, manifest, 0..1, 0, ValueEncoding::F64, 1 << 22);
+        let plan = |manifest: &Manifest| {
+            OrderPlan::new(&device.facts, manifest, 0..1, 0, ValueEncoding::F64, 1 << 22)
+        };
         assert!(plan(store.manifest()).unwrap_err().to_string().contains("tiled"));
         let store = packed(&tensor, &options(&dir.path().join("t"), Kind::Tiled, ALL_CHUNKS));
         let mut manifest = store.manifest().clone();
@@ -378,7 +380,7 @@ fn every_failing_call_ends_with_its_error() {
     let planned = text.lines().find_map(|l| l.split_once("bytes=")?.1.parse::<u64>().ok()).unwrap();
     assert!(number("peak_bytes") <= planned + 4096, "{} of {planned}", number("peak_bytes"));
     let (calls, allocations) = (number("calls"), number("allocations"));
-    assert!(calls > 100 && allocations > 15, "{calls} calls, {allocations} allocations");
+    assert!(calls > 100 && allocations > 12, "{calls} calls, {allocations} allocations");
     let mut failed = 0;
     for nth in 1..=calls {
         let (text, account) = failing(&path, nth, "700");

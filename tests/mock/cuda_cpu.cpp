@@ -45,20 +45,6 @@ void fault(const char* format, ...)
     abort();
 }
 
-void check_slowly(uint64_t address, size_t bytes)
-{
-    if (here.live) {
-        const auto& live = *here.live;
-        auto after = std::upper_bound(live.begin(), live.end(), address,
-                                      [](uint64_t a, const Range& range) { return a < range.begin; });
-        if (after != live.begin() && address + bytes <= (after - 1)->end) {
-            here.last = *(after - 1);
-            return;
-        }
-    }
-    fault("access of %zu bytes outside of device memory at 0x%llx", bytes, (unsigned long long)address);
-}
-
 // Switching stacks. On x86-64 only what a call preserves is kept: a few nanoseconds; elsewhere by ucontext.
 #ifdef __x86_64__
 struct Stack {
@@ -141,6 +127,22 @@ struct Runner {
     [[noreturn]] void stuck();
     void learn();
 };
+
+void check_slowly(uint64_t address, size_t bytes, Where where)
+{
+    const uint64_t shared = (uint64_t)here.runner->shared, shared_end = (uint64_t)here.runner->shared_end;
+    if (where == DEVICE_OR_SHARED && shared <= address && address + bytes <= shared_end) return;
+    if (here.live) {
+        const auto& live = *here.live;
+        auto after = std::upper_bound(live.begin(), live.end(), address,
+                                      [](uint64_t a, const Range& range) { return a < range.begin; });
+        if (after != live.begin() && address + bytes <= (after - 1)->end) {
+            here.last = *(after - 1);
+            return;
+        }
+    }
+    fault("access of %zu bytes outside of device memory at 0x%llx", bytes, (unsigned long long)address);
+}
 
 void Runner::reserve(unsigned count)
 {

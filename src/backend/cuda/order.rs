@@ -13,7 +13,7 @@ use super::kernels::embedded_ptx;
 use super::tiles_of;
 use crate::dense::Precision;
 use crate::encoding::tile::record_bytes;
-use crate::encoding::values::{ValueEncoding, as_integer};
+use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ, column, width};
 use crate::error::{Error, Result};
 use crate::store::chunk::{ALIGN, HEADER_BYTES};
@@ -209,9 +209,10 @@ impl OrderPlan {
 
     /// A column is at most as wide as its mode; in the target mode's, the rows of all tiles together pass each row once.
     fn result_bytes_max(&self, manifest: &Manifest) -> u64 {
-        let integers = as_integer(manifest.value_min).zip(as_integer(manifest.value_max));
-        let of_values = match (self.values, integers) {
-            (ValueEncoding::Integer, Some((low, high))) => width(low.abs_diff(high)),
+        let of_values = match self.values {
+            ValueEncoding::Integer => {
+                width(integer(manifest.value_max).abs_diff(integer(manifest.value_min)))
+            }
             _ => 0,
         };
         let shape = &manifest.shape;
@@ -223,6 +224,14 @@ impl OrderPlan {
         let rounding = u64::from(self.images()) * (IMAGE_ALIGN + ALIGN as u64);
         images + target * column::bytes(1) as u64 + rounding
     }
+}
+
+/// The integer next to `v` toward 0, at most 2^53 from it: no integer value lies between.
+fn integer(v: f64) -> i64 {
+    const LARGEST: f64 = (1u64 << 53) as f64;
+    #[expect(clippy::cast_possible_truncation, reason = "inside the range that f64 and i64 share exactly")]
+    let integer = v.clamp(-LARGEST, LARGEST) as i64;
+    integer
 }
 
 /// The largest sum of the widths of `tiles` numbers whose sum is at most `rows`.
