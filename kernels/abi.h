@@ -49,7 +49,87 @@ struct MttkrpArgs {
     u8 key_modes[64];
 };
 
+// Threads of a thread block that sorts, and pairs that it holds at a time.
+#define BLCO_SORT_THREADS 256
+#define BLCO_SORT_PORTION 3584
+// Bits of a digit, at most; a thread for each digit.
+#define BLCO_DIGIT_BITS 8
+
+// Where a tile of the resident chunks lies: what decoding one of its nonzeros needs, but for its record.
+struct OrderTile {
+    u64 record;
+    u64 columns;
+    // Its first value in the VALUES section, or the dictionary.
+    u64 values;
+    u32 value_encoding;
+    // Entries of the dictionary.
+    u32 entries;
+    // Of the chunk.
+    u32 number;
+    u32 unused;
+};
+
+// The arguments of launches that derive a target-major order, but for the sort. Nonzeros have positions: 512 times
+// the tile's number in the list, and the place in it.
+struct OrderArgs {
+    // `chunk_count` chunks in order of first_block, a thread block for each tile, of whole tiles but for the last.
+    u64 chunks;
+    // OrderTile of each tile of the chunks.
+    u64 tiles;
+    // u32[nnz]: the row of each nonzero, in the chunks' order before the sort, in the derived one after.
+    u64 rows;
+    // u32[nnz], of the derived order.
+    u64 positions;
+    // A record of 16 + 8 order bytes for each derived tile, without where its columns start.
+    u64 records;
+    // u32 of each derived tile: the sum of its widths, or where its columns start in its image.
+    u64 offsets;
+    // u64 of each derived image: its address.
+    u64 images;
+    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    u64 fault;
+    u32 chunk_count;
+    u32 nnz;
+    u32 order;
+    u32 mode;
+    // Tiles of a derived image; the last may have fewer.
+    u32 image_tiles;
+    // Value encoding of derived images: INTEGER where all chunks have it, F32 or F64.
+    u32 value_encoding;
+};
+
+// The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
+struct SortArgs {
+    u64 rows_in;
+    // 0: pair i has position i.
+    u64 positions_in;
+    u64 rows_out;
+    u64 positions_out;
+    // u32[digits][thread blocks]: pairs of a digit that a thread block meets; once scanned, that those before it meet.
+    u64 counts;
+    // u32[digits]: pairs of a digit.
+    u64 totals;
+    u32 nnz;
+    // The digit is `bits` bits from `shift` on.
+    u32 shift;
+    u32 bits;
+    u32 unused;
+};
+
+// The arguments of a scan: each row of `row` numbers (the last may have fewer) becomes the sums of those before each.
+struct ScanArgs {
+    u64 numbers;
+    // u32 of each row: the sum of all.
+    u64 totals;
+    u32 count;
+    u32 row;
+};
+
 #ifdef __cplusplus
 static_assert(sizeof(struct Chunk) == 16, "Chunk differs from abi.rs");
+static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");
+static_assert(sizeof(struct OrderArgs) == 88, "OrderArgs differs from abi.rs");
+static_assert(sizeof(struct SortArgs) == 64, "SortArgs differs from abi.rs");
+static_assert(sizeof(struct ScanArgs) == 24, "ScanArgs differs from abi.rs");
 static_assert(sizeof(struct MttkrpArgs) == 256, "MttkrpArgs differs from abi.rs");
 #endif

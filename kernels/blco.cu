@@ -21,7 +21,16 @@ MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_
 FINISH(finish_real, BLCO_REAL)
 #else
 #include "instances.h"
+#include "order.cuh"
+
+#define ORDER(name, threads, blocks, arguments)                                                                        \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) order_##name(const arguments args)                   \
+    {                                                                                                                  \
+        order::name(args);                                                                                             \
+    }
+
 BLCO_INSTANCES(MTTKRP)
+BLCO_ORDER_KERNELS(ORDER)
 FINISH(finish_f64, double)
 FINISH(finish_f32, float)
 #endif

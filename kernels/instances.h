@@ -19,3 +19,13 @@
     BLCO_ORDERS(X, Tiled, tiled, float, f32, 4)                                                                           \
     BLCO_ORDERS(X, Raw, raw, double, f64, 2)                                                                              \
     BLCO_ORDERS(X, Raw, raw, float, f32, 4)
+
+// The kernels that derive target-major orders: X(name, threads, thread blocks of a multiprocessor, arguments). They serve
+// every order and encoding.
+#define BLCO_ORDER_KERNELS(X)                                                                                          \
+    X(keys, BLCO_TILE_THREADS, 8, OrderArgs)                                                                                \
+    X(count, BLCO_SORT_THREADS, 4, SortArgs)                                                                           \
+    X(scan, BLCO_SORT_THREADS, 1, ScanArgs)                                                                            \
+    X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
+    X(measure, BLCO_TILE_THREADS, 8, OrderArgs)                                                                             \
+    X(pack, BLCO_TILE_THREADS, 7, OrderArgs)

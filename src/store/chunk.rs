@@ -79,6 +79,54 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl ChunkHeader {
+    /// The header, whose place in a store is still open, of an image with sections of these lengths, in ascending order of
+    /// kind.
+    ///
+    /// # Panics
+    /// With more than four sections or an image of 4 GiB: who asks bounds both.
+    #[must_use]
+    pub fn of_sections(
+        order: u8,
+        nnz: u32,
+        index_encoding: u8,
+        value_encoding: u8,
+        lengths: &[(SectionKind, u64)],
+    ) -> Self {
+        let field = |x: u64| u32::try_from(x).expect("an image stays below 4 GiB");
+        let mut sections = [Section::default(); SECTIONS];
+        let mut end = HEADER_BYTES as u64;
+        for (n, &(kind, bytes)) in lengths.iter().enumerate() {
+            sections[n] = Section { kind: kind as u32, offset: field(end), bytes: field(bytes) };
+            end = (end + bytes).next_multiple_of(ALIGN as u64);
+        }
+        Self::unplaced(order, nnz, index_encoding, value_encoding, field(end), sections)
+    }
+
+    /// A header whose place in a store is still open.
+    fn unplaced(
+        order: u8,
+        nnz: u32,
+        index_encoding: u8,
+        value_encoding: u8,
+        image_bytes: u32,
+        sections: [Section; SECTIONS],
+    ) -> Self {
+        Self {
+            number: 0,
+            store_id: 0,
+            first_nonzero: 0,
+            nnz,
+            image_bytes,
+            stored_bytes: 0,
+            order,
+            index_encoding,
+            value_encoding,
+            codec: 0,
+            payload_checksum: 0,
+            sections,
+        }
+    }
+
     /// The header's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -235,20 +283,8 @@ impl ImageWriter {
         index_encoding: u8,
         value_encoding: u8,
     ) -> (ChunkHeader, Vec<u8>) {
-        let header = ChunkHeader {
-            number: 0,
-            store_id: 0,
-            first_nonzero: 0,
-            nnz,
-            image_bytes: u32::try_from(self.bytes.len()).expect("an image stays below 4 GiB"),
-            stored_bytes: 0,
-            order,
-            index_encoding,
-            value_encoding,
-            codec: 0,
-            payload_checksum: 0,
-            sections: self.sections,
-        };
+        let bytes = u32::try_from(self.bytes.len()).expect("an image stays below 4 GiB");
+        let header = ChunkHeader::unplaced(order, nnz, index_encoding, value_encoding, bytes, self.sections);
         (header, self.bytes)
     }
 }

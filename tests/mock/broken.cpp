@@ -23,7 +23,7 @@ extern "C" __global__ void sums_of_warps(const u32* in, u32* out)
 extern "C" __global__ void turned(const u32* in, u32* out)
 {
     __shared__ u32 line[128];
-    line[threadIdx.x] = in[threadIdx.x];
+    atomicExch(&line[threadIdx.x], in[threadIdx.x]);
     __syncthreads();
     out[threadIdx.x] = line[127 - threadIdx.x];
 }
@@ -78,6 +78,14 @@ extern "C" __global__ void loads_outside(const u32* in, u32* out)
     out[threadIdx.x] = __ldg(in + threadIdx.x + 1);
 }
 
+extern "C" __global__ void loads_shared(const u32* in, u32* out)
+{
+    __shared__ u32 line[128];
+    line[127 - threadIdx.x] = in[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = __ldg(line + threadIdx.x);
+}
+
 extern "C" __global__ void adds_outside(const u32*, u32* out)
 {
     atomicAdd(out + threadIdx.x + 1, 1u);
@@ -107,6 +115,7 @@ MOCK_KERNEL(mask_names_absent, 128)
 MOCK_KERNEL(mask_excludes_source, 128)
 MOCK_KERNEL(reads_outside, 128)
 MOCK_KERNEL(loads_outside, 128)
+MOCK_KERNEL(loads_shared, 128)
 MOCK_KERNEL(adds_outside, 128)
 MOCK_KERNEL(misaligned, 128)
 MOCK_KERNEL(outside_of_shared, 128)

@@ -128,6 +128,22 @@ struct Runner {
     void learn();
 };
 
+void check_slowly(uint64_t address, size_t bytes, Where where)
+{
+    const uint64_t shared = (uint64_t)here.runner->shared, shared_end = (uint64_t)here.runner->shared_end;
+    if (where == DEVICE_OR_SHARED && shared <= address && address + bytes <= shared_end) return;
+    if (here.live) {
+        const auto& live = *here.live;
+        auto after = std::upper_bound(live.begin(), live.end(), address,
+                                      [](uint64_t a, const Range& range) { return a < range.begin; });
+        if (after != live.begin() && address + bytes <= (after - 1)->end) {
+            here.last = *(after - 1);
+            return;
+        }
+    }
+    fault("access of %zu bytes outside of device memory at 0x%llx", bytes, (unsigned long long)address);
+}
+
 void Runner::reserve(unsigned count)
 {
     threads = count;
@@ -142,23 +158,6 @@ void Runner::reserve(unsigned count)
 }
 
 // Shared memory is all that this module has of thread-local memory that is zero at first.
-void check_slowly(uint64_t address, size_t bytes)
-{
-    if (here.live) {
-        const auto& live = *here.live;
-        auto after = std::upper_bound(live.begin(), live.end(), address,
-                                      [](uint64_t a, const Range& range) { return a < range.begin; });
-        if (after != live.begin() && address + bytes <= (after - 1)->end) {
-            here.last = *(after - 1);
-            return;
-        }
-    }
-    // Atomics work on shared memory too.
-    const Runner& runner = *here.runner;
-    if (address >= (uint64_t)runner.shared && address + bytes <= (uint64_t)runner.shared_end) return;
-    fault("access of %zu bytes outside of device memory at 0x%llx", bytes, (unsigned long long)address);
-}
-
 void Runner::find_shared()
 {
     dl_iterate_phdr(

@@ -49,7 +49,8 @@ struct Here {
 extern __thread Here here;
 
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
-void check_slowly(uint64_t address, size_t bytes);
+enum Where { DEVICE, DEVICE_OR_SHARED };
+void check_slowly(uint64_t address, size_t bytes, Where where);
 // Ends the thread's turn until all threads have come to `site`; `value` of each is added up (for how many it is not 0).
 unsigned barrier(const char* file, unsigned site, bool value);
 // Ends the thread's turn until the threads of `mask` have come to `site` with the same mask.
@@ -62,11 +63,11 @@ inline unsigned lane()
     return here.thread.x % 32;
 }
 
-inline void check(const void* at, size_t bytes)
+inline void check(const void* at, size_t bytes, Where where = DEVICE)
 {
     const uint64_t address = (uint64_t)at;
     if (address % bytes) fault("misaligned access of %zu bytes at %p", bytes, at);
-    if (address < here.last.begin || address + bytes > here.last.end) check_slowly(address, bytes);
+    if (address < here.last.begin || address + bytes > here.last.end) check_slowly(address, bytes, where);
 }
 
 template <class T> T meet_at(const char* file, unsigned site, unsigned mask, T value, unsigned source)
@@ -180,7 +181,7 @@ template <class T> T __ldg(const T* at)
 template <class T, class Bits, class F> T mock_update(T* at, F update)
 {
     static_assert(sizeof(T) == sizeof(Bits), "bits of a number");
-    mock::check(at, sizeof(T));
+    mock::check(at, sizeof(T), mock::DEVICE_OR_SHARED);
     Bits* bits = (Bits*)at;
     Bits old = __atomic_load_n(bits, __ATOMIC_RELAXED), next;
     T value;

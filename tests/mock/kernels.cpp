@@ -4,5 +4,7 @@
 
 #define KNOWN(name, layout, real, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
 BLCO_INSTANCES(KNOWN)
+#define KNOWN_ORDER(name, threads, ...) MOCK_KERNEL(order_##name, threads)
+BLCO_ORDER_KERNELS(KNOWN_ORDER)
 MOCK_KERNEL(finish_f64, 1024)
 MOCK_KERNEL(finish_f32, 1024)

@@ -549,6 +549,7 @@ static std::vector<Case> cases()
         {"mask_excludes_source", "reads lane 20", [] { broken("mask_excludes_source"); }},
         {"reads_outside", "outside of device memory", [] { broken("reads_outside"); }},
         {"loads_outside", "outside of device memory", [] { broken("loads_outside"); }},
+        {"loads_shared", "outside of device memory", [] { broken("loads_shared"); }},
         {"adds_outside", "outside of device memory", [] { broken("adds_outside"); }},
         {"misaligned", "misaligned", [] { broken("misaligned"); }},
         {"outside_of_shared", "outside of an array", [] { broken("outside_of_shared"); }},

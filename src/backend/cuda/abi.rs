@@ -55,5 +55,110 @@ pub struct MttkrpArgs {
     pub key_modes: [u8; 64],
 }
 
+/// Threads of a thread block that sorts.
+pub const SORT_THREADS: u32 = 256;
+/// Pairs that such a thread block holds at a time.
+pub const SORT_PORTION: u32 = 3584;
+/// Bits of a digit, at most.
+pub const DIGIT_BITS: u32 = 8;
+
+/// Where a tile of the resident chunks lies; only kernels write and read it.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct OrderTile {
+    /// Address of its record.
+    pub record: u64,
+    /// Address of its columns.
+    pub columns: u64,
+    /// Address of its first value in the VALUES section, or of the dictionary.
+    pub values: u64,
+    /// The chunk's value encoding.
+    pub value_encoding: u32,
+    /// Entries of the dictionary.
+    pub entries: u32,
+    /// The chunk's number in the store.
+    pub number: u32,
+    /// Not used.
+    pub unused: u32,
+}
+
+/// The arguments of launches that derive a target-major order, but for the sort.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct OrderArgs {
+    /// Address of the list of [`Chunk`]s.
+    pub chunks: u64,
+    /// Address of an [`OrderTile`] for each of their tiles.
+    pub tiles: u64,
+    /// Address of each nonzero's row of the target mode.
+    pub rows: u64,
+    /// Address of each nonzero's position, in the derived order.
+    pub positions: u64,
+    /// Address of the derived tiles' records.
+    pub records: u64,
+    /// Address of the derived tiles' widths, then of where their columns start.
+    pub offsets: u64,
+    /// Address of the derived images' addresses.
+    pub images: u64,
+    /// Address of the smallest number of a chunk with a number out of range.
+    pub fault: u64,
+    /// How many chunks `chunks` lists.
+    pub chunk_count: u32,
+    /// Nonzeros.
+    pub nnz: u32,
+    /// The tensor's order.
+    pub order: u32,
+    /// The target mode.
+    pub mode: u32,
+    /// Tiles of a derived image.
+    pub image_tiles: u32,
+    /// Value encoding of derived images.
+    pub value_encoding: u32,
+}
+
+/// The arguments of a step of the sort.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct SortArgs {
+    /// Address of the rows.
+    pub rows_in: u64,
+    /// Address of their positions, or 0: pair i has position i.
+    pub positions_in: u64,
+    /// Address of the rows once ordered.
+    pub rows_out: u64,
+    /// Address of the positions once ordered.
+    pub positions_out: u64,
+    /// Address of the counts: a row for each digit, a column for each thread block.
+    pub counts: u64,
+    /// Address of the sums of those rows.
+    pub totals: u64,
+    /// Pairs.
+    pub nnz: u32,
+    /// The digit's lowest bit.
+    pub shift: u32,
+    /// Bits of the digit.
+    pub bits: u32,
+    /// Not used.
+    pub unused: u32,
+}
+
+/// The arguments of a scan of rows of numbers.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ScanArgs {
+    /// Address of the numbers.
+    pub numbers: u64,
+    /// Address of the rows' sums.
+    pub totals: u64,
+    /// Numbers in all.
+    pub count: u32,
+    /// Numbers of a row; the last may have fewer.
+    pub row: u32,
+}
+
+const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 88);
+const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);
 const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 256);
-const _: () = assert!(TILE_NNZ == 512);
+/// Nonzeros of a tile.
+pub const TILE: u32 = 512;
+const _: () = assert!(TILE_NNZ == TILE as usize);

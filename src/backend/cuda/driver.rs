@@ -240,10 +240,17 @@ impl Memory {
 
     /// Fills it from the start, and waits.
     pub fn write<T: Pod>(&mut self, data: &[T]) -> Result<()> {
-        assert!(size_of_val(data) <= self.bytes, "a copy fits the device memory");
+        self.write_at(0, data)
+    }
+
+    /// Fills it from byte `offset`, and waits.
+    pub fn write_at<T: Pod>(&mut self, offset: usize, data: &[T]) -> Result<()> {
+        let end = offset.checked_add(size_of_val(data));
+        assert!(end.is_some_and(|end| end <= self.bytes), "a copy fits the device memory");
         self.device.bind()?;
         // SAFETY: the range is inside the allocation; the call returns when the copy has been made.
-        unsafe { result::memcpy_htod_sync(self.at, data) }.map_err(failed("copy to the device"))
+        unsafe { result::memcpy_htod_sync(self.at + offset as u64, data) }
+            .map_err(failed("copy to the device"))
     }
 
     /// Reads it from the start, and waits.

@@ -26,11 +26,12 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 5] = [
+const HEADERS: [SourceFile; 6] = [
     source!("abi.h"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
+    source!("order.cuh"),
     source!("tile.cuh"),
 ];
 

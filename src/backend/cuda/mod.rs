@@ -19,6 +19,7 @@ mod cache;
 pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
+pub mod order;
 pub mod plan;
 
 use crate::encoding::TILE_NNZ;

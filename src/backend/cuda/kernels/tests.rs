@@ -90,6 +90,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     let mut asked: BTreeSet<String> =
         all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]).iter().map(embedded).collect();
     asked.extend(["finish_f64".into(), "finish_f32".into()]);
+    asked.extend(crate::backend::cuda::order::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
     let ptx = embedded_ptx(&names);
     assert!(ptx.ends_with(b"}\n\0"), "whole and NUL-terminated");

@@ -1,0 +1,527 @@
+// A target-major order, derived from resident `tiled` chunks: all of their nonzeros again, by row of one mode, in the
+// chunks' order where rows are equal, encoded as `tiled` images that kernels read like any other.
+//
+//   keys      decodes the target mode's column of every tile to rows; row i belongs to the nonzero at position i
+//   count, scan, scatter, once for each digit of the row from the lowest up: a stable sort of rows with positions
+//   measure   finds the record of each derived tile, and the widths of its columns
+//   scan      where the columns of each tile start in their image
+//   pack      writes the images
+//
+// No thread block waits for another: what one needs of others comes from an earlier launch. Damaged numbers are put in
+// range (tile.cuh) before they are used, and their chunk is noted.
+#pragma once
+#include "tile.cuh"
+
+namespace order {
+
+constexpr u32 WARPS = BLCO_SORT_THREADS / 32, DIGITS = 1 << BLCO_DIGIT_BITS;
+// Pairs of a thread in a portion, and of a warp.
+constexpr u32 ITEMS = BLCO_SORT_PORTION / BLCO_SORT_THREADS, WARP_ITEMS = 32 * ITEMS;
+static_assert(DIGITS == BLCO_SORT_THREADS, "a thread for each digit");
+
+__device__ __forceinline__ void note(const OrderArgs& a, bool bad, u32 number)
+{
+    if (bad) atomicMin((u32*)a.fault, number);
+}
+
+__device__ __forceinline__ Chunk chunk_of(const OrderArgs& a, u32 tile)
+{
+    const Chunk* chunks = (const Chunk*)a.chunks;
+    u32 low = 0, high = a.chunk_count - 1;
+    while (low < high) {
+        const u32 middle = (low + high + 1) / 2;
+        if (chunks[middle].first_block <= tile) low = middle;
+        else high = middle - 1;
+    }
+    return chunks[low];
+}
+
+__device__ __forceinline__ u32 record_bytes(const OrderArgs& a)
+{
+    return 16 + 8 * a.order;
+}
+
+// Nonzeros of tile t, of the chunks as of the derived order.
+__device__ __forceinline__ u32 nnz_of(const OrderArgs& a, u32 t)
+{
+    const u32 rest = a.nnz - t * BLCO_TILE_NNZ;
+    return rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+}
+
+// Where the indices of a tile lie: from `low` to `low + span`.
+struct Span {
+    u32 low, span;
+};
+
+// Those of mode m.
+__device__ __forceinline__ Span span_of(const u8* record, u32 m)
+{
+    const u64 both = load<u64>(record + 16 + 8 * m);
+    return {(u32)both, (u32)(both >> 32) - (u32)both};
+}
+
+// A thread block of BLCO_TILE_THREADS for each tile of the chunks: says where it lies, and writes its rows.
+__device__ inline void keys(const OrderArgs& a)
+{
+    const Chunk chunk = chunk_of(a, blockIdx.x);
+    const Header h = header((const u8*)chunk.image, SECTION_TILES, SECTION_COLUMNS);
+    const u32 t = blockIdx.x - chunk.first_block;
+    const u8* record = h.first.at + (u64)t * record_bytes(a);
+    const u32* words = (const u32*)(h.second.at + 64ull * load<u32>(record));
+    if (threadIdx.x == 0) {
+        OrderTile tile = {};
+        tile.record = (u64)record;
+        tile.columns = (u64)words;
+        tile.values = (u64)h.values.at;
+        if (h.value_encoding == VALUES_F32) tile.values += 4ull * BLCO_TILE_NNZ * t;
+        if (h.value_encoding == VALUES_F64) tile.values += 8ull * BLCO_TILE_NNZ * t;
+        tile.value_encoding = h.value_encoding;
+        tile.entries = h.values.bytes / 8;
+        tile.number = chunk.number;
+        ((OrderTile*)a.tiles)[blockIdx.x] = tile;
+        // What the host was told of the chunks' values is not so.
+        note(a, a.value_encoding == VALUES_INTEGER && h.value_encoding != VALUES_INTEGER, chunk.number);
+    }
+    for (u32 m = 0; m < a.mode; ++m) words += 16 * width_of(span_of(record, m).span);
+    const Span mode = span_of(record, a.mode);
+    const u32 width = width_of(mode.span), nnz = nnz_of(a, blockIdx.x);
+    u32* rows = (u32*)a.rows + (u64)blockIdx.x * BLCO_TILE_NNZ;
+    bool bad = false;
+    for (u32 i = threadIdx.x; i < nnz; i += BLCO_TILE_THREADS) {
+        rows[i] = mode.low + inside(unpack32(words, width, i), mode.span, bad);
+    }
+    note(a, bad, chunk.number);
+}
+
+// The pairs of a sorting thread block: portions `begin` to `end - 1`.
+struct Portions {
+    u32 begin, end;
+};
+
+__device__ __forceinline__ Portions portions_of(const SortArgs& a)
+{
+    const u64 all = ((u64)a.nnz + BLCO_SORT_PORTION - 1) / BLCO_SORT_PORTION;
+    return {(u32)(all * blockIdx.x / gridDim.x), (u32)(all * (blockIdx.x + 1) / gridDim.x)};
+}
+
+__device__ __forceinline__ u32 digit_of(const SortArgs& a, u32 row)
+{
+    return row >> a.shift & ((1u << a.bits) - 1);
+}
+
+// Where a thread's first pair lies in a portion; the next is 32 further. A warp's pairs follow one another.
+__device__ __forceinline__ u32 first_item()
+{
+    return threadIdx.x / 32 * WARP_ITEMS + threadIdx.x % 32;
+}
+
+// A thread's numbers of a portion that has `there`. The others are ~0: as rows they sort behind all that are there.
+__device__ __forceinline__ void load_items(u32 (&item)[ITEMS], const u32* portion, u32 there)
+{
+    const u32* first = portion + first_item();
+#pragma unroll
+    for (int k = 0; k < (int)ITEMS; ++k) item[k] = first_item() + 32 * k < there ? first[32 * k] : ~0u;
+}
+
+// Pairs that a portion has.
+__device__ __forceinline__ u32 pairs_of(const SortArgs& a, u32 portion)
+{
+    const u32 rest = a.nnz - portion * BLCO_SORT_PORTION;
+    return rest < BLCO_SORT_PORTION ? rest : BLCO_SORT_PORTION;
+}
+
+// Thread blocks of BLCO_SORT_THREADS, as many as `scatter` gets: how many pairs of each digit each of them has.
+__device__ inline void count(const SortArgs& a)
+{
+    __shared__ u32 counts[WARPS][DIGITS];
+    const u32 warp = threadIdx.x / 32;
+    for (u32 w = 0; w < WARPS; ++w) counts[w][threadIdx.x] = 0;
+    __syncthreads();
+    const Portions mine = portions_of(a);
+    for (u32 p = mine.begin; p < mine.end; ++p) {
+        const u32 there = pairs_of(a, p);
+        u32 row[ITEMS];
+        load_items(row, (const u32*)a.rows_in + (u64)p * BLCO_SORT_PORTION, there);
+#pragma unroll
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (first_item() + 32 * k < there) atomicAdd(&counts[warp][digit_of(a, row[k])], 1u);
+        }
+    }
+    __syncthreads();
+    u32 sum = 0;
+    for (u32 w = 0; w < WARPS; ++w) sum += counts[w][threadIdx.x];
+    if (threadIdx.x < 1u << a.bits) ((u32*)a.counts)[threadIdx.x * gridDim.x + blockIdx.x] = sum;
+}
+
+// The sum of `number` over the threads before this one; `warps` then holds the sum of each warp. All threads call it.
+__device__ __forceinline__ u32 sum_before(u32 number, u32 (&warps)[WARPS])
+{
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 sum = number;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(~0u, sum, distance);
+        if (lane >= distance) sum += other;
+    }
+    if (lane == 31) warps[warp] = sum;
+    __syncthreads();
+    for (u32 w = 0; w < warp; ++w) sum += warps[w];
+    return sum - number;
+}
+
+// A thread block of BLCO_SORT_THREADS for each row of numbers.
+__device__ inline void scan(const ScanArgs& a)
+{
+    __shared__ u32 warps[WARPS];
+    u32* numbers = (u32*)a.numbers + (u64)blockIdx.x * a.row;
+    const u32 rest = a.count - blockIdx.x * a.row, count = rest < a.row ? rest : a.row;
+    u32 total = 0;
+    for (u32 first = 0; first < count; first += BLCO_SORT_THREADS) {
+        const u32 i = first + threadIdx.x;
+        const u32 sum = total + sum_before(i < count ? numbers[i] : 0, warps);
+        if (i < count) numbers[i] = sum;
+        for (u32 w = 0; w < WARPS; ++w) total += warps[w];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) ((u32*)a.totals)[blockIdx.x] = total;
+}
+
+// The digit of each pair, and how many of the warp's pairs with that digit come before it: `digit << 16 | before`. `counts`,
+// the warp's own, ends as the warp's pairs of each digit.
+__device__ __forceinline__ void rank_items(u32 (&rank)[ITEMS], const u32 (&row)[ITEMS], u32 (&counts)[DIGITS],
+                                           const SortArgs& a)
+{
+    const u32 lane = threadIdx.x % 32;
+    for (u32 digit = lane; digit < DIGITS; digit += 32) counts[digit] = 0;
+    __syncwarp();
+#pragma unroll
+    for (u32 k = 0; k < ITEMS; ++k) {
+        const u32 digit = digit_of(a, row[k]), equal = __match_any_sync(~0u, digit);
+        const u32 before = counts[digit];
+        rank[k] = digit << 16 | (before + __popc(equal & ((1u << lane) - 1)));
+        __syncwarp();
+        if (lane == (u32)__ffs(equal) - 1) counts[digit] = before + __popc(equal);
+        __syncwarp();
+    }
+}
+
+// Thread blocks of BLCO_SORT_THREADS: moves each pair behind those of smaller digits, and of the same digit before it.
+// A portion is ordered in shared memory first, so that what is written lies together.
+__device__ inline void scatter(const SortArgs& a)
+{
+    __shared__ u32 counts[WARPS][DIGITS], warps[WARPS];
+    // For each digit, how far its pairs move from their places in `rows` and `positions`.
+    __shared__ u32 moves[DIGITS];
+    __shared__ u32 rows[BLCO_SORT_PORTION], positions[BLCO_SORT_PORTION];
+    const u32 warp = threadIdx.x / 32, digits = 1u << a.bits, digit = threadIdx.x;
+    // Where the thread block's next pair of this thread's digit goes.
+    u32 next = sum_before(digit < digits ? ((const u32*)a.totals)[digit] : 0, warps);
+    if (digit < digits) next += ((const u32*)a.counts)[digit * gridDim.x + blockIdx.x];
+    const Portions mine = portions_of(a);
+    for (u32 p = mine.begin; p < mine.end; ++p) {
+        const u32 there = pairs_of(a, p), first = p * BLCO_SORT_PORTION;
+        u32 row[ITEMS], place[ITEMS];
+        load_items(row, (const u32*)a.rows_in + first, there);
+        rank_items(place, row, counts[warp], a);
+        __syncthreads();
+        u32 sum = 0;
+        for (u32 w = 0; w < WARPS; ++w) {
+            const u32 of_warp = counts[w][digit];
+            counts[w][digit] = sum;
+            sum += of_warp;
+        }
+        const u32 before = sum_before(sum, warps);
+        for (u32 w = 0; w < WARPS; ++w) counts[w][digit] += before;
+        moves[digit] = next - before;
+        next += sum;
+        __syncthreads();
+#pragma unroll
+        for (u32 k = 0; k < ITEMS; ++k) {
+            place[k] = counts[warp][place[k] >> 16] + (place[k] & 0xffff);
+            rows[place[k]] = row[k];
+        }
+        u32 position[ITEMS];
+        if (a.positions_in != 0) {
+            load_items(position, (const u32*)a.positions_in + first, there);
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < ITEMS; ++k) position[k] = first + first_item() + 32 * k;
+        }
+#pragma unroll
+        for (u32 k = 0; k < ITEMS; ++k) positions[place[k]] = position[k];
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < there; i += BLCO_SORT_THREADS) {
+            const u32 to = i + moves[digit_of(a, rows[i])];
+            ((u32*)a.rows_out)[to] = rows[i];
+            ((u32*)a.positions_out)[to] = positions[i];
+        }
+    }
+}
+
+// A nonzero of the chunks, how far its tile's columns have been read, and whether a number was out of range. Those of a thread
+// are noted at the end: an atomic in between would keep the loads of one nonzero from starting before another's have come.
+struct Nonzero {
+    const u8* record;
+    const u32* words;
+    u32 position;
+    bool bad;
+};
+
+__device__ __forceinline__ const OrderTile& tile_of(const OrderArgs& a, u32 position)
+{
+    return ((const OrderTile*)a.tiles)[position / BLCO_TILE_NNZ];
+}
+
+__device__ __forceinline__ Nonzero nonzero_at(const OrderArgs& a, u32 position)
+{
+    const OrderTile& tile = tile_of(a, position);
+    return {(const u8*)tile.record, (const u32*)tile.columns, position, false};
+}
+
+// Its index of mode m; what was read before is the column of the mode before.
+__device__ __forceinline__ u32 next_index(Nonzero& x, u32 m)
+{
+    const Span span = span_of(x.record, m);
+    const u32 width = width_of(span.span), number = unpack32(x.words, width, x.position % BLCO_TILE_NNZ);
+    x.words += 16 * width;
+    return span.low + inside(number, span.span, x.bad);
+}
+
+// Passes by the column of mode m.
+__device__ __forceinline__ void skip_index(Nonzero& x, u32 m)
+{
+    x.words += 16 * width_of(span_of(x.record, m).span);
+}
+
+// Its value, of encoding INTEGER; all index columns have been read.
+__device__ __forceinline__ i64 integer_of(const Nonzero& x)
+{
+    const u64 number = unpack64(x.words, load<u32>(x.record + 4), x.position % BLCO_TILE_NNZ);
+    return load<i64>(x.record + 8) + (i64)number;
+}
+
+// Its value, of any encoding; all index columns have been read.
+__device__ __forceinline__ double value_of(const OrderArgs& a, Nonzero& x)
+{
+    const OrderTile& tile = tile_of(a, x.position);
+    if (tile.value_encoding == VALUES_INTEGER) return (double)integer_of(x);
+    if (tile.value_encoding == VALUES_DICTIONARY) {
+        const u32 entry = unpack32(x.words, load<u32>(x.record + 4), x.position % BLCO_TILE_NNZ);
+        return ((const double*)tile.values)[inside(entry, tile.entries - 1, x.bad)];
+    }
+    Header h = {};
+    h.value_encoding = tile.value_encoding;
+    h.values.at = (const u8*)tile.values;
+    return section_value(h, x.position % BLCO_TILE_NNZ, x.bad);
+}
+
+// Nonzeros of a derived tile that a thread has: i, i + BLCO_TILE_THREADS, …
+constexpr u32 OWN = BLCO_TILE_NNZ / BLCO_TILE_THREADS;
+
+// The thread's nonzeros of derived tile t of `nnz`; where there are no more, its last one again.
+__device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const OrderArgs& a, u32 t, u32 nnz)
+{
+    const u32* positions = (const u32*)a.positions + (u64)t * BLCO_TILE_NNZ;
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) {
+        const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+        own[k] = nonzero_at(a, __ldg(positions + (i < nnz ? i : nnz - 1)));
+    }
+}
+
+__device__ __forceinline__ void note(const OrderArgs& a, const Nonzero (&own)[OWN])
+{
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) note(a, own[k].bad, tile_of(a, own[k].position).number);
+}
+
+template <class T> __device__ __forceinline__ T lesser(T x, T y)
+{
+    return x < y ? x : y;
+}
+
+template <class T> __device__ __forceinline__ T greater(T x, T y)
+{
+    return x < y ? y : x;
+}
+
+// The smallest and largest number of each warp of a thread block of BLCO_TILE_THREADS, then of all of them.
+template <class T> struct Range {
+    T low[BLCO_TILE_THREADS / 32], high[BLCO_TILE_THREADS / 32];
+
+    __device__ __forceinline__ void of_warp(T least, T most)
+    {
+#pragma unroll
+        for (u32 distance = 16; distance > 0; distance /= 2) {
+            least = lesser(least, __shfl_xor_sync(~0u, least, distance));
+            most = greater(most, __shfl_xor_sync(~0u, most, distance));
+        }
+        if (threadIdx.x % 32 == 0) {
+            low[threadIdx.x / 32] = least;
+            high[threadIdx.x / 32] = most;
+        }
+    }
+
+    __device__ __forceinline__ T least() const
+    {
+        T least = low[0];
+        for (u32 w = 1; w < BLCO_TILE_THREADS / 32; ++w) least = lesser(least, low[w]);
+        return least;
+    }
+
+    __device__ __forceinline__ T most() const
+    {
+        T most = high[0];
+        for (u32 w = 1; w < BLCO_TILE_THREADS / 32; ++w) most = greater(most, high[w]);
+        return most;
+    }
+};
+
+// Bits that hold the numbers from 0 to `largest`.
+__device__ __forceinline__ u32 width_of_wide(u64 largest)
+{
+    return 64 - __clzll((i64)largest);
+}
+
+// A thread block of BLCO_TILE_THREADS for each derived tile: its record, and the sum of its widths.
+__device__ inline void measure(const OrderArgs& a)
+{
+    __shared__ Range<u32> indices[BLCO_ORDER_MAX];
+    __shared__ Range<i64> values;
+    const u32 t = blockIdx.x, nnz = nnz_of(a, t);
+    Nonzero own[OWN];
+    own_nonzeros(own, a, t, nnz);
+    for (u32 m = 0; m < a.order; ++m) {
+        u32 least = ~0u, most = 0;
+        if (m == a.mode) {
+            // They are in order.
+            const u32* rows = (const u32*)a.rows + (u64)t * BLCO_TILE_NNZ;
+            least = rows[0];
+            most = rows[nnz - 1];
+#pragma unroll
+            for (u32 k = 0; k < OWN; ++k) skip_index(own[k], m);
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < OWN; ++k) {
+                const u32 index = next_index(own[k], m);
+                least = lesser(least, index);
+                most = greater(most, index);
+            }
+        }
+        indices[m].of_warp(least, most);
+    }
+    const bool integers = a.value_encoding == VALUES_INTEGER;
+    if (integers) {
+        i64 least = integer_of(own[0]), most = least;
+#pragma unroll
+        for (u32 k = 1; k < OWN; ++k) {
+            const i64 value = integer_of(own[k]);
+            least = lesser(least, value);
+            most = greater(most, value);
+        }
+        values.of_warp(least, most);
+    }
+    note(a, own);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    // A thread of the first warp for each mode, and one for the values.
+    u8* record = (u8*)a.records + (u64)t * record_bytes(a);
+    u32 width = 0;
+    if (threadIdx.x < a.order) {
+        const u32 low = indices[threadIdx.x].least(), high = indices[threadIdx.x].most();
+        width = width_of(high - low);
+        ((u32*)(record + 16))[2 * threadIdx.x] = low;
+        ((u32*)(record + 16))[2 * threadIdx.x + 1] = high;
+    } else if (threadIdx.x == BLCO_ORDER_MAX) {
+        const i64 base = integers ? values.least() : 0;
+        width = integers ? width_of_wide((u64)values.most() - (u64)base) : 0;
+        ((u32*)record)[0] = 0;
+        ((u32*)record)[1] = width;
+        ((i64*)record)[1] = base;
+    }
+#pragma unroll
+    for (u32 distance = 16; distance > 0; distance /= 2) width += __shfl_xor_sync(~0u, width, distance);
+    if (threadIdx.x == 0) ((u32*)a.offsets)[t] = width;
+}
+
+// Packs a tile's numbers, of `width` bits, into `words`; each thread makes whole words (formats-spec/encodings.md).
+template <class WORD> __device__ __forceinline__ void pack_column(const WORD* numbers, u32 width, WORD* words)
+{
+    constexpr u32 BITS = 8 * sizeof(WORD), LANES = BLCO_TILE_NNZ / BITS;
+    for (u32 i = threadIdx.x; i < LANES * width; i += BLCO_TILE_THREADS) {
+        const u32 lane = i % LANES, begin = i / LANES * BITS;
+        WORD word = 0;
+        for (u32 p = begin / width; p * width < begin + BITS; ++p) {
+            const WORD number = numbers[p * LANES + lane];
+            const u32 bit = p * width;
+            word |= bit < begin ? number >> (begin - bit) : number << (bit - begin);
+        }
+        words[i] = word;
+    }
+}
+
+// A thread block of BLCO_TILE_THREADS for each derived tile: writes its record, columns and values into its image, whose header
+// is there.
+__device__ inline void pack(const OrderArgs& a)
+{
+    // A column at a time: as 32-bit numbers, of modes in turns in either half, or as 64-bit ones.
+    __shared__ u64 numbers[BLCO_TILE_NNZ];
+    u32* const halves = (u32*)numbers;
+    const u32 nnz = nnz_of(a, blockIdx.x), image = blockIdx.x / a.image_tiles, t = blockIdx.x % a.image_tiles;
+    const Header h = header((const u8*)((const u64*)a.images)[image], SECTION_TILES, SECTION_COLUMNS);
+    const u8* record = (const u8*)a.records + (u64)blockIdx.x * record_bytes(a);
+    const u32 columns_at = ((const u32*)a.offsets)[blockIdx.x];
+    for (u32 i = threadIdx.x; i < record_bytes(a) / 4; i += BLCO_TILE_THREADS) {
+        ((u32*)(h.first.at + (u64)t * record_bytes(a)))[i] = i == 0 ? columns_at : ((const u32*)record)[i];
+    }
+    u32* words = (u32*)(h.second.at + 64ull * columns_at);
+    Nonzero own[OWN];
+    own_nonzeros(own, a, blockIdx.x, nnz);
+    for (u32 m = 0; m < a.order; ++m) {
+        const Span span = span_of(record, m);
+        const u32 width = width_of(span.span);
+        u32* column = halves + m % 2 * BLCO_TILE_NNZ;
+        u32 index[OWN];
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) index[k] = next_index(own[k], m);
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) {
+            const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+            column[i] = i < nnz ? index[k] - span.low : 0;
+        }
+        // One barrier for each mode: the half that the next one fills was packed before it.
+        __syncthreads();
+        pack_column<u32>(column, width, words);
+        words += 16 * width;
+    }
+    if (a.value_encoding == VALUES_INTEGER) {
+        const i64 base = load<i64>(record + 8);
+        const u32 width = load<u32>(record + 4);
+        __syncthreads();
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) {
+            const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+            const u64 number = i < nnz ? (u64)integer_of(own[k]) - (u64)base : 0;
+            if (width > 32) numbers[i] = number;
+            else halves[i] = (u32)number;
+        }
+        __syncthreads();
+        if (width > 32) pack_column<u64>(numbers, width, (u64*)words);
+        else pack_column<u32>(halves, width, words);
+        return;
+    }
+    double value[OWN];
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) value[k] = value_of(a, own[k]);
+    note(a, own);
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) {
+        const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+        const u64 at = (u64)t * BLCO_TILE_NNZ + i;
+        if (i >= nnz) break;
+        if (a.value_encoding == VALUES_F32) ((float*)h.values.at)[at] = (float)value[k];
+        else ((double*)h.values.at)[at] = value[k];
+    }
+}
+
+}  // namespace order
