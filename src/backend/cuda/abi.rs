@@ -10,7 +10,7 @@ pub const THREADS: u32 = 128;
 pub const CHAIN: u32 = TILE * 16 / THREADS;
 
 /// Nonzeros of a tile.
-const TILE: u32 = 512;
+pub const TILE: u32 = 512;
 
 /// A chunk's image on the device, and which tiles of a launch are its own.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
