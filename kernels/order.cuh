@@ -265,6 +265,8 @@ struct Nonzero {
     u32 position;
 };
 
+constexpr u32 NO_DAMAGE = ~0u;
+
 // The first position of a thread's nonzeros with a number out of range. It is noted when all have been read: an atomic in
 // between would keep the loads of one nonzero from starting before another's have come.
 struct Damage {
@@ -275,8 +277,6 @@ struct Damage {
         if (bad && x.position < position) position = x.position;
     }
 };
-
-#define NO_DAMAGE (~0u)
 
 __device__ __forceinline__ const OrderTile& tile_of(const OrderArgs& a, u32 position)
 {

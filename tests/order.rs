@@ -6,7 +6,7 @@
 //! Runs on whatever CUDA device there is; where there is none, on the mock driver that `BLCO_MOCK_CUDA` names, in a process
 //! of its own; otherwise it says `skipped`.
 //!
-//! `BLCO_ORDER_BENCH=STORE cargo test --test order bench -- --ignored --nocapture` measures every mode of a store, in images of
+//! `BLCO_ORDER_BENCH=STORE cargo test --release --test order bench -- --ignored --nocapture` measures every mode of a store, in images of
 //! `BLCO_ORDER_IMAGE` nonzeros.
 
 #![cfg(feature = "cuda")]
