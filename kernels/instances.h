@@ -28,4 +28,4 @@
     X(scan, BLCO_SORT_THREADS, 1, ScanArgs)                                                                            \
     X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
     X(measure, BLCO_TILE_THREADS, 8, OrderArgs)                                                                             \
-    X(pack, BLCO_TILE_THREADS, 7, OrderArgs)
+    X(pack, BLCO_TILE_THREADS, 6, OrderArgs)

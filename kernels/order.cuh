@@ -258,13 +258,24 @@ __device__ inline void scatter(const SortArgs& a)
     }
 }
 
-// A nonzero of the chunks, how far its tile's columns have been read, and whether a number was out of range. Those of a thread
-// are noted at the end: an atomic in between would keep the loads of one nonzero from starting before another's have come.
+// A nonzero of the chunks, and how far its tile's columns have been read.
 struct Nonzero {
     const u8* record;
     const u32* words;
     u32 position;
-    bool bad;
+};
+
+constexpr u32 NO_DAMAGE = ~0u;
+
+// The first position of a thread's nonzeros with a number out of range. It is noted when all have been read: an atomic in
+// between would keep the loads of one nonzero from starting before another's have come.
+struct Damage {
+    u32 position;
+
+    __device__ __forceinline__ void at(const Nonzero& x, bool bad)
+    {
+        if (bad && x.position < position) position = x.position;
+    }
 };
 
 __device__ __forceinline__ const OrderTile& tile_of(const OrderArgs& a, u32 position)
@@ -275,16 +286,19 @@ __device__ __forceinline__ const OrderTile& tile_of(const OrderArgs& a, u32 posi
 __device__ __forceinline__ Nonzero nonzero_at(const OrderArgs& a, u32 position)
 {
     const OrderTile& tile = tile_of(a, position);
-    return {(const u8*)tile.record, (const u32*)tile.columns, position, false};
+    return {(const u8*)tile.record, (const u32*)tile.columns, position};
 }
 
 // Its index of mode m; what was read before is the column of the mode before.
-__device__ __forceinline__ u32 next_index(Nonzero& x, u32 m)
+__device__ __forceinline__ u32 next_index(Nonzero& x, u32 m, Damage& damage)
 {
     const Span span = span_of(x.record, m);
-    const u32 width = width_of(span.span), number = unpack32(x.words, width, x.position % BLCO_TILE_NNZ);
+    const u32 width = width_of(span.span);
+    bool bad = false;
+    const u32 number = inside(unpack32(x.words, width, x.position % BLCO_TILE_NNZ), span.span, bad);
     x.words += 16 * width;
-    return span.low + inside(number, span.span, x.bad);
+    damage.at(x, bad);
+    return span.low + number;
 }
 
 // Passes by the column of mode m.
@@ -301,18 +315,24 @@ __device__ __forceinline__ i64 integer_of(const Nonzero& x)
 }
 
 // Its value, of any encoding; all index columns have been read.
-__device__ __forceinline__ double value_of(const OrderArgs& a, Nonzero& x)
+__device__ __forceinline__ double value_of(const OrderArgs& a, const Nonzero& x, Damage& damage)
 {
     const OrderTile& tile = tile_of(a, x.position);
+    const u32 i = x.position % BLCO_TILE_NNZ;
     if (tile.value_encoding == VALUES_INTEGER) return (double)integer_of(x);
+    bool bad = false;
+    double value;
     if (tile.value_encoding == VALUES_DICTIONARY) {
-        const u32 entry = unpack32(x.words, load<u32>(x.record + 4), x.position % BLCO_TILE_NNZ);
-        return ((const double*)tile.values)[inside(entry, tile.entries - 1, x.bad)];
+        const u32 entry = inside(unpack32(x.words, load<u32>(x.record + 4), i), tile.entries - 1, bad);
+        value = ((const double*)tile.values)[entry];
+    } else {
+        Header h = {};
+        h.value_encoding = tile.value_encoding;
+        h.values.at = (const u8*)tile.values;
+        value = section_value(h, i, bad);
     }
-    Header h = {};
-    h.value_encoding = tile.value_encoding;
-    h.values.at = (const u8*)tile.values;
-    return section_value(h, x.position % BLCO_TILE_NNZ, x.bad);
+    damage.at(x, bad);
+    return value;
 }
 
 // Nonzeros of a derived tile that a thread has: i, i + BLCO_TILE_THREADS, …
@@ -329,10 +349,9 @@ __device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const OrderArg
     }
 }
 
-__device__ __forceinline__ void note(const OrderArgs& a, const Nonzero (&own)[OWN])
+__device__ __forceinline__ void note(const OrderArgs& a, Damage damage)
 {
-#pragma unroll
-    for (u32 k = 0; k < OWN; ++k) note(a, own[k].bad, tile_of(a, own[k].position).number);
+    if (damage.position != NO_DAMAGE) note(a, true, tile_of(a, damage.position).number);
 }
 
 template <class T> __device__ __forceinline__ T lesser(T x, T y)
@@ -390,6 +409,7 @@ __device__ inline void measure(const OrderArgs& a)
     __shared__ Range<i64> values;
     const u32 t = blockIdx.x, nnz = nnz_of(a, t);
     Nonzero own[OWN];
+    Damage damage = {NO_DAMAGE};
     own_nonzeros(own, a, t, nnz);
     for (u32 m = 0; m < a.order; ++m) {
         u32 least = ~0u, most = 0;
@@ -403,7 +423,7 @@ __device__ inline void measure(const OrderArgs& a)
         } else {
 #pragma unroll
             for (u32 k = 0; k < OWN; ++k) {
-                const u32 index = next_index(own[k], m);
+                const u32 index = next_index(own[k], m, damage);
                 least = lesser(least, index);
                 most = greater(most, index);
             }
@@ -421,7 +441,7 @@ __device__ inline void measure(const OrderArgs& a)
         }
         values.of_warp(least, most);
     }
-    note(a, own);
+    note(a, damage);
     __syncthreads();
     if (threadIdx.x >= 32) return;
     // A thread of the first warp for each mode, and one for the values.
@@ -476,18 +496,30 @@ __device__ inline void pack(const OrderArgs& a)
     }
     u32* words = (u32*)(h.second.at + 64ull * columns_at);
     Nonzero own[OWN];
+    Damage damage = {NO_DAMAGE};
     own_nonzeros(own, a, blockIdx.x, nnz);
     for (u32 m = 0; m < a.order; ++m) {
         const Span span = span_of(record, m);
         const u32 width = width_of(span.span);
         u32* column = halves + m % 2 * BLCO_TILE_NNZ;
-        u32 index[OWN];
+        if (m == a.mode) {
+            // The sort has brought them along.
+            const u32* rows = (const u32*)a.rows + (u64)blockIdx.x * BLCO_TILE_NNZ;
 #pragma unroll
-        for (u32 k = 0; k < OWN; ++k) index[k] = next_index(own[k], m);
+            for (u32 k = 0; k < OWN; ++k) {
+                const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+                column[i] = i < nnz ? rows[i] - span.low : 0;
+                skip_index(own[k], m);
+            }
+        } else {
+            u32 index[OWN];
 #pragma unroll
-        for (u32 k = 0; k < OWN; ++k) {
-            const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
-            column[i] = i < nnz ? index[k] - span.low : 0;
+            for (u32 k = 0; k < OWN; ++k) index[k] = next_index(own[k], m, damage);
+#pragma unroll
+            for (u32 k = 0; k < OWN; ++k) {
+                const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+                column[i] = i < nnz ? index[k] - span.low : 0;
+            }
         }
         // One barrier for each mode: the half that the next one fills was packed before it.
         __syncthreads();
@@ -512,8 +544,8 @@ __device__ inline void pack(const OrderArgs& a)
     }
     double value[OWN];
 #pragma unroll
-    for (u32 k = 0; k < OWN; ++k) value[k] = value_of(a, own[k]);
-    note(a, own);
+    for (u32 k = 0; k < OWN; ++k) value[k] = value_of(a, own[k], damage);
+    note(a, damage);
 #pragma unroll
     for (u32 k = 0; k < OWN; ++k) {
         const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;

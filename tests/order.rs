@@ -6,7 +6,7 @@
 //! Runs on whatever CUDA device there is; where there is none, on the mock driver that `BLCO_MOCK_CUDA` names, in a process
 //! of its own; otherwise it says `skipped`.
 //!
-//! `BLCO_ORDER_BENCH=STORE cargo test --test order bench -- --ignored --nocapture` measures every mode of a store, in images of
+//! `BLCO_ORDER_BENCH=STORE cargo test --release --test order bench -- --ignored --nocapture` measures every mode of a store, in images of
 //! `BLCO_ORDER_IMAGE` nonzeros.
 
 #![cfg(feature = "cuda")]
@@ -16,16 +16,20 @@
 
 mod common;
 
-use blco::backend::cuda::abi::Chunk;
+use blco::backend::cuda::abi::{CHAIN, Chunk, TILE};
 use blco::backend::cuda::driver::{Device, Memory, Stream};
+use blco::backend::cuda::kernels::Source;
 use blco::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
-use blco::dense::Precision;
+use blco::backend::cuda::{DeviceOp, Work};
+use blco::dense::{Matrix, Precision, seeded_factors};
 use blco::encoding::TILE_NNZ;
 use blco::encoding::values::ValueEncoding;
 use blco::error::{Error, Result};
 use blco::format::blco::{ChunkView, Decoder};
+use blco::op::mttkrp::cuda::DeviceMttkrp;
+use blco::op::oracle;
 use blco::pack::Duplicates;
-use blco::store::{ChunkHeader, Manifest, Store};
+use blco::store::{ChunkHeader, Manifest, SectionKind, Store};
 use blco::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use std::collections::HashMap;
@@ -35,6 +39,8 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 const ALL_CHUNKS: u64 = 16 << 20;
+/// What a value is made of.
+type Value = fn(u64) -> f64;
 /// Set in the processes that tests start.
 const CHILD: &str = "BLCO_ORDER_CHILD";
 /// Calls that give something back, or that wait where an error has come before: nobody asks how they end.
@@ -75,7 +81,8 @@ fn on_the_mock(name: &str, env: &[(&str, &str)]) -> Output {
 struct Resident {
     chunks: Range<usize>,
     list: Memory,
-    _images: Memory,
+    images: Memory,
+    headers: Vec<ChunkHeader>,
     encodings: Vec<ValueEncoding>,
 }
 
@@ -84,21 +91,22 @@ impl Resident {
         let entries = &store.manifest().chunks;
         let place = |c: usize| usize::try_from(entries[c].image_bytes).unwrap().next_multiple_of(256);
         let mut images = device.memory(chunks.clone().map(place).sum())?;
-        let (mut list, mut encodings) = (Vec::new(), Vec::new());
-        let (mut at, mut first_tile) = (0, 0);
+        let (mut list, mut encodings, mut headers) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut at, mut first_block) = (0, 0);
         let mut buffer = store.sys().page_buf(store.buffer_bytes())?;
         let mut scratch = store.scratch()?;
         for c in chunks.clone() {
             let (header, _) = store.load(c, &mut buffer, &mut scratch)?;
             images.write_at(at, &buffer[..header.image_bytes as usize])?;
-            list.push(Chunk { image: images.address() + at as u64, first_tile, number: header.number });
+            list.push(Chunk { image: images.address() + at as u64, first_block, number: header.number });
             encodings.push(ValueEncoding::from_code(header.value_encoding).unwrap());
             at += place(c);
-            first_tile += header.nnz.div_ceil(TILE_NNZ as u32);
+            first_block += header.nnz.div_ceil(TILE);
+            headers.push(header);
         }
         let mut on_device = device.memory(size_of_val(&list[..]))?;
         on_device.write(&list)?;
-        Ok(Self { chunks, list: on_device, _images: images, encodings })
+        Ok(Self { chunks, list: on_device, images, headers, encodings })
     }
 
     fn plan(
@@ -187,7 +195,7 @@ fn check(
         let plan = resident.plan(device, store, mode, precision, image_nnz);
         let derived = derive(device, &kernels, &stream, store, &plan, resident.list()).unwrap();
         assert!(derived.bytes <= plan.result_bytes_max, "{what}: {} of {plan:?}", derived.bytes);
-        assert!(derived.images.iter().all(|i| i.nnz <= image_nnz.max(TILE_NNZ as u32)), "{what}");
+        assert!(derived.images.iter().all(|i| i.nnz <= image_nnz.max(TILE)), "{what}");
         assert_eq!(plan.images() as usize, derived.images.len(), "{what}");
         let (got, encodings) = decoded(&derived, store);
         let encoding = value_encoding(store.manifest(), precision, resident.encodings.iter().copied());
@@ -216,7 +224,7 @@ fn check_all(device: &Arc<Device>, name: &str, tensor: &Tensor) -> Vec<ValueEnco
 #[test]
 fn every_order_and_value_encoding() {
     on_a_device("every_order_and_value_encoding", |device| {
-        let cases: [(&str, &[u64], fn(u64) -> f64); 8] = [
+        let cases: [(&str, &[u64], Value); 8] = [
             ("order 2", &[300, 7000], values::integer),
             ("order 3", &[50, 4000, 7], values::single),
             ("order 4", &[91, 24, 885, 141], values::few),
@@ -224,7 +232,7 @@ fn every_order_and_value_encoding() {
             ("order 8", &[9, 8, 7, 6, 5, 40, 30, 20], values::fraction),
             ("duplicates", &[2, 300, 4], values::with_zeros),
             ("one row", &[1, 6000, 1], values::integer),
-            ("32 bits", &[u32::MAX as u64, 3, 1 << 17], values::wide_integer),
+            ("32 bits", &[u32::MAX.into(), 3, 1 << 17], values::wide_integer),
         ];
         let mut met = Vec::new();
         for (name, dims, value) in cases {
@@ -270,6 +278,42 @@ fn chunks_of_several_value_encodings_and_some_of_a_stores_chunks() {
     });
 }
 
+/// The kernels that read a store's chunks read derived ones.
+#[test]
+fn mttkrp_of_derived_images_agrees_with_the_oracle() {
+    on_a_device("mttkrp_of_derived_images_agrees_with_the_oracle", |device| {
+        let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
+        for (value, rank) in [(values::integer as Value, 5), (values::fraction, 33)] {
+            let dir = tempfile::tempdir().unwrap();
+            let tensor = Tensor::random(&[100, 90, 800], 5000, 5, value);
+            let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS));
+            let resident = Resident::new(device, &store, 0..store.manifest().chunks.len()).unwrap();
+            let factors: Vec<Matrix<f32>> =
+                seeded_factors(store.sys(), &store.manifest().shape, rank, 3).unwrap();
+            let oracle = oracle::mttkrp(&mut &tensor, &factors, &[0, 1, 2]).unwrap();
+            let embedded = Source { compile: Some(false), cache: None, variant: None };
+            let mut op = DeviceMttkrp::new(device, &store, &factors, &[0, 1, 2], &embedded).unwrap();
+            for mode in 0..3 {
+                let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
+                let derived = derive(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let (chunks, blocks) = derived.chunks(op.tiles_per_block());
+                let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
+                list.write(&chunks).unwrap();
+                let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
+                op.begin(mode, &stream).unwrap();
+                op.launch(mode, &stream, &Work { blocks, chunks, one: Chunk::default() }).unwrap();
+                op.finish(mode, &stream).unwrap();
+                stream.synchronize().unwrap();
+            }
+            assert_eq!(op.damaged_chunk().unwrap(), None);
+            for (expected, (mode, result)) in oracle.iter().zip(&op.results(store.sys()).unwrap()) {
+                let comparison = expected.compare(result, 3, CHAIN);
+                assert!(comparison.holds, "mode {mode}: {:.2} of the bound", comparison.worst);
+            }
+        }
+    });
+}
+
 #[test]
 fn values_that_f32_does_not_hold_stay_finite() {
     on_a_device("values_that_f32_does_not_hold_stay_finite", |device| {
@@ -286,14 +330,23 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
             let dir = tempfile::tempdir().unwrap();
             let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, value);
             let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, ALL_CHUNKS));
-            let damaged = common::with_largest_numbers(&store);
-            let resident = Resident::new(device, &damaged, 0..1).unwrap();
-            for mode in 0..3 {
-                let plan = resident.plan(device, &damaged, mode, Precision::F64, 2048);
-                let error = derive(device, &kernels, &stream, &damaged, &plan, resident.list()).unwrap_err();
-                assert!(matches!(error, Error::Corrupt { .. }), "{error}");
-                assert!(error.to_string().contains("chunk 0: corrupt: a number out of range"), "{error}");
+            let fails = |store: &Store, resident: &Resident| {
+                for mode in 0..3 {
+                    let plan = resident.plan(device, store, mode, Precision::F64, 2048);
+                    let derived = derive(device, &kernels, &stream, store, &plan, resident.list());
+                    let error = derived.unwrap_err();
+                    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+                    assert!(error.to_string().contains("chunk 0: corrupt: a number out of range"), "{error}");
+                }
+            };
+            let mut resident = Resident::new(device, &store, 0..1).unwrap();
+            if resident.encodings == [ValueEncoding::F64] {
+                let values = resident.headers[0].section(SectionKind::Values).unwrap();
+                resident.images.write_at(values.end - 8, &[f64::NAN]).unwrap();
+                fails(&store, &resident);
             }
+            let damaged = common::with_largest_numbers(&store);
+            fails(&damaged, &Resident::new(device, &damaged, 0..1).unwrap());
         }
     });
 }
@@ -324,7 +377,7 @@ fn derive_once() -> Result<()> {
     let plan = resident.plan(&device, &store, 1, Precision::F64, 2048);
     let (kernels, stream): (OrderKernels, Stream) = (OrderKernels::load(&device)?, device.stream(false)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
-    println!("bytes={}", images + 16 * resident.list().1 as u64 + plan.peak_bytes());
+    println!("bytes={}", images + 16 * u64::from(resident.list().1) + plan.peak_bytes());
     derive(&device, &kernels, &stream, &store, &plan, resident.list()).map(drop)
 }
 

@@ -299,6 +299,8 @@ mod tests {
         image.section(SectionKind::Shape, |out| out.extend([1, 2, 3]));
         image.section(SectionKind::Values, |out| out.extend([9; 200]));
         let (mut header, bytes) = image.finish(3, 7, 2, 1);
+        let lengths = [(SectionKind::Shape, 3), (SectionKind::Values, 200)];
+        assert_eq!(ChunkHeader::of_sections(3, 7, 2, 1, &lengths), header);
         assert_eq!(bytes.len(), 128 + 128 + 256);
         header.number = 5;
         header.store_id = 99;

@@ -6,7 +6,8 @@
 //! depend on the chunks, the mode and the [`OrderPlan`] alone.
 
 use super::abi::{
-    Chunk, DIGIT_BITS, OrderArgs, OrderTile, SORT_PORTION, SORT_THREADS, ScanArgs, SortArgs, TILE_THREADS,
+    Chunk, DIGIT_BITS, OrderArgs, OrderTile, SORT_PORTION, SORT_THREADS, ScanArgs, SortArgs, TILE,
+    TILE_THREADS,
 };
 use super::blocks_of;
 use super::driver::{Device, Event, Facts, Kernel, Memory, Stream};
@@ -14,9 +15,9 @@ use super::kernels::embedded_ptx;
 use crate::dense::Precision;
 use crate::encoding::tile::record_bytes;
 use crate::encoding::values::ValueEncoding;
-use crate::encoding::{IndexEncoding, TILE_NNZ, column, width};
+use crate::encoding::{IndexEncoding, column, width};
 use crate::error::{Error, Result};
-use crate::store::chunk::{ALIGN, HEADER_BYTES};
+use crate::store::chunk::ALIGN;
 use crate::store::{ChunkHeader, Manifest, SectionKind, Store};
 use std::ops::Range;
 use std::sync::Arc;
@@ -130,7 +131,7 @@ impl OrderPlan {
             order: shape.order(),
             nnz,
             tiles,
-            image_tiles: image_nnz.min(IMAGE_NNZ_MAX) / TILE_NNZ as u32,
+            image_tiles: image_nnz.min(IMAGE_NNZ_MAX) / TILE,
             values,
             digits,
             digit_bits: bits.div_ceil(digits).max(1),
@@ -142,7 +143,7 @@ impl OrderPlan {
         plan.image_tiles = plan.image_tiles.clamp(1, tiles);
         let column = 4 * u64::from(nnz);
         let tile_bytes = plan.tile_bytes();
-        let counts = 4 * (u64::from(plan.sort_blocks) + 1) << plan.digit_bits;
+        let counts = (4 * (u64::from(plan.sort_blocks) + 1)) << plan.digit_bits;
         plan.sort_bytes = tile_bytes + counts + column * if digits > 1 { 4 } else { 3 };
         plan.pack_bytes =
             tile_bytes + plan.record_bytes() + 2 * column + u64::from(tiles + 3 * plan.images()) * 4;
@@ -180,7 +181,7 @@ impl OrderPlan {
     fn image(&self, number: u32) -> (u32, u32) {
         let first = number * self.image_tiles;
         let tiles = self.image_tiles.min(self.tiles - first);
-        (tiles, (tiles * TILE_NNZ as u32).min(self.nnz - first * TILE_NNZ as u32))
+        (tiles, (tiles * TILE).min(self.nnz - first * TILE))
     }
 
     /// The header of image `number`, whose columns take `units` of 64 bytes.
@@ -467,8 +468,7 @@ impl<'a> Job<'a> {
             let mut header = plan.header(number, units);
             header.number = number;
             header.store_id = self.store.id();
-            header.first_nonzero = u64::from(number) * u64::from(plan.image_tiles) * TILE_NNZ as u64;
-            header.stored_bytes = header.image_bytes - HEADER_BYTES as u32;
+            header.first_nonzero = u64::from(number) * u64::from(plan.image_tiles * TILE);
             memory.write_at(bytes(at), &[&header.encode()[..], &dims].concat())?;
             images.push(Image { address: memory.address() + at, nnz: header.nnz });
             at += plan.image_bytes(number, units);
