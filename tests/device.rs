@@ -15,9 +15,10 @@ use blco::backend::cuda::abi::CHAIN;
 use blco::backend::cuda::driver::Device;
 use blco::backend::cuda::kernels::{Source, Variant};
 use blco::backend::cuda::nvrtc::Nvrtc;
-use blco::backend::cuda::{CudaBackend, DeviceLimits, plan as plan_device};
+use blco::backend::cuda::{CudaBackend, DeviceLimits, DeviceOrder, Operation, plan as plan_device};
 use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::{Matrix, Precision, Real, seeded_factors};
+use blco::encoding::IndexEncoding;
 use blco::op::mttkrp::ModeMatrix;
 use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes};
 use blco::op::oracle::{self, OracleMode};
@@ -34,9 +35,11 @@ enum Residency {
     Streamed,
     Half,
     All,
+    /// All, in target-major orders where the store is `tiled`.
+    Sorted,
 }
 
-const RESIDENCIES: [Residency; 3] = [Residency::Streamed, Residency::Half, Residency::All];
+const RESIDENCIES: [Residency; 4] = [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted];
 
 fn device() -> Option<Arc<Device>> {
     match Device::open(0) {
@@ -67,16 +70,19 @@ fn run<T: Real + bytemuck::Pod>(
     let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
     let bytes = device_bytes::<T>(shape, &modes, rank);
+    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION };
     // Fewer lanes than chunks: more would hold them all.
     let lanes =
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let passes = if residency == Residency::Streamed { 1 } else { 2 };
     let memory = match residency {
         Residency::Half => Some(bytes + largest * lanes as u64 + images / 2),
-        Residency::Streamed | Residency::All => None,
+        Residency::Streamed | Residency::All | Residency::Sorted => None,
     };
-    let limits = DeviceLimits { memory, lanes: Some(lanes), passes };
-    let device_plan = plan_device(device, store, bytes, &limits).unwrap();
+    let sorted = residency == Residency::Sorted && manifest.index_encoding == IndexEncoding::Tiled;
+    let order = if sorted { DeviceOrder::Target } else { DeviceOrder::Store };
+    let limits = DeviceLimits { memory, lanes: Some(lanes), passes, order };
+    let device_plan = plan_device(device, store, &operation, &limits).unwrap();
     let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     let mut op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
@@ -84,6 +90,10 @@ fn run<T: Real + bytemuck::Pod>(
     assert!(backend.notes().is_empty());
     let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
     let report = (0..passes).map(|_| executor.pass(&mut backend, &|_| ()).unwrap()).last().unwrap();
+    let orders = &backend.plan().orders;
+    assert_eq!(orders.iter().filter(|order| order.target).count(), if sorted { modes.len() } else { 0 });
+    assert!(backend.notes().is_empty(), "{:?}", backend.notes());
+    assert_eq!(report.device.unwrap().derive_seconds > 0.0, sorted);
     drop((executor, backend));
     (op.results(store.sys()).unwrap(), report)
 }
@@ -149,7 +159,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
                 Residency::Half => tally.partly += usize::from(0 < held && held < chunks),
-                Residency::All => assert_eq!(held, chunks, "{what}"),
+                Residency::All | Residency::Sorted => assert_eq!(held, chunks, "{what}"),
             }
             tally.runs += 1;
             assert_eq!(report.nnz, store.manifest().nnz, "{what}");
@@ -282,7 +292,8 @@ fn numbers_out_of_range_are_found_on_the_device() {
     let modes = [0, 1, 2];
     let shape = &damaged.manifest().shape;
     let bytes = device_bytes::<f64>(shape, &modes, 8);
-    let device_plan = plan_device(&device, &damaged, bytes, &DeviceLimits::default()).unwrap();
+    let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64 };
+    let device_plan = plan_device(&device, &damaged, &operation, &DeviceLimits::default()).unwrap();
     let mut op = DeviceMttkrp::new(&device, &damaged, &factors, &modes, &Source::default()).unwrap();
     let mut backend = CudaBackend::new(&device, &damaged, &device_plan, &mut op).unwrap();
     let plan = plan(&damaged, 0, &Limits::default()).unwrap();

@@ -21,6 +21,8 @@ pub struct DeviceRequest {
     pub lanes: Option<usize>,
     /// Passes that are to come.
     pub passes: u32,
+    /// Which order of the nonzeros.
+    pub order: DeviceOrder,
 }
 
 /// Passes over a store on a GPU.
@@ -54,7 +56,7 @@ pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use super::{DeviceRequest, Passes, Ran};
-    use crate::backend::cuda::{self, CudaBackend, DeviceLimits};
+    use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation};
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
@@ -65,10 +67,10 @@ mod with_cuda {
     use std::path::Path;
     use std::sync::Arc;
 
-    pub use crate::backend::cuda::DevicePlan;
     pub use crate::backend::cuda::abi::CHAIN;
     pub use crate::backend::cuda::driver::is_installed;
     pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource, Variant};
+    pub use crate::backend::cuda::{DeviceOrder, DevicePlan};
 
     /// A kernel's variant by name.
     pub fn variant(text: &str) -> std::result::Result<Variant, String> {
@@ -91,8 +93,9 @@ mod with_cuda {
     ) -> Result<(Device, DevicePlan)> {
         let device = cuda::driver::Device::open(request.number)?;
         let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
-        let limits = DeviceLimits { memory: request.memory, lanes: request.lanes, passes: request.passes };
-        let plan = cuda::plan(&device, store, bytes, &limits)?;
+        let DeviceRequest { memory, lanes, passes, order, .. } = *request;
+        let operation = Operation { bytes, modes, rank, precision: T::PRECISION };
+        let plan = cuda::plan(&device, store, &operation, &DeviceLimits { memory, lanes, passes, order })?;
         Ok((device, plan))
     }
 
@@ -136,7 +139,7 @@ mod with_cuda {
             "{}: mttkrp of modes {modes:?}, rank {rank}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
              of {} chunks that stay, {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
              kept, {}\n  a pass  {} in {} chunks, one pass for all modes; over the link ({}/s) {} in the first, {} in later ones: \
-             {:.4} s at least\n",
+             {:.4} s at least\n{}",
             store.display(),
             device.device.name,
             ByteSize(device.memory_bytes),
@@ -159,7 +162,25 @@ mod with_cuda {
             ByteSize(device.first_pass_bytes),
             ByteSize(device.later_pass_bytes),
             device.later_pass_copy_seconds,
+            orders_text(device),
         )
+    }
+
+    /// Which order serves each mode, a line each.
+    pub fn orders_text(device: &DevicePlan) -> String {
+        let line = |order: &ModeOrder| {
+            let which = if order.target { "sorted by row" } else { "the store's" };
+            format!("  order   mode {}: {which}, from the second pass on; {}\n", order.mode, order.why)
+        };
+        let held = if device.derived_bytes > 0 {
+            format!(
+                "  orders  {} of device memory, while the last of them is made\n",
+                ByteSize(device.derived_bytes)
+            )
+        } else {
+            String::new()
+        };
+        device.orders.iter().map(line).collect::<String>() + &held
     }
 }
 
@@ -181,6 +202,13 @@ mod without_cuda {
     pub type Device = Nothing;
     pub type DevicePlan = Nothing;
     pub type KernelReport = Nothing;
+    /// Nothing is put in another order.
+    #[derive(Clone, Copy, Debug)]
+    pub enum DeviceOrder {
+        Auto,
+        Store,
+        Target,
+    }
     /// Nothing is loaded.
     #[derive(Default)]
     #[expect(dead_code, reason = "asked of a GPU only")]

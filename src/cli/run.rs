@@ -1,6 +1,8 @@
 //! `blco-run`.
 
-use super::device::{self, Device, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real, Variant};
+use super::device::{
+    self, Device, DeviceOrder, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real, Variant,
+};
 use super::outputs::{Pending, Results};
 use super::pack::TextArgs;
 use super::progress::Progress;
@@ -79,6 +81,10 @@ pub struct Run {
     /// Passes over the store
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Order of the nonzeros on the GPU, where all of them stay there for several passes: the store's, or sorted by the row of
+    /// each target mode, which is derived there; auto takes what is expected to take less time
+    #[arg(long, value_enum, default_value_t = OrderArg::Auto)]
+    device_order: OrderArg,
     /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
     #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
     kernels: KernelsArg,
@@ -113,6 +119,13 @@ enum BackendArg {
     Auto,
     Cpu,
     Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OrderArg {
+    Auto,
+    Store,
+    Target,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -262,6 +275,11 @@ impl Run {
             memory: self.device_memory,
             lanes: self.streams.map(usize::from),
             passes: self.repeat,
+            order: match self.device_order {
+                OrderArg::Auto => DeviceOrder::Auto,
+                OrderArg::Store => DeviceOrder::Store,
+                OrderArg::Target => DeviceOrder::Target,
+            },
         };
         let found = match self.backend {
             BackendArg::Cpu => return Ok(Place { device: None, notes: Vec::new() }),

@@ -46,6 +46,8 @@ pub struct DevicePass {
     pub copied_bytes: u64,
     /// Chunks that it held already.
     pub resident_chunks: usize,
+    /// Seconds of the device in which target-major orders were derived.
+    pub derive_seconds: f64,
     /// Seconds in which at least one lane copied.
     pub copy_seconds: f64,
     /// Seconds in which at least one kernel ran.

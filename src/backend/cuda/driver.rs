@@ -64,6 +64,8 @@ pub struct Facts {
     pub total_bytes: u64,
     /// The driver's interface version: 12080 for CUDA 12.8.
     pub driver_version: u32,
+    /// Bytes of its L2 cache.
+    pub l2_bytes: u64,
     /// Bytes a second that its memory moves, by its clock and width.
     pub memory_bytes_per_second: f64,
 }
@@ -122,6 +124,7 @@ impl Device {
             total_bytes: unsafe { result::device::total_mem(device) }
                 .map_err(failed("ask for the device's memory"))? as u64,
             driver_version: u32::try_from(version).unwrap_or(0),
+            l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
             // The clock is in kHz, the width in bits; memory moves data on both edges.
             memory_bytes_per_second: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?)
                 * f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?)

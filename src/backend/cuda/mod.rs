@@ -10,29 +10,37 @@
 //! passes launch one kernel per part over all of them, on streams of low priority, so that they fill the gaps between
 //! the kernels of streamed chunks.
 //!
+//! **Orders.** Where all chunks stay and the plan says so, the second pass begins with deriving target-major orders
+//! ([`order`]), which serve their parts from then on.
+//!
 //! **Checks.** A worker opens every image ([`ChunkView`]) before it is copied: sections, tile records and
 //! BLCO blocks hold. Numbers inside columns are checked by the kernels, which put them inside the dims and
 //! note the chunk; the pass then ends with an error.
 
 pub mod abi;
 mod cache;
+mod choose;
 pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
 pub mod order;
 pub mod plan;
 
+use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
+use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::blco::{ChunkView, Decoder};
-use crate::store::Store;
+use crate::store::{Manifest, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
 use abi::Chunk;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
+use order::{Derived, OrderKernels, OrderPlan};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use choose::{DeviceOrder, ModeOrder, Operation};
 pub use plan::{DeviceLimits, DevicePlan, plan};
 
 /// The chunks of one launch.
@@ -60,6 +68,9 @@ pub trait DeviceOp {
     /// Starts what completes a part's results when all chunks are done.
     fn finish(&mut self, part: usize, stream: &Stream) -> Result<()>;
 
+    /// The precision of factors and products.
+    fn precision(&self) -> Precision;
+
     /// Tiles of a chunk that a thread block takes.
     fn tiles_per_block(&self) -> u32;
 
@@ -86,6 +97,18 @@ struct Part {
     streamed: Stream,
     resident: Stream,
     cleared: Event,
+    /// The nonzeros by row of the part's mode, once they are derived.
+    derived: Option<PartOrder>,
+}
+
+/// A derived order as a part launches it.
+#[derive(Debug)]
+struct PartOrder {
+    /// Held for the addresses in `list`.
+    _derived: Derived,
+    list: Memory,
+    images: u32,
+    blocks: u32,
 }
 
 /// Chunks that stay on the device.
@@ -117,6 +140,8 @@ pub struct CudaBackend<'a, O> {
     begun: Instant,
     /// Bytes of all images, as often as parts read them.
     image_bytes: u64,
+    /// Value encodings that chunks have.
+    encodings: Vec<ValueEncoding>,
     pass: DevicePass,
     plan: DevicePlan,
     notes: Vec<String>,
@@ -139,7 +164,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let part = |_| {
             let (streamed, resident) = (device.stream(true)?, device.stream(false)?);
-            Ok(Part { streamed, resident, cleared: device.event(false)? })
+            Ok(Part { streamed, resident, cleared: device.event(false)?, derived: None })
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = make_lanes(device, &plan, &mut notes)?;
@@ -162,6 +187,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             clock,
             begun: Instant::now(),
             image_bytes,
+            encodings: Vec::new(),
             pass: DevicePass::default(),
             plan,
             notes,
@@ -171,6 +197,52 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     /// The operation.
     pub fn op(&mut self) -> &mut O {
         self.op
+    }
+
+    /// Derives the orders that the plan names, once all chunks are there. Where memory is short after all, the store's order
+    /// serves, and a note says so.
+    fn derive(&mut self) -> Result<()> {
+        let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
+        let manifest = self.store.manifest();
+        let wanted = |order: &ModeOrder, part: &Part| order.target && part.derived.is_none();
+        if !self.plan.orders.iter().zip(&self.parts).any(|(order, part)| wanted(order, part)) {
+            return Ok(());
+        }
+        let at = resident.memory.address();
+        let list = list(&self.device, &chunks_at(at, &resident.offsets, manifest, 1))?;
+        let chunks = (list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
+        let kernels = OrderKernels::load(&self.device)?;
+        let tiles_per_block = self.op.tiles_per_block();
+        for (order, part) in self.plan.orders.iter_mut().zip(&mut self.parts) {
+            if !wanted(order, part) {
+                continue;
+            }
+            let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
+            let all = 0..manifest.chunks.len();
+            let (facts, mode) = (&self.device.facts, order.mode - 1);
+            let plan = OrderPlan::new(facts, manifest, all, mode, values, choose::IMAGE_NNZ)?;
+            let derived = if plan.peak_bytes() > order.peak_bytes {
+                Err(format!("{} bytes more than planned", plan.peak_bytes() - order.peak_bytes))
+            } else {
+                match order::derive(&self.device, &kernels, &part.resident, self.store, &plan, chunks) {
+                    Err(Error::Device { out_of_memory: true, .. }) => Err("the device has less".into()),
+                    other => Ok(other?),
+                }
+            };
+            match derived {
+                Ok(derived) => {
+                    self.pass.derive_seconds += derived.seconds.all();
+                    part.derived = Some(PartOrder::new(&self.device, derived, tiles_per_block)?);
+                }
+                Err(why) => {
+                    order.target = false;
+                    let what = format!("no memory for mode {} in its own order: {why}", order.mode);
+                    self.notes.push(what.clone());
+                    order.why = what;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What was allocated.
@@ -234,18 +306,41 @@ fn make_resident(
 impl Resident {
     fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, tiles_per_block: u32) -> Result<Self> {
         let memory = device.memory(usize::try_from(plan.resident_bytes).unwrap_or(usize::MAX))?;
-        let mut list = device.memory(plan.resident_chunks * size_of::<Chunk>())?;
-        let (mut chunks, mut offsets) = (Vec::new(), Vec::new());
-        let (mut at, mut blocks) = (0, 0);
-        for (number, entry) in (0u32..).zip(&store.manifest().chunks[..plan.resident_chunks]) {
-            chunks.push(Chunk { image: memory.address() + at, first_block: blocks, number });
+        let chunks = &store.manifest().chunks[..plan.resident_chunks];
+        let (mut offsets, mut at, mut blocks) = (Vec::with_capacity(chunks.len()), 0, 0);
+        for (number, entry) in chunks.iter().enumerate() {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
-            at += plan::resident_bytes(store, number as usize);
+            at += plan::resident_bytes(store, number);
             blocks += blocks_of(entry.nnz, tiles_per_block);
         }
-        list.write(&chunks)?;
+        let list = list(device, &chunks_at(memory.address(), &offsets, store.manifest(), tiles_per_block))?;
         Ok(Self { memory, offsets, list, blocks, there: false })
     }
+}
+
+/// Chunks that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.
+fn chunks_at(address: u64, offsets: &[usize], manifest: &Manifest, tiles_per_block: u32) -> Vec<Chunk> {
+    let (mut chunks, mut first_block) = (Vec::with_capacity(offsets.len()), 0);
+    for ((number, &offset), entry) in (0u32..).zip(offsets).zip(&manifest.chunks) {
+        chunks.push(Chunk { image: address + offset as u64, first_block, number });
+        first_block += blocks_of(entry.nnz, tiles_per_block);
+    }
+    chunks
+}
+
+impl PartOrder {
+    fn new(device: &Arc<Device>, derived: Derived, tiles_per_block: u32) -> Result<Self> {
+        let (chunks, blocks) = derived.chunks(tiles_per_block);
+        let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
+        Ok(Self { list: list(device, &chunks)?, _derived: derived, images, blocks })
+    }
+}
+
+/// A list of chunks on the device.
+fn list(device: &Arc<Device>, chunks: &[Chunk]) -> Result<Memory> {
+    let mut list = device.memory(size_of_val(chunks))?;
+    list.write(chunks)?;
+    Ok(list)
 }
 
 /// Thread blocks that a chunk gets.
@@ -278,6 +373,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.pass = DevicePass::default();
+        self.derive()?;
         self.clock.begin(&self.lanes[0].copy)?;
         self.lanes.iter_mut().for_each(|lane| lane.used.clear());
         for (p, part) in self.parts.iter().enumerate() {
@@ -287,8 +383,13 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.pass.resident_chunks = resident.offsets.len();
         let chunks = (resident.list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let work = Work { blocks: resident.blocks, chunks, one: Chunk::default() };
+        let stored = Work { blocks: resident.blocks, chunks, one: Chunk::default() };
         for (p, part) in self.parts.iter().enumerate() {
+            let work = part.derived.as_ref().map_or(stored, |order| Work {
+                blocks: order.blocks,
+                chunks: (order.list.address(), order.images),
+                one: Chunk::default(),
+            });
             part.resident.wait(&part.cleared)?;
             let op = &*self.op;
             let done = self
@@ -303,6 +404,8 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn submit(&mut self, chunk: Loaded<Pinned>) -> Result<()> {
         let Loaded { header, buffer, owner } = chunk;
         let number = header.number as usize;
+        self.encodings.extend(ValueEncoding::from_code(header.value_encoding));
+        self.encodings.dedup();
         let at = self.next_lane;
         self.next_lane = (at + 1) % self.lanes.len();
         let lane = &mut self.lanes[at];

@@ -304,6 +304,14 @@ pub struct OrderSeconds {
     pub pack: f64,
 }
 
+impl OrderSeconds {
+    /// Of all steps.
+    #[must_use]
+    pub fn all(&self) -> f64 {
+        self.keys + self.sort.iter().sum::<f64>() + self.measure + self.pack
+    }
+}
+
 /// Derives what `plan` says from the `chunks` (address and length of a list of [`Chunk`]s on the device, with a thread block for each
 /// tile) that it was made for, which are there and stay while this runs. Returns when all is done.
 ///

@@ -1,5 +1,6 @@
 //! Planning the memory of a GPU, before anything is allocated.
 
+use super::choose::{self, DeviceOrder, ModeOrder, Operation};
 use super::driver::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -25,9 +26,11 @@ pub struct DeviceLimits {
     pub lanes: Option<usize>,
     /// Passes that are to come: chunks stay on the device only for a second one.
     pub passes: u32,
+    /// Which order of the nonzeros.
+    pub order: DeviceOrder,
 }
 
-/// What passes will use of a device. Memory is `operation + lanes * lane + resident`.
+/// What passes will use of a device. Memory is `operation + lanes * lane + resident + derived`.
 #[derive(Clone, Debug, Serialize)]
 pub struct DevicePlan {
     /// The device.
@@ -46,6 +49,10 @@ pub struct DevicePlan {
     pub resident_chunks: usize,
     /// Bytes that they take.
     pub resident_bytes: u64,
+    /// The order that serves each mode from the second pass on; empty where it is the store's for all.
+    pub orders: Vec<ModeOrder>,
+    /// Bytes that orders take which are derived, while the last of them is made too.
+    pub derived_bytes: u64,
     /// Bytes in all.
     pub memory_bytes: u64,
     /// Bytes that cross the link in the first pass.
@@ -61,14 +68,15 @@ pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
     store.manifest().chunks[number].image_bytes.next_multiple_of(ALIGN)
 }
 
-/// Plans passes over `store` on `device`, for an operation that holds `operation_bytes` there. Measures the link with
+/// Plans passes over `store` on `device` for `operation`. Measures the link with
 /// copies of a chunk's size, at most 16 MiB, which it frees again.
 pub fn plan(
     device: &Arc<Device>,
     store: &Store,
-    operation_bytes: u64,
+    operation: &Operation<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
+    choose::check(limits.order, store.manifest())?;
     let images = || store.manifest().chunks.iter().map(|c| c.image_bytes);
     let all: u64 = images().sum();
     let free_bytes = device.free_bytes()?;
@@ -77,11 +85,13 @@ pub fn plan(
         device: device.facts.clone(),
         free_bytes,
         link_bytes_per_second: device.link_bytes_per_second(store.sys(), probe)?,
-        operation_bytes,
+        operation_bytes: operation.bytes,
         lanes: limits.lanes.unwrap_or(LANES).clamp(1, images().len().max(1)),
         lane_bytes: images().max().unwrap_or(0),
         resident_chunks: 0,
         resident_bytes: 0,
+        orders: Vec::new(),
+        derived_bytes: 0,
         memory_bytes: 0,
         first_pass_bytes: all,
         later_pass_bytes: all,
@@ -97,6 +107,10 @@ pub fn plan(
         }
         plan.lanes -= 1;
     }
+    if plan.resident_chunks == store.manifest().chunks.len() {
+        let room = bound - plan.bytes();
+        plan.orders = choose::choose(&device.facts, store, operation, limits.order, limits.passes, room)?;
+    }
     plan.settle();
     Ok(plan)
 }
@@ -104,7 +118,10 @@ pub fn plan(
 impl DevicePlan {
     fn bytes(&self) -> u64 {
         let lanes = self.lane_bytes.saturating_mul(self.lanes as u64);
-        self.operation_bytes.saturating_add(lanes).saturating_add(self.resident_bytes)
+        self.operation_bytes
+            .saturating_add(lanes)
+            .saturating_add(self.resident_bytes)
+            .saturating_add(self.derived_bytes)
     }
 
     /// Keeps all chunks where they fit, otherwise as many of the first as lanes leave room for.
@@ -137,12 +154,20 @@ impl DevicePlan {
         (self.resident_chunks, self.resident_bytes) = (0, 0);
         self.later_pass_bytes = images().sum();
         self.lane_bytes = images().max().unwrap_or(0);
+        // Orders are derived from all chunks.
+        self.orders.clear();
         (0..chunks).for_each(|number| self.hold(store, number));
         self.settle();
     }
 
     /// Sets what follows from the rest.
     fn settle(&mut self) {
+        let (mut held, mut peak) = (0, 0);
+        for order in self.orders.iter().filter(|order| order.target) {
+            peak = peak.max(held + order.peak_bytes);
+            held += order.bytes;
+        }
+        self.derived_bytes = peak;
         self.memory_bytes = self.bytes();
         self.later_pass_copy_seconds = self.later_pass_bytes as f64 / self.link_bytes_per_second;
     }

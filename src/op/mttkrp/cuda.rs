@@ -15,7 +15,7 @@ use crate::backend::cuda::abi::{MttkrpArgs, TILE_THREADS};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
-use crate::dense::{Matrix, Real};
+use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
 use crate::linear::{BLOCK_BITS, BitLayout};
 use crate::shape::{ORDER_MAX, Shape};
@@ -177,6 +177,10 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         }
         let elements = (target.rows * self.rank) as u64;
         stream.launch_finish(&self.kernels.finish, &target.sums, target.copies, elements, result)
+    }
+
+    fn precision(&self) -> Precision {
+        T::PRECISION
     }
 
     fn tiles_per_block(&self) -> u32 {

@@ -1,0 +1,260 @@
+//! Which order of the nonzeros serves each mode of a resident store: the store's, or one by the mode's row, derived on the
+//! device ([`super::order`]).
+//!
+//! In the store's order a thread block updates a row for every group of tiles in which it occurs, but finds rows of the
+//! other modes in its cache; in a target-major order rows are updated once, and rows of the other modes are met anew. How many
+//! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
+//! measured (docs/performance.md).
+
+use super::driver::Facts;
+use super::order::OrderPlan;
+use crate::dense::Precision;
+use crate::encoding::values::ValueEncoding;
+use crate::encoding::{IndexEncoding, TILE_NNZ};
+use crate::error::{Error, Result};
+use crate::format::blco::{ChunkView, Decoder};
+use crate::store::{Manifest, Store};
+use serde::Serialize;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceOrder {
+    /// For each mode, what takes less time over the passes that are to come.
+    #[default]
+    Auto,
+    /// The store's.
+    Store,
+    /// Target-major for each mode, where memory allows.
+    Target,
+}
+
+/// The order that serves a mode, and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModeOrder {
+    /// The mode, from 1.
+    pub mode: usize,
+    /// Whether nonzeros are sorted by its rows.
+    pub target: bool,
+    /// Why, in one line.
+    pub why: String,
+    /// Distinct rows of the mode in a group of tiles, for each nonzero, in the store's order: of a sample.
+    pub rows_per_nonzero: f64,
+    /// Seconds that the target-major order is expected to save in a pass; negative where it costs more.
+    pub saved_seconds: f64,
+    /// Seconds that deriving it is expected to take, once.
+    pub derive_seconds: f64,
+    /// Bytes that it takes at most.
+    pub bytes: u64,
+    /// Bytes of device memory while it is derived, at most, `bytes` included.
+    pub peak_bytes: u64,
+}
+
+/// What an operation asks of the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// Bytes of device memory that it holds: factors, sums, results.
+    pub bytes: u64,
+    /// Its target modes, from 0: a part for each.
+    pub modes: &'a [usize],
+    /// Columns of the factors.
+    pub rank: usize,
+    /// Their precision.
+    pub precision: Precision,
+}
+
+/// What is known of a store's nonzeros without reading them all.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    /// Distinct rows of each mode in a group of tiles, for each nonzero.
+    rows_per_nonzero: Vec<f64>,
+    /// Value encodings of the chunks that were read.
+    pub encodings: Vec<ValueEncoding>,
+}
+
+/// Tiles that a thread block takes together.
+const GROUP_TILES: usize = 4;
+/// Chunks that are sampled, and groups of each.
+const SAMPLED_CHUNKS: usize = 3;
+const SAMPLED_GROUPS: usize = 16;
+/// Larger chunks are not read for a sample only: beside a pass, that would take too long.
+const SAMPLED_BYTES: usize = 64 << 20;
+
+impl Sample {
+    /// Reads some chunks of a `tiled` store.
+    pub fn new(store: &Store) -> Result<Self> {
+        let manifest = store.manifest();
+        let order = manifest.shape.order();
+        let mut sample = Self { rows_per_nonzero: vec![0.0; order], encodings: Vec::new() };
+        let (mut rows, mut nnz) = (vec![0; order], 0);
+        let decoder = Decoder::new(&manifest.shape, manifest.index_encoding);
+        let mut scratch = store.scratch()?;
+        for number in sampled(manifest.chunks.len()) {
+            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES {
+                continue;
+            }
+            let mut buffer = store.sys().page_buf(store.chunk_buffer_bytes(number))?;
+            let (header, _) = store.load(number, &mut buffer, &mut scratch)?;
+            let image = &buffer[..header.image_bytes as usize];
+            let view = ChunkView::open(&decoder, &header, image, store.chunk_path(number))?;
+            sample.encodings.push(view.value_encoding());
+            nnz += count(&view, order, &mut rows)?;
+        }
+        if nnz > 0 {
+            sample.rows_per_nonzero = rows.iter().map(|&r| r as f64 / nnz as f64).collect();
+        }
+        Ok(sample)
+    }
+}
+
+/// Chunks spread over a store.
+fn sampled(chunks: usize) -> impl Iterator<Item = usize> {
+    let all = SAMPLED_CHUNKS.min(chunks);
+    (0..all).map(move |i| (2 * i + 1) * chunks / (2 * all))
+}
+
+/// Adds the distinct rows of each mode in groups spread over a chunk to `rows`; gives their nonzeros.
+fn count(view: &ChunkView<'_>, order: usize, rows: &mut [usize]) -> Result<usize> {
+    let groups = view.tiles().div_ceil(GROUP_TILES);
+    let step = groups.div_ceil(SAMPLED_GROUPS).max(1);
+    let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
+    let mut nnz = 0;
+    for first in (0..groups).step_by(step).map(|group| group * GROUP_TILES) {
+        let mut of_modes = vec![Vec::new(); order];
+        for t in first..(first + GROUP_TILES).min(view.tiles()) {
+            let tile = view.decode(t, &mut indices, &mut values)?;
+            nnz += tile.values.len();
+            of_modes.iter_mut().enumerate().for_each(|(m, rows)| rows.extend_from_slice(tile.column(m)));
+        }
+        for (of_mode, count) in of_modes.iter_mut().zip(&mut *rows) {
+            of_mode.sort_unstable();
+            of_mode.dedup();
+            *count += of_mode.len();
+        }
+    }
+    Ok(nnz)
+}
+
+/// How fast a device moves rows, as parts of what its memory moves by clock and width: measured on an H100 at rank 32.
+struct Rates {
+    memory: f64,
+    l2_bytes: f64,
+}
+
+impl Rates {
+    /// Bytes a second of row reads from a table of `bytes`.
+    fn reads(&self, bytes: f64) -> f64 {
+        self.memory * if bytes < self.l2_bytes / 2.0 { 2.7 } else { 0.9 }
+    }
+
+    /// Bytes a second of row updates in a table of `bytes`.
+    fn updates(&self, bytes: f64) -> f64 {
+        self.memory * if bytes < self.l2_bytes / 2.0 { 0.63 } else { 0.32 }
+    }
+
+    /// Seconds to derive an order: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
+    /// sector of 32 bytes each.
+    fn derive(&self, manifest: &Manifest, mode: usize) -> f64 {
+        let (digits, columns) = (manifest.shape.bits(mode).div_ceil(8), manifest.shape.order() + 1);
+        let bytes = 20.0 * f64::from(digits) + 64.0 * columns as f64 + 30.0;
+        manifest.nnz as f64 * bytes / (0.5 * self.memory)
+    }
+
+    /// Seconds that the target-major order of `mode` saves in a pass.
+    fn saved(&self, manifest: &Manifest, operation: &Operation<'_>, sample: &Sample, mode: usize) -> f64 {
+        let (nnz, rank) = (manifest.nnz as f64, operation.rank as f64);
+        let rows = |m: usize| f64::from(manifest.shape.dims()[m]);
+        let sum_bytes = rank * 8.0;
+        let met = sample.rows_per_nonzero[mode];
+        let left = (rows(mode) / nnz).min(met);
+        let updates = (met - left) * sum_bytes / self.updates(rows(mode) * sum_bytes);
+        let row_bytes = rank
+            * match operation.precision {
+                Precision::F64 => 8.0,
+                Precision::F32 => 4.0,
+            };
+        let others = (0..manifest.shape.order()).filter(|&m| m != mode);
+        let again: f64 = others
+            .map(|m| (1.0 - sample.rows_per_nonzero[m]) * row_bytes / self.reads(rows(m) * row_bytes))
+            .sum();
+        nnz * (updates - again)
+    }
+}
+
+/// The order of each mode of `operation`, for `passes` passes of which the first brings the chunks, all of which stay on the
+/// device; `room` is what derived orders may take there, while they are made too.
+pub(super) fn choose(
+    facts: &Facts,
+    store: &Store,
+    operation: &Operation<'_>,
+    which: DeviceOrder,
+    passes: u32,
+    room: u64,
+) -> Result<Vec<ModeOrder>> {
+    let manifest = store.manifest();
+    if which == DeviceOrder::Store || passes < 2 || manifest.index_encoding != IndexEncoding::Tiled {
+        return Ok(Vec::new());
+    }
+    let sample = Sample::new(store)?;
+    let rates = Rates { memory: facts.memory_bytes_per_second, l2_bytes: facts.l2_bytes as f64 };
+    let encodings = || sample.encodings.iter().copied();
+    let values = super::order::value_encoding(manifest, operation.precision, encodings());
+    let mut orders = Vec::with_capacity(operation.modes.len());
+    let mut left = room;
+    for &mode in operation.modes {
+        let plan = OrderPlan::new(facts, manifest, 0..manifest.chunks.len(), mode, values, IMAGE_NNZ)?;
+        let mut order = ModeOrder {
+            mode: mode + 1,
+            target: false,
+            why: String::new(),
+            rows_per_nonzero: sample.rows_per_nonzero[mode],
+            saved_seconds: rates.saved(manifest, operation, &sample, mode),
+            derive_seconds: rates.derive(manifest, mode),
+            bytes: plan.result_bytes_max,
+            peak_bytes: plan.peak_bytes(),
+        };
+        let gain = order.saved_seconds * f64::from(passes - 1);
+        let expected = format!(
+            "{:.2} rows a nonzero in the store's order: sorted by row, a pass takes {:.2} ms {}, once {:.1} ms to sort",
+            order.rows_per_nonzero,
+            order.saved_seconds.abs() * 1e3,
+            if order.saved_seconds > 0.0 { "less" } else { "more" },
+            order.derive_seconds * 1e3
+        );
+        (order.target, order.why) = if order.peak_bytes > left {
+            (false, format!("{expected}; no room for {} bytes", order.peak_bytes))
+        } else if which == DeviceOrder::Target {
+            (true, format!("{expected}; as asked"))
+        } else {
+            (gain > order.derive_seconds, expected)
+        };
+        if order.target {
+            left -= order.bytes;
+        }
+        orders.push(order);
+    }
+    Ok(orders)
+}
+
+/// Nonzeros of a derived image.
+pub(super) const IMAGE_NNZ: u32 = 1 << 24;
+
+/// An error where orders are asked for that cannot be derived.
+pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
+    if which == DeviceOrder::Target && manifest.index_encoding != IndexEncoding::Tiled {
+        return Err(Error::request("target-major orders are derived from `tiled` stores only"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampled_chunks_are_there_and_apart() {
+        assert_eq!(sampled(1).collect::<Vec<_>>(), [0]);
+        assert_eq!(sampled(2).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(sampled(3).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(sampled(100).collect::<Vec<_>>(), [16, 50, 83]);
+    }
+}
