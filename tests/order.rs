@@ -7,7 +7,7 @@
 //! of its own; otherwise it says `skipped`.
 //!
 //! `BLCO_ORDER_BENCH=STORE cargo test --release --test order bench -- --ignored --nocapture` measures every mode of a store, in images of
-//! `BLCO_ORDER_IMAGE` nonzeros.
+//! `BLCO_ORDER_IMAGE` nonzeros; with `BLCO_ORDER_CHECK=1` it compares first, which takes some 100 bytes of host memory a nonzero.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -458,6 +458,10 @@ fn bench() {
     let Some(path) = std::env::var_os("BLCO_ORDER_BENCH") else { return };
     let image_nnz = std::env::var("BLCO_ORDER_IMAGE").map_or(1 << 24, |text| text.parse().unwrap());
     let (device, store) = (Device::open(0).unwrap(), Store::open(&Sys::default(), path.as_ref()).unwrap());
+    if std::env::var_os("BLCO_ORDER_CHECK").is_some() {
+        check(&device, &store, 0..store.manifest().chunks.len(), image_nnz, "bench");
+        println!("every mode is in order");
+    }
     let resident = Resident::new(&device, &store, 0..store.manifest().chunks.len()).unwrap();
     let (kernels, stream) = (OrderKernels::load(&device).unwrap(), device.stream(false).unwrap());
     let nnz = store.manifest().nnz as f64;
