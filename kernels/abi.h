@@ -14,8 +14,12 @@ typedef long long i64;
 #define BLCO_TILE_NNZ 512
 // Threads that a thread block has for each of its tiles.
 #define BLCO_TILE_THREADS 128
-// Terms of a chain of additions in the precision of the factors; longer sums are in f64.
-#define BLCO_CHAIN 64
+// Nonzeros that a thread adds up at most before it updates memory.
+#define BLCO_PART 64
+// Terms of a chain of additions in the precision of the factors, at most: longer sums are in f64.
+#define BLCO_CHAIN (2 * BLCO_PART)
+// A row of so many nonzeros, sorted, lies in at most BLCO_PART parts.
+#define BLCO_SHORT_ROW (BLCO_PART * (BLCO_PART - 2))
 
 // A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first thread block of a
 // launch that works on it.
@@ -29,7 +33,7 @@ struct Chunk {
 struct MttkrpArgs {
     // Factor of each mode, dims[m] x rank, row-major, in the kernel's precision.
     u64 factors[BLCO_ORDER_MAX];
-    // `copies` matrices of dims[mode] x rank sums in f64.
+    // `copies` matrices of dims[mode] x rank sums, in f64 or the kernel's precision, as the kernel was made for.
     u64 sums;
     // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
@@ -47,6 +51,9 @@ struct MttkrpArgs {
     // `raw`: bits of a key, and the mode of each from the lowest up.
     u32 key_bits;
     u8 key_modes[64];
+    // Whether the chunks' nonzeros lie in order of the target mode's rows.
+    u32 sorted;
+    u32 unused;
 };
 
 // Threads of a thread block that sorts, and pairs that it holds at a time.
@@ -131,5 +138,5 @@ static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");
 static_assert(sizeof(struct OrderArgs) == 88, "OrderArgs differs from abi.rs");
 static_assert(sizeof(struct SortArgs) == 64, "SortArgs differs from abi.rs");
 static_assert(sizeof(struct ScanArgs) == 24, "ScanArgs differs from abi.rs");
-static_assert(sizeof(struct MttkrpArgs) == 256, "MttkrpArgs differs from abi.rs");
+static_assert(sizeof(struct MttkrpArgs) == 264, "MttkrpArgs differs from abi.rs");
 #endif

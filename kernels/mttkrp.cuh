@@ -3,8 +3,10 @@
 // A thread block takes a few tiles: decodes them into shared memory, ordered by row of the target mode (tile.cuh), and
 // hands each group of LANES threads an equal part of the ordered nonzeros. Such a group holds a row's sums in registers
 // and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
-// section 5.1). With several copies of the result, thread block b adds to copy b mod copies (hierarchical, section
-// 5.2); `finish` adds the copies up. Products are in T, chains of at most BLCO_CHAIN additions too; sums are in f64.
+// section 5.1). Where the nonzeros are sorted by row, a row that begins and ends inside a part is written, not added: nobody
+// else has it. With several copies of the result, thread block b adds to copy b mod copies (hierarchical, section
+// 5.2); `finish` adds the copies up. Products are in T, parts of at most BLCO_PART additions too; sums in memory are in SUM:
+// f64, or T where the nonzeros are sorted and no row lies in more than BLCO_PART parts.
 #pragma once
 #include "tile.cuh"
 
@@ -95,8 +97,9 @@ template <class S, bool WHOLE> struct Sweep {
     // transposed first, so that lane l has column l mod 4 of each four.
     __device__ __forceinline__ u32 home() const { return start + (S::VECTOR == 1 ? lane : lane / 4 * 16 + lane % 4); }
 
-    // Adds a thread's sums to a row, whose column `home` is at `row`, and clears them. Called by all lanes of a group.
-    template <class T> __device__ __forceinline__ void update(double* row, T (&sum)[S::COLUMNS]) const
+    // Adds a thread's sums to a row, whose column `home` is at `row`, or writes them there where the row is the group's alone;
+    // clears them. Called by all lanes of a group.
+    template <class T, class SUM> __device__ __forceinline__ void update(SUM* row, T (&sum)[S::COLUMNS], bool alone) const
     {
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; c += S::VECTOR) {
@@ -104,7 +107,10 @@ template <class S, bool WHOLE> struct Sweep {
 #pragma unroll
             for (int v = 0; v < S::VECTOR; ++v) {
                 const u32 further = S::loaded(c) + 4 * v;
-                if (WHOLE || home() - start + further < left) atomicAdd(row + further, (double)sum[c + v]);
+                if (WHOLE || home() - start + further < left) {
+                    if (alone) row[further] = (SUM)sum[c + v];
+                    else atomicAdd(row + further, (SUM)sum[c + v]);
+                }
                 sum[c + v] = T(0);
             }
         }
@@ -132,20 +138,21 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
 }
 
 // Adds a group of `nnz` nonzeros, a multiple of BATCH, to `sums`. WHOLE: the rank is a multiple of SWEEP.
-template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 nnz, u32 rank, double* sums)
+template <class T, class SUM, int ORDER, class SHAPE, class S, bool WHOLE>
+__device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 nnz, u32 rank, SUM* sums)
 {
     constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
     constexpr u32 PARTS = SHAPE::THREADS / S::LANES;
-    static_assert(SHAPE::NNZ / PARTS <= BLCO_CHAIN, "a part is at most a chain");
+    static_assert(SHAPE::NNZ / PARTS <= BLCO_PART, "a thread adds up so many");
     const u32 part = threadIdx.x / S::LANES;
     const u32 begin = nnz / BATCH * part / PARTS * BATCH, end = nnz / BATCH * (part + 1) / PARTS * BATCH;
     if (begin == end) return;
     for (u32 start = 0; start < rank; start += S::SWEEP) {
         const Sweep<S, WHOLE> sweep(start, rank);
-        double* const out = sums + sweep.home();
+        SUM* const out = sums + sweep.home();
         T sum[COLUMNS] = {};
-        u32 row = group.index[0][begin];
+        const u32 first = group.index[0][begin];
+        u32 row = first;
 #pragma unroll 1
         for (u32 i = begin; i < end; i += BATCH) {
             T product[BATCH][COLUMNS], last[BATCH][COLUMNS];
@@ -169,19 +176,20 @@ __device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, 
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
                 if (rows[b] != row) {
-                    sweep.update(out + (u64)row * rank, sum);
+                    // The part's first row can begin before it, and its last one end behind it.
+                    sweep.update(out + (u64)row * rank, sum, a.sorted && row != first);
                     row = rows[b];
                 }
 #pragma unroll
                 for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c] * last[b][c];
             }
         }
-        sweep.update(out + (u64)row * rank, sum);
+        sweep.update(out + (u64)row * rank, sum, false);
     }
 }
 
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
-template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK>
+template <class LAYOUT, class T, class SUM, int ORDER, class SHAPE, class S, int RANK>
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
     __shared__ Group<T, ORDER, SHAPE> group;
@@ -191,8 +199,8 @@ __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
     const u32 nnz = gather<LAYOUT, S::BATCH>(group, a, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
     const u32 rank = RANK > 0 ? RANK : a.rank;
-    double* sums = (double*)a.sums + (u64)(blockIdx.x % a.copies) * a.dims[a.mode] * rank;
-    accumulate<T, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, nnz, rank, sums);
+    SUM* sums = (SUM*)a.sums + (u64)(blockIdx.x % a.copies) * a.dims[a.mode] * rank;
+    accumulate<T, SUM, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, nnz, rank, sums);
 }
 
 // The result of a mode: its copies added up in order, in the precision of the factors. May work in place.

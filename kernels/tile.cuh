@@ -161,9 +161,9 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
     __syncthreads();
 }
 
-// Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`, ordered by row of the
-// target mode modulo NNZ: a counting sort, in any order inside a bucket. Rows that share a bucket take turns, which
-// costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to a multiple of BATCH.
+// Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where
+// a.sorted, otherwise ordered by row of the target mode modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
+// share a bucket take turns, which costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to a multiple of BATCH.
 // Called by the whole thread block, which sees the group on return.
 template <class LAYOUT, int BATCH, class T, int ORDER, class SHAPE>
 __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, const u8* image, u32 t, bool& bad)
@@ -178,27 +178,35 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
     const Slots slots = {threadIdx.x % SHAPE::OF_TILE, SHAPE::OF_TILE, nnz};
     u32* const count = group.count();
+    if (!a.sorted) {
 #pragma unroll
-    for (int k = 0; k < PER; ++k) count[threadIdx.x + k * SHAPE::THREADS] = 0;
+        for (int k = 0; k < PER; ++k) count[threadIdx.x + k * SHAPE::THREADS] = 0;
+    }
     u32 index[PER][ORDER], at[PER], row[PER];
     T value[PER];
     if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + part, slots, bad);
-    __syncthreads();
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
         // Masks, because compilers turn a choice into an array in local memory.
         row[k] = 0;
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)a.mode ? ~0u : 0);
-        if (slots.first + k * slots.step < slots_end) at[k] = atomicAdd(&count[row[k] % SHAPE::NNZ], 1u);
+        at[k] = start + slots.first + k * slots.step;
     }
-    __syncthreads();
-    add_up<SHAPE>(count, group.warps());
+    if (!a.sorted) {
+        __syncthreads();
 #pragma unroll
-    for (int k = 0; k < PER; ++k) {
-        if (slots.first + k * slots.step < slots_end) at[k] += count[row[k] % SHAPE::NNZ];
+        for (int k = 0; k < PER; ++k) {
+            if (slots.first + k * slots.step < slots_end) at[k] = atomicAdd(&count[row[k] % SHAPE::NNZ], 1u);
+        }
+        __syncthreads();
+        add_up<SHAPE>(count, group.warps());
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
+            if (slots.first + k * slots.step < slots_end) at[k] += count[row[k] % SHAPE::NNZ];
+        }
+        __syncthreads();
     }
-    __syncthreads();
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
         if (slots.first + k * slots.step >= slots_end) continue;

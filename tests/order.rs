@@ -300,9 +300,10 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
-                op.begin(mode, &stream).unwrap();
-                op.launch(mode, &stream, &Work { blocks, chunks, one: Chunk::default() }).unwrap();
-                op.finish(mode, &stream).unwrap();
+                op.begin(mode, true, &stream).unwrap();
+                op.launch(mode, &stream, &Work { blocks, chunks, one: Chunk::default(), sorted: true })
+                    .unwrap();
+                op.finish(mode, true, &stream).unwrap();
                 stream.synchronize().unwrap();
             }
             assert_eq!(op.damaged_chunk().unwrap(), None);

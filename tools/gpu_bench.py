@@ -2,7 +2,7 @@
 """Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
 cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [passes|cold|billion|start ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|passes|tensors|cold|billion|start ...]
 
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
 """
@@ -25,6 +25,10 @@ TENSORS = {
     "nell1s": (["--dims", "2000000,2000000,4000000", "--nnz", "143.6M", "--skew", "2,2,1.5"], 32),
     "patents": (["--dims", "46,239172,239172", "--nnz", "300M", "--skew", "1,1.5,1.5"], 32),
 }
+
+
+# Passes that a median is taken of.
+PASSES = 25
 
 
 class Bench:
@@ -81,6 +85,30 @@ class Bench:
                               copy_ms=one["copy_seconds"] * 1e3, kernel_ms=one["kernel_seconds"] * 1e3,
                               overlap_ms=one["overlap_seconds"] * 1e3, bound_ms=bound * 1e3, of_bound=bound / seconds,
                               memory_share=one["memory_share"], first_ms=report["passes"][0]["seconds"] * 1e3)
+            subprocess.run(["rm", "-rf", path], check=True)
+
+    def modes(self, names):
+        """Resident, one mode at a time, in the store's order and sorted by row; what `auto` expects of the latter."""
+        for name in names:
+            options, rank = TENSORS[name]
+            path = self.store(name, options)
+            for precision in ("f64", "f32"):
+                for mode in range(1, options[1].count(",") + 2):
+                    common = ["--rank", str(rank), "--precision", precision, "--modes", str(mode), "--repeat", str(PASSES + 2)]
+                    row = {"tensor": name, "precision": precision, "mode": mode}
+                    for order in ("store", "target"):
+                        report = self.run(path, *common, "--device-order", order)
+                        later = report["passes"][2:]
+                        row[order + "_ms"] = statistics.median(p["seconds"] for p in later) * 1e3
+                        for part in ("device", "kernel"):
+                            median = statistics.median(p["device"][part + "_seconds"] for p in later)
+                            row[f"{order}_{part}_ms"] = median * 1e3
+                    choice = report["device"]["orders"][0]
+                    row["derive_ms"] = report["passes"][1]["device"]["derive_seconds"] * 1e3
+                    row["rows_per_nonzero"] = choice["rows_per_nonzero"]
+                    row["expected_saved_ms"] = choice["saved_seconds"] * 1e3
+                    row["expected_derive_ms"] = choice["derive_seconds"] * 1e3
+                    self.note(**row)
             subprocess.run(["rm", "-rf", path], check=True)
 
     def operation(self, path, common):
@@ -159,7 +187,7 @@ def main(arguments):
         sys.exit(__doc__.strip())
     binaries, work, report, *what = arguments
     bench = Bench(binaries, work)
-    jobs = {"start": bench.start, "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
+    jobs = {"start": bench.start, "modes": lambda: bench.modes(list(TENSORS)), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(list(TENSORS)), "cold": lambda: bench.cold(["nell1s"]),
             "billion": bench.billion}
     try:

@@ -56,7 +56,7 @@ pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use super::{DeviceRequest, Passes, Ran};
-    use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation};
+    use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation, abi};
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
@@ -67,7 +67,6 @@ mod with_cuda {
     use std::path::Path;
     use std::sync::Arc;
 
-    pub use crate::backend::cuda::abi::CHAIN;
     pub use crate::backend::cuda::driver::is_installed;
     pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource, Variant};
     pub use crate::backend::cuda::{DeviceOrder, DevicePlan};
@@ -97,6 +96,11 @@ mod with_cuda {
         let operation = Operation { bytes, modes, rank, precision: T::PRECISION };
         let plan = cuda::plan(&device, store, &operation, &DeviceLimits { memory, lanes, passes, order })?;
         Ok((device, plan))
+    }
+
+    /// The longest chain of additions in the precision of the factors.
+    pub fn chain(plan: &DevicePlan) -> u32 {
+        if plan.orders.iter().any(|order| order.target) { abi::CHAIN } else { abi::PART }
     }
 
     /// What the GPU is called.
@@ -222,9 +226,6 @@ mod without_cuda {
     pub fn variant(_: &str) -> std::result::Result<Variant, String> {
         Err("this program was built without CUDA (feature `cuda`)".into())
     }
-    /// Nothing is computed with chains.
-    pub const CHAIN: u32 = 1;
-
     pub use crate::dense::Real;
 
     pub fn is_installed() -> bool {
@@ -233,6 +234,10 @@ mod without_cuda {
 
     pub fn find<T>(_: &DeviceRequest, _: &Store, _: &[usize], _: usize) -> Result<(Device, DevicePlan)> {
         Err(Error::request("this program was built without CUDA (feature `cuda`)"))
+    }
+
+    pub fn chain(plan: &DevicePlan) -> u32 {
+        match *plan {}
     }
 
     pub fn name(plan: &DevicePlan) -> &str {

@@ -211,6 +211,13 @@ struct Outcome<T> {
     spans: Vec<Span>,
 }
 
+impl RunReport {
+    /// The longest chain of additions in the precision of the factors.
+    fn chain(&self) -> u32 {
+        self.device.as_ref().map_or(1, device::chain)
+    }
+}
+
 impl Run {
     /// Opens, plans, streams, checks, writes.
     fn mttkrp<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
@@ -257,7 +264,7 @@ impl Run {
         report.passes = outcome.passes;
         if let Some(input) = &self.check {
             report.check =
-                Some(self.check(sys, input, &shape, &factors, &outcome.results, report.backend)?);
+                Some(self.check(sys, input, &shape, &factors, &outcome.results, report.chain())?);
         }
         outputs.publish(&outcome.results)?;
         if let Some(trace) = trace {
@@ -365,12 +372,11 @@ impl Run {
         shape: &Shape,
         factors: &[Matrix<T>],
         results: &[ModeMatrix<T>],
-        backend: &str,
+        chain: u32,
     ) -> Result<Vec<Comparison>> {
         let mut source = TnsReader::open(sys, input, self.text.options())?;
         let modes: Vec<usize> = results.iter().map(|(mode, _)| *mode).collect();
         let oracle = oracle::mttkrp(&mut source, factors, &modes)?;
-        let chain = if backend == "cpu" { 1 } else { device::CHAIN };
         let compare =
             |(o, (_, result)): (&OracleMode, &ModeMatrix<T>)| o.compare(result, shape.order(), chain);
         Ok(oracle.iter().zip(results).map(compare).collect())

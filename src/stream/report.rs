@@ -48,6 +48,8 @@ pub struct DevicePass {
     pub resident_chunks: usize,
     /// Seconds of the device in which target-major orders were derived.
     pub derive_seconds: f64,
+    /// Seconds of the device from the first thing that it did for the pass to the last: clearing, copies, kernels, results.
+    pub device_seconds: f64,
     /// Seconds in which at least one lane copied.
     pub copy_seconds: f64,
     /// Seconds in which at least one kernel ran.

@@ -2,7 +2,7 @@
 #include "cuda_cpu.h"
 #include "../../kernels/blco.cu"
 
-#define KNOWN(name, layout, real, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
+#define KNOWN(name, layout, real, sum, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
 BLCO_INSTANCES(KNOWN)
 #define KNOWN_ORDER(name, threads, ...) MOCK_KERNEL(order_##name, threads)
 BLCO_ORDER_KERNELS(KNOWN_ORDER)

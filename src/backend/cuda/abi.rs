@@ -6,8 +6,12 @@ use bytemuck::{Pod, Zeroable};
 
 /// Threads that a thread block has for each of its tiles.
 pub const TILE_THREADS: u32 = 128;
-/// Terms of a chain of additions in the precision of the factors; longer sums are in f64.
-pub const CHAIN: u32 = 64;
+/// Nonzeros that a thread adds up at most before it updates memory.
+pub const PART: u32 = 64;
+/// Terms of a chain of additions in the precision of the factors, at most: longer sums are in f64.
+pub const CHAIN: u32 = 2 * PART;
+/// A row of so many nonzeros, sorted, lies in at most `PART` parts.
+pub const SHORT_ROW: u32 = PART * (PART - 2);
 
 /// A chunk's image on the device, and the first thread block of a launch that works on it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -53,6 +57,10 @@ pub struct MttkrpArgs {
     pub key_bits: u32,
     /// `raw`: the mode of each bit of a key, from the lowest up.
     pub key_modes: [u8; 64],
+    /// Whether the chunks' nonzeros lie in order of the target mode's rows.
+    pub sorted: u32,
+    /// Not used.
+    pub unused: u32,
 }
 
 /// Threads of a thread block that sorts.
@@ -158,7 +166,7 @@ pub struct ScanArgs {
 
 const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 88);
 const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);
-const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 256);
+const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 264);
 /// Nonzeros of a tile.
 pub const TILE: u32 = 512;
 const _: () = assert!(TILE_NNZ == TILE as usize);

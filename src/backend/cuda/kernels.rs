@@ -37,6 +37,7 @@ const HEADERS: [SourceFile; 6] = [
 
 /// The names of the kernels in a specialised [`Image`].
 const SPECIALISED_NAME: &str = "mttkrp";
+const SPECIALISED_SHORT: &str = "mttkrp_short";
 const SPECIALISED_FINISH: &str = "finish_real";
 
 /// Those of the embedded kernels, as PTX, with the NUL at the end that the driver wants. Few of them, because the driver
@@ -81,6 +82,8 @@ pub struct Source {
 pub struct Loaded {
     /// Adds chunks to sums.
     pub mttkrp: Kernel,
+    /// The same with sums in f32, for f32, sorted nonzeros and short rows.
+    pub short: Option<Kernel>,
     /// Adds up copies.
     pub finish: Kernel,
     /// How the kernel shares the work.
@@ -121,6 +124,7 @@ impl Source {
                 let name = format!("{}, rank {rank}", spec.embedded_name(&variant));
                 return Ok(Loaded {
                     mttkrp: module.kernel(SPECIALISED_NAME)?,
+                    short: spec.has_short().then(|| module.kernel(SPECIALISED_SHORT)).transpose()?,
                     finish: module.kernel(SPECIALISED_FINISH)?,
                     variant,
                     report: LoadedReport { name, origin: image.origin, why: image.cache_refused },
@@ -137,10 +141,14 @@ impl Source {
             Precision::F64 => "finish_f64",
             Precision::F32 => "finish_f32",
         };
-        let module = device.module(&embedded_ptx(&[&name, finish]))?;
+        let short = spec.has_short().then(|| spec.embedded_short_name(&variant));
+        let mut names = vec![name.as_str(), finish];
+        names.extend(short.as_deref());
+        let module = device.module(&embedded_ptx(&names))?;
         let (mttkrp, finish) = (module.kernel(&name)?, module.kernel(finish)?);
+        let short = short.map(|name| module.kernel(&name)).transpose()?;
         let report = LoadedReport { name, origin: Origin::Embedded, why: Some(why) };
-        Ok(Loaded { mttkrp, finish, variant, report })
+        Ok(Loaded { mttkrp, short, finish, variant, report })
     }
 
     fn compiled(
@@ -295,9 +303,24 @@ pub struct Specialisation {
 }
 
 impl Specialisation {
+    /// Whether sums can be in the precision of the factors, where nonzeros are sorted and rows are short.
+    fn has_short(&self) -> bool {
+        self.precision == Precision::F32 && self.layout == IndexEncoding::Tiled
+    }
+
     /// The name of an embedded kernel: exact for orders 3 and 4, of any rank.
     #[must_use]
     pub fn embedded_name(&self, variant: &Variant) -> String {
+        self.name(variant, "")
+    }
+
+    /// The name of the embedded kernel with sums in f32.
+    #[must_use]
+    pub fn embedded_short_name(&self, variant: &Variant) -> String {
+        self.name(variant, "_short")
+    }
+
+    fn name(&self, variant: &Variant, sums: &str) -> String {
         let layout = match self.layout {
             IndexEncoding::Raw => "raw",
             IndexEncoding::Tiled => "tiled",
@@ -307,7 +330,7 @@ impl Specialisation {
             Precision::F32 => "f32",
         };
         let order = if matches!(self.order, 3 | 4) { self.order } else { ORDER_MAX };
-        format!("mttkrp_{layout}_{precision}_o{order}_{variant}")
+        format!("mttkrp_{layout}_{precision}{sums}_o{order}_{variant}")
     }
 
     /// What NVRTC is told for a device of that compute capability.

@@ -52,6 +52,8 @@ pub struct Work {
     pub chunks: (u64, u32),
     /// The only chunk.
     pub one: Chunk,
+    /// Whether they are all nonzeros, in order of the part's target rows.
+    pub sorted: bool,
 }
 
 /// What the CUDA backend asks of an operation.
@@ -59,14 +61,14 @@ pub trait DeviceOp {
     /// Independent parts, each of which works on every chunk.
     fn parts(&self) -> usize;
 
-    /// Clears the results of a part.
-    fn begin(&mut self, part: usize, stream: &Stream) -> Result<()>;
+    /// Clears the results of a part. `sorted`: this pass has one launch, of [`Work::sorted`].
+    fn begin(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()>;
 
     /// Starts a part's work on some chunks.
     fn launch(&self, part: usize, stream: &Stream, work: &Work) -> Result<()>;
 
     /// Starts what completes a part's results when all chunks are done.
-    fn finish(&mut self, part: usize, stream: &Stream) -> Result<()>;
+    fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()>;
 
     /// The precision of factors and products.
     fn precision(&self) -> Precision;
@@ -97,6 +99,8 @@ struct Part {
     streamed: Stream,
     resident: Stream,
     cleared: Event,
+    /// When all of a pass is done.
+    ended: Event,
     /// The nonzeros by row of the part's mode, once they are derived.
     derived: Option<PartOrder>,
 }
@@ -164,7 +168,13 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let part = |_| {
             let (streamed, resident) = (device.stream(true)?, device.stream(false)?);
-            Ok(Part { streamed, resident, cleared: device.event(false)?, derived: None })
+            Ok(Part {
+                streamed,
+                resident,
+                cleared: device.event(false)?,
+                ended: device.event(true)?,
+                derived: None,
+            })
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = make_lanes(device, &plan, &mut notes)?;
@@ -377,18 +387,19 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.clock.begin(&self.lanes[0].copy)?;
         self.lanes.iter_mut().for_each(|lane| lane.used.clear());
         for (p, part) in self.parts.iter().enumerate() {
-            self.op.begin(p, &part.streamed)?;
+            self.op.begin(p, part.derived.is_some(), &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.pass.resident_chunks = resident.offsets.len();
         let chunks = (resident.list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let stored = Work { blocks: resident.blocks, chunks, one: Chunk::default() };
+        let stored = Work { blocks: resident.blocks, chunks, one: Chunk::default(), sorted: false };
         for (p, part) in self.parts.iter().enumerate() {
             let work = part.derived.as_ref().map_or(stored, |order| Work {
                 blocks: order.blocks,
                 chunks: (order.list.address(), order.images),
                 one: Chunk::default(),
+                sorted: true,
             });
             part.resident.wait(&part.cleared)?;
             let op = &*self.op;
@@ -429,7 +440,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.pass.copied_bytes += bytes as u64;
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block());
-        let work = Work { blocks, chunks: (0, 0), one };
+        let work = Work { blocks, chunks: (0, 0), one, sorted: false };
         if stays.is_none() {
             lane.used.clear();
         }
@@ -460,7 +471,8 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             if let Some(done) = self.clock.ends.get(p) {
                 part.streamed.wait(done)?;
             }
-            self.op.finish(p, &part.streamed)?;
+            self.op.finish(p, part.derived.is_some(), &part.streamed)?;
+            part.ended.record(&part.streamed)?;
         }
         for part in &self.parts {
             part.streamed.synchronize()?;
@@ -473,6 +485,10 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             resident.there = true;
         }
         let wall = self.begun.elapsed().as_secs_f64();
+        for part in &self.parts {
+            let ended = part.ended.seconds_since(&self.clock.base)?;
+            self.pass.device_seconds = self.pass.device_seconds.max(ended);
+        }
         self.clock.read(spans, &mut self.pass)?;
         let pass = &mut self.pass;
         pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);

@@ -11,7 +11,7 @@
 //! multiprocessors; [`copies`] goes by what copies are for, enough rows to spread updates over.
 
 use super::ModeMatrix;
-use crate::backend::cuda::abi::{MttkrpArgs, TILE_THREADS};
+use crate::backend::cuda::abi::{MttkrpArgs, SHORT_ROW, TILE_THREADS};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
@@ -67,6 +67,15 @@ struct Target {
     sums: Memory,
     /// `None` where the first copy of the sums becomes the result.
     result: Option<Memory>,
+    /// Whether rows are so short that sorted nonzeros are added up in the result itself.
+    short: bool,
+}
+
+impl Target {
+    /// Where sorted nonzeros are added up in the factors' precision.
+    fn short_sums(&self, sorted: bool) -> Option<&Memory> {
+        self.result.as_ref().filter(|_| sorted && self.short)
+    }
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
@@ -99,8 +108,10 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let sums = device.memory(copies * rows * rank * size_of::<f64>())?;
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
+            let longest_row = store.manifest().longest_row_bounds[mode];
+            let short = kernels.short.is_some() && copies == 1 && longest_row <= u64::from(SHORT_ROW);
             let copies = u32::try_from(copies).unwrap_or(1);
-            Ok(Target { mode, rows, copies, sums, result })
+            Ok(Target { mode, rows, copies, sums, result, short })
         };
         let targets = modes.iter().map(target).collect::<Result<_>>()?;
         let marker = std::marker::PhantomData;
@@ -146,31 +157,41 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         self.targets.len()
     }
 
-    fn begin(&mut self, part: usize, stream: &Stream) -> Result<()> {
+    fn begin(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {
         if part == 0 {
             self.fault.write(&[u32::MAX])?;
         }
-        stream.fill(&mut self.targets[part].sums, 0)
+        let target = &mut self.targets[part];
+        match &mut target.result {
+            Some(result) if sorted && target.short => stream.fill(result, 0),
+            _ => stream.fill(&mut target.sums, 0),
+        }
     }
 
     fn launch(&self, part: usize, stream: &Stream, work: &Work) -> Result<()> {
         let target = &self.targets[part];
         let (chunks, chunk_count) = work.chunks;
+        let short = target.short_sums(work.sorted).zip(self.kernels.short.as_ref());
+        let (sums, kernel) = short.unwrap_or((&target.sums, &self.kernels.mttkrp));
         let arguments = MttkrpArgs {
-            sums: target.sums.address(),
+            sums: sums.address(),
             chunks,
             chunk_count,
             one: work.one,
             mode: u32::try_from(target.mode).unwrap_or(0),
             copies: target.copies,
+            sorted: work.sorted.into(),
             ..self.arguments
         };
         let threads = TILE_THREADS * self.tiles_per_block();
-        stream.launch(&self.kernels.mttkrp, work.blocks, threads, &arguments)
+        stream.launch(kernel, work.blocks, threads, &arguments)
     }
 
-    fn finish(&mut self, part: usize, stream: &Stream) -> Result<()> {
+    fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {
         let target = &self.targets[part];
+        if target.short_sums(sorted).is_some() {
+            return Ok(());
+        }
         let result = target.result.as_ref().unwrap_or(&target.sums);
         if target.copies == 1 && target.result.is_none() {
             return Ok(());

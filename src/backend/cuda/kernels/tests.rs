@@ -89,6 +89,13 @@ fn entries(ptx: &[u8]) -> BTreeSet<String> {
 fn the_embedded_kernels_are_those_that_are_asked_for() {
     let mut asked: BTreeSet<String> =
         all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]).iter().map(embedded).collect();
+    let short = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]);
+    asked.extend(
+        short
+            .iter()
+            .filter(|spec| spec.has_short())
+            .map(|spec| spec.embedded_short_name(&Variant::embedded(F32, spec.order, spec.rank))),
+    );
     asked.extend(["finish_f64".into(), "finish_f32".into()]);
     asked.extend(crate::backend::cuda::order::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
