@@ -22,8 +22,9 @@ use blco::backend::cuda::kernels::Source;
 use blco::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
 use blco::backend::cuda::{DeviceOp, Work};
 use blco::dense::{Matrix, Precision, seeded_factors};
-use blco::encoding::TILE_NNZ;
+use blco::encoding::tile::TileRecord;
 use blco::encoding::values::ValueEncoding;
+use blco::encoding::{TILE_NNZ, column};
 use blco::error::{Error, Result};
 use blco::format::blco::{ChunkView, Decoder};
 use blco::op::mttkrp::cuda::DeviceMttkrp;
@@ -224,7 +225,7 @@ fn check_all(device: &Arc<Device>, name: &str, tensor: &Tensor) -> Vec<ValueEnco
 #[test]
 fn every_order_and_value_encoding() {
     on_a_device("every_order_and_value_encoding", |device| {
-        let cases: [(&str, &[u64], Value); 8] = [
+        let cases: [(&str, &[u64], Value); 10] = [
             ("order 2", &[300, 7000], values::integer),
             ("order 3", &[50, 4000, 7], values::single),
             ("order 4", &[91, 24, 885, 141], values::few),
@@ -232,6 +233,8 @@ fn every_order_and_value_encoding() {
             ("order 8", &[9, 8, 7, 6, 5, 40, 30, 20], values::fraction),
             ("duplicates", &[2, 300, 4], values::with_zeros),
             ("one row", &[1, 6000, 1], values::integer),
+            ("integers of 32 bits", &[60, 70, 80], |bits| (bits >> 32) as f64),
+            ("integers of 33 bits", &[60, 70, 80], |bits| (bits >> 31) as f64),
             ("32 bits", &[u32::MAX.into(), 3, 1 << 17], values::wide_integer),
         ];
         let mut met = Vec::new();
@@ -323,6 +326,13 @@ fn values_that_f32_does_not_hold_stay_finite() {
     });
 }
 
+/// The record of a chunk's first tile, of order 3, and where its columns start in the image.
+fn first_tile(store: &Store, header: &ChunkHeader) -> (TileRecord, usize) {
+    let file = std::fs::read(store.chunk_path(header.number as usize)).unwrap();
+    let (tiles, columns) = (header.section(SectionKind::Tiles), header.section(SectionKind::Columns));
+    (TileRecord::read(&file[tiles.unwrap()], 3), columns.unwrap().start)
+}
+
 #[test]
 fn numbers_out_of_range_are_found_and_read_nothing_outside() {
     on_a_device("numbers_out_of_range_are_found_and_read_nothing_outside", |device| {
@@ -346,6 +356,13 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
                 resident.images.write_at(values.end - 8, &[f64::NAN]).unwrap();
                 fails(&store, &resident);
             }
+            if resident.encodings == [ValueEncoding::Dictionary] {
+                let (record, words) = first_tile(&store, &resident.headers[0]);
+                let indices = record.widths(3) - record.value_width;
+                let numbers = vec![u8::MAX; column::bytes(record.value_width)];
+                resident.images.write_at(words + column::bytes(indices), &numbers).unwrap();
+                fails(&store, &resident);
+            }
             let damaged = common::with_largest_numbers(&store);
             fails(&damaged, &Resident::new(device, &damaged, 0..1).unwrap());
         }
@@ -365,6 +382,15 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let store = packed(&tensor, &options(&dir.path().join("t"), Kind::Tiled, ALL_CHUNKS));
         let mut manifest = store.manifest().clone();
         assert!(plan(&manifest).is_ok());
+        // Values that are not what the caller says.
+        let fractions = Tensor::random(&[100, 90, 80], 500, 5, values::fraction);
+        let store = packed(&fractions, &options(&dir.path().join("u"), Kind::Tiled, ALL_CHUNKS));
+        let resident = Resident::new(device, &store, 0..1).unwrap();
+        let integers =
+            OrderPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22)
+                .unwrap();
+        let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
+        assert!(derive(device, &kernels, &stream, &store, &integers, resident.list()).is_err());
         manifest.chunks[0].nnz = 1 << 32;
         assert!(plan(&manifest).unwrap_err().to_string().contains("too many"));
     });

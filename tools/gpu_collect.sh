@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Collects what a machine with a GPU but without cargo or network needs to test and measure this checkout: stripped
-# programs, the device test and small tensors. Then, there: tools/gpu_run.sh DIR OUT.
+# programs, the device tests and small tensors. Then, there: tools/gpu_run.sh DIR OUT.
 # usage: tools/gpu_collect.sh [DIR [DATA]]    DIR defaults to .gpu, DATA (tensors) to ../shared/data
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,13 +8,15 @@ dir=${1:-.gpu}
 data=${2:-../shared/data}
 profile=${PROFILE:-quick}
 cargo build --profile "$profile" --bins --quiet
-device_test=$(cargo test --profile "$profile" --test device --no-run --message-format json --quiet |
-    sed -n 's/.*"name":"device".*"executable":"\([^"]*\)".*/\1/p')
 mkdir -p "$dir/bin" "$dir/data"
+for test in device order; do
+    built=$(cargo test --profile "$profile" --test $test --no-run --message-format json --quiet |
+        sed -n 's/.*"name":"'$test'".*"executable":"\([^"]*\)".*/\1/p')
+    strip -o "$dir/bin/$test-test" "$built"
+done
 for program in pack run info gen export; do
     strip -o "$dir/bin/blco-$program" "${CARGO_TARGET_DIR:-target}/$profile/blco-$program"
 done
-strip -o "$dir/bin/device-test" "$device_test"
 for tensor in uber-aprjun2014-4d darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail; do
     [ ! -f "$data/$tensor.tns.zst" ] || cp -f "$data/$tensor.tns.zst" "$dir/data/"
 done

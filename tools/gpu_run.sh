@@ -13,14 +13,18 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | 
 check() {
     echo "## agreement with the oracle"
     BLCO_DEVICE_FULL=1 BLCO_DATA=$dir/data "$dir/bin/device-test" --nocapture --test-threads 1 >"$out/check.txt" 2>&1
+    "$dir/bin/order-test" --nocapture --test-threads 1 >>"$out/check.txt" 2>&1
     grep -E '^test |^Tally|test result|bound' "$out/check.txt"
 }
 sanitize() {
     for tool in memcheck racecheck initcheck; do
-        echo "## compute-sanitizer $tool"
-        compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/device-test" --test-threads 1 >"$out/$tool.txt" 2>&1
-        echo "status $?"
-        grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|test result|=========.*(Invalid|Uninit|Race)' "$out/$tool.txt" | sort | uniq -c | sort -rn | head -5
+        for test in device order; do
+            local log=$out/$tool-$test.txt
+            echo "## compute-sanitizer $tool, $test test"
+            compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/$test-test" --test-threads 1 >"$log" 2>&1
+            echo "status $?"
+            grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|test result|=========.*(Invalid|Uninit|Race)' "$log" | sort | uniq -c | sort -rn | head -5
+        done
     done
 }
 ends() {

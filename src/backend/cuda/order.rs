@@ -315,8 +315,8 @@ impl OrderSeconds {
 /// Derives what `plan` says from the `chunks` (address and length of a list of [`Chunk`]s on the device, with a thread block for each
 /// tile) that it was made for, which are there and stay while this runs. Returns when all is done.
 ///
-/// A number out of range in a chunk is an [`Error::Corrupt`], too little memory an [`Error::Device`] that says so; in
-/// either case nothing is left behind.
+/// A number out of range in a chunk (or values that are not integers, where the plan says so) is an [`Error::Corrupt`], too
+/// little memory an [`Error::Device`] that says so; in either case nothing is left behind.
 pub fn derive(
     device: &Arc<Device>,
     kernels: &OrderKernels,
