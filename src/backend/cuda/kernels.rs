@@ -26,12 +26,13 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 6] = [
+const HEADERS: [SourceFile; 7] = [
     source!("abi.h"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
     source!("order.cuh"),
+    source!("sort.cuh"),
     source!("tile.cuh"),
 ];
 
