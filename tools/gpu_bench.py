@@ -4,6 +4,7 @@ cold disk against direct reads of the same files; and a billion nonzeros in a fr
 
 usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|passes|tensors|cold|billion|start ...]
 
+TENSORS="uber nell2" takes some of the tensors only.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
 """
 import json
@@ -187,8 +188,9 @@ def main(arguments):
         sys.exit(__doc__.strip())
     binaries, work, report, *what = arguments
     bench = Bench(binaries, work)
-    jobs = {"start": bench.start, "modes": lambda: bench.modes(list(TENSORS)), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
-            "tensors": lambda: bench.passes(list(TENSORS)), "cold": lambda: bench.cold(["nell1s"]),
+    chosen = os.environ.get("TENSORS", " ".join(TENSORS)).split()
+    jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
+            "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
             "billion": bench.billion}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:

@@ -6,6 +6,7 @@
 //! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
 //! measured (docs/performance.md).
 
+use super::abi::SHORT_ROW;
 use super::driver::Facts;
 use super::order::OrderPlan;
 use crate::dense::Precision;
@@ -151,22 +152,33 @@ impl Rates {
         self.memory * if bytes < self.l2_bytes / 2.0 { 0.63 } else { 0.32 }
     }
 
+    /// Bytes a second that are written or read one after the other.
+    fn streams(&self) -> f64 {
+        0.85 * self.memory
+    }
+
     /// Seconds to derive an order: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
     /// sector of 32 bytes each.
     fn derive(&self, manifest: &Manifest, mode: usize) -> f64 {
         let (digits, columns) = (manifest.shape.bits(mode).div_ceil(8), manifest.shape.order() + 1);
         let bytes = 20.0 * f64::from(digits) + 64.0 * columns as f64 + 30.0;
-        manifest.nnz as f64 * bytes / (0.5 * self.memory)
+        manifest.nnz as f64 * bytes / (0.65 * self.memory)
     }
 
-    /// Seconds that the target-major order of `mode` saves in a pass.
+    /// Seconds that the target-major order of `mode` saves in a pass: its rows are written once instead of updated for each
+    /// group that meets them, but rows of the other modes are read again. Sums of short rows in f32 need no f64.
     fn saved(&self, manifest: &Manifest, operation: &Operation<'_>, sample: &Sample, mode: usize) -> f64 {
         let (nnz, rank) = (manifest.nnz as f64, operation.rank as f64);
         let rows = |m: usize| f64::from(manifest.shape.dims()[m]);
         let sum_bytes = rank * 8.0;
         let met = sample.rows_per_nonzero[mode];
         let left = (rows(mode) / nnz).min(met);
-        let updates = (met - left) * sum_bytes / self.updates(rows(mode) * sum_bytes);
+        let updated = met * sum_bytes / self.updates(rows(mode) * sum_bytes);
+        let written = left * sum_bytes / self.streams();
+        let short = operation.precision == Precision::F32
+            && manifest.longest_row_bounds[mode] <= u64::from(SHORT_ROW);
+        // Cleared, read and turned into f32: 8 + 8 + 4 bytes instead of 4.
+        let sums = if short { rows(mode) * rank * 16.0 / self.streams() } else { 0.0 };
         let row_bytes = rank
             * match operation.precision {
                 Precision::F64 => 8.0,
@@ -176,7 +188,7 @@ impl Rates {
         let again: f64 = others
             .map(|m| (1.0 - sample.rows_per_nonzero[m]) * row_bytes / self.reads(rows(m) * row_bytes))
             .sum();
-        nnz * (updates - again)
+        nnz * (updated - written - again) + sums
     }
 }
 
