@@ -1,15 +1,15 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
-// With BLCO_RANK and what stands beside it below: `mttkrp`, `mttkrp_short` (sums in
-// BLCO_REAL: for sorted nonzeros and short rows) and `finish_real` made for them.
+// With BLCO_RANK and what stands beside it below: `mttkrp`, with BLCO_SHORT
+// `mttkrp_short` (sums in BLCO_REAL, for sorted nonzeros and short rows), and `finish_real` made for them.
 #include "mttkrp.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
-#define MTTKRP(name, layout, real, sum, order, tiles, lanes, columns, vector, batch, rank)                                  \
+#define MTTKRP(name, layout, real, sum, order, tiles, lanes, columns, batch, rank)                                  \
     extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))        \
         name(const MttkrpArgs args)                                                                                    \
     {                                                                                                                  \
         typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
-        mttkrp<layout, real, sum, order, OfBlock, Lanes<lanes, columns, vector, batch>, rank>(args);                   \
+        mttkrp<layout, real, sum, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                   \
     }
 
 #define FINISH(name, real)                                                                                             \
@@ -19,8 +19,10 @@
     }
 
 #ifdef BLCO_RANK
-MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, double, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_VECTOR, BLCO_BATCH, BLCO_RANK)
-MTTKRP(mttkrp_short, BLCO_LAYOUT, BLCO_REAL, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_VECTOR, BLCO_BATCH, BLCO_RANK)
+MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, double, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+#ifdef BLCO_SHORT
+MTTKRP(mttkrp_short, BLCO_LAYOUT, BLCO_REAL, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+#endif
 FINISH(finish_real, BLCO_REAL)
 #else
 #include "instances.h"

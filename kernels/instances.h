@@ -1,12 +1,12 @@
-// The embedded MTTKRP kernels: X(name, layout, real, sum, order, tiles, lanes, columns, vector, batch, rank). A name says all that
+// The embedded MTTKRP kernels: X(name, layout, real, sum, order, tiles, lanes, columns, batch, rank). A name says all that
 // chooses it: layout, precision, order (8: any), tiles of a thread block, lanes, columns of a lane in a sweep over the rank,
-// columns loaded at once, batch; `short`: sums in f32.
+// batch; `short`: sums in f32.
 #pragma once
 
 #define BLCO_ANY_RANK(X, tag, layout, real, sum, order, tiles, wide)                                                   \
-    X(mttkrp_##tag##_o##order##_t##tiles##l8c1v1b4, layout, real, sum, order, tiles, 8, 1, 1, 4, 0)                    \
-    X(mttkrp_##tag##_o##order##_t##tiles##l16c1v1b4, layout, real, sum, order, tiles, 16, 1, 1, 4, 0)                  \
-    X(mttkrp_##tag##_o##order##_t##tiles##l16c2v1b##wide, layout, real, sum, order, tiles, 16, 2, 1, wide, 0)
+    X(mttkrp_##tag##_o##order##_t##tiles##l8c1b4, layout, real, sum, order, tiles, 8, 1, 4, 0)                    \
+    X(mttkrp_##tag##_o##order##_t##tiles##l16c1b4, layout, real, sum, order, tiles, 16, 1, 4, 0)                  \
+    X(mttkrp_##tag##_o##order##_t##tiles##l16c2b##wide, layout, real, sum, order, tiles, 16, 2, wide, 0)
 
 // Four tiles where shared memory holds them.
 #define BLCO_ORDERS(X, tag, layout, real, sum, wide)                                                                   \

@@ -24,31 +24,12 @@ __device__ __forceinline__ Chunk chunk_of(const MttkrpArgs& a, u32 block)
     return chunks[low];
 }
 
-// How a row is shared: LANES threads, each with COLUMNS columns in a sweep over the rank, loaded VECTOR at a time: one, or four
-// floats. BATCH is the number of nonzeros whose factor rows are loaded before any of them is added.
-template <int LANES_, int COLUMNS_, int VECTOR_, int BATCH_> struct Lanes {
-    static constexpr int LANES = LANES_, COLUMNS = COLUMNS_, VECTOR = VECTOR_, BATCH = BATCH_, SWEEP = LANES * COLUMNS;
-    static_assert(VECTOR == 1 || (VECTOR == 4 && COLUMNS % 4 == 0 && LANES % 4 == 0), "whole vectors, lanes to transpose them");
-
-    // Which column of a sweep lane 0 loads as its number c; lane l loads that l * VECTOR further.
-    static __device__ constexpr u32 loaded(int c) { return c / VECTOR * LANES * VECTOR + c % VECTOR; }
+// How a row is shared: LANES threads, each with COLUMNS columns in a sweep over the rank, LANES apart, so that each load and each
+// update of a group covers contiguous bytes. BATCH is the number of nonzeros whose factor rows are loaded before any of
+// them is added.
+template <int LANES_, int COLUMNS_, int BATCH_> struct Lanes {
+    static constexpr int LANES = LANES_, COLUMNS = COLUMNS_, BATCH = BATCH_, SWEEP = LANES * COLUMNS;
 };
-
-// Exchanges x[c] of lane l with x[l mod 4] of the c-th of the four lanes that l is among, all of which call it.
-template <class T> __device__ __forceinline__ void transpose(T* x, u32 lane, u32 lanes)
-{
-#pragma unroll
-    for (u32 distance = 2; distance > 0; distance /= 2) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            if (i & distance) continue;
-            const bool upper = lane & distance;
-            const T other = __shfl_xor_sync(lanes, upper ? x[i] : x[i + distance], distance);
-            if (upper) x[i] = other;
-            else x[i + distance] = other;
-        }
-    }
-}
 
 // N numbers of shared memory from a multiple of 16 bytes on.
 template <class T, int N> __device__ __forceinline__ void take(const T* from, T (&to)[N])
@@ -61,58 +42,38 @@ template <class T, int N> __device__ __forceinline__ void take(const T* from, T 
     for (int i = 0; i < N; ++i) to[i] = numbers.x[i];
 }
 
-// The columns of a thread in one sweep over the rank. WHOLE: all of them are there.
+// The columns of a thread in one sweep over the rank: column(0), and further ones LANES apart. WHOLE: all of them are there.
 template <class S, bool WHOLE> struct Sweep {
-    // The sweep's first column, and how many the rank has from there on.
-    u32 start, left;
-    u32 lane;
-    // The lanes of the group.
-    u32 lanes;
+    // The sweep's first column, the rank, and the thread's place in its group.
+    u32 start, rank, lane;
 
-    __device__ __forceinline__ Sweep(u32 start_, u32 rank) : start(start_), left(rank - start_), lane(threadIdx.x % S::LANES)
-    {
-        lanes = ((1u << S::LANES) - 1) << (threadIdx.x % 32 / S::LANES * S::LANES);
-    }
+    __device__ __forceinline__ Sweep(u32 start_, u32 rank_) : start(start_), rank(rank_), lane(threadIdx.x % S::LANES) {}
 
-    // The column where a thread's loads start.
-    __device__ __forceinline__ u32 first() const { return WHOLE ? start + lane * S::VECTOR : 0; }
+    __device__ __forceinline__ u32 column(int c) const { return start + lane + c * S::LANES; }
 
-    // Loads a thread's columns of a row, whose column `first` is at `row`. Columns beyond the rank repeat others.
+    // Where loads and updates of a row of a matrix count from: the thread's first column, whose address is then the same
+    // for all rows but for a multiple of the rank, or column 0 where columns can be missing.
+    template <class T> __device__ __forceinline__ T* base(T* matrix) const { return matrix + (WHOLE ? column(0) : 0); }
+
+    // Loads a thread's columns of a row, of which `row` is the base. Columns beyond the rank repeat column 0.
     template <class T> __device__ __forceinline__ void load(const T* row, T (&x)[S::COLUMNS]) const
     {
 #pragma unroll
-        for (int c = 0; c < S::COLUMNS; c += S::VECTOR) {
-            const u32 column = lane * S::VECTOR + S::loaded(c);
-            const T* at = row + (WHOLE ? S::loaded(c) : start + (column < left ? column : 0));
-            if (S::VECTOR == 1) {
-                x[c] = __ldg(at);
-            } else {
-                const float4 v = __ldg((const float4*)at);
-                x[c] = v.x, x[c + 1] = v.y, x[c + 2] = v.z, x[c + 3] = v.w;
-            }
-        }
+        for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
-    // The column where a thread's updates start. Each update of a group covers whole sectors of 32 bytes: vectors are
-    // transposed first, so that lane l has column l mod 4 of each four.
-    __device__ __forceinline__ u32 home() const { return start + (S::VECTOR == 1 ? lane : lane / 4 * 16 + lane % 4); }
-
-    // Adds a thread's sums to a row, whose column `home` is at `row`, or writes them there where the row is the group's alone;
-    // clears them. Called by all lanes of a group.
+    // Adds a thread's sums to a row, of which `row` is the base, or writes them there where the row is the group's alone; clears
+    // them.
     template <class T, class SUM> __device__ __forceinline__ void update(SUM* row, T (&sum)[S::COLUMNS], bool alone) const
     {
 #pragma unroll
-        for (int c = 0; c < S::COLUMNS; c += S::VECTOR) {
-            if (S::VECTOR == 4) transpose(sum + c, lane, lanes);
-#pragma unroll
-            for (int v = 0; v < S::VECTOR; ++v) {
-                const u32 further = S::loaded(c) + 4 * v;
-                if (WHOLE || home() - start + further < left) {
-                    if (alone) row[further] = (SUM)sum[c + v];
-                    else atomicAdd(row + further, (SUM)sum[c + v]);
-                }
-                sum[c + v] = T(0);
+        for (int c = 0; c < S::COLUMNS; ++c) {
+            if (WHOLE || column(c) < rank) {
+                SUM* at = row + (WHOLE ? c * S::LANES : column(c));
+                if (alone) *at = (SUM)sum[c];
+                else atomicAdd(at, (SUM)sum[c]);
             }
+            sum[c] = T(0);
         }
     }
 };
@@ -121,15 +82,15 @@ template <class S, bool WHOLE> struct Sweep {
 // multiplies `product` by it where `more` factors follow.
 template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
 __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a,
-                                          u32 k, u32 i, u32 rank, bool more, T (&product)[S::BATCH][S::COLUMNS],
+                                          u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
-    const T* const factor = (const T*)a.factors[k - (k <= a.mode)] + sweep.first();
+    const T* const factor = sweep.base((const T*)a.factors[k - (k <= a.mode)]);
     u32 index[S::BATCH];
     take(group.index[k] + i, index);
 #pragma unroll
     for (int b = 0; b < S::BATCH; ++b) {
-        sweep.load(factor + (u64)index[b] * rank, rows[b]);
+        sweep.load(factor + (u64)index[b] * sweep.rank, rows[b]);
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
             if (more) product[b][c] *= rows[b][c];
@@ -149,7 +110,7 @@ __device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, 
     if (begin == end) return;
     for (u32 start = 0; start < rank; start += S::SWEEP) {
         const Sweep<S, WHOLE> sweep(start, rank);
-        SUM* const out = sums + sweep.home();
+        SUM* const out = sweep.base(sums);
         T sum[COLUMNS] = {};
         const u32 first = group.index[0][begin];
         u32 row = first;
@@ -169,9 +130,9 @@ __device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, 
             }
             if (ORDER < BLCO_ORDER_MAX) {
 #pragma unroll
-                for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, k, i, rank, k + 1 < ORDER, product, last);
+                for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, k, i, k + 1 < ORDER, product, last);
             } else {
-                for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, k, i, rank, k + 1 < a.order, product, last);
+                for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, k, i, k + 1 < a.order, product, last);
             }
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {

@@ -110,28 +110,18 @@ struct Tally {
 }
 
 /// Ways to share the work that are not chosen unasked, all tested where NVRTC is installed.
-const VARIANTS: [&str; 10] = [
-    "t1l16c2v1b4",
-    "t2l16c2v1b4",
-    "t4l16c1v1b8",
-    "t4l16c2v1b2",
-    "t4l8c4v4b4",
-    "t2l8c4v4b2",
-    "t4l4c4v4b2",
-    "t1l4c8v4b1",
-    "t2l8c8v1b1",
-    "t4l8c2v1b4",
-];
+const VARIANTS: [&str; 7] =
+    ["t1l16c2b4", "t2l16c2b4", "t4l16c1b8", "t4l16c2b2", "t4l8c4b4", "t1l4c8b1", "t2l8c8b1"];
 
 impl Tally {
     /// Embedded kernels, compiled ones, and other variants, in turn.
-    fn kernels(&self, device: &Device, precision: Precision, order: usize, rank: usize) -> Source {
+    fn kernels(&self, device: &Device, precision: Precision, order: usize) -> Source {
         let (compile, cache) = (self.runs.is_multiple_of(2).then_some(false), self.cache.clone());
         let mut variant = None;
         if self.runs % 16 == 3 && Nvrtc::find(device.facts.driver_version, None).is_ok() {
             let mut of_turn: Vec<Variant> = VARIANTS.iter().map(|name| name.parse().unwrap()).collect();
             of_turn.rotate_left(self.runs / 16 % VARIANTS.len());
-            variant = of_turn.into_iter().find(|v| v.suits(precision, order, rank).is_ok());
+            variant = of_turn.into_iter().find(|v| v.suits(precision, order).is_ok());
         }
         Source { compile, cache, variant }
     }
@@ -152,7 +142,7 @@ fn agrees<T: Real + bytemuck::Pod>(
         let all = [1, 2, 3, 4, 8];
         let lanes = if is_full() && order == 3 { &all[..] } else { &all[tally.turn % all.len()..][..1] };
         for &lanes in lanes {
-            let kernels = tally.kernels(device, T::PRECISION, order, factors[0].columns());
+            let kernels = tally.kernels(device, T::PRECISION, order);
             let (results, report) = run(device, store, factors, &kernels, lanes, residency);
             let what = format!("{}: {residency:?}, {lanes} lanes", store.path().display());
             let held = report.device.unwrap().resident_chunks;

@@ -88,7 +88,7 @@ pub struct Run {
     /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
     #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
     kernels: KernelsArg,
-    /// GPU kernel to compile and measure, by tiles, lanes, columns, vector and batch, such as t4l16c2v1b4
+    /// GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4
     #[arg(long, value_name = "VARIANT", value_parser = device::variant)]
     kernel: Option<Variant>,
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py

@@ -22,9 +22,6 @@
 struct dim3 {
     unsigned x, y, z;
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
 
 namespace mock {
 

@@ -301,8 +301,8 @@ static void compare_all(Device& device, const Store& store, const std::vector<u6
         }
         for (u32 order : {3u, 4u, 8u}) {
             if (order != 8 && order != store.order) continue;
-            const std::string wide = sizeof(T) == 8 ? "l16c2v1b2" : "l16c2v1b4";
-            for (const std::string& share : {std::string("l8c1v1b4"), std::string("l16c1v1b4"), wide}) {
+            const std::string wide = sizeof(T) == 8 ? "l16c2b2" : "l16c2b4";
+            for (const std::string& share : {std::string("l8c1b4"), std::string("l16c1b4"), wide}) {
                 const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_" + type +
                                            "_o" + std::to_string(order) + (order == 8 ? "_t2" : "_t4") + share;
                 // Not every combination, but each kernel with several.
@@ -527,7 +527,7 @@ static void short_factor()
     args.factors[1] = upload(std::vector<double>(16, 1.0));
     args.sums = upload(std::vector<double>(32, 0.0));
     args.fault = upload(std::vector<u32>{~0u});
-    device.launch("mttkrp_raw_f64_o8_t2l16c1v1b4", device.first, 1, 2 * BLCO_TILE_THREADS, {&args});
+    device.launch("mttkrp_raw_f64_o8_t2l16c1b4", device.first, 1, 2 * BLCO_TILE_THREADS, {&args});
     CU(cuStreamSynchronize(device.first));
 }
 
@@ -553,7 +553,7 @@ static std::vector<Case> cases()
         {"adds_outside", "outside of device memory", [] { broken("adds_outside"); }},
         {"misaligned", "misaligned", [] { broken("misaligned"); }},
         {"outside_of_shared", "outside of an array", [] { broken("outside_of_shared"); }},
-        {"short_factor", "mttkrp_raw_f64_o8_t2l16c1v1b4, block 0", short_factor},
+        {"short_factor", "mttkrp_raw_f64_o8_t2l16c1b4, block 0", short_factor},
         {"no_wait", "", [] { streams(false, false); }},
         {"host_buffer_reused", "", [] { streams(true, true); }},
     };
@@ -702,7 +702,7 @@ static void speed(const std::string& directory)
     const u32 rank = 16;
     for (u32 m = 0; m < store.order; ++m) factors.push_back(upload(std::vector<double>((u64)store.dims[m] * rank, 0.5)));
     for (u32 mode = 0; mode < store.order; ++mode) {
-        const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_f64_o8_t2l16c1v1b4";
+        const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_f64_o8_t2l16c1b4";
         MttkrpArgs args = {};
         for (u32 m = 0; m < store.order; ++m) {
             args.factors[m] = factors[m];

@@ -116,7 +116,7 @@ impl Source {
         let Specialisation { precision, order, rank, .. } = *spec;
         if let Some(variant) = self.variant {
             let refused = |why| Error::request(format!("kernel {variant}: {why}"));
-            variant.suits(precision, order, rank).map_err(refused)?;
+            variant.suits(precision, order).map_err(refused)?;
         }
         let variant = self.variant.unwrap_or_else(|| Variant::compiled(precision, order, rank, factor_bytes));
         let why = match self.compiled(device, sys, spec, &variant) {
@@ -168,7 +168,7 @@ impl Source {
 }
 
 /// How an MTTKRP kernel shares the work among threads: what does not change its results but for the order of additions.
-/// As text, `t4l16c2v1b4`: tiles, lanes, columns, vector, batch.
+/// As text, `t4l16c2b4`: tiles, lanes, columns, batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     /// Tiles of a thread block, ordered together: 1, 2 or 4, with 128 threads each.
@@ -177,8 +177,6 @@ pub struct Variant {
     pub lanes: u32,
     /// Columns that a thread computes in one sweep over the rank.
     pub columns: u32,
-    /// Columns that a thread loads at once: 1, or 4 in f32.
-    pub vector: u32,
     /// Nonzeros whose rows are loaded before any is added.
     pub batch: u32,
 }
@@ -198,7 +196,7 @@ impl Variant {
             columns = 1;
         }
         let tiles = [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES);
-        Self { tiles: tiles.unwrap_or(1), lanes, columns, vector: 1, batch: 4 }
+        Self { tiles: tiles.unwrap_or(1), lanes, columns, batch: 4 }
     }
 
     /// The embedded one that serves an order and rank.
@@ -208,12 +206,12 @@ impl Variant {
         let tiles = if matches!(order, 3 | 4) { 4 } else { 2 };
         // A rank known at run time only takes registers.
         let batch = if columns > 1 && precision == Precision::F64 { 2 } else { 4 };
-        Self { tiles, lanes, columns, vector: 1, batch }
+        Self { tiles, lanes, columns, batch }
     }
 
-    /// Whether a kernel for this order, precision and rank can be made so, and computes what it should.
-    pub fn suits(&self, precision: Precision, order: usize, rank: usize) -> Result<(), String> {
-        let Self { tiles, lanes, columns, vector, batch } = *self;
+    /// Whether a kernel for this order and precision can be made so, and computes what it should.
+    pub fn suits(&self, precision: Precision, order: usize) -> Result<(), String> {
+        let Self { tiles, lanes, columns, batch } = *self;
         let one_of = |name, value: u32, allowed: &[u32]| {
             if allowed.contains(&value) {
                 Ok(())
@@ -224,11 +222,7 @@ impl Variant {
         one_of("tiles", tiles, &[1, 2, 4])?;
         one_of("lanes", lanes, &[4, 8, 16])?;
         one_of("columns", columns, &[1, 2, 4, 8])?;
-        one_of("vector", vector, &[1, 4])?;
         one_of("batch", batch, &[1, 2, 4, 8])?;
-        if vector == 4 && (precision == Precision::F64 || columns < 4 || !rank.is_multiple_of(4)) {
-            return Err("four columns are loaded at once in f32, of rows of whole vectors".into());
-        }
         let bytes = group_bytes(precision, order, tiles);
         if bytes > SHARED_BYTES {
             return Err(format!(
@@ -259,8 +253,8 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tiles, lanes, columns, vector, batch } = self;
-        write!(f, "t{tiles}l{lanes}c{columns}v{vector}b{batch}")
+        let Self { tiles, lanes, columns, batch } = self;
+        write!(f, "t{tiles}l{lanes}c{columns}b{batch}")
     }
 }
 
@@ -281,12 +275,11 @@ impl FromStr for Variant {
                 tiles: number('t')?,
                 lanes: number('l')?,
                 columns: number('c')?,
-                vector: number('v')?,
                 batch: number('b')?,
             })
         };
         let variant = all().filter(|v| v.to_string() == text);
-        variant.ok_or_else(|| format!("{text}: not like t4l16c2v1b4 (tiles, lanes, columns, vector, batch)"))
+        variant.ok_or_else(|| format!("{text}: not like t4l16c2b4 (tiles, lanes, columns, batch)"))
     }
 }
 
@@ -344,7 +337,8 @@ impl Specialisation {
             Precision::F64 => "double",
             Precision::F32 => "float",
         };
-        vec![
+        let short = self.has_short().then(|| "-DBLCO_SHORT".to_owned());
+        let mut options = vec![
             format!("--gpu-architecture=sm_{major}{minor}"),
             "--std=c++17".into(),
             format!("-DBLCO_LAYOUT={layout}"),
@@ -354,9 +348,10 @@ impl Specialisation {
             format!("-DBLCO_TILES={}", variant.tiles),
             format!("-DBLCO_LANES={}", variant.lanes),
             format!("-DBLCO_COLUMNS={}", variant.columns),
-            format!("-DBLCO_VECTOR={}", variant.vector),
             format!("-DBLCO_BATCH={}", variant.batch),
-        ]
+        ];
+        options.extend(short);
+        options
     }
 }
 
