@@ -323,6 +323,17 @@ fn long_delays_change_nothing() {
     }
 }
 
+/// The pass's zero is there before anything that is timed from it ends: a stream that does nothing else is late now and
+/// then, once in some hundred passes.
+#[test]
+fn times_are_there_when_a_pass_ends() {
+    let Some(gpu) = mock() else { return };
+    let place = Place::new(gpu, &Tensor::random(&[9, 8, 7], 100, 5, values::one), Kind::Tiled, 16 << 20);
+    let args = ["--repeat", "300", "--modes", "1", "--device-order", "store", "--rank", "4"];
+    let output = place.blco_run(&args, &[("BLCO_MOCK_SLOW", "500")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// The arguments of the runs in which calls fail: lanes, chunks that stay and chunks that do not.
 struct Failing {
     place: Place,

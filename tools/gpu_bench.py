@@ -65,7 +65,7 @@ class Bench:
             options, rank = TENSORS[name]
             path = self.store(name, options)
             for precision in ("f64", "f32"):
-                common = ["--rank", str(rank), "--precision", precision, "--repeat", "12"]
+                common = ["--rank", str(rank), "--precision", precision, "--repeat", "12", "--device-order", "store"]
                 resident = None
                 images = self.run(path, *common, "--plan")["device"]["first_pass_bytes"]
                 least = self.run(path, *common[:4], "--plan")["device"]["memory_bytes"]

@@ -385,8 +385,13 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.pass = DevicePass::default();
         self.derive()?;
         self.clock.begin(&self.lanes[0].copy)?;
-        self.lanes.iter_mut().for_each(|lane| lane.used.clear());
+        for lane in &mut self.lanes {
+            lane.used.clear();
+            lane.copy.wait(&self.clock.base)?;
+        }
         for (p, part) in self.parts.iter().enumerate() {
+            // All that is timed comes after the pass's zero.
+            part.streamed.wait(&self.clock.base)?;
             self.op.begin(p, part.derived.is_some(), &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
