@@ -14,12 +14,8 @@ typedef long long i64;
 #define BLCO_TILE_NNZ 512
 // Threads that a thread block has for each of its tiles.
 #define BLCO_TILE_THREADS 128
-// Nonzeros that a thread adds up at most before it updates memory.
-#define BLCO_PART 64
-// Terms of a chain of additions in the precision of the factors, at most: longer sums are in f64.
-#define BLCO_CHAIN (2 * BLCO_PART)
-// A row of so many nonzeros, sorted, lies in at most BLCO_PART parts.
-#define BLCO_SHORT_ROW (BLCO_PART * (BLCO_PART - 2))
+// Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
+#define BLCO_SHARE 64
 
 // A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first thread block of a
 // launch that works on it.

@@ -1,12 +1,12 @@
 // MTTKRP of one mode from encoded chunks: out[i_m, :] += value * product over k != m of A_k[i_k, :].
 //
 // A thread block takes a few tiles: decodes them into shared memory, ordered by row of the target mode (tile.cuh), and
-// hands each group of LANES threads an equal part of the ordered nonzeros. Such a group holds a row's sums in registers
+// hands each group of LANES threads a share of the ordered nonzeros. Such a group holds a row's sums in registers
 // and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
-// section 5.1). Where the nonzeros are sorted by row, a row that begins and ends inside a part is written, not added: nobody
+// section 5.1). Where the nonzeros are sorted by row, a row that begins and ends inside a share is written, not added: nobody
 // else has it. With several copies of the result, thread block b adds to copy b mod copies (hierarchical, section
-// 5.2); `finish` adds the copies up. Products are in T, parts of at most BLCO_PART additions too; sums in memory are in SUM:
-// f64, or T where the nonzeros are sorted and no row lies in more than BLCO_PART parts.
+// 5.2); `finish` adds the copies up. Products are in T, shares of at most BLCO_SHARE additions too; sums in memory are in
+// SUM: f64, or T where the nonzeros are sorted and no row lies in many shares (Variant::short_row in kernels.rs).
 #pragma once
 #include "tile.cuh"
 
@@ -103,11 +103,10 @@ template <class T, class SUM, int ORDER, class SHAPE, class S, bool WHOLE>
 __device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 nnz, u32 rank, SUM* sums)
 {
     constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
-    constexpr u32 PARTS = SHAPE::THREADS / S::LANES;
-    static_assert(SHAPE::NNZ / PARTS <= BLCO_PART, "a thread adds up so many");
-    const u32 part = threadIdx.x / S::LANES;
-    const u32 begin = nnz / BATCH * part / PARTS * BATCH, end = nnz / BATCH * (part + 1) / PARTS * BATCH;
-    if (begin == end) return;
+    constexpr u32 SHARE = SHAPE::PER * S::LANES;
+    static_assert(SHARE <= BLCO_SHARE && SHARE % BATCH == 0, "shares of whole batches");
+    const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
+    if (begin >= end) return;
     for (u32 start = 0; start < rank; start += S::SWEEP) {
         const Sweep<S, WHOLE> sweep(start, rank);
         SUM* const out = sweep.base(sums);
@@ -137,7 +136,7 @@ __device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, 
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
                 if (rows[b] != row) {
-                    // The part's first row can begin before it, and its last one end behind it.
+                    // The share's first row can begin before it, and its last one end behind it.
                     sweep.update(out + (u64)row * rank, sum, a.sorted && row != first);
                     row = rows[b];
                 }

@@ -170,10 +170,10 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
 {
     constexpr int PER = SHAPE::PER;
     const Header h = LAYOUT::header_of(image);
-    const u32 part = threadIdx.x / SHAPE::OF_TILE, left = h.nnz - t * BLCO_TILE_NNZ;
+    const u32 mine = threadIdx.x / SHAPE::OF_TILE, left = h.nnz - t * BLCO_TILE_NNZ;
     const u32 all = left < SHAPE::NNZ ? left : SHAPE::NNZ, padded = (all + BATCH - 1) / BATCH * BATCH;
     // Threads whose tile is not there have no slots.
-    const u32 start = part * BLCO_TILE_NNZ, end = start + BLCO_TILE_NNZ;
+    const u32 start = mine * BLCO_TILE_NNZ, end = start + BLCO_TILE_NNZ;
     const u32 nnz = all <= start ? 0 : all < end ? all - start : BLCO_TILE_NNZ;
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
     const Slots slots = {threadIdx.x % SHAPE::OF_TILE, SHAPE::OF_TILE, nnz};
@@ -184,7 +184,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
     }
     u32 index[PER][ORDER], at[PER], row[PER];
     T value[PER];
-    if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + part, slots, bad);
+    if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + mine, slots, bad);
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
         // Masks, because compilers turn a choice into an array in local memory.

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 /// Chunks that hold any of the tensors here.
 const LARGE_CHUNKS: u64 = 8 << 20;
-/// The longest chain of additions in f32 on a GPU, in the store's order: `BLCO_PART` of kernels/abi.h.
+/// The longest chain of additions in f32 on a GPU, in the store's order: `BLCO_SHARE` of kernels/abi.h.
 const CHAIN: f64 = 64.0;
 /// A run that takes longer hangs.
 const PATIENCE: Duration = Duration::from_mins(2);

@@ -1,5 +1,4 @@
-//! Establishes, in one process on whatever CUDA device there is (a real one, or the mock driver's through
-//! `LD_LIBRARY_PATH`), that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
+//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
 //! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
 //! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
 //! tensors in the directory `BLCO_DATA` too.
@@ -10,8 +9,10 @@
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
 
 mod common;
+#[path = "common/on_a_device.rs"]
+mod on_a_device;
 
-use blco::backend::cuda::abi::{CHAIN, PART};
+use blco::backend::cuda::abi::{CHAIN, SHARE};
 use blco::backend::cuda::driver::Device;
 use blco::backend::cuda::kernels::{Source, Variant};
 use blco::backend::cuda::nvrtc::Nvrtc;
@@ -26,7 +27,8 @@ use blco::store::Store;
 use blco::stream::{Executor, Limits, PassReport, plan};
 use blco::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
-use std::path::PathBuf;
+use on_a_device::on_a_device;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How much of a store stays on the device.
@@ -40,16 +42,6 @@ enum Residency {
 }
 
 const RESIDENCIES: [Residency; 4] = [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted];
-
-fn device() -> Option<Arc<Device>> {
-    match Device::open(0) {
-        Ok(device) => Some(device),
-        Err(e) => {
-            eprintln!("skipped: {e}");
-            None
-        }
-    }
-}
 
 fn is_full() -> bool {
     std::env::var_os("BLCO_DEVICE_FULL").is_some()
@@ -154,7 +146,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             tally.runs += 1;
             assert_eq!(report.nnz, store.manifest().nnz, "{what}");
             for (expected, (mode, result)) in oracle.iter().zip(&results) {
-                let chain = if residency == Residency::Sorted { CHAIN } else { PART };
+                let chain = if residency == Residency::Sorted { CHAIN } else { SHARE };
                 let comparison = expected.compare(result, order, chain);
                 let rank = result.columns();
                 assert!(
@@ -225,7 +217,10 @@ fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor 
 
 #[test]
 fn every_order_and_value_encoding_agrees_with_the_oracle() {
-    let Some(device) = device() else { return };
+    on_a_device("every_order_and_value_encoding_agrees_with_the_oracle", every_order_and_value_encoding);
+}
+
+fn every_order_and_value_encoding(device: &Arc<Device>) {
     let nnz = if is_full() { 30_000 } else { 5_000 };
     let cases: [(&str, &[u64], fn(u64) -> f64); 9] = [
         ("order-2", &[300, 7000], values::integer),
@@ -245,7 +240,7 @@ fn every_order_and_value_encoding_agrees_with_the_oracle() {
     for (name, dims, value) in cases {
         let tensor = skewed(dims, nnz, 11, value);
         let ranks = if name == "81-bits" { &ranks[..2] } else { ranks };
-        check(&device, name, &tensor, ranks, &mut tally);
+        check(device, name, &tensor, ranks, &mut tally);
     }
     eprintln!("{tally:?}");
     assert!(tally.partly > 0);
@@ -257,7 +252,10 @@ fn real_tensors_agree_with_the_oracle() {
         eprintln!("skipped: BLCO_DATA names no directory");
         return;
     };
-    let Some(device) = device() else { return };
+    on_a_device("real_tensors_agree_with_the_oracle", |device| real_tensors(device, Path::new(&data)));
+}
+
+fn real_tensors(device: &Arc<Device>, data: &Path) {
     let cache = tempfile::tempdir().unwrap();
     let mut tally = Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
     for entry in std::fs::read_dir(data).unwrap() {
@@ -266,7 +264,7 @@ fn real_tensors_agree_with_the_oracle() {
         let tensor = Tensor::read(&mut reader).unwrap();
         let ranks: &[usize] = if tensor.nnz() > 1_000_000 { &[16, 32] } else { &[1, 7, 32, 128] };
         eprintln!("{}", path.display());
-        check(&device, "real", &tensor, ranks, &mut tally);
+        check(device, "real", &tensor, ranks, &mut tally);
     }
     eprintln!("{tally:?}");
 }
@@ -274,7 +272,10 @@ fn real_tensors_agree_with_the_oracle() {
 /// A chunk whose checksums are right and whose numbers are not is an error, and reads nothing outside the factors.
 #[test]
 fn numbers_out_of_range_are_found_on_the_device() {
-    let Some(device) = device() else { return };
+    on_a_device("numbers_out_of_range_are_found_on_the_device", numbers_out_of_range_are_found);
+}
+
+fn numbers_out_of_range_are_found(device: &Arc<Device>) {
     let dir = tempfile::tempdir().unwrap();
     let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, values::one);
     let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 16 << 20));
@@ -284,9 +285,9 @@ fn numbers_out_of_range_are_found_on_the_device() {
     let shape = &damaged.manifest().shape;
     let bytes = device_bytes::<f64>(shape, &modes, 8);
     let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64 };
-    let device_plan = plan_device(&device, &damaged, &operation, &DeviceLimits::default()).unwrap();
-    let mut op = DeviceMttkrp::new(&device, &damaged, &factors, &modes, &Source::default()).unwrap();
-    let mut backend = CudaBackend::new(&device, &damaged, &device_plan, &mut op).unwrap();
+    let device_plan = plan_device(device, &damaged, &operation, &DeviceLimits::default()).unwrap();
+    let mut op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
+    let mut backend = CudaBackend::new(device, &damaged, &device_plan, &mut op).unwrap();
     let plan = plan(&damaged, 0, &Limits::default()).unwrap();
     let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
     let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();

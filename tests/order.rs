@@ -15,6 +15,8 @@
 #![allow(clippy::print_stdout, reason = "what was measured")]
 
 mod common;
+#[path = "common/on_a_device.rs"]
+mod on_a_device;
 
 use blco::backend::cuda::abi::{CHAIN, Chunk, TILE};
 use blco::backend::cuda::driver::{Device, Memory, Stream};
@@ -33,17 +35,15 @@ use blco::pack::Duplicates;
 use blco::store::{ChunkHeader, Manifest, SectionKind, Store};
 use blco::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, values};
+use on_a_device::{on_a_device, on_the_mock};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
-use std::process::{Command, Output};
 use std::sync::Arc;
 
 const ALL_CHUNKS: u64 = 16 << 20;
 /// What a value is made of.
 type Value = fn(u64) -> f64;
-/// Set in the processes that tests start.
-const CHILD: &str = "BLCO_ORDER_CHILD";
 /// Calls that give something back, or that wait where an error has come before: nobody asks how they end.
 const RELEASES: [&str; 6] = [
     "cuCtxSetCurrent",
@@ -53,30 +53,6 @@ const RELEASES: [&str; 6] = [
     "cuModuleUnload",
     "cuStreamDestroy_v2",
 ];
-
-/// Runs a test on the device there is, or all of test `name` in another process on the mock driver.
-fn on_a_device(name: &str, test: impl FnOnce(&Arc<Device>)) {
-    match (Device::open(0), std::env::var_os(CHILD)) {
-        (Ok(device), _) => test(&device),
-        (Err(e), Some(_)) => panic!("{e}"),
-        (Err(e), None) if std::env::var_os("BLCO_MOCK_CUDA").is_none() => eprintln!("skipped: {e}"),
-        (Err(_), None) => {
-            let output = on_the_mock(name, &[]);
-            let text = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stdout));
-        }
-    }
-}
-
-/// Runs a test of this file in another process, on the mock driver if there is one.
-fn on_the_mock(name: &str, env: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([name, "--exact", "--nocapture", "--include-ignored"]).env(CHILD, "1");
-    if let Some(directory) = std::env::var_os("BLCO_MOCK_CUDA") {
-        command.env("LD_LIBRARY_PATH", directory);
-    }
-    command.envs(env.iter().copied()).output().unwrap()
-}
 
 /// Some chunks of a store on the device.
 struct Resident {

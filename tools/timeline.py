@@ -4,6 +4,7 @@
 usage: tools/timeline.py TRACE.json TIMELINE.svg [FROM TO]      FROM and TO in milliseconds
 """
 import json
+import math
 import sys
 from html import escape
 
@@ -11,6 +12,12 @@ ROWS = [("read", "worker {}", "read"), ("verify", "worker {}", "verify"), ("copy
         ("kernel", "mode part {}", "kernel")]
 COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "copy": "#f28e2b", "kernel": "#59a14f"}
 LEFT, WIDTH, HEIGHT, GAP, TOP = 110, 1200, 18, 4, 44
+
+
+def round_step(length):
+    """1, 2 or 5 times a power of ten, which `length` holds about ten times."""
+    power = 10.0 ** math.floor(math.log10(max(length, 1e-6) / 10))
+    return next(power * f for f in (1, 2, 5, 10) if power * f * 13 >= length)
 
 
 def draw(spans, start, end):
@@ -22,7 +29,7 @@ def draw(spans, start, end):
     labels = {stage: label for stage, label, _ in ROWS}
     scale = WIDTH / max(end - start, 1e-9)
     height = TOP + len(rows) * (HEIGHT + GAP) + 30
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 20}" height="{height}" '
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 40}" height="{height}" '
            'font-family="sans-serif" font-size="11">', '<rect width="100%" height="100%" fill="white"/>']
     for i, stage in enumerate(COLOURS):
         out.append(f'<rect x="{LEFT + 90 * i}" y="12" width="12" height="12" fill="{COLOURS[stage]}"/>'
@@ -42,11 +49,13 @@ def draw(spans, start, end):
                    f'height="{HEIGHT}" fill="{COLOURS[s["stage"]]}" stroke="white" stroke-width="0.3">'
                    f'<title>{escape(title)}</title></rect>')
     bottom = TOP + len(rows) * (HEIGHT + GAP)
-    for i in range(11):
-        x = LEFT + WIDTH * i / 10
+    step = round_step(1e3 * (end - start))
+    first = math.ceil(1e3 * start / step - 1e-9)
+    for i in range(first, math.floor(1e3 * end / step + 1e-9) + 1):
+        x = round(LEFT + (i * step / 1e3 - start) * scale, 2)
         out.append(f'<line x1="{x}" y1="{TOP - 4}" x2="{x}" y2="{bottom}" stroke="#bbb" stroke-width="0.5"/>'
                    f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">'
-                   f'{1e3 * (start + (end - start) * i / 10):.2f} ms</text>')
+                   f'{i * step:.6g} ms</text>')
     out.append("</svg>")
     return "\n".join(out) + "\n"
 

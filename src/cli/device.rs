@@ -100,7 +100,7 @@ mod with_cuda {
 
     /// The longest chain of additions in the precision of the factors.
     pub fn chain(plan: &DevicePlan) -> u32 {
-        if plan.orders.iter().any(|order| order.target) { abi::CHAIN } else { abi::PART }
+        if plan.orders.iter().any(|order| order.target) { abi::CHAIN } else { abi::SHARE }
     }
 
     /// What the GPU is called.

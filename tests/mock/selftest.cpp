@@ -273,7 +273,7 @@ static void compare(Device& device, const Store& store, const std::string& kerne
         }
     }
     // A chain in T, its rounding and that of the products; sums in f64 have a bound of their own.
-    const double chain = store.order + 2 + BLCO_PART, long_chain = store.order + 2.0 + store.nonzeros.size();
+    const double chain = store.order + 2 + BLCO_SHARE, long_chain = store.order + 2.0 + store.nonzeros.size();
     const double epsilon = sizeof(T) == 8 ? DBL_EPSILON : FLT_EPSILON;
     for (u64 i = 0; i < elements; ++i) {
         const double bound = (epsilon * chain + DBL_EPSILON * long_chain) * absolute[i];

@@ -6,12 +6,11 @@ use bytemuck::{Pod, Zeroable};
 
 /// Threads that a thread block has for each of its tiles.
 pub const TILE_THREADS: u32 = 128;
-/// Nonzeros that a thread adds up at most before it updates memory.
-pub const PART: u32 = 64;
-/// Terms of a chain of additions in the precision of the factors, at most: longer sums are in f64.
-pub const CHAIN: u32 = 2 * PART;
-/// A row of so many nonzeros, sorted, lies in at most `PART` parts.
-pub const SHORT_ROW: u32 = PART * (PART - 2);
+/// Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
+pub const SHARE: u32 = 64;
+/// Terms of a chain of additions in the precision of the factors, at most, where short rows are added up in it: longer sums
+/// are in f64.
+pub const CHAIN: u32 = 2 * SHARE;
 
 /// A chunk's image on the device, and the first thread block of a launch that works on it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]

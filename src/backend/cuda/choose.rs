@@ -6,8 +6,8 @@
 //! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
 //! measured (docs/performance.md).
 
-use super::abi::SHORT_ROW;
 use super::driver::Facts;
+use super::kernels::Variant;
 use super::order::OrderPlan;
 use crate::dense::Precision;
 use crate::encoding::values::ValueEncoding;
@@ -175,8 +175,9 @@ impl Rates {
         let left = (rows(mode) / nnz).min(met);
         let updated = met * sum_bytes / self.updates(rows(mode) * sum_bytes);
         let written = left * sum_bytes / self.streams();
-        let short = operation.precision == Precision::F32
-            && manifest.longest_row_bounds[mode] <= u64::from(SHORT_ROW);
+        let variant = Variant::embedded(operation.precision, manifest.shape.order(), operation.rank);
+        let short =
+            operation.precision == Precision::F32 && manifest.longest_row_bounds[mode] <= variant.short_row();
         // Cleared, read and turned into f32: 8 + 8 + 4 bytes instead of 4.
         let sums = if short { rows(mode) * rank * 16.0 / self.streams() } else { 0.0 };
         let row_bytes = rank

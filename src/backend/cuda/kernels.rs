@@ -1,6 +1,7 @@
 //! The kernels: embedded as PTX, which serves every device from compute capability 7.0 on, and compiled for one
 //! device, order, rank and index encoding where NVRTC is installed. Both come from the same sources in kernels/.
 
+use super::abi::{CHAIN, TILE, TILE_THREADS};
 use super::cache::Cache;
 use super::driver::{Device, Kernel};
 use super::nvrtc::{Nvrtc, SourceFile};
@@ -207,6 +208,15 @@ impl Variant {
         // A rank known at run time only takes registers.
         let batch = if columns > 1 && precision == Precision::F64 { 2 } else { 4 };
         Self { tiles, lanes, columns, batch }
+    }
+
+    /// Nonzeros of the longest row that is added up in f32 where nonzeros are sorted: it is then in so many shares that a chain,
+    /// within a share and from share to share, has at most [`CHAIN`] terms. (A row's first and last share can be others' too,
+    /// and an image can end inside the row.)
+    #[must_use]
+    pub fn short_row(&self) -> u64 {
+        let share = self.lanes * (TILE / TILE_THREADS);
+        u64::from(share * CHAIN.saturating_sub(share + 3))
     }
 
     /// Whether a kernel for this order and precision can be made so, and computes what it should.

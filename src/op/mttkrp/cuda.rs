@@ -11,7 +11,7 @@
 //! multiprocessors; [`copies`] goes by what copies are for, enough rows to spread updates over.
 
 use super::ModeMatrix;
-use crate::backend::cuda::abi::{MttkrpArgs, SHORT_ROW, TILE_THREADS};
+use crate::backend::cuda::abi::{MttkrpArgs, TILE_THREADS};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
@@ -109,7 +109,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
             let longest_row = store.manifest().longest_row_bounds[mode];
-            let short = kernels.short.is_some() && copies == 1 && longest_row <= u64::from(SHORT_ROW);
+            let short = kernels.short.is_some() && copies == 1 && longest_row <= kernels.variant.short_row();
             let copies = u32::try_from(copies).unwrap_or(1);
             Ok(Target { mode, rows, copies, sums, result, short })
         };

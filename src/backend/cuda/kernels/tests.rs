@@ -58,6 +58,8 @@ fn variants_suit_what_they_are_chosen_for() {
     ] {
         assert!(text.parse::<Variant>().unwrap_err().contains("not like t4l16c2b4"), "{text}");
     }
+    let short_row = |text: &str| text.parse::<Variant>().unwrap().short_row();
+    assert_eq!((short_row("t4l16c2b4"), short_row("t2l8c1b4")), (61 * 64, 93 * 32));
     let suits = |text: &str, precision, order| text.parse::<Variant>().unwrap().suits(precision, order);
     assert_eq!(suits("t2l8c4b2", F32, 8), Ok(()));
     assert!(suits("t4l16c2b4", F64, 5).unwrap_err().contains("57344 bytes"));
