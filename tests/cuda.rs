@@ -311,6 +311,36 @@ fn lanes_and_memory() {
     }
 }
 
+/// The orders of a run's plan: whether each mode is sorted by row.
+fn sorted_modes(place: &Place, args: &[&str]) -> Vec<bool> {
+    let output = place.blco_run(&[args, &["--plan", "--json"]].concat(), &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let orders = plan["device"]["orders"].as_array().unwrap();
+    orders.iter().map(|order| order["target"].as_bool().unwrap()).collect()
+}
+
+#[test]
+fn target_major_orders_are_derived_where_they_are_asked_for_and_fit() {
+    let Some(gpu) = gpu() else { return };
+    let place = Place::new(gpu.clone(), &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let target = ["--device-order", "target", "--repeat", "3"];
+    assert_eq!(sorted_modes(&place, &target), [true; 3]);
+    check(&place, 4, &target, &[]);
+    check(&place, 33, &["--device-order", "auto", "--repeat", "2"], &[]);
+    // Two passes do not pay for it; one has no use for it.
+    assert_eq!(sorted_modes(&place, &["--device-order", "auto", "--repeat", "2"]), [false; 3]);
+    assert!(sorted_modes(&place, &["--device-order", "target"]).is_empty());
+    // Room for all chunks, but not for orders beside them.
+    let all = memories(&place, 2, 16)[0].to_string();
+    let small = ["--device-order", "target", "--repeat", "3", "--device-memory", &all, "--rank", "16"];
+    assert_eq!(sorted_modes(&place, &small), [false; 3]);
+    let raw = Place::new(gpu, &many_chunks(), Kind::Raw, SMALL_CHUNKS);
+    let output = raw.blco_run(&target, &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("`tiled` stores only"));
+}
+
 #[test]
 fn long_delays_change_nothing() {
     let Some(gpu) = mock() else { return };
@@ -341,12 +371,21 @@ struct Failing {
 }
 
 impl Failing {
-    fn new(gpu: Gpu) -> Self {
+    /// Some chunks stay, others do not.
+    fn partly_resident(gpu: Gpu) -> Self {
         let tensor = Tensor::random(&[90, 300, 40], 25_000, 1, values::fraction);
         let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
         let memory = memories(&place, 2, 4)[1].to_string();
         place.account();
         let args = ["--streams", "2", "--device-memory", &memory, "--repeat", "2", "--rank", "4"];
+        Self { place, args: args.map(str::to_owned).to_vec() }
+    }
+
+    /// All chunks stay, and target-major orders are derived.
+    fn sorted(gpu: Gpu) -> Self {
+        let tensor = Tensor::random(&[90, 300], 3000, 1, values::fraction);
+        let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+        let args = ["--streams", "2", "--device-order", "target", "--repeat", "3", "--rank", "4"];
         Self { place, args: args.map(str::to_owned).to_vec() }
     }
 
@@ -385,7 +424,11 @@ fn selection(calls: u64) -> Vec<u64> {
 #[test]
 fn every_failing_call_ends_a_run_with_its_error() {
     let Some(gpu) = mock() else { return };
-    let failing = Failing::new(gpu);
+    every_failing_call_ends(&Failing::partly_resident(gpu.clone()));
+    every_failing_call_ends(&Failing::sorted(gpu));
+}
+
+fn every_failing_call_ends(failing: &Failing) {
     let calls = failing.count("calls");
     assert!(calls > 200, "{calls} calls");
     let mut failed = 0;
@@ -410,7 +453,11 @@ fn every_failing_call_ends_a_run_with_its_error() {
 #[test]
 fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     let Some(gpu) = mock() else { return };
-    let failing = Failing::new(gpu);
+    every_failing_allocation(&Failing::partly_resident(gpu.clone()));
+    every_failing_allocation(&Failing::sorted(gpu));
+}
+
+fn every_failing_allocation(failing: &Failing) {
     let allocations = failing.count("allocations");
     assert!(allocations > 8, "{allocations} allocations");
     let (mut smaller, mut ended) = (0, 0);
@@ -433,7 +480,11 @@ fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
 #[test]
 fn less_memory_than_planned_is_told() {
     let Some(gpu) = mock() else { return };
-    let failing = Failing::new(gpu);
+    told_of_less_memory(&Failing::partly_resident(gpu.clone()));
+    told_of_less_memory(&Failing::sorted(gpu));
+}
+
+fn told_of_less_memory(failing: &Failing) {
     let args: Vec<&str> = failing.args.iter().map(String::as_str).collect();
     let mut told = 0;
     for nth in 1..=failing.count("allocations") {

@@ -141,7 +141,7 @@ mod with_cuda {
         let link = device.link_bytes_per_second as u64;
         format!(
             "{}: mttkrp of modes {modes:?}, rank {rank}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
-             of {} chunks that stay, {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
+             of {} chunks that stay, {} + orders {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
              kept, {}\n  a pass  {} in {} chunks, one pass for all modes; over the link ({}/s) {} in the first, {} in later ones: \
              {:.4} s at least\n{}",
             store.display(),
@@ -153,6 +153,7 @@ mod with_cuda {
             device.resident_chunks,
             plan.chunks,
             ByteSize(device.resident_bytes),
+            ByteSize(device.derived_bytes),
             ByteSize(plan.memory_bytes),
             ByteSize(plan.operation_bytes),
             plan.workers,
@@ -176,15 +177,7 @@ mod with_cuda {
             let which = if order.target { "sorted by row" } else { "the store's" };
             format!("  order   mode {}: {which}, from the second pass on; {}\n", order.mode, order.why)
         };
-        let held = if device.derived_bytes > 0 {
-            format!(
-                "  orders  {} of device memory, while the last of them is made\n",
-                ByteSize(device.derived_bytes)
-            )
-        } else {
-            String::new()
-        };
-        device.orders.iter().map(line).collect::<String>() + &held
+        device.orders.iter().map(line).collect()
     }
 }
 

@@ -10,6 +10,8 @@ use crate::sys::{File, Sys};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+/// What journals say now. 2: where dims are declared, nothing is staged.
+pub const VERSION: u32 = 2;
 /// The journal's file name.
 const NAME: &str = "journal";
 /// No journal is longer.
@@ -47,7 +49,7 @@ pub struct Done {
 pub enum Entry {
     /// A staged file.
     Staged(Done),
-    /// The input: everything is staged.
+    /// The input: everything is in staged files and runs.
     Drained {
         /// The tensor's dims.
         dims: Vec<u64>,
@@ -58,7 +60,7 @@ pub enum Entry {
     Run {
         /// The run.
         run: Done,
-        /// What it was made from: one staged file, or runs.
+        /// What it was made from: nothing but the input, staged files, or runs.
         from: Vec<String>,
     },
 }
@@ -183,7 +185,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sys = Sys::default();
         let job = Job {
-            version: 1,
+            version: VERSION,
             input: "t.tns".into(),
             identity: Some("17 bytes".into()),
             options: "tiled".into(),

@@ -240,7 +240,10 @@ fn drain(
             batch.values.drain(..skipped);
             skip -= skipped as u64;
         }
-        sink(batch)?;
+        // Nothing is left of it: it is not to be held either.
+        if batch.nnz() > 0 {
+            sink(batch)?;
+        }
         watch(Phase::Read, done, None);
         sys.check_cancelled()
     })
@@ -268,7 +271,7 @@ fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prep
     let identity = source.identity()?;
     let spill_name = format!("{SPILL_PREFIX}{:016x}", xxh3_64(partial.as_os_str().as_encoded_bytes()));
     let job = journal::Job {
-        version: 1,
+        version: journal::VERSION,
         input: source.name(),
         identity,
         options: options.decisive(),
@@ -304,6 +307,10 @@ fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prep
 
 /// An error unless `new` would do what `old` did, on the same input.
 fn same_job(old: &journal::Job, new: &journal::Job, finished: &journal::Finished) -> Result<()> {
+    if old.version != new.version {
+        let what = "the unfinished pack was begun by another version of this program";
+        return Err(Error::request(format!("--resume: {what}; start again with --force")));
+    }
     if old.options != new.options {
         let what = format!("the unfinished pack had other options ({})", old.options);
         return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
@@ -432,6 +439,10 @@ impl Job<'_> {
                 Ok(())
             })
         })?;
+        if done != total {
+            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with --force");
+            return Err(Error::corrupt(partial_path(&self.options.target), what));
+        }
         cutter.push(combiner.finish())?;
         cutter.finish(self.options)
     }
@@ -445,5 +456,54 @@ impl Clock {
     fn lap(&mut self) -> f64 {
         let last = std::mem::replace(&mut self.0, Instant::now());
         (self.0 - last).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten batches of three nonzeros.
+    struct Batches;
+
+    impl Source for Batches {
+        fn name(&self) -> String {
+            "batches".into()
+        }
+
+        fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+            for i in 0..10u32 {
+                sink(Batch { indices: vec![i; 6], values: vec![f64::from(i); 3] })?;
+            }
+            Ok(Extent { dims: vec![10, 10], nnz: 30 })
+        }
+    }
+
+    /// What a resumed job has in its files already is not held in memory again.
+    #[test]
+    fn skipped_batches_are_not_handed_on() {
+        let mut seen = Vec::new();
+        let extent = drain(&Sys::default(), &mut Batches, 25, &|_, _, _| {}, |batch| {
+            seen.push((batch.indices.clone(), batch.values.clone()));
+            Ok(())
+        });
+        assert_eq!(extent.unwrap().nnz, 30);
+        assert_eq!(seen, [(vec![8; 4], vec![8.0; 2]), (vec![9; 6], vec![9.0; 3])]);
+    }
+
+    #[test]
+    fn a_journal_of_another_version_is_not_resumed() {
+        let job = |version| journal::Job {
+            version,
+            input: "t.tns".into(),
+            identity: Some("1".into()),
+            options: String::new(),
+            spill_dir: "spill".into(),
+        };
+        let finished = journal::Finished::default();
+        let now = journal::VERSION;
+        assert!(same_job(&job(now), &job(now), &finished).is_ok());
+        let refused = same_job(&job(now - 1), &job(now), &finished).unwrap_err().to_string();
+        assert!(refused.contains("another version"), "{refused}");
     }
 }

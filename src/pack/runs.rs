@@ -213,7 +213,7 @@ impl<K: Key> Sorted<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::journal::{Finished, Job, Journal};
+    use super::super::journal::{Finished, Job, Journal, VERSION};
     use super::super::stage::Stage;
     use super::*;
     use crate::linear::Wide;
@@ -247,7 +247,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sys = Sys::default();
         let job = Job {
-            version: 1,
+            version: VERSION,
             input: String::new(),
             identity: None,
             options: String::new(),
@@ -292,7 +292,7 @@ mod tests {
         let (dir, sys) = (tempfile::tempdir().unwrap(), Sys::default());
         let spill_dir = dir.path().join("spill");
         let (input, options) = (String::new(), String::new());
-        let job = Job { version: 1, input, identity: None, options, spill_dir: spill_dir.clone() };
+        let job = Job { version: VERSION, input, identity: None, options, spill_dir: spill_dir.clone() };
         let layout = BitLayout::new(&Shape::new(&dims).unwrap());
         let budget = Budget::new(0, 2, 1 << 16);
         drop(Journal::create(&sys, dir.path(), &job).unwrap());

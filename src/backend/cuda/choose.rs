@@ -30,7 +30,7 @@ pub enum DeviceOrder {
 }
 
 /// The order that serves a mode, and why.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct ModeOrder {
     /// The mode, from 1.
     pub mode: usize,
@@ -77,7 +77,7 @@ const GROUP_TILES: usize = 4;
 /// Chunks that are sampled, and groups of each.
 const SAMPLED_CHUNKS: usize = 3;
 const SAMPLED_GROUPS: usize = 16;
-/// Larger chunks are not read for a sample only: beside a pass, that would take too long.
+/// Of chunks that are larger, one is read: more would take long, beside a pass.
 const SAMPLED_BYTES: usize = 64 << 20;
 
 impl Sample {
@@ -90,7 +90,7 @@ impl Sample {
         let decoder = Decoder::new(&manifest.shape, manifest.index_encoding);
         let mut scratch = store.scratch()?;
         for number in sampled(manifest.chunks.len()) {
-            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES {
+            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && !sample.encodings.is_empty() {
                 continue;
             }
             let mut buffer = store.sys().page_buf(store.chunk_buffer_bytes(number))?;
@@ -214,7 +214,14 @@ pub(super) fn choose(
     let mut orders = Vec::with_capacity(operation.modes.len());
     let mut left = room;
     for &mode in operation.modes {
-        let plan = OrderPlan::new(facts, manifest, 0..manifest.chunks.len(), mode, values, IMAGE_NNZ)?;
+        let plan = match OrderPlan::new(facts, manifest, 0..manifest.chunks.len(), mode, values, IMAGE_NNZ) {
+            Ok(plan) => plan,
+            Err(e) if which == DeviceOrder::Auto => {
+                orders.push(ModeOrder { mode: mode + 1, why: e.to_string(), ..ModeOrder::default() });
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
         let mut order = ModeOrder {
             mode: mode + 1,
             target: false,

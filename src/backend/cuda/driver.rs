@@ -251,9 +251,12 @@ impl Memory {
         let end = offset.checked_add(size_of_val(data));
         assert!(end.is_some_and(|end| end <= self.bytes), "a copy fits the device memory");
         self.device.bind()?;
-        // SAFETY: the range is inside the allocation; the call returns when the copy has been made.
+        // SAFETY: the range is inside the allocation; the call returns when `data` has been read.
         unsafe { result::memcpy_htod_sync(self.at + offset as u64, data) }
-            .map_err(failed("copy to the device"))
+            .map_err(failed("copy to the device"))?;
+        // What was read can still be on its way: the copy is work of the default stream, and others do not wait for that.
+        // SAFETY: the default stream is always there.
+        unsafe { result::stream::synchronize(std::ptr::null_mut()) }.map_err(failed("copy to the device"))
     }
 
     /// Reads it from the start, and waits.

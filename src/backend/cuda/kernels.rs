@@ -380,7 +380,7 @@ pub enum Origin {
 /// A specialised kernel for one kind of device.
 #[derive(Debug)]
 pub struct Image {
-    /// A device binary with the kernels `mttkrp` and `finish_real`.
+    /// A device binary with the kernels `mttkrp` and `finish_real`, and `mttkrp_short` where that is of use.
     pub bytes: Vec<u8>,
     /// Where it comes from.
     pub origin: Origin,

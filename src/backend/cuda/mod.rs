@@ -36,7 +36,7 @@ use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, S
 use abi::Chunk;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use order::{Derived, OrderKernels, OrderPlan};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -108,8 +108,8 @@ struct Part {
 /// A derived order as a part launches it.
 #[derive(Debug)]
 struct PartOrder {
-    /// Held for the addresses in `list`.
-    _derived: Derived,
+    /// What `list` names.
+    derived: Derived,
     list: Memory,
     images: u32,
     blocks: u32,
@@ -145,7 +145,8 @@ pub struct CudaBackend<'a, O> {
     /// Bytes of all images, as often as parts read them.
     image_bytes: u64,
     /// Value encodings that chunks have.
-    encodings: Vec<ValueEncoding>,
+    encodings: BTreeSet<ValueEncoding>,
+    order_kernels: Option<OrderKernels>,
     pass: DevicePass,
     plan: DevicePlan,
     notes: Vec<String>,
@@ -197,7 +198,8 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             clock,
             begun: Instant::now(),
             image_bytes,
-            encodings: Vec::new(),
+            encodings: BTreeSet::new(),
+            order_kernels: None,
             pass: DevicePass::default(),
             plan,
             notes,
@@ -212,47 +214,58 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     /// Derives the orders that the plan names, once all chunks are there. Where memory is short after all, the store's order
     /// serves, and a note says so.
     fn derive(&mut self) -> Result<()> {
-        let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
-        let manifest = self.store.manifest();
-        let wanted = |order: &ModeOrder, part: &Part| order.target && part.derived.is_none();
-        if !self.plan.orders.iter().zip(&self.parts).any(|(order, part)| wanted(order, part)) {
+        if !self.resident.as_ref().is_some_and(|r| r.there) {
             return Ok(());
         }
-        let at = resident.memory.address();
-        let list = list(&self.device, &chunks_at(at, &resident.offsets, manifest, 1))?;
-        let chunks = (list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let kernels = OrderKernels::load(&self.device)?;
-        let tiles_per_block = self.op.tiles_per_block();
-        for (order, part) in self.plan.orders.iter_mut().zip(&mut self.parts) {
-            if !wanted(order, part) {
-                continue;
-            }
-            let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
-            let all = 0..manifest.chunks.len();
-            let (facts, mode) = (&self.device.facts, order.mode - 1);
-            let plan = OrderPlan::new(facts, manifest, all, mode, values, choose::IMAGE_NNZ)?;
-            let derived = if plan.peak_bytes() > order.peak_bytes {
-                Err(format!("{} bytes more than planned", plan.peak_bytes() - order.peak_bytes))
-            } else {
-                match order::derive(&self.device, &kernels, &part.resident, self.store, &plan, chunks) {
-                    Err(Error::Device { out_of_memory: true, .. }) => Err("the device has less".into()),
-                    other => Ok(other?),
+        let wanted = |(order, part): &(&ModeOrder, &Part)| order.target && part.derived.is_none();
+        let orders = || self.plan.orders.iter().zip(&self.parts);
+        let parts: Vec<usize> = orders().enumerate().filter(|(_, o)| wanted(o)).map(|(p, _)| p).collect();
+        for p in parts {
+            let refused = match self.derive_part(p) {
+                Ok(order) => {
+                    self.parts[p].derived = Some(order);
+                    continue;
                 }
+                Err(Error::Device { out_of_memory: true, .. }) => {
+                    "the device has less memory than the plan said".into()
+                }
+                Err(Error::Request(why)) => why,
+                Err(e) => return Err(e),
             };
-            match derived {
-                Ok(derived) => {
-                    self.pass.derive_seconds += derived.seconds.all();
-                    part.derived = Some(PartOrder::new(&self.device, derived, tiles_per_block)?);
-                }
-                Err(why) => {
-                    order.target = false;
-                    let what = format!("no memory for mode {} in its own order: {why}", order.mode);
-                    self.notes.push(what.clone());
-                    order.why = what;
-                }
-            }
+            let order = &mut self.plan.orders[p];
+            order.target = false;
+            order.why = format!("mode {} stays in the store's order: {refused}", order.mode);
+            self.notes.push(order.why.clone());
         }
         Ok(())
+    }
+
+    /// Derives the order of part `p`. An [`Error::Request`] where the plan's room is too small for it.
+    fn derive_part(&mut self, p: usize) -> Result<PartOrder> {
+        let resident = self.resident.as_ref().expect("orders are derived from resident chunks");
+        let (store, device, manifest) = (self.store, &self.device, self.store.manifest());
+        let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
+        let (all, mode) = (0..manifest.chunks.len(), self.plan.orders[p].mode - 1);
+        let plan = OrderPlan::new(&device.facts, manifest, all, mode, values, choose::IMAGE_NNZ)?;
+        let held: u64 =
+            self.parts.iter().flat_map(|part| &part.derived).map(|order| order.derived.bytes).sum();
+        let room = self.plan.order_room_bytes.saturating_sub(held);
+        if plan.peak_bytes() > room {
+            return Err(Error::request(format!(
+                "it takes {} bytes of device memory, {room} are left",
+                plan.peak_bytes()
+            )));
+        }
+        let at = resident.memory.address();
+        let list = list(device, &chunks_at(at, &resident.offsets, manifest, 1))?;
+        let chunks = (list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
+        let kernels = match &self.order_kernels {
+            Some(kernels) => kernels,
+            None => self.order_kernels.insert(OrderKernels::load(device)?),
+        };
+        let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
+        self.pass.derive_seconds += derived.seconds.all();
+        PartOrder::new(device, derived, self.op.tiles_per_block())
     }
 
     /// What was allocated.
@@ -342,7 +355,7 @@ impl PartOrder {
     fn new(device: &Arc<Device>, derived: Derived, tiles_per_block: u32) -> Result<Self> {
         let (chunks, blocks) = derived.chunks(tiles_per_block);
         let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        Ok(Self { list: list(device, &chunks)?, _derived: derived, images, blocks })
+        Ok(Self { list: list(device, &chunks)?, derived, images, blocks })
     }
 }
 
@@ -421,7 +434,6 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let Loaded { header, buffer, owner } = chunk;
         let number = header.number as usize;
         self.encodings.extend(ValueEncoding::from_code(header.value_encoding));
-        self.encodings.dedup();
         let at = self.next_lane;
         self.next_lane = (at + 1) % self.lanes.len();
         let lane = &mut self.lanes[at];

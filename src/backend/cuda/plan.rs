@@ -51,8 +51,10 @@ pub struct DevicePlan {
     pub resident_bytes: u64,
     /// The order that serves each mode from the second pass on; empty where it is the store's for all.
     pub orders: Vec<ModeOrder>,
-    /// Bytes that orders take which are derived, while the last of them is made too.
+    /// Bytes that orders take which are derived, while the last of them is made too, as far as a sample tells.
     pub derived_bytes: u64,
+    /// Bytes that they may take.
+    pub order_room_bytes: u64,
     /// Bytes in all.
     pub memory_bytes: u64,
     /// Bytes that cross the link in the first pass.
@@ -92,6 +94,7 @@ pub fn plan(
         resident_bytes: 0,
         orders: Vec::new(),
         derived_bytes: 0,
+        order_room_bytes: 0,
         memory_bytes: 0,
         first_pass_bytes: all,
         later_pass_bytes: all,
@@ -108,7 +111,8 @@ pub fn plan(
         plan.lanes -= 1;
     }
     if plan.resident_chunks == store.manifest().chunks.len() {
-        let room = bound - plan.bytes();
+        plan.order_room_bytes = bound - plan.bytes();
+        let room = plan.order_room_bytes;
         plan.orders = choose::choose(&device.facts, store, operation, limits.order, limits.passes, room)?;
     }
     plan.settle();
