@@ -13,6 +13,18 @@ template <class T> __device__ __forceinline__ T load(const u8* at)
     return *(const T*)at;
 }
 
+// The chunk of a launch's list that thread block `block` works on.
+__device__ __forceinline__ Chunk chunk_of(const Chunk* chunks, u32 count, u32 block)
+{
+    u32 low = 0, high = count - 1;
+    while (low < high) {
+        const u32 middle = (low + high + 1) / 2;
+        if (chunks[middle].first_block <= block) low = middle;
+        else high = middle - 1;
+    }
+    return chunks[low];
+}
+
 // A section of an image: its address and bytes; 0 and 0 where there is none.
 struct Section {
     const u8* at;

@@ -10,20 +10,6 @@
 #pragma once
 #include "tile.cuh"
 
-// The chunk of a launch that thread block `block` works on.
-__device__ __forceinline__ Chunk chunk_of(const MttkrpArgs& a, u32 block)
-{
-    if (a.chunks == 0) return a.one;
-    const Chunk* chunks = (const Chunk*)a.chunks;
-    u32 low = 0, high = a.chunk_count - 1;
-    while (low < high) {
-        const u32 middle = (low + high + 1) / 2;
-        if (chunks[middle].first_block <= block) low = middle;
-        else high = middle - 1;
-    }
-    return chunks[low];
-}
-
 // How a row is shared: LANES threads, each with COLUMNS columns in a sweep over the rank, LANES apart, so that each load and each
 // update of a group covers contiguous bytes. BATCH is the number of nonzeros whose factor rows are loaded before any of
 // them is added.
@@ -153,7 +139,7 @@ template <class LAYOUT, class T, class SUM, int ORDER, class SHAPE, class S, int
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
     __shared__ Group<T, ORDER, SHAPE> group;
-    const Chunk chunk = chunk_of(a, blockIdx.x);
+    const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
     const u32 nnz = gather<LAYOUT, S::BATCH>(group, a, (const u8*)chunk.image, tile, bad);

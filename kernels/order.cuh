@@ -20,18 +20,6 @@ __device__ __forceinline__ void note(const OrderArgs& a, bool bad, u32 number)
     if (bad) atomicMin((u32*)a.fault, number);
 }
 
-__device__ __forceinline__ Chunk chunk_of(const OrderArgs& a, u32 tile)
-{
-    const Chunk* chunks = (const Chunk*)a.chunks;
-    u32 low = 0, high = a.chunk_count - 1;
-    while (low < high) {
-        const u32 middle = (low + high + 1) / 2;
-        if (chunks[middle].first_block <= tile) low = middle;
-        else high = middle - 1;
-    }
-    return chunks[low];
-}
-
 __device__ __forceinline__ u32 record_bytes(const OrderArgs& a)
 {
     return 16 + 8 * a.order;
@@ -59,7 +47,7 @@ __device__ __forceinline__ Span span_of(const u8* record, u32 m)
 // A thread block of BLCO_TILE_THREADS for each tile of the chunks: says where it lies, and writes its rows.
 __device__ inline void keys(const OrderArgs& a)
 {
-    const Chunk chunk = chunk_of(a, blockIdx.x);
+    const Chunk chunk = chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const Header h = header((const u8*)chunk.image, SECTION_TILES, SECTION_COLUMNS);
     const u32 t = blockIdx.x - chunk.first_block;
     const u8* record = h.first.at + (u64)t * record_bytes(a);
