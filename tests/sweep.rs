@@ -43,9 +43,11 @@ const fn case(
 
 const SMALL: &str = "64KiB";
 #[rustfmt::skip]
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     case("pack", "blco-pack", &["t.tns", "-o", "out/s", "--chunk-bytes", SMALL], false, false),
     case("pack, spilling", "blco-pack", &["t.tns", "-o", "out/s", "--memory", "0"], false, false),
+    case("pack, spilling, declared dims", "blco-pack",
+        &["t.tns", "-o", "out/s", "--memory", "0", "--dims", "600,50,400"], false, false),
     case("pack, spilling elsewhere, replacing", "blco-pack",
         &["t.tns", "-o", "out/s", "--memory", "0", "--temp-dir", "temp", "--zstd", "1", "--force"], true, false),
     case("run", "blco-run", &["s", "--rank", "2", "--output", "out/results"], false, false),
