@@ -4,12 +4,12 @@
 #include "mttkrp.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
-#define MTTKRP(name, layout, real, sum, order, tiles, lanes, columns, batch, rank)                                  \
+#define MTTKRP(name, layout, real, sum, order, tiles, lanes, columns, batch, rank)                                     \
     extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))        \
         name(const MttkrpArgs args)                                                                                    \
     {                                                                                                                  \
         typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
-        mttkrp<layout, real, sum, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                   \
+        mttkrp<layout, real, sum, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                           \
     }
 
 #define FINISH(name, real)                                                                                             \

@@ -4,8 +4,8 @@
 #pragma once
 
 #define BLCO_ANY_RANK(X, tag, layout, real, sum, order, tiles, wide)                                                   \
-    X(mttkrp_##tag##_o##order##_t##tiles##l8c1b4, layout, real, sum, order, tiles, 8, 1, 4, 0)                    \
-    X(mttkrp_##tag##_o##order##_t##tiles##l16c1b4, layout, real, sum, order, tiles, 16, 1, 4, 0)                  \
+    X(mttkrp_##tag##_o##order##_t##tiles##l8c1b4, layout, real, sum, order, tiles, 8, 1, 4, 0)                         \
+    X(mttkrp_##tag##_o##order##_t##tiles##l16c1b4, layout, real, sum, order, tiles, 16, 1, 4, 0)                       \
     X(mttkrp_##tag##_o##order##_t##tiles##l16c2b##wide, layout, real, sum, order, tiles, 16, 2, wide, 0)
 
 // Four tiles where shared memory holds them.
@@ -24,9 +24,9 @@
 // The kernels that derive target-major orders: X(name, threads, thread blocks of a multiprocessor, arguments). They serve
 // every order and encoding.
 #define BLCO_ORDER_KERNELS(X)                                                                                          \
-    X(keys, BLCO_TILE_THREADS, 8, OrderArgs)                                                                                \
+    X(keys, BLCO_TILE_THREADS, 8, OrderArgs)                                                                           \
     X(count, BLCO_SORT_THREADS, 4, SortArgs)                                                                           \
     X(scan, BLCO_SORT_THREADS, 1, ScanArgs)                                                                            \
     X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
-    X(measure, BLCO_TILE_THREADS, 8, OrderArgs)                                                                             \
+    X(measure, BLCO_TILE_THREADS, 8, OrderArgs)                                                                        \
     X(pack, BLCO_TILE_THREADS, 6, OrderArgs)

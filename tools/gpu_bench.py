@@ -105,6 +105,8 @@ class Bench:
                             median = statistics.median(p["device"][part + "_seconds"] for p in later)
                             row[f"{order}_{part}_ms"] = median * 1e3
                     choice = report["device"]["orders"][0]
+                    if not choice["target"]:
+                        raise RuntimeError(f"{name}, mode {mode}: {choice['why']}")
                     row["derive_ms"] = report["passes"][1]["device"]["derive_seconds"] * 1e3
                     row["rows_per_nonzero"] = choice["rows_per_nonzero"]
                     row["expected_saved_ms"] = choice["saved_seconds"] * 1e3

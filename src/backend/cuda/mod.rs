@@ -20,6 +20,7 @@
 pub mod abi;
 mod cache;
 mod choose;
+mod clock;
 pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
@@ -34,6 +35,7 @@ use crate::format::blco::{ChunkView, Decoder};
 use crate::store::{Manifest, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
 use abi::Chunk;
+use clock::Clock;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use order::{Derived, OrderKernels, OrderPlan};
 use std::collections::{BTreeSet, VecDeque};
@@ -513,99 +515,5 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         pass.memory_share =
             bytes / (self.plan.device.memory_bytes_per_second * pass.kernel_seconds).max(1e-9);
         Ok(Some(self.pass))
-    }
-}
-
-/// Times what goes on in a pass, with events made beforehand.
-#[derive(Debug)]
-struct Clock {
-    base: Event,
-    events: Vec<Arc<Event>>,
-    used: usize,
-    /// What each pair of events stands around.
-    marks: Vec<(Stage, usize, Option<usize>)>,
-    /// The ends of the parts' work on resident chunks.
-    ends: Vec<Arc<Event>>,
-}
-
-impl Clock {
-    fn new(device: &Arc<Device>, chunks: usize, parts: usize) -> Result<Self> {
-        let pairs = chunks * (parts + 1) + parts;
-        let events = (0..2 * pairs).map(|_| device.event(true).map(Arc::new)).collect::<Result<_>>()?;
-        Ok(Self {
-            base: device.event(true)?,
-            events,
-            used: 0,
-            marks: Vec::with_capacity(pairs),
-            ends: Vec::with_capacity(parts),
-        })
-    }
-
-    /// Starts from zero, now: nothing is under way on `idle`.
-    fn begin(&mut self, idle: &Stream) -> Result<()> {
-        self.used = 0;
-        self.marks.clear();
-        self.ends.clear();
-        self.base.record(idle)
-    }
-
-    /// The events around something.
-    fn pair(&mut self, stage: Stage, lane: usize, chunk: Option<usize>) -> (Arc<Event>, Arc<Event>) {
-        self.marks.push((stage, lane, chunk));
-        self.used += 2;
-        (Arc::clone(&self.events[self.used - 2]), Arc::clone(&self.events[self.used - 1]))
-    }
-
-    /// Marks begin and end of what `start` starts on `stream`, and gives the end.
-    fn time(
-        &mut self,
-        stage: Stage,
-        lane: usize,
-        chunk: Option<usize>,
-        stream: &Stream,
-        start: impl FnOnce() -> Result<()>,
-    ) -> Result<Arc<Event>> {
-        let (begin, end) = self.pair(stage, lane, chunk);
-        begin.record(stream)?;
-        start()?;
-        end.record(stream)?;
-        Ok(end)
-    }
-
-    /// When it all went on.
-    fn read(&self, spans: &mut Vec<Span>, pass: &mut DevicePass) -> Result<()> {
-        let first = spans.len();
-        for (&(stage, lane, chunk), pair) in self.marks.iter().zip(self.events.chunks_exact(2)) {
-            let (start, end) = (pair[0].seconds_since(&self.base)?, pair[1].seconds_since(&self.base)?);
-            spans.push(Span { stage, lane, chunk, start, end });
-        }
-        let of = |stage| spans[first..].iter().filter(move |s| s.stage == stage).map(|s| (s.start, s.end));
-        pass.copy_seconds = covered(of(Stage::Copy).collect());
-        pass.kernel_seconds = covered(of(Stage::Kernel).collect());
-        let either = covered(of(Stage::Copy).chain(of(Stage::Kernel)).collect());
-        pass.overlap_seconds = pass.copy_seconds + pass.kernel_seconds - either;
-        Ok(())
-    }
-}
-
-/// The length of the union of some intervals.
-fn covered(mut intervals: Vec<(f64, f64)>) -> f64 {
-    intervals.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut sum, mut reached) = (0.0, f64::NEG_INFINITY);
-    for (start, end) in intervals {
-        sum += (end - start.max(reached)).max(0.0);
-        reached = reached.max(end);
-    }
-    sum
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn overlapping_intervals_count_once() {
-        assert!((covered(vec![(3.0, 4.0), (0.0, 2.0), (1.0, 2.5), (3.25, 3.5)]) - 3.5).abs() < 1e-12);
-        assert!(covered(Vec::new()).abs() < 1e-12);
     }
 }
