@@ -17,20 +17,28 @@ typedef long long i64;
 // Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
 #define BLCO_SHARE 64
 
-// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first thread block of a
-// launch that works on it.
+// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first of a launch's thread
+// blocks, or groups of them, that work on it.
 struct Chunk {
     u64 image;
     u32 first_block;
     u32 number;
 };
 
+// A mode whose MTTKRP a launch computes, and where its sums lie.
+struct Target {
+    // `copies` matrices of dims[mode] x rank sums, in f64 or the kernel's precision, as the kernel was made for.
+    u64 sums;
+    u32 mode;
+    u32 copies;
+};
+
 // The arguments of an MTTKRP launch. Addresses are the device's.
 struct MttkrpArgs {
     // Factor of each mode, dims[m] x rank, row-major, in the kernel's precision.
     u64 factors[BLCO_ORDER_MAX];
-    // `copies` matrices of dims[mode] x rank sums, in f64 or the kernel's precision, as the kernel was made for.
-    u64 sums;
+    // The first `target_count` are computed.
+    struct Target targets[BLCO_ORDER_MAX];
     // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
     // `chunk_count` chunks in order of first_block, or 0: `one` is the only chunk.
@@ -39,17 +47,15 @@ struct MttkrpArgs {
     u32 chunk_count;
     u32 order;
     u32 rank;
-    u32 mode;
-    u32 copies;
+    u32 target_count;
     u32 dims[BLCO_ORDER_MAX];
     // `raw`: bits of each mode inside the re-encoded index.
     u32 block_bits[BLCO_ORDER_MAX];
     // `raw`: bits of a key, and the mode of each from the lowest up.
     u32 key_bits;
     u8 key_modes[64];
-    // Whether the chunks' nonzeros lie in order of the target mode's rows.
+    // Whether the chunks' nonzeros lie in order of the only target mode's rows.
     u32 sorted;
-    u32 unused;
 };
 
 // Threads of a thread block that sorts, and pairs that it holds at a time.
@@ -134,5 +140,6 @@ static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");
 static_assert(sizeof(struct OrderArgs) == 88, "OrderArgs differs from abi.rs");
 static_assert(sizeof(struct SortArgs) == 64, "SortArgs differs from abi.rs");
 static_assert(sizeof(struct ScanArgs) == 24, "ScanArgs differs from abi.rs");
-static_assert(sizeof(struct MttkrpArgs) == 264, "MttkrpArgs differs from abi.rs");
+static_assert(sizeof(struct Target) == 16, "Target differs from abi.rs");
+static_assert(sizeof(struct MttkrpArgs) == 376, "MttkrpArgs differs from abi.rs");
 #endif

@@ -1,11 +1,12 @@
-// MTTKRP of one mode from encoded chunks: out[i_m, :] += value * product over k != m of A_k[i_k, :].
+// MTTKRP from encoded chunks: out[i_m, :] += value * product over k != m of A_k[i_k, :], for each target mode m.
 //
-// A thread block takes a few tiles: decodes them into shared memory, ordered by row of the target mode (tile.cuh), and
+// A thread block takes a few tiles and one target mode: decodes them into shared memory, ordered by row of the target mode (tile.cuh), and
 // hands each group of LANES threads a share of the ordered nonzeros. Such a group holds a row's sums in registers
 // and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
 // section 5.1). Where the nonzeros are sorted by row, a row that begins and ends inside a share is written, not added: nobody
-// else has it. With several copies of the result, thread block b adds to copy b mod copies (hierarchical, section
-// 5.2); `finish` adds the copies up. Products are in T, shares of at most BLCO_SHARE additions too; sums in memory are in
+// else has it. With several copies of the result, group g of tiles adds to copy g mod copies (hierarchical, section
+// 5.2); `finish` adds the copies up. Thread blocks of the same tiles and different targets follow one another, so that caches hold what
+// they share; the grid's second dimension shares out the sweeps over the rank, each over all tiles before the next. Products are in T, shares of at most BLCO_SHARE additions too; sums in memory are in
 // SUM: f64, or T where the nonzeros are sorted and no row lies in many shares (Variant::short_row in kernels.rs).
 #pragma once
 #include "tile.cuh"
@@ -67,11 +68,11 @@ template <class S, bool WHOLE> struct Sweep {
 // Loads into `rows` what nonzeros i to i + BATCH - 1 ask of the factor whose indices are the group's column k, and
 // multiplies `product` by it where `more` factors follow.
 template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a,
+__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode,
                                           u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
-    const T* const factor = sweep.base((const T*)a.factors[k - (k <= a.mode)]);
+    const T* const factor = sweep.base((const T*)a.factors[k - (k <= mode)]);
     u32 index[S::BATCH];
     take(group.index[k] + i, index);
 #pragma unroll
@@ -86,14 +87,15 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
 
 // Adds a group of `nnz` nonzeros, a multiple of BATCH, to `sums`. WHOLE: the rank is a multiple of SWEEP.
 template <class T, class SUM, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 nnz, u32 rank, SUM* sums)
+__device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
+                                           SUM* sums)
 {
     constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
     constexpr u32 SHARE = SHAPE::PER * S::LANES;
     static_assert(SHARE <= BLCO_SHARE && SHARE % BATCH == 0, "shares of whole batches");
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
-    for (u32 start = 0; start < rank; start += S::SWEEP) {
+    for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
         const Sweep<S, WHOLE> sweep(start, rank);
         SUM* const out = sweep.base(sums);
         T sum[COLUMNS] = {};
@@ -115,9 +117,9 @@ __device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, 
             }
             if (ORDER < BLCO_ORDER_MAX) {
 #pragma unroll
-                for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, k, i, k + 1 < ORDER, product, last);
+                for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < ORDER, product, last);
             } else {
-                for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, k, i, k + 1 < a.order, product, last);
+                for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < a.order, product, last);
             }
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
@@ -139,14 +141,16 @@ template <class LAYOUT, class T, class SUM, int ORDER, class SHAPE, class S, int
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
     __shared__ Group<T, ORDER, SHAPE> group;
-    const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
-    const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
+    const u32 of_tiles = blockIdx.x / a.target_count;
+    const Target target = a.targets[blockIdx.x % a.target_count];
+    const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, of_tiles);
+    const u32 tile = (of_tiles - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
-    const u32 nnz = gather<LAYOUT, S::BATCH>(group, a, (const u8*)chunk.image, tile, bad);
+    const u32 nnz = gather<LAYOUT, S::BATCH>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
     const u32 rank = RANK > 0 ? RANK : a.rank;
-    SUM* sums = (SUM*)a.sums + (u64)(blockIdx.x % a.copies) * a.dims[a.mode] * rank;
-    accumulate<T, SUM, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, nnz, rank, sums);
+    SUM* sums = (SUM*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
+    accumulate<T, SUM, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, target.mode, nnz, rank, sums);
 }
 
 // The result of a mode: its copies added up in order, in the precision of the factors. May work in place.

@@ -162,11 +162,12 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
 }
 
 // Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where
-// a.sorted, otherwise ordered by row of the target mode modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
+// a.sorted, otherwise ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
 // share a bucket take turns, which costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to a multiple of BATCH.
 // Called by the whole thread block, which sees the group on return.
 template <class LAYOUT, int BATCH, class T, int ORDER, class SHAPE>
-__device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, const u8* image, u32 t, bool& bad)
+__device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
+                                      bool& bad)
 {
     constexpr int PER = SHAPE::PER;
     const Header h = LAYOUT::header_of(image);
@@ -190,7 +191,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
         // Masks, because compilers turn a choice into an array in local memory.
         row[k] = 0;
 #pragma unroll
-        for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)a.mode ? ~0u : 0);
+        for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)mode ? ~0u : 0);
         at[k] = start + slots.first + k * slots.step;
     }
     if (!a.sorted) {
@@ -215,7 +216,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) {
             if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
-            if (m != (int)a.mode) group.index[m + (m < (int)a.mode)][at[k]] = index[k][m];
+            if (m != (int)mode) group.index[m + (m < (int)mode)][at[k]] = index[k][m];
         }
     }
     __syncthreads();

@@ -270,7 +270,7 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
             let factors: Vec<Matrix<f32>> =
                 seeded_factors(store.sys(), &store.manifest().shape, rank, 3).unwrap();
             let oracle = oracle::mttkrp(&mut &tensor, &factors, &[0, 1, 2]).unwrap();
-            let embedded = Source { compile: Some(false), cache: None, variant: None };
+            let embedded = Source { compile: Some(false), ..Source::default() };
             let mut op = DeviceMttkrp::new(device, &store, &factors, &[0, 1, 2], &embedded).unwrap();
             for mode in 0..3 {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
@@ -280,7 +280,7 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
                 op.begin(mode, true, &stream).unwrap();
-                op.launch(mode, &stream, &Work { blocks, chunks, one: Chunk::default(), sorted: true })
+                op.launch(&[mode], &stream, &Work { blocks, chunks, one: Chunk::default(), sorted: true })
                     .unwrap();
                 op.finish(mode, true, &stream).unwrap();
                 stream.synchronize().unwrap();

@@ -9,7 +9,7 @@ import sys
 from html import escape
 
 ROWS = [("read", "worker {}", "read"), ("verify", "worker {}", "verify"), ("copy", "lane {}", "copy"),
-        ("kernel", "mode part {}", "kernel")]
+        ("kernel", "kernels {}", "kernel")]
 COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "copy": "#f28e2b", "kernel": "#59a14f"}
 LEFT, WIDTH, HEIGHT, GAP, TOP = 110, 1200, 18, 4, 44
 

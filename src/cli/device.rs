@@ -122,7 +122,9 @@ mod with_cuda {
             modes: &[usize],
             progress: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
-            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, self.kernels)?;
+            let kernels =
+                KernelSource { rows_per_nonzero: self.device_plan.rows_per_nonzero, ..self.kernels.clone() };
+            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, &kernels)?;
             let mut backend = CudaBackend::new(device, self.store, self.device_plan, &mut op)?;
             let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
             let passes =

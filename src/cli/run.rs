@@ -335,7 +335,12 @@ impl Run {
             KernelsArg::Compiled => Some(true),
             KernelsArg::Embedded => Some(false),
         };
-        KernelSource { compile, cache: machine::cache_directory(), variant: self.kernel }
+        KernelSource {
+            compile,
+            cache: machine::cache_directory(),
+            variant: self.kernel,
+            ..KernelSource::default()
+        }
     }
 
     fn progress(&self) -> Progress {

@@ -172,7 +172,7 @@ impl<'a, B: Backend> Executor<'a, B> {
     /// the executor has lost buffers and refuses further passes.
     pub fn pass(&mut self, backend: &mut B, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport> {
         let (sys, store, start) = (self.store.sys(), self.store, Instant::now());
-        let buffers: Vec<_> = self.buffers.drain(..).collect();
+        let mut buffers: Vec<_> = self.buffers.drain(..).collect();
         if buffers.len() != self.plan.workers {
             return Err(Error::request("an earlier pass failed; open the store again"));
         }
@@ -182,6 +182,8 @@ impl<'a, B: Backend> Executor<'a, B> {
         let numbers: Vec<usize> = (0..self.kept.len()).filter(|&n| !backend.holds(n)).collect();
         report.add_held(store, &numbers);
         let mut to_load: VecDeque<usize> = numbers.iter().copied().filter(|&n| !self.is_loaded(n)).collect();
+        // No thread is started for nothing: that takes longer than a short pass over what is there already.
+        let idle = buffers.split_off(buffers.len().min(to_load.len()));
         let parts = self.part(&to_load, buffers.len());
         self.buffers = std::thread::scope(|scope| {
             let mut lines = Vec::with_capacity(buffers.len());
@@ -221,7 +223,7 @@ impl<'a, B: Backend> Executor<'a, B> {
             report.device = backend.end(&mut self.spans)?;
             self.spans[of_workers..].iter_mut().for_each(|span| span.shift(begun));
             report.finish(start.elapsed(), lines.len());
-            Ok::<_, Error>(lines.into_iter().map(Line::collect).collect())
+            Ok::<_, Error>(lines.into_iter().map(Line::collect).chain(idle).collect())
         })?;
         Ok(report)
     }

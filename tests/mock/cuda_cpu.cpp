@@ -370,13 +370,14 @@ void run(const Kernel& kernel, dim3 grid, dim3 block, void* const* arguments, co
     here.block_dim = block;
     here.live = &live;
     here.last = {};
-    const unsigned first = runner.random() % grid.x;
-    for (unsigned i = 0; i < grid.x && !stop; ++i) {
+    const unsigned long long blocks = (unsigned long long)grid.x * grid.y, first = runner.random() % blocks;
+    for (unsigned long long i = 0; i < blocks && !stop; ++i) {
         const auto used = runner.used.find(kernel.name);
         if (used != runner.used.end()) std::fill(used->second.first, used->second.second, POISON);
-        here.block = {(first + i) % grid.x, 0, 0};
+        const unsigned long long block = (first + i) % blocks;
+        here.block = {(unsigned)(block % grid.x), (unsigned)(block / grid.x), 0};
         runner.block();
-        if (i == 0 || i + 1 == grid.x) runner.learn();
+        if (i == 0 || i + 1 == blocks) runner.learn();
     }
     here.fiber = nullptr;
     here.kernel = nullptr;

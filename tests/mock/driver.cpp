@@ -939,9 +939,9 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     const void* module = nullptr;
     const mock::Kernel* kernel = kernel_of(__func__, function, &module);
     auto stream = stream_of(__func__, handle);
-    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1) fault("%s: more than one dimension", __func__);
+    if (grid_z != 1 || block_y != 1 || block_z != 1) fault("%s: more dimensions than kernels here have", __func__);
     if (shared_bytes || extra || !parameters) fault("%s: shared bytes or packed parameters", __func__);
-    if (grid_x == 0 || block_x == 0 || block_x > 1024 || grid_x > 0x7fffffff) return INVALID_VALUE;
+    if (grid_x == 0 || grid_y == 0 || grid_y > 0xffff || block_x == 0 || block_x > 1024 || grid_x > 0x7fffffff) return INVALID_VALUE;
     if (block_x > kernel->threads_max) return LAUNCH_OUT_OF_RESOURCES;
     // The parameters are copied now. A word of them that is an address of device memory is taken as one.
     std::vector<std::shared_ptr<char>> copies;
@@ -968,9 +968,9 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
         std::vector<void*> arguments;
         for (auto& copy : copies) arguments.push_back(copy.get());
         const auto start = Clock::now();
-        mock::run(*kernel, {grid_x, 1, 1}, {block_x, 1, 1}, arguments.data(), live, s.random(), d.dead);
+        mock::run(*kernel, {grid_x, grid_y, 1}, {block_x, 1, 1}, arguments.data(), live, s.random(), d.dead);
         d.kernel_us += std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
-        d.blocks += grid_x;
+        d.blocks += (u64)grid_x * grid_y;
         ++d.launches;
     };
     push(stream, std::move(operation));

@@ -227,15 +227,16 @@ static void compare(Device& device, const Store& store, const std::string& kerne
     }
     args.order = store.order;
     args.rank = rank;
-    args.mode = mode;
-    args.copies = copies;
-    args.sums = allocate(copies * elements * 8);
+    args.targets[0].mode = mode;
+    args.target_count = 1;
+    args.targets[0].copies = copies;
+    args.targets[0].sums = allocate(copies * elements * 8);
     args.fault = upload(std::vector<u32>{~0u});
     for (size_t b = 0; b < store.bit_modes.size(); ++b) {
         if (b < 64) ++args.block_bits[store.bit_modes[b]];
         else args.key_modes[args.key_bits++] = store.bit_modes[b];
     }
-    CU(cuMemsetD8Async(args.sums, 0, copies * elements * 8, device.first));
+    CU(cuMemsetD8Async(args.targets[0].sums, 0, copies * elements * 8, device.first));
     // One launch for each chunk, or one for all.
     std::vector<Chunk> chunks;
     const u32 tiles = tiles_of(kernel), threads = tiles * BLCO_TILE_THREADS;
@@ -256,7 +257,7 @@ static void compare(Device& device, const Store& store, const std::string& kerne
     u64 result = allocate(elements * sizeof(T));
     u64 count = elements;
     device.launch(sizeof(T) == 8 ? "finish_f64" : "finish_f32", device.first, 3, 128,
-                  {&args.sums, &copies, &count, &result});
+                  {&args.targets[0].sums, &copies, &count, &result});
     CU(cuStreamSynchronize(device.first));
     const auto got = download<T>(result, elements);
     if (download<u32>(args.fault, 1)[0] != ~0u) fail(kernel + ": a fault in a valid store");
@@ -284,7 +285,7 @@ static void compare(Device& device, const Store& store, const std::string& kerne
                  std::to_string(i) + " is " + std::to_string(got[i]) + ", not " + std::to_string(wanted[i]));
         }
     }
-    for (u64 address : {args.sums, args.fault, result}) CU(cuMemFree_v2(address));
+    for (u64 address : {args.targets[0].sums, args.fault, result}) CU(cuMemFree_v2(address));
     if (listed) CU(cuMemFree_v2(args.chunks));
 }
 
@@ -520,12 +521,13 @@ static void short_factor()
     MttkrpArgs args = {};
     args.order = 2;
     args.rank = 16;
-    args.copies = 1;
+    args.target_count = 1;
+    args.targets[0].copies = 1;
     args.dims[0] = args.dims[1] = 2;
     args.block_bits[0] = args.block_bits[1] = 1;
     args.one.image = at;
     args.factors[1] = upload(std::vector<double>(16, 1.0));
-    args.sums = upload(std::vector<double>(32, 0.0));
+    args.targets[0].sums = upload(std::vector<double>(32, 0.0));
     args.fault = upload(std::vector<u32>{~0u});
     device.launch("mttkrp_raw_f64_o8_t2l16c1b4", device.first, 1, 2 * BLCO_TILE_THREADS, {&args});
     CU(cuStreamSynchronize(device.first));
@@ -710,9 +712,10 @@ static void speed(const std::string& directory)
         }
         args.order = store.order;
         args.rank = rank;
-        args.mode = mode;
-        args.copies = 1;
-        args.sums = upload(std::vector<double>((u64)store.dims[mode] * rank, 0.0));
+        args.targets[0].mode = mode;
+        args.target_count = 1;
+        args.targets[0].copies = 1;
+        args.targets[0].sums = upload(std::vector<double>((u64)store.dims[mode] * rank, 0.0));
         args.fault = upload(std::vector<u32>{~0u});
         args.one.image = images[0];
         const u32 tiles = tiles_of(kernel), blocks = blocks_of(store.images[0], tiles);

@@ -12,16 +12,28 @@ pub const SHARE: u32 = 64;
 /// are in f64.
 pub const CHAIN: u32 = 2 * SHARE;
 
-/// A chunk's image on the device, and the first thread block of a launch that works on it.
+/// A chunk's image on the device, and the first of a launch's thread blocks, or groups of them, that work on it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Chunk {
     /// Address of the image.
     pub image: u64,
-    /// Its first thread block in the launch.
+    /// The first of its thread blocks, where a launch has one target.
     pub first_block: u32,
     /// Its number in the store.
     pub number: u32,
+}
+
+/// A mode whose MTTKRP a launch computes.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct Target {
+    /// Address of its sums: `copies` matrices.
+    pub sums: u64,
+    /// The mode.
+    pub mode: u32,
+    /// Copies of its sums.
+    pub copies: u32,
 }
 
 /// The arguments of an MTTKRP launch.
@@ -30,8 +42,8 @@ pub struct Chunk {
 pub struct MttkrpArgs {
     /// Addresses of the factors.
     pub factors: [u64; ORDER_MAX],
-    /// Address of the sums: `copies` matrices.
-    pub sums: u64,
+    /// What is computed: the first `target_count`.
+    pub targets: [Target; ORDER_MAX],
     /// Address of the smallest number of a chunk with a number out of range.
     pub fault: u64,
     /// Address of the launch's chunks, or 0 where `one` is the only one.
@@ -44,10 +56,8 @@ pub struct MttkrpArgs {
     pub order: u32,
     /// Columns of the factors.
     pub rank: u32,
-    /// The target mode.
-    pub mode: u32,
-    /// Copies of the result.
-    pub copies: u32,
+    /// Modes that are computed.
+    pub target_count: u32,
     /// The dims.
     pub dims: [u32; ORDER_MAX],
     /// `raw`: bits of each mode inside the re-encoded index.
@@ -56,10 +66,8 @@ pub struct MttkrpArgs {
     pub key_bits: u32,
     /// `raw`: the mode of each bit of a key, from the lowest up.
     pub key_modes: [u8; 64],
-    /// Whether the chunks' nonzeros lie in order of the target mode's rows.
+    /// Whether the chunks' nonzeros lie in order of the only target mode's rows.
     pub sorted: u32,
-    /// Not used.
-    pub unused: u32,
 }
 
 /// Threads of a thread block that sorts.
@@ -165,7 +173,7 @@ pub struct ScanArgs {
 
 const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 88);
 const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);
-const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 264);
+const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 376);
 /// Nonzeros of a tile.
 pub const TILE: u32 = 512;
 const _: () = assert!(TILE_NNZ == TILE as usize);

@@ -105,6 +105,11 @@ impl Sample {
         }
         Ok(sample)
     }
+
+    /// Over the modes.
+    pub fn mean_rows_per_nonzero(&self) -> f64 {
+        self.rows_per_nonzero.iter().sum::<f64>() / self.rows_per_nonzero.len() as f64
+    }
 }
 
 /// Chunks spread over a store.
@@ -175,7 +180,7 @@ impl Rates {
         let left = (rows(mode) / nnz).min(met);
         let updated = met * sum_bytes / self.updates(rows(mode) * sum_bytes);
         let written = left * sum_bytes / self.streams();
-        let variant = Variant::embedded(operation.precision, manifest.shape.order(), operation.rank);
+        let variant = Variant::embedded(operation.precision, manifest.shape.order(), operation.rank, false);
         let short =
             operation.precision == Precision::F32 && manifest.longest_row_bounds[mode] <= variant.short_row();
         // Cleared, read and turned into f32: 8 + 8 + 4 bytes instead of 4.
@@ -193,21 +198,18 @@ impl Rates {
     }
 }
 
-/// The order of each mode of `operation`, for `passes` passes of which the first brings the chunks, all of which stay on the
-/// device; `room` is what derived orders may take there, while they are made too.
+/// The order of each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
+/// on the device; `room` is what derived orders may take there, while they are made too.
 pub(super) fn choose(
     facts: &Facts,
     store: &Store,
+    sample: &Sample,
     operation: &Operation<'_>,
     which: DeviceOrder,
     passes: u32,
     room: u64,
 ) -> Result<Vec<ModeOrder>> {
     let manifest = store.manifest();
-    if which == DeviceOrder::Store || passes < 2 || manifest.index_encoding != IndexEncoding::Tiled {
-        return Ok(Vec::new());
-    }
-    let sample = Sample::new(store)?;
     let rates = Rates { memory: facts.memory_bytes_per_second, l2_bytes: facts.l2_bytes as f64 };
     let encodings = || sample.encodings.iter().copied();
     let values = super::order::value_encoding(manifest, operation.precision, encodings());
@@ -227,7 +229,7 @@ pub(super) fn choose(
             target: false,
             why: String::new(),
             rows_per_nonzero: sample.rows_per_nonzero[mode],
-            saved_seconds: rates.saved(manifest, operation, &sample, mode),
+            saved_seconds: rates.saved(manifest, operation, sample, mode),
             derive_seconds: rates.derive(manifest, mode),
             bytes: plan.result_bytes_max,
             peak_bytes: plan.peak_bytes(),

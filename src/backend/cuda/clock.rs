@@ -14,28 +14,19 @@ pub(super) struct Clock {
     used: usize,
     /// What each pair of events stands around.
     marks: Vec<(Stage, usize, Option<usize>)>,
-    /// The ends of the parts' work on resident chunks.
-    pub(super) ends: Vec<Arc<Event>>,
 }
 
 impl Clock {
     pub(super) fn new(device: &Arc<Device>, chunks: usize, parts: usize) -> Result<Self> {
-        let pairs = chunks * (parts + 1) + parts;
+        let pairs = 2 * chunks + parts;
         let events = (0..2 * pairs).map(|_| device.event(true).map(Arc::new)).collect::<Result<_>>()?;
-        Ok(Self {
-            base: device.event(true)?,
-            events,
-            used: 0,
-            marks: Vec::with_capacity(pairs),
-            ends: Vec::with_capacity(parts),
-        })
+        Ok(Self { base: device.event(true)?, events, used: 0, marks: Vec::with_capacity(pairs) })
     }
 
     /// Starts from zero, now: nothing is under way on `idle`.
     pub(super) fn begin(&mut self, idle: &Stream) -> Result<()> {
         self.used = 0;
         self.marks.clear();
-        self.ends.clear();
         self.base.record(idle)
     }
 

@@ -360,6 +360,17 @@ impl Stream {
 
     /// Starts `grid` thread blocks of `threads` threads.
     pub fn launch<A: Pod>(&self, kernel: &Kernel, grid: u32, threads: u32, arguments: &A) -> Result<()> {
+        self.launch_grid(kernel, (grid, 1), threads, arguments)
+    }
+
+    /// The same with a grid of two dimensions.
+    pub fn launch_grid<A: Pod>(
+        &self,
+        kernel: &Kernel,
+        grid: (u32, u32),
+        threads: u32,
+        arguments: &A,
+    ) -> Result<()> {
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
         self.launch_with(kernel, grid, threads, &mut parameters)
     }
@@ -378,13 +389,13 @@ impl Stream {
         let mut parameters: [*mut c_void; 4] =
             [(&raw mut from).cast(), (&raw mut copies).cast(), (&raw mut count).cast(), (&raw mut to).cast()];
         let grid = u32::try_from(elements.div_ceil(THREADS.into()).clamp(1, 1 << 16)).unwrap_or(1);
-        self.launch_with(kernel, grid, THREADS, &mut parameters)
+        self.launch_with(kernel, (grid, 1), THREADS, &mut parameters)
     }
 
     fn launch_with(
         &self,
         kernel: &Kernel,
-        grid: u32,
+        grid: (u32, u32),
         threads: u32,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
@@ -392,7 +403,14 @@ impl Stream {
         // SAFETY: the module lives as long as `kernel`; the driver copies the parameters before it returns. Kernels
         // touch device memory only.
         unsafe {
-            result::launch_kernel(kernel.function, (grid, 1, 1), (threads, 1, 1), 0, self.stream, parameters)
+            result::launch_kernel(
+                kernel.function,
+                (grid.0, grid.1, 1),
+                (threads, 1, 1),
+                0,
+                self.stream,
+                parameters,
+            )
         }
         .map_err(failed("start a kernel"))
     }

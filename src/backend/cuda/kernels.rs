@@ -77,6 +77,8 @@ pub struct Source {
     pub cache: Option<PathBuf>,
     /// The variant to compile, instead of the fastest known: for measurements.
     pub variant: Option<Variant>,
+    /// Where an L2 cache cannot hold the factors: rows that a mode has in a group of tiles for each nonzero, on average.
+    pub rows_per_nonzero: Option<f64>,
 }
 
 /// The kernels of an operation, and where they came from.
@@ -119,11 +121,13 @@ impl Source {
             let refused = |why| Error::request(format!("kernel {variant}: {why}"));
             variant.suits(precision, order).map_err(refused)?;
         }
-        let variant = self.variant.unwrap_or_else(|| Variant::compiled(precision, order, rank, factor_bytes));
+        let spread = self.rows_per_nonzero.is_some_and(|rows| rows > SPREAD_ROWS);
+        let variant =
+            self.variant.unwrap_or_else(|| Variant::compiled(precision, order, rank, factor_bytes, spread));
         let why = match self.compiled(device, sys, spec, &variant) {
             Ok(image) => {
                 let module = device.module(&image.bytes)?;
-                let name = format!("{}, rank {rank}", spec.embedded_name(&variant));
+                let name = spec.report_name(&variant) + &format!(", rank {rank}");
                 return Ok(Loaded {
                     mttkrp: module.kernel(SPECIALISED_NAME)?,
                     short: spec.has_short().then(|| module.kernel(SPECIALISED_SHORT)).transpose()?,
@@ -137,7 +141,7 @@ impl Source {
             }
             Err(why) => why,
         };
-        let variant = Variant::embedded(precision, order, rank);
+        let variant = Variant::embedded(precision, order, rank, spread);
         let name = spec.embedded_name(&variant);
         let finish = match precision {
             Precision::F64 => "finish_f64",
@@ -149,7 +153,8 @@ impl Source {
         let module = device.module(&embedded_ptx(&names))?;
         let (mttkrp, finish) = (module.kernel(&name)?, module.kernel(finish)?);
         let short = short.map(|name| module.kernel(&name)).transpose()?;
-        let report = LoadedReport { name, origin: Origin::Embedded, why: Some(why) };
+        let report =
+            LoadedReport { name: spec.report_name(&variant), origin: Origin::Embedded, why: Some(why) };
         Ok(Loaded { mttkrp, short, finish, variant, report })
     }
 
@@ -169,7 +174,7 @@ impl Source {
 }
 
 /// How an MTTKRP kernel shares the work among threads: what does not change its results but for the order of additions.
-/// As text, `t4l16c2b4`: tiles, lanes, columns, batch.
+/// As text, `t4l16c2b4`: tiles, lanes, columns, batch; `t4l16c1b4s`: split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     /// Tiles of a thread block, ordered together: 1, 2 or 4, with 128 threads each.
@@ -180,8 +185,14 @@ pub struct Variant {
     pub columns: u32,
     /// Nonzeros whose rows are loaded before any is added.
     pub batch: u32,
+    /// Whether each sweep over the rank goes over all tiles before the next: tiles are decoded for each of them, but less of each row
+    /// competes for the L2 cache.
+    pub split: bool,
 }
 
+/// Rows that a mode has in a group of tiles for each nonzero, on average, from which on few of them meet again before the L2
+/// cache has lost them.
+const SPREAD_ROWS: f64 = 0.65;
 /// Factors that are too large for the rows of a group of tiles to meet often.
 const MANY_ROWS_BYTES: u64 = 16 << 20;
 /// Bytes of shared memory that every device lets a thread block have.
@@ -189,25 +200,39 @@ const SHARED_BYTES: usize = 48 << 10;
 
 impl Variant {
     /// The fastest measured, of those that are compiled for an order, rank and bytes of all factors (docs/performance.md).
+    /// `spread`: rows hardly meet again.
     #[must_use]
-    pub fn compiled(precision: Precision, order: usize, rank: usize, factor_bytes: u64) -> Self {
-        let (lanes, mut columns) = share(rank);
+    pub fn compiled(
+        precision: Precision,
+        order: usize,
+        rank: usize,
+        factor_bytes: u64,
+        spread: bool,
+    ) -> Self {
+        let (lanes, mut columns, split) = share(precision, rank, spread);
         // With many factors, the L1 caches hold the rows that a thread block meets if it sweeps over less of each.
         if precision == Precision::F64 && order > 3 && factor_bytes > MANY_ROWS_BYTES {
             columns = 1;
         }
         let tiles = [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES);
-        Self { tiles: tiles.unwrap_or(1), lanes, columns, batch: 4 }
+        Self { tiles: tiles.unwrap_or(1), lanes, columns, batch: 4, split }
     }
 
-    /// The embedded one that serves an order and rank.
+    /// The embedded one that serves an order and rank. `spread`: rows hardly meet again.
     #[must_use]
-    pub fn embedded(precision: Precision, order: usize, rank: usize) -> Self {
-        let (lanes, columns) = share(rank);
+    pub fn embedded(precision: Precision, order: usize, rank: usize, spread: bool) -> Self {
+        let (lanes, columns, split) = share(precision, rank, spread);
         let tiles = if matches!(order, 3 | 4) { 4 } else { 2 };
         // A rank known at run time only takes registers.
         let batch = if columns > 1 && precision == Precision::F64 { 2 } else { 4 };
-        Self { tiles, lanes, columns, batch }
+        Self { tiles, lanes, columns, batch, split }
+    }
+
+    /// Thread blocks that share the sweeps over a rank.
+    #[must_use]
+    pub fn sweeps(&self, rank: usize) -> u32 {
+        let columns = (self.lanes * self.columns) as usize;
+        if self.split { u32::try_from(rank.div_ceil(columns).max(1)).unwrap_or(1) } else { 1 }
     }
 
     /// Nonzeros of the longest row that is added up in f32 where nonzeros are sorted: it is then in so many shares that a chain,
@@ -221,7 +246,7 @@ impl Variant {
 
     /// Whether a kernel for this order and precision can be made so, and computes what it should.
     pub fn suits(&self, precision: Precision, order: usize) -> Result<(), String> {
-        let Self { tiles, lanes, columns, batch } = *self;
+        let Self { tiles, lanes, columns, batch, .. } = *self;
         let one_of = |name, value: u32, allowed: &[u32]| {
             if allowed.contains(&value) {
                 Ok(())
@@ -243,12 +268,14 @@ impl Variant {
     }
 }
 
-/// Lanes and columns that suit a rank.
-fn share(rank: usize) -> (u32, u32) {
+/// Lanes and columns that suit a rank, and whether to split it.
+fn share(precision: Precision, rank: usize, spread: bool) -> (u32, u32, bool) {
     match rank {
-        0..=8 => (8, 1),
-        9..=16 => (16, 1),
-        _ => (16, 2),
+        0..=8 => (8, 1, false),
+        9..=16 => (16, 1, false),
+        // 16 columns of f64 are a cache line.
+        _ if spread && precision == Precision::F64 => (16, 1, true),
+        _ => (16, 2, false),
     }
 }
 
@@ -263,8 +290,8 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tiles, lanes, columns, batch } = self;
-        write!(f, "t{tiles}l{lanes}c{columns}b{batch}")
+        let Self { tiles, lanes, columns, batch, split } = self;
+        write!(f, "t{tiles}l{lanes}c{columns}b{batch}{}", if *split { "s" } else { "" })
     }
 }
 
@@ -286,10 +313,11 @@ impl FromStr for Variant {
                 lanes: number('l')?,
                 columns: number('c')?,
                 batch: number('b')?,
+                split: text.ends_with('s'),
             })
         };
         let variant = all().filter(|v| v.to_string() == text);
-        variant.ok_or_else(|| format!("{text}: not like t4l16c2b4 (tiles, lanes, columns, batch)"))
+        variant.ok_or_else(|| format!("{text}: not like t4l16c2b4 (tiles, lanes, columns, batch; s: split)"))
     }
 }
 
@@ -318,6 +346,11 @@ impl Specialisation {
         self.name(variant, "")
     }
 
+    /// What reports call a kernel and how it is launched.
+    fn report_name(&self, variant: &Variant) -> String {
+        self.name(variant, "") + if variant.split { "s" } else { "" }
+    }
+
     /// The name of the embedded kernel with sums in f32.
     #[must_use]
     pub fn embedded_short_name(&self, variant: &Variant) -> String {
@@ -334,7 +367,8 @@ impl Specialisation {
             Precision::F32 => "f32",
         };
         let order = if matches!(self.order, 3 | 4) { self.order } else { ORDER_MAX };
-        format!("mttkrp_{layout}_{precision}{sums}_o{order}_{variant}")
+        let Variant { tiles, lanes, columns, batch, .. } = variant;
+        format!("mttkrp_{layout}_{precision}{sums}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")
     }
 
     /// What NVRTC is told for a device of that compute capability.

@@ -2,12 +2,12 @@
 //! them in chunk order (Nguyen et al., ICS 2022, section 4.2; lanes are the paper's device queues).
 //!
 //! **Ordering.** A lane is a copy stream and a device buffer. An operation computes independent parts (for MTTKRP, a
-//! part for each mode), each on a compute stream of its own. A copy waits until every part has used what the
-//! lane's buffer held before; each part's kernel waits for the copy. Nothing waits for the whole device inside
-//! a pass.
+//! part for each mode). Parts that read the store's order share a launch for each chunk, which decodes it while caches hold it;
+//! a part with an order of its own has a launch and a stream of its own. A copy waits until the kernel has used
+//! what the lane's buffer held before; the kernel waits for the copy. Nothing waits for the whole device inside a pass.
 //!
 //! **Residency.** The plan's first chunks are copied into memory of their own in the first pass and stay. Later
-//! passes launch one kernel per part over all of them, on streams of low priority, so that they fill the gaps between
+//! passes launch one kernel over all of them, on a stream of low priority, so that it fills the gaps between
 //! the kernels of streamed chunks.
 //!
 //! **Orders.** Where all chunks stay and the plan says so, the second pass begins with deriving target-major orders
@@ -48,7 +48,7 @@ pub use plan::{DeviceLimits, DevicePlan, plan};
 /// The chunks of one launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Thread blocks in all.
+    /// Thread blocks in all, for one part.
     pub blocks: u32,
     /// Address and length of a list of [`Chunk`]s on the device; 0 where `one` is the only chunk.
     pub chunks: (u64, u32),
@@ -66,8 +66,8 @@ pub trait DeviceOp {
     /// Clears the results of a part. `sorted`: this pass has one launch, of [`Work::sorted`].
     fn begin(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()>;
 
-    /// Starts a part's work on some chunks.
-    fn launch(&self, part: usize, stream: &Stream, work: &Work) -> Result<()>;
+    /// Starts the work of some parts (one, where [`Work::sorted`]) on some chunks.
+    fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()>;
 
     /// Starts what completes a part's results when all chunks are done.
     fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()>;
@@ -91,16 +91,20 @@ struct Lane {
     copy: Stream,
     /// `None` where all chunks are resident.
     memory: Option<Memory>,
-    /// When each part is done with what the buffer holds.
-    used: Vec<Arc<Event>>,
+    /// When the kernel is done with what the buffer holds.
+    used: Option<Arc<Event>>,
 }
 
-/// The streams of a part.
+/// A part's streams, and its order. Parts that share launches use the first one's streams for them.
 #[derive(Debug)]
 struct Part {
     streamed: Stream,
     resident: Stream,
     cleared: Event,
+    /// When its launch on what is resident is done.
+    resident_done: Option<Arc<Event>>,
+    /// When its launches on streamed chunks are done.
+    streamed_done: Event,
     /// When all of a pass is done.
     ended: Event,
     /// The nonzeros by row of the part's mode, once they are derived.
@@ -141,6 +145,8 @@ pub struct CudaBackend<'a, O> {
     lanes: Vec<Lane>,
     next_lane: usize,
     parts: Vec<Part>,
+    /// The parts that read the store's order in this pass.
+    sharing: Vec<usize>,
     resident: Option<Resident>,
     clock: Clock,
     begun: Instant,
@@ -175,6 +181,8 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
                 streamed,
                 resident,
                 cleared: device.event(false)?,
+                resident_done: None,
+                streamed_done: device.event(false)?,
                 ended: device.event(true)?,
                 derived: None,
             })
@@ -196,6 +204,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             lanes,
             next_lane: 0,
             parts,
+            sharing: Vec::new(),
             resident,
             clock,
             begun: Instant::now(),
@@ -206,6 +215,42 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             plan,
             notes,
         })
+    }
+
+    /// Starts the work on what is resident: one launch for all parts that read the store's order, one for each other.
+    fn begin_resident(&mut self) -> Result<()> {
+        let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
+        self.pass.resident_chunks = resident.offsets.len();
+        let count = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
+        let work = |list: &Memory, images, blocks, sorted| Work {
+            blocks,
+            chunks: (list.address(), images),
+            one: Chunk::default(),
+            sorted,
+        };
+        let mut launches = Vec::with_capacity(self.parts.len());
+        if !self.sharing.is_empty() {
+            launches.push((self.sharing.clone(), work(&resident.list, count, resident.blocks, false)));
+        }
+        let of_parts = self.parts.iter().enumerate();
+        launches.extend(of_parts.filter_map(|(p, part)| {
+            let order = part.derived.as_ref()?;
+            Some((vec![p], work(&order.list, order.images, order.blocks, true)))
+        }));
+        for (parts, work) in launches {
+            let stream = &self.parts[parts[0]].resident;
+            for &p in &parts {
+                stream.wait(&self.parts[p].cleared)?;
+            }
+            let op = &*self.op;
+            let launch = || op.launch(&parts, stream, &work);
+            let done = self.clock.time(Stage::Kernel, parts[0], None, stream, launch)?;
+            // Streamed chunks do not wait for this; the parts' ends do.
+            for p in parts {
+                self.parts[p].resident_done = Some(Arc::clone(&done));
+            }
+        }
+        Ok(())
     }
 
     /// The operation.
@@ -295,7 +340,7 @@ fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) 
             }
             other => other?,
         };
-        lanes.push(Lane { copy: device.stream(true)?, memory, used: Vec::new() });
+        lanes.push(Lane { copy: device.stream(true)?, memory, used: None });
     }
     Ok(lanes)
 }
@@ -401,35 +446,21 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.derive()?;
         self.clock.begin(&self.lanes[0].copy)?;
         for lane in &mut self.lanes {
-            lane.used.clear();
+            lane.used = None;
             lane.copy.wait(&self.clock.base)?;
         }
-        for (p, part) in self.parts.iter().enumerate() {
+        for (p, part) in self.parts.iter_mut().enumerate() {
+            part.resident_done = None;
             // All that is timed comes after the pass's zero.
             part.streamed.wait(&self.clock.base)?;
             self.op.begin(p, part.derived.is_some(), &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
-        let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
-        self.pass.resident_chunks = resident.offsets.len();
-        let chunks = (resident.list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let stored = Work { blocks: resident.blocks, chunks, one: Chunk::default(), sorted: false };
-        for (p, part) in self.parts.iter().enumerate() {
-            let work = part.derived.as_ref().map_or(stored, |order| Work {
-                blocks: order.blocks,
-                chunks: (order.list.address(), order.images),
-                one: Chunk::default(),
-                sorted: true,
-            });
-            part.resident.wait(&part.cleared)?;
-            let op = &*self.op;
-            let done = self
-                .clock
-                .time(Stage::Kernel, p, None, &part.resident, || op.launch(p, &part.resident, &work))?;
-            // Streamed chunks do not wait for this; the part's end does.
-            self.clock.ends.push(done);
+        self.sharing = (0..self.parts.len()).filter(|&p| self.parts[p].derived.is_none()).collect();
+        for &p in self.sharing.iter().skip(1) {
+            self.parts[self.sharing[0]].streamed.wait(&self.parts[p].cleared)?;
         }
-        Ok(())
+        self.begin_resident()
     }
 
     fn submit(&mut self, chunk: Loaded<Pinned>) -> Result<()> {
@@ -443,8 +474,8 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let (memory, offset) = match (stays, &lane.memory) {
             (Some(resident), _) => (&resident.memory, resident.offsets[number]),
             (None, Some(memory)) => {
-                for used in &lane.used {
-                    lane.copy.wait(used)?;
+                if let Some(used) = lane.used.take() {
+                    lane.copy.wait(&used)?;
                 }
                 (memory, 0)
             }
@@ -460,19 +491,14 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block());
         let work = Work { blocks, chunks: (0, 0), one, sorted: false };
-        if stays.is_none() {
-            lane.used.clear();
-        }
-        for (p, part) in self.parts.iter().enumerate() {
-            part.streamed.wait(&copied)?;
-            let op = &*self.op;
-            let done = self.clock.time(Stage::Kernel, p, Some(number), &part.streamed, || {
-                op.launch(p, &part.streamed, &work)
-            })?;
-            if stays.is_none() {
-                lane.used.push(done);
-            }
-        }
+        // A part has an order of its own only where all chunks are there.
+        let &[first, ..] = &self.sharing[..] else { return Ok(()) };
+        let stream = &self.parts[first].streamed;
+        stream.wait(&copied)?;
+        let op = &*self.op;
+        let launch = || op.launch(&self.sharing, stream, &work);
+        let done = self.clock.time(Stage::Kernel, first, Some(number), stream, launch)?;
+        lane.used = stays.is_none().then_some(done);
         Ok(())
     }
 
@@ -486,8 +512,15 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     }
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        if let Some(&first) = self.sharing.first() {
+            let first = &self.parts[first];
+            first.streamed_done.record(&first.streamed)?;
+            for &p in &self.sharing[1..] {
+                self.parts[p].streamed.wait(&first.streamed_done)?;
+            }
+        }
         for (p, part) in self.parts.iter().enumerate() {
-            if let Some(done) = self.clock.ends.get(p) {
+            if let Some(done) = &part.resident_done {
                 part.streamed.wait(done)?;
             }
             self.op.finish(p, part.derived.is_some(), &part.streamed)?;

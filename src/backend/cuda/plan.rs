@@ -1,7 +1,8 @@
 //! Planning the memory of a GPU, before anything is allocated.
 
-use super::choose::{self, DeviceOrder, ModeOrder, Operation};
+use super::choose::{self, DeviceOrder, ModeOrder, Operation, Sample};
 use super::driver::{Device, Facts};
+use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use bytesize::ByteSize;
@@ -14,6 +15,8 @@ const ALIGN: u64 = 256;
 const LANES: usize = 4;
 /// Part of the free memory that is left to the driver and to others.
 const RESERVE: u64 = 16;
+/// Factors, sums and results of more bytes do not stay in an L2 cache.
+const CACHED_BYTES: u64 = 64 << 20;
 /// The largest copy that the link is measured with: larger ones are no faster.
 const PROBE_BYTES: usize = 16 << 20;
 
@@ -49,6 +52,9 @@ pub struct DevicePlan {
     pub resident_chunks: usize,
     /// Bytes that they take.
     pub resident_bytes: u64,
+    /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
+    /// cache.
+    pub rows_per_nonzero: Option<f64>,
     /// The order that serves each mode from the second pass on; empty where it is the store's for all.
     pub orders: Vec<ModeOrder>,
     /// Bytes that orders take which are derived, while the last of them is made too, as far as a sample tells.
@@ -92,6 +98,7 @@ pub fn plan(
         lane_bytes: images().max().unwrap_or(0),
         resident_chunks: 0,
         resident_bytes: 0,
+        rows_per_nonzero: None,
         orders: Vec::new(),
         derived_bytes: 0,
         order_room_bytes: 0,
@@ -110,10 +117,20 @@ pub fn plan(
         }
         plan.lanes -= 1;
     }
-    if plan.resident_chunks == store.manifest().chunks.len() {
-        plan.order_room_bytes = bound - plan.bytes();
-        let room = plan.order_room_bytes;
-        plan.orders = choose::choose(&device.facts, store, operation, limits.order, limits.passes, room)?;
+    let orders = plan.resident_chunks == store.manifest().chunks.len()
+        && limits.passes > 1
+        && limits.order != DeviceOrder::Store;
+    let tiled = store.manifest().index_encoding == IndexEncoding::Tiled;
+    let large = operation.bytes > CACHED_BYTES;
+    if tiled && (orders || large) {
+        let sample = Sample::new(store)?;
+        plan.rows_per_nonzero = large.then(|| sample.mean_rows_per_nonzero());
+        if orders {
+            plan.order_room_bytes = bound - plan.bytes();
+            let room = plan.order_room_bytes;
+            plan.orders =
+                choose::choose(&device.facts, store, &sample, operation, limits.order, limits.passes, room)?;
+        }
     }
     plan.settle();
     Ok(plan)

@@ -1,4 +1,4 @@
-//! MTTKRP on a GPU: a part for each mode, one kernel for each part and chunk (kernels/mttkrp.cuh).
+//! MTTKRP on a GPU: a part for each mode, one kernel for all parts that read the same chunk (kernels/mttkrp.cuh).
 //!
 //! Products are in the precision of the factors, with at most [`CHAIN`](crate::backend::cuda::abi::CHAIN) additions in
 //! it; longer sums are in f64.
@@ -11,7 +11,7 @@
 //! multiprocessors; [`copies`] goes by what copies are for, enough rows to spread updates over.
 
 use super::ModeMatrix;
-use crate::backend::cuda::abi::{MttkrpArgs, TILE_THREADS};
+use crate::backend::cuda::abi::{self, MttkrpArgs, TILE_THREADS};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
@@ -168,23 +168,31 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         }
     }
 
-    fn launch(&self, part: usize, stream: &Stream, work: &Work) -> Result<()> {
-        let target = &self.targets[part];
+    fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()> {
         let (chunks, chunk_count) = work.chunks;
-        let short = target.short_sums(work.sorted).zip(self.kernels.short.as_ref());
-        let (sums, kernel) = short.unwrap_or((&target.sums, &self.kernels.mttkrp));
+        let short = |target: &Target| target.short_sums(work.sorted).map(Memory::address);
+        let mut targets = [abi::Target::default(); ORDER_MAX];
+        for (to, target) in targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {
+            let sums = short(target).unwrap_or(target.sums.address());
+            *to = abi::Target { sums, mode: target.mode.try_into().unwrap_or(0), copies: target.copies };
+        }
+        let is_short = parts.iter().all(|&p| short(&self.targets[p]).is_some());
+        let kernel = self.kernels.short.as_ref().filter(|_| is_short).unwrap_or(&self.kernels.mttkrp);
+        let target_count = u32::try_from(parts.len()).unwrap_or(0);
+        let sorted = work.sorted.into();
         let arguments = MttkrpArgs {
-            sums: sums.address(),
+            targets,
+            target_count,
             chunks,
             chunk_count,
             one: work.one,
-            mode: u32::try_from(target.mode).unwrap_or(0),
-            copies: target.copies,
-            sorted: work.sorted.into(),
+            sorted,
             ..self.arguments
         };
-        let threads = TILE_THREADS * self.tiles_per_block();
-        stream.launch(kernel, work.blocks, threads, &arguments)
+        // Sorted nonzeros meet their target rows once, whatever the caches hold.
+        let sweeps = if work.sorted { 1 } else { self.kernels.variant.sweeps(self.rank) };
+        let grid = (work.blocks * target_count, sweeps);
+        stream.launch_grid(kernel, grid, TILE_THREADS * self.tiles_per_block(), &arguments)
     }
 
     fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {

@@ -29,11 +29,11 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
 }
 
 fn embedded(spec: &Specialisation) -> String {
-    spec.embedded_name(&Variant::embedded(spec.precision, spec.order, spec.rank))
+    spec.embedded_name(&Variant::embedded(spec.precision, spec.order, spec.rank, false))
 }
 
 fn fastest(spec: &Specialisation) -> Variant {
-    Variant::compiled(spec.precision, spec.order, spec.rank, 1 << 30)
+    Variant::compiled(spec.precision, spec.order, spec.rank, 1 << 30, false)
 }
 
 /// Every variant that is chosen fits the shared memory that all devices give, and is what its name says.
@@ -41,7 +41,11 @@ fn fastest(spec: &Specialisation) -> Variant {
 fn variants_suit_what_they_are_chosen_for() {
     for spec in all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 64, 100]) {
         let Specialisation { precision, order, rank, .. } = spec;
-        for variant in [fastest(&spec), Variant::embedded(precision, order, rank)] {
+        for variant in [
+            fastest(&spec),
+            Variant::embedded(precision, order, rank, false),
+            Variant::embedded(precision, order, rank, true),
+        ] {
             assert_eq!(variant.suits(precision, order), Ok(()), "{spec:?}");
             assert_eq!(variant.to_string().parse(), Ok(variant));
         }
@@ -93,7 +97,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
         short
             .iter()
             .filter(|spec| spec.has_short())
-            .map(|spec| spec.embedded_short_name(&Variant::embedded(F32, spec.order, spec.rank))),
+            .map(|spec| spec.embedded_short_name(&Variant::embedded(F32, spec.order, spec.rank, false))),
     );
     asked.extend(["finish_f64".into(), "finish_f32".into()]);
     asked.extend(crate::backend::cuda::order::KERNELS.map(String::from));
