@@ -54,8 +54,41 @@ struct MttkrpArgs {
     // `raw`: bits of a key, and the mode of each from the lowest up.
     u32 key_bits;
     u8 key_modes[64];
-    // Whether the chunks' nonzeros lie in order of the only target mode's rows.
-    u32 sorted;
+    u32 unused;
+    // Of sorted nonzeros: u32[2] and f64[2][rank] of each thread block, the rows of its first and last nonzero and their sums.
+    u64 end_rows;
+    u64 end_sums;
+};
+
+// Tiles that a thread block takes of sorted nonzeros.
+#define BLCO_SORTED_TILES 2
+// Threads of a thread block of what clears, joins and finishes rows.
+#define BLCO_ROW_THREADS 256
+// Ends that a warp joins.
+#define BLCO_JOIN 64
+
+// The arguments of a launch that joins ends.
+struct JoinArgs {
+    // u32 and f64[rank] of each end.
+    u64 rows;
+    u64 sums;
+    // The same of the ends that are left: two of each warp.
+    u64 end_rows;
+    u64 end_sums;
+    // dims[mode] x rank.
+    u64 result;
+    u32 count;
+    u32 rank;
+};
+
+// The arguments of a launch that clears rows.
+struct ClearArgs {
+    // u32[(rows + 31) / 32]: bit r % 32 of word r / 32 is set where row r is cleared.
+    u64 empty;
+    // rows x rank.
+    u64 result;
+    u32 rows;
+    u32 rank;
 };
 
 // Threads of a thread block that sorts, and pairs that it holds at a time.
@@ -97,6 +130,8 @@ struct OrderArgs {
     u64 images;
     // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
+    // u32[(dims[mode] + 31) / 32], ~0 at first: bit r % 32 of word r / 32 is cleared where row r has a nonzero.
+    u64 empty;
     u32 chunk_count;
     u32 nnz;
     u32 order;
@@ -137,9 +172,11 @@ struct ScanArgs {
 #ifdef __cplusplus
 static_assert(sizeof(struct Chunk) == 16, "Chunk differs from abi.rs");
 static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");
-static_assert(sizeof(struct OrderArgs) == 88, "OrderArgs differs from abi.rs");
+static_assert(sizeof(struct OrderArgs) == 96, "OrderArgs differs from abi.rs");
 static_assert(sizeof(struct SortArgs) == 64, "SortArgs differs from abi.rs");
 static_assert(sizeof(struct ScanArgs) == 24, "ScanArgs differs from abi.rs");
 static_assert(sizeof(struct Target) == 16, "Target differs from abi.rs");
-static_assert(sizeof(struct MttkrpArgs) == 376, "MttkrpArgs differs from abi.rs");
+static_assert(sizeof(struct JoinArgs) == 48, "JoinArgs differs from abi.rs");
+static_assert(sizeof(struct ClearArgs) == 24, "ClearArgs differs from abi.rs");
+static_assert(sizeof(struct MttkrpArgs) == 392, "MttkrpArgs differs from abi.rs");
 #endif

@@ -1,29 +1,44 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
-// With BLCO_RANK and what stands beside it below: `mttkrp`, with BLCO_SHORT
-// `mttkrp_short` (sums in BLCO_REAL, for sorted nonzeros and short rows), and `finish_real` made for them.
-#include "mttkrp.cuh"
+// With BLCO_RANK and what stands beside it below: `mttkrp`, `finish_real`, `join_real`, `clear_real` and with BLCO_SORTED
+// `mttkrp_sorted`, made for them.
+#include "sorted.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
-#define MTTKRP(name, layout, real, sum, order, tiles, lanes, columns, batch, rank)                                     \
-    extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))        \
-        name(const MttkrpArgs args)                                                                                    \
+#define BOUNDS(tiles) __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))
+#define MTTKRP(name, layout, real, order, tiles, lanes, columns, batch, rank)                                          \
+    extern "C" __global__ void BOUNDS(tiles) name(const MttkrpArgs args)                                               \
     {                                                                                                                  \
         typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
-        mttkrp<layout, real, sum, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                           \
+        mttkrp<layout, real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                \
     }
 
-#define FINISH(name, real)                                                                                             \
-    extern "C" __global__ void name(const double* sums, u32 copies, u64 elements, real* result)                        \
+#define SORTED(name, real, order, lanes, columns, batch, rank)                                                         \
+    extern "C" __global__ void BOUNDS(BLCO_SORTED_TILES) name(const MttkrpArgs args)                                   \
+    {                                                                                                                  \
+        typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
+        mttkrp_sorted<real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                 \
+    }
+
+#define OF_ROWS(name, threads, real)                                                                                   \
+    extern "C" __global__ void finish_##name(const double* sums, u32 copies, u64 elements, real* result)               \
     {                                                                                                                  \
         finish(sums, copies, elements, result);                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(threads) join_##name(const JoinArgs args)                             \
+    {                                                                                                                  \
+        join_ends<real>(args);                                                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(threads) clear_##name(const ClearArgs args)                           \
+    {                                                                                                                  \
+        clear_rows<real>(args);                                                                                        \
     }
 
 #ifdef BLCO_RANK
-MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, double, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
-#ifdef BLCO_SHORT
-MTTKRP(mttkrp_short, BLCO_LAYOUT, BLCO_REAL, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+OF_ROWS(real, BLCO_ROW_THREADS, BLCO_REAL)
+#ifdef BLCO_SORTED
+SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 #endif
-FINISH(finish_real, BLCO_REAL)
 #else
 #include "instances.h"
 #include "order.cuh"
@@ -35,7 +50,7 @@ FINISH(finish_real, BLCO_REAL)
     }
 
 BLCO_INSTANCES(MTTKRP)
+BLCO_SORTED_INSTANCES(SORTED)
 BLCO_ORDER_KERNELS(ORDER)
-FINISH(finish_f64, double)
-FINISH(finish_f32, float)
+BLCO_ROW_KERNELS(OF_ROWS)
 #endif

@@ -1,25 +1,44 @@
-// The embedded MTTKRP kernels: X(name, layout, real, sum, order, tiles, lanes, columns, batch, rank). A name says all that
-// chooses it: layout, precision, order (8: any), tiles of a thread block, lanes, columns of a lane in a sweep over the rank,
-// batch; `short`: sums in f32.
+// The embedded kernels. A name says all that chooses it: layout, precision, order (8: any), tiles of a thread block, lanes, columns
+// of a lane in a sweep over the rank, batch.
 #pragma once
 
-#define BLCO_ANY_RANK(X, tag, layout, real, sum, order, tiles, wide)                                                   \
-    X(mttkrp_##tag##_o##order##_t##tiles##l8c1b4, layout, real, sum, order, tiles, 8, 1, 4, 0)                         \
-    X(mttkrp_##tag##_o##order##_t##tiles##l16c1b4, layout, real, sum, order, tiles, 16, 1, 4, 0)                       \
-    X(mttkrp_##tag##_o##order##_t##tiles##l16c2b##wide, layout, real, sum, order, tiles, 16, 2, wide, 0)
+// MTTKRP: X(name, layout, real, order, tiles, lanes, columns, batch, rank).
+#define BLCO_ANY_RANK(X, tag, layout, real, order, tiles, wide)                                                        \
+    X(mttkrp_##tag##_o##order##_t##tiles##l8c1b4, layout, real, order, tiles, 8, 1, 4, 0)                              \
+    X(mttkrp_##tag##_o##order##_t##tiles##l16c1b4, layout, real, order, tiles, 16, 1, 4, 0)                            \
+    X(mttkrp_##tag##_o##order##_t##tiles##l16c2b##wide, layout, real, order, tiles, 16, 2, wide, 0)
 
 // Four tiles where shared memory holds them.
-#define BLCO_ORDERS(X, tag, layout, real, sum, wide)                                                                   \
-    BLCO_ANY_RANK(X, tag, layout, real, sum, 3, 4, wide)                                                               \
-    BLCO_ANY_RANK(X, tag, layout, real, sum, 4, 4, wide)                                                               \
-    BLCO_ANY_RANK(X, tag, layout, real, sum, 8, 2, wide)
+#define BLCO_ORDERS(X, tag, layout, real, wide)                                                                        \
+    BLCO_ANY_RANK(X, tag, layout, real, 3, 4, wide)                                                                    \
+    BLCO_ANY_RANK(X, tag, layout, real, 4, 4, wide)                                                                    \
+    BLCO_ANY_RANK(X, tag, layout, real, 8, 2, wide)
 
 #define BLCO_INSTANCES(X)                                                                                              \
-    BLCO_ORDERS(X, tiled_f64, Tiled, double, double, 2)                                                                \
-    BLCO_ORDERS(X, tiled_f32, Tiled, float, double, 4)                                                                 \
-    BLCO_ORDERS(X, tiled_f32_short, Tiled, float, float, 4)                                                            \
-    BLCO_ORDERS(X, raw_f64, Raw, double, double, 2)                                                                    \
-    BLCO_ORDERS(X, raw_f32, Raw, float, double, 4)
+    BLCO_ORDERS(X, tiled_f64, Tiled, double, 2)                                                                        \
+    BLCO_ORDERS(X, tiled_f32, Tiled, float, 4)                                                                         \
+    BLCO_ORDERS(X, raw_f64, Raw, double, 2)                                                                            \
+    BLCO_ORDERS(X, raw_f32, Raw, float, 4)
+
+// The same of sorted nonzeros: X(name, real, order, lanes, columns, batch, rank).
+#define BLCO_SORTED_RANKS(X, tag, real, order, wide)                                                                   \
+    X(sorted_##tag##_o##order##_l8c1b4, real, order, 8, 1, 4, 0)                                                       \
+    X(sorted_##tag##_o##order##_l16c1b4, real, order, 16, 1, 4, 0)                                                     \
+    X(sorted_##tag##_o##order##_l16c2b##wide, real, order, 16, 2, wide, 0)
+
+#define BLCO_SORTED_ORDERS(X, tag, real, wide)                                                                         \
+    BLCO_SORTED_RANKS(X, tag, real, 3, wide)                                                                           \
+    BLCO_SORTED_RANKS(X, tag, real, 4, wide)                                                                           \
+    BLCO_SORTED_RANKS(X, tag, real, 8, wide)
+
+#define BLCO_SORTED_INSTANCES(X)                                                                                       \
+    BLCO_SORTED_ORDERS(X, f64, double, 2)                                                                              \
+    BLCO_SORTED_ORDERS(X, f32, float, 4)
+
+// What clears, joins and finishes results: X(name, threads, real).
+#define BLCO_ROW_KERNELS(X)                                                                                            \
+    X(f64, BLCO_ROW_THREADS, double)                                                                                   \
+    X(f32, BLCO_ROW_THREADS, float)
 
 // The kernels that derive target-major orders: X(name, threads, thread blocks of a multiprocessor, arguments). They serve
 // every order and encoding.

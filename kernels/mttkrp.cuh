@@ -1,13 +1,14 @@
 // MTTKRP from encoded chunks: out[i_m, :] += value * product over k != m of A_k[i_k, :], for each target mode m.
 //
-// A thread block takes a few tiles and one target mode: decodes them into shared memory, ordered by row of the target mode (tile.cuh), and
-// hands each group of LANES threads a share of the ordered nonzeros. Such a group holds a row's sums in registers
+// A thread block takes a few tiles and one target mode: decodes them into shared memory, ordered by row of the target mode
+// (tile.cuh), and hands each group of LANES threads a share of the ordered nonzeros. Such a group holds a row's sums in registers
 // and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
-// section 5.1). Where the nonzeros are sorted by row, a row that begins and ends inside a share is written, not added: nobody
-// else has it. With several copies of the result, group g of tiles adds to copy g mod copies (hierarchical, section
-// 5.2); `finish` adds the copies up. Thread blocks of the same tiles and different targets follow one another, so that caches hold what
-// they share; the grid's second dimension shares out the sweeps over the rank, each over all tiles before the next. Products are in T, shares of at most BLCO_SHARE additions too; sums in memory are in
-// SUM: f64, or T where the nonzeros are sorted and no row lies in many shares (Variant::short_row in kernels.rs).
+// section 5.1). With several copies of the result, group g of tiles adds to copy g mod copies (hierarchical, section
+// 5.2); `finish` adds the copies up. Products and shares of at most BLCO_SHARE additions are in T, sums in memory in f64.
+//
+// Thread blocks of the same tiles and different targets follow one another, so that caches hold what they share; the
+// grid's second dimension shares out the sweeps over the rank, each over all tiles before the next. Sorted nonzeros have a kernel of
+// their own (sorted.cuh).
 #pragma once
 #include "tile.cuh"
 
@@ -49,17 +50,22 @@ template <class S, bool WHOLE> struct Sweep {
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
-    // Adds a thread's sums to a row, of which `row` is the base, or writes them there where the row is the group's alone; clears
-    // them.
-    template <class T, class SUM> __device__ __forceinline__ void update(SUM* row, T (&sum)[S::COLUMNS], bool alone) const
+    // Adds a thread's sums to a row, of which `row` is the base, and clears them.
+    template <class T> __device__ __forceinline__ void add(double* row, T (&sum)[S::COLUMNS]) const
     {
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
-            if (WHOLE || column(c) < rank) {
-                SUM* at = row + (WHOLE ? c * S::LANES : column(c));
-                if (alone) *at = (SUM)sum[c];
-                else atomicAdd(at, (SUM)sum[c]);
-            }
+            if (WHOLE || column(c) < rank) atomicAdd(row + (WHOLE ? c * S::LANES : column(c)), (double)sum[c]);
+            sum[c] = T(0);
+        }
+    }
+
+    // Writes them there, and clears them.
+    template <class T> __device__ __forceinline__ void write(T* row, T (&sum)[S::COLUMNS]) const
+    {
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; ++c) {
+            if (WHOLE || column(c) < rank) row[WHOLE ? c * S::LANES : column(c)] = sum[c];
             sum[c] = T(0);
         }
     }
@@ -85,59 +91,67 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
     }
 }
 
-// Adds a group of `nnz` nonzeros, a multiple of BATCH, to `sums`. WHOLE: the rank is a multiple of SWEEP.
-template <class T, class SUM, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void accumulate(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
-                                           SUM* sums)
+// Adds up nonzeros `begin` to `end` of a group, whole batches of them; `done` takes the sums of each row that it has met, and whether
+// the row is the last.
+template <class T, int ORDER, class SHAPE, class S, bool WHOLE, class DONE>
+__device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a,
+                                           u32 mode, u32 begin, u32 end, const DONE& done)
 {
     constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
+    T sum[COLUMNS] = {};
+    u32 row = group.index[0][begin];
+#pragma unroll 1
+    for (u32 i = begin; i < end; i += BATCH) {
+        T product[BATCH][COLUMNS], last[BATCH][COLUMNS];
+        u32 rows[BATCH];
+        take(group.index[0] + i, rows);
+        {
+            T value[BATCH];
+            take(group.value + i, value);
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) product[b][c] = value[b];
+            }
+        }
+        if (ORDER < BLCO_ORDER_MAX) {
+#pragma unroll
+            for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < ORDER, product, last);
+        } else {
+            for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < a.order, product, last);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            if (rows[b] != row) {
+                done(row, sum, false);
+                row = rows[b];
+            }
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c] * last[b][c];
+        }
+    }
+    done(row, sum, true);
+}
+
+// Adds up what a thread block has ordered.
+template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
+__device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
+                                       double* sums)
+{
     constexpr u32 SHARE = SHAPE::PER * S::LANES;
-    static_assert(SHARE <= BLCO_SHARE && SHARE % BATCH == 0, "shares of whole batches");
+    static_assert(SHARE <= BLCO_SHARE && SHARE % S::BATCH == 0, "shares of whole batches");
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
     for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
         const Sweep<S, WHOLE> sweep(start, rank);
-        SUM* const out = sweep.base(sums);
-        T sum[COLUMNS] = {};
-        const u32 first = group.index[0][begin];
-        u32 row = first;
-#pragma unroll 1
-        for (u32 i = begin; i < end; i += BATCH) {
-            T product[BATCH][COLUMNS], last[BATCH][COLUMNS];
-            u32 rows[BATCH];
-            take(group.index[0] + i, rows);
-            {
-                T value[BATCH];
-                take(group.value + i, value);
-#pragma unroll
-                for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c) product[b][c] = value[b];
-                }
-            }
-            if (ORDER < BLCO_ORDER_MAX) {
-#pragma unroll
-                for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < ORDER, product, last);
-            } else {
-                for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < a.order, product, last);
-            }
-#pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                if (rows[b] != row) {
-                    // The share's first row can begin before it, and its last one end behind it.
-                    sweep.update(out + (u64)row * rank, sum, a.sorted && row != first);
-                    row = rows[b];
-                }
-#pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c] * last[b][c];
-            }
-        }
-        sweep.update(out + (u64)row * rank, sum, false);
+        double* const out = sweep.base(sums);
+        accumulate(sweep, group, a, mode, begin, end,
+                   [&](u32 row, T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
     }
 }
 
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
-template <class LAYOUT, class T, class SUM, int ORDER, class SHAPE, class S, int RANK>
+template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK>
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
     __shared__ Group<T, ORDER, SHAPE> group;
@@ -146,11 +160,11 @@ __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
     const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, of_tiles);
     const u32 tile = (of_tiles - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
-    const u32 nnz = gather<LAYOUT, S::BATCH>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
+    const u32 nnz = gather<LAYOUT, S::BATCH, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
     const u32 rank = RANK > 0 ? RANK : a.rank;
-    SUM* sums = (SUM*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
-    accumulate<T, SUM, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, target.mode, nnz, rank, sums);
+    double* sums = (double*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
+    reduce<T, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, target.mode, nnz, rank, sums);
 }
 
 // The result of a mode: its copies added up in order, in the precision of the factors. May work in place.

@@ -221,7 +221,7 @@ __device__ __forceinline__ u32 width_of_wide(u64 largest)
     return 64 - __clzll((i64)largest);
 }
 
-// A thread block of BLCO_TILE_THREADS for each derived tile: its record, and the sum of its widths.
+// A thread block of BLCO_TILE_THREADS for each derived tile: its record, the sum of its widths, and which rows have nonzeros.
 __device__ inline void measure(const OrderArgs& a)
 {
     __shared__ Range<u32> indices[BLCO_ORDER_MAX];
@@ -238,7 +238,13 @@ __device__ inline void measure(const OrderArgs& a)
             least = rows[0];
             most = rows[nnz - 1];
 #pragma unroll
-            for (u32 k = 0; k < OWN; ++k) skip_index(own[k], m);
+            for (u32 k = 0; k < OWN; ++k) {
+                const u32 i = threadIdx.x + k * BLCO_TILE_THREADS;
+                if (i < nnz && (t + i == 0 || rows[i] != rows[(i64)i - 1])) {
+                    atomicAnd((u32*)a.empty + rows[i] / 32, ~(1u << rows[i] % 32));
+                }
+                skip_index(own[k], m);
+            }
         } else {
 #pragma unroll
             for (u32 k = 0; k < OWN; ++k) {

@@ -161,11 +161,11 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
     __syncthreads();
 }
 
-// Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where
-// a.sorted, otherwise ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
+// Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where they are
+// SORTED, otherwise ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
 // share a bucket take turns, which costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to a multiple of BATCH.
 // Called by the whole thread block, which sees the group on return.
-template <class LAYOUT, int BATCH, class T, int ORDER, class SHAPE>
+template <class LAYOUT, int BATCH, bool SORTED, class T, int ORDER, class SHAPE>
 __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
                                       bool& bad)
 {
@@ -179,7 +179,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
     const Slots slots = {threadIdx.x % SHAPE::OF_TILE, SHAPE::OF_TILE, nnz};
     u32* const count = group.count();
-    if (!a.sorted) {
+    if (!SORTED) {
 #pragma unroll
         for (int k = 0; k < PER; ++k) count[threadIdx.x + k * SHAPE::THREADS] = 0;
     }
@@ -194,7 +194,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
         for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)mode ? ~0u : 0);
         at[k] = start + slots.first + k * slots.step;
     }
-    if (!a.sorted) {
+    if (!SORTED) {
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < PER; ++k) {

@@ -12,7 +12,7 @@ mod common;
 #[path = "common/on_a_device.rs"]
 mod on_a_device;
 
-use blco::backend::cuda::abi::{CHAIN, SHARE};
+use blco::backend::cuda::abi::SHARE;
 use blco::backend::cuda::driver::Device;
 use blco::backend::cuda::kernels::{Source, Variant};
 use blco::backend::cuda::nvrtc::Nvrtc;
@@ -21,7 +21,7 @@ use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::{Matrix, Precision, Real, seeded_factors};
 use blco::encoding::IndexEncoding;
 use blco::op::mttkrp::ModeMatrix;
-use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes};
+use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
 use blco::op::oracle::{self, OracleMode};
 use blco::store::Store;
 use blco::stream::{Executor, Limits, PassReport, plan};
@@ -62,7 +62,7 @@ fn run<T: Real + bytemuck::Pod>(
     let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
     let bytes = device_bytes::<T>(shape, &modes, rank);
-    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION };
+    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
     // Fewer lanes than chunks: more would hold them all.
     let lanes =
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
@@ -154,11 +154,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             tally.runs += 1;
             assert_eq!(report.nnz, store.manifest().nnz, "{what}");
             for (expected, (mode, result)) in oracle.iter().zip(&results) {
-                let short = residency == Residency::Sorted
-                    && T::PRECISION == Precision::F32
-                    && store.manifest().index_encoding == IndexEncoding::Tiled;
-                let chain = if short { CHAIN } else { SHARE };
-                let comparison = expected.compare(result, order, chain);
+                let comparison = expected.compare(result, order, SHARE);
                 let rank = result.columns();
                 assert!(
                     comparison.holds,
@@ -295,7 +291,7 @@ fn numbers_out_of_range_are_found(device: &Arc<Device>) {
     let modes = [0, 1, 2];
     let shape = &damaged.manifest().shape;
     let bytes = device_bytes::<f64>(shape, &modes, 8);
-    let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64 };
+    let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64, sorted_bytes };
     let device_plan = plan_device(device, &damaged, &operation, &DeviceLimits::default()).unwrap();
     let mut op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
     let mut backend = CudaBackend::new(device, &damaged, &device_plan, &mut op).unwrap();

@@ -60,7 +60,7 @@ mod with_cuda {
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
-    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes};
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
     use crate::store::Store;
     use crate::stream::{Executor, Plan};
     use bytesize::ByteSize;
@@ -93,15 +93,13 @@ mod with_cuda {
         let device = cuda::driver::Device::open(request.number)?;
         let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
         let DeviceRequest { memory, lanes, passes, order, .. } = *request;
-        let operation = Operation { bytes, modes, rank, precision: T::PRECISION };
+        let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes };
         let plan = cuda::plan(&device, store, &operation, &DeviceLimits { memory, lanes, passes, order })?;
         Ok((device, plan))
     }
 
     /// The longest chain of additions in the precision of the factors.
-    pub fn chain(plan: &DevicePlan) -> u32 {
-        if plan.orders.iter().any(|order| order.target) { abi::CHAIN } else { abi::SHARE }
-    }
+    pub const CHAIN: u32 = abi::SHARE;
 
     /// What the GPU is called.
     pub fn name(plan: &DevicePlan) -> &str {
@@ -215,6 +213,7 @@ mod without_cuda {
         pub compile: Option<bool>,
         pub cache: Option<std::path::PathBuf>,
         pub variant: Option<Variant>,
+        pub rows_per_nonzero: Option<f64>,
     }
     pub type Variant = ();
 
@@ -231,9 +230,7 @@ mod without_cuda {
         Err(Error::request("this program was built without CUDA (feature `cuda`)"))
     }
 
-    pub fn chain(plan: &DevicePlan) -> u32 {
-        match *plan {}
-    }
+    pub const CHAIN: u32 = 1;
 
     pub fn name(plan: &DevicePlan) -> &str {
         match *plan {}

@@ -214,7 +214,7 @@ struct Outcome<T> {
 impl RunReport {
     /// The longest chain of additions in the precision of the factors.
     fn chain(&self) -> u32 {
-        self.device.as_ref().map_or(1, device::chain)
+        if self.device.is_some() { device::CHAIN } else { 1 }
     }
 }
 
@@ -470,10 +470,7 @@ fn run_text(report: &RunReport) -> String {
     let mut by_time: Vec<&PassReport> = report.passes.iter().collect();
     by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let pass = by_time[(by_time.len() - 1) / 2];
-    let precision = match report.precision {
-        Precision::F64 => "f64",
-        Precision::F32 => "f32",
-    };
+    let precision = report.precision.name();
     let mut text = format!(
         "{}: mttkrp of modes {:?}, rank {}, {precision}, on {}\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read\n  {}; {} workers: \
          read {:.4}, verify {:.4}, decode {:.4}, waited {:.4} s\n",

@@ -25,6 +25,17 @@ pub enum Precision {
     F32,
 }
 
+impl Precision {
+    /// What people and programs call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+        }
+    }
+}
+
 /// A number that factors hold: `f64` or `f32`.
 pub trait Real:
     Copy + Send + Sync + std::ops::Mul<Output = Self> + PartialOrd + npyz::AutoSerialize + 'static

@@ -198,6 +198,7 @@ template <class T, class Bits, class F> T mock_update(T* at, F update)
     inline T atomicMin(T* at, T v) { return mock_update<T, T>(at, [=](T x) { return x < v ? x : v; }); }               \
     inline T atomicMax(T* at, T v) { return mock_update<T, T>(at, [=](T x) { return x > v ? x : v; }); }               \
     inline T atomicOr(T* at, T v) { return mock_update<T, T>(at, [=](T x) { return x | v; }); }                        \
+    inline T atomicAnd(T* at, T v) { return mock_update<T, T>(at, [=](T x) { return x & v; }); }                       \
     inline T atomicCAS(T* at, T c, T v) { return mock_update<T, T>(at, [=](T x) { return x == c ? v : x; }); }
 MOCK_ATOMICS(float, uint32_t)
 MOCK_ATOMICS(double, unsigned long long)

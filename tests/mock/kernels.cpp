@@ -2,9 +2,11 @@
 #include "cuda_cpu.h"
 #include "../../kernels/blco.cu"
 
-#define KNOWN(name, layout, real, sum, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
+#define KNOWN(name, layout, real, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
 BLCO_INSTANCES(KNOWN)
 #define KNOWN_ORDER(name, threads, ...) MOCK_KERNEL(order_##name, threads)
 BLCO_ORDER_KERNELS(KNOWN_ORDER)
-MOCK_KERNEL(finish_f64, 1024)
-MOCK_KERNEL(finish_f32, 1024)
+#define KNOWN_SORTED(name, ...) MOCK_KERNEL(name, BLCO_SORTED_TILES * BLCO_TILE_THREADS)
+BLCO_SORTED_INSTANCES(KNOWN_SORTED)
+#define KNOWN_ROWS(name, threads, ...) MOCK_KERNEL(finish_##name, 1024) MOCK_KERNEL(join_##name, threads) MOCK_KERNEL(clear_##name, threads)
+BLCO_ROW_KERNELS(KNOWN_ROWS)

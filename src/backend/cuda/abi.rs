@@ -8,9 +8,12 @@ use bytemuck::{Pod, Zeroable};
 pub const TILE_THREADS: u32 = 128;
 /// Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
 pub const SHARE: u32 = 64;
-/// Terms of a chain of additions in the precision of the factors, at most, where short rows are added up in it: longer sums
-/// are in f64.
-pub const CHAIN: u32 = 2 * SHARE;
+/// Tiles that a thread block takes of sorted nonzeros.
+pub const SORTED_TILES: u32 = 2;
+/// Threads of a thread block of what clears, joins and finishes rows.
+pub const ROW_THREADS: u32 = 256;
+/// Ends that a warp joins.
+pub const JOIN: u32 = 64;
 
 /// A chunk's image on the device, and the first of a launch's thread blocks, or groups of them, that work on it.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -66,8 +69,46 @@ pub struct MttkrpArgs {
     pub key_bits: u32,
     /// `raw`: the mode of each bit of a key, from the lowest up.
     pub key_modes: [u8; 64],
-    /// Whether the chunks' nonzeros lie in order of the only target mode's rows.
-    pub sorted: u32,
+    /// Not used.
+    pub unused: u32,
+    /// Of sorted nonzeros: address of the rows of each thread block's first and last nonzero.
+    pub end_rows: u64,
+    /// Address of the sums of those rows, in f64.
+    pub end_sums: u64,
+}
+
+/// The arguments of a launch that joins ends.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct JoinArgs {
+    /// Address of the row of each end.
+    pub rows: u64,
+    /// Address of its sums.
+    pub sums: u64,
+    /// Address of the rows of the ends that are left, two of each warp.
+    pub end_rows: u64,
+    /// Address of their sums.
+    pub end_sums: u64,
+    /// Address of the result.
+    pub result: u64,
+    /// Ends.
+    pub count: u32,
+    /// Columns.
+    pub rank: u32,
+}
+
+/// The arguments of a launch that clears rows.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ClearArgs {
+    /// Address of a bit for each row: set where it is cleared.
+    pub empty: u64,
+    /// Address of the matrix.
+    pub result: u64,
+    /// Its rows.
+    pub rows: u32,
+    /// Its columns.
+    pub rank: u32,
 }
 
 /// Threads of a thread block that sorts.
@@ -117,6 +158,8 @@ pub struct OrderArgs {
     pub images: u64,
     /// Address of the smallest number of a chunk with a number out of range.
     pub fault: u64,
+    /// Address of a bit for each row of the target mode: set where it has no nonzero.
+    pub empty: u64,
     /// How many chunks `chunks` lists.
     pub chunk_count: u32,
     /// Nonzeros.
@@ -171,9 +214,10 @@ pub struct ScanArgs {
     pub row: u32,
 }
 
-const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 88);
+const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 96);
+const _: () = assert!(size_of::<JoinArgs>() == 48 && size_of::<ClearArgs>() == 24);
 const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);
-const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 376);
+const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 392);
 /// Nonzeros of a tile.
 pub const TILE: u32 = 512;
 const _: () = assert!(TILE_NNZ == TILE as usize);

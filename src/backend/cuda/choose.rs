@@ -7,7 +7,6 @@
 //! measured (docs/performance.md).
 
 use super::driver::Facts;
-use super::kernels::Variant;
 use super::order::OrderPlan;
 use crate::dense::Precision;
 use crate::encoding::values::ValueEncoding;
@@ -61,6 +60,8 @@ pub struct Operation<'a> {
     pub rank: usize,
     /// Their precision.
     pub precision: Precision,
+    /// Bytes that each part takes besides where so many nonzeros are sorted.
+    pub sorted_bytes: fn(u64, usize) -> u64,
 }
 
 /// What is known of a store's nonzeros without reading them all.
@@ -170,31 +171,23 @@ impl Rates {
         manifest.nnz as f64 * bytes / (0.65 * self.memory)
     }
 
-    /// Seconds that the target-major order of `mode` saves in a pass: its rows are written once instead of updated for each
-    /// group that meets them, but rows of the other modes are read again. Sums of short rows in f32 need no f64.
+    /// Seconds that the target-major order of `mode` saves in a pass: its rows are written once instead of cleared, updated for each
+    /// group that meets them and, from f64 to f32, read and written again; but rows of the other modes are read again.
     fn saved(&self, manifest: &Manifest, operation: &Operation<'_>, sample: &Sample, mode: usize) -> f64 {
         let (nnz, rank) = (manifest.nnz as f64, operation.rank as f64);
         let rows = |m: usize| f64::from(manifest.shape.dims()[m]);
         let sum_bytes = rank * 8.0;
-        let met = sample.rows_per_nonzero[mode];
-        let left = (rows(mode) / nnz).min(met);
-        let updated = met * sum_bytes / self.updates(rows(mode) * sum_bytes);
-        let written = left * sum_bytes / self.streams();
-        let variant = Variant::embedded(operation.precision, manifest.shape.order(), operation.rank, false);
-        let short =
-            operation.precision == Precision::F32 && manifest.longest_row_bounds[mode] <= variant.short_row();
-        // Cleared, read and turned into f32: 8 + 8 + 4 bytes instead of 4.
-        let sums = if short { rows(mode) * rank * 16.0 / self.streams() } else { 0.0 };
-        let row_bytes = rank
-            * match operation.precision {
-                Precision::F64 => 8.0,
-                Precision::F32 => 4.0,
-            };
+        let updated = sample.rows_per_nonzero[mode] * sum_bytes / self.updates(rows(mode) * sum_bytes);
+        let (row_bytes, rounded_bytes) = match operation.precision {
+            Precision::F64 => (rank * 8.0, 0.0),
+            Precision::F32 => (rank * 4.0, rank * 12.0),
+        };
+        let written = rows(mode) * (sum_bytes + rounded_bytes - row_bytes) / self.streams();
         let others = (0..manifest.shape.order()).filter(|&m| m != mode);
         let again: f64 = others
             .map(|m| (1.0 - sample.rows_per_nonzero[m]) * row_bytes / self.reads(rows(m) * row_bytes))
             .sum();
-        nnz * (updated - written - again) + sums
+        nnz * (updated - again) + written
     }
 }
 
@@ -215,6 +208,7 @@ pub(super) fn choose(
     let values = super::order::value_encoding(manifest, operation.precision, encodings());
     let mut orders = Vec::with_capacity(operation.modes.len());
     let mut left = room;
+    let sorted_bytes = (operation.sorted_bytes)(manifest.nnz, operation.rank);
     for &mode in operation.modes {
         let plan = match OrderPlan::new(facts, manifest, 0..manifest.chunks.len(), mode, values, IMAGE_NNZ) {
             Ok(plan) => plan,
@@ -231,8 +225,8 @@ pub(super) fn choose(
             rows_per_nonzero: sample.rows_per_nonzero[mode],
             saved_seconds: rates.saved(manifest, operation, sample, mode),
             derive_seconds: rates.derive(manifest, mode),
-            bytes: plan.result_bytes_max,
-            peak_bytes: plan.peak_bytes(),
+            bytes: plan.result_bytes_max + sorted_bytes,
+            peak_bytes: plan.peak_bytes() + sorted_bytes,
         };
         let gain = order.saved_seconds * f64::from(passes - 1);
         let expected = format!(

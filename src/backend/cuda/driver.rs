@@ -241,6 +241,12 @@ impl Memory {
         self.at
     }
 
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
     /// Fills it from the start, and waits.
     pub fn write<T: Pod>(&mut self, data: &[T]) -> Result<()> {
         self.write_at(0, data)

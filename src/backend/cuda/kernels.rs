@@ -1,9 +1,9 @@
 //! The kernels: embedded as PTX, which serves every device from compute capability 7.0 on, and compiled for one
 //! device, order, rank and index encoding where NVRTC is installed. Both come from the same sources in kernels/.
 
-use super::abi::{CHAIN, TILE, TILE_THREADS};
+use super::abi::{SORTED_TILES, TILE_THREADS};
 use super::cache::Cache;
-use super::driver::{Device, Kernel};
+use super::driver::{Device, Kernel, Module};
 use super::nvrtc::{Nvrtc, SourceFile};
 use crate::dense::Precision;
 use crate::encoding::{IndexEncoding, TILE_NNZ};
@@ -27,20 +27,20 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 7] = [
+const HEADERS: [SourceFile; 8] = [
     source!("abi.h"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
     source!("order.cuh"),
     source!("sort.cuh"),
+    source!("sorted.cuh"),
     source!("tile.cuh"),
 ];
 
 /// The names of the kernels in a specialised [`Image`].
 const SPECIALISED_NAME: &str = "mttkrp";
-const SPECIALISED_SHORT: &str = "mttkrp_short";
-const SPECIALISED_FINISH: &str = "finish_real";
+const SPECIALISED_SORTED: &str = "mttkrp_sorted";
 
 /// Those of the embedded kernels, as PTX, with the NUL at the end that the driver wants. Few of them, because the driver
 /// compiles all that it gets.
@@ -86,10 +86,14 @@ pub struct Source {
 pub struct Loaded {
     /// Adds chunks to sums.
     pub mttkrp: Kernel,
-    /// The same with sums in f32, for f32, sorted nonzeros and short rows.
-    pub short: Option<Kernel>,
+    /// Adds up sorted nonzeros; for `tiled` chunks.
+    pub sorted: Option<Kernel>,
     /// Adds up copies.
     pub finish: Kernel,
+    /// Joins the ends that sorted nonzeros leave.
+    pub join: Kernel,
+    /// Clears rows.
+    pub clear: Kernel,
     /// How the kernel shares the work.
     pub variant: Variant,
     /// For reports.
@@ -128,13 +132,9 @@ impl Source {
             Ok(image) => {
                 let module = device.module(&image.bytes)?;
                 let name = spec.report_name(&variant) + &format!(", rank {rank}");
-                return Ok(Loaded {
-                    mttkrp: module.kernel(SPECIALISED_NAME)?,
-                    short: spec.has_short().then(|| module.kernel(SPECIALISED_SHORT)).transpose()?,
-                    finish: module.kernel(SPECIALISED_FINISH)?,
-                    variant,
-                    report: LoadedReport { name, origin: image.origin, why: image.cache_refused },
-                });
+                let report = LoadedReport { name, origin: image.origin, why: image.cache_refused };
+                let sorted = spec.has_sorted().then(|| SPECIALISED_SORTED.to_owned());
+                return Loaded::new(&module, SPECIALISED_NAME, sorted, "real", variant, report);
             }
             Err(why) if self.compile == Some(true) || self.variant.is_some() => {
                 return Err(Error::request(format!("kernels cannot be compiled: {why}")));
@@ -143,19 +143,13 @@ impl Source {
         };
         let variant = Variant::embedded(precision, order, rank, spread);
         let name = spec.embedded_name(&variant);
-        let finish = match precision {
-            Precision::F64 => "finish_f64",
-            Precision::F32 => "finish_f32",
-        };
-        let short = spec.has_short().then(|| spec.embedded_short_name(&variant));
-        let mut names = vec![name.as_str(), finish];
-        names.extend(short.as_deref());
-        let module = device.module(&embedded_ptx(&names))?;
-        let (mttkrp, finish) = (module.kernel(&name)?, module.kernel(finish)?);
-        let short = short.map(|name| module.kernel(&name)).transpose()?;
+        let sorted = spec.has_sorted().then(|| spec.embedded_sorted_name(&variant));
+        let of_rows = of_rows(precision.name());
+        let names = [&name].into_iter().chain(&sorted).chain(&of_rows).map(String::as_str);
+        let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
         let report =
             LoadedReport { name: spec.report_name(&variant), origin: Origin::Embedded, why: Some(why) };
-        Ok(Loaded { mttkrp, short, finish, variant, report })
+        Loaded::new(&module, &name, sorted, precision.name(), variant, report)
     }
 
     fn compiled(
@@ -170,6 +164,34 @@ impl Source {
         }
         let nvrtc = Nvrtc::find(device.facts.driver_version, None)?;
         specialised(sys, &nvrtc, spec, variant, device.facts.capability, self.cache.as_deref())
+    }
+}
+
+/// The kernels that finish, join and clear rows of `real`.
+fn of_rows(real: &str) -> [String; 3] {
+    ["finish", "join", "clear"].map(|what| format!("{what}_{real}"))
+}
+
+impl Loaded {
+    /// From a module that has them by these names.
+    fn new(
+        module: &Arc<Module>,
+        mttkrp: &str,
+        sorted: Option<String>,
+        real: &str,
+        variant: Variant,
+        report: LoadedReport,
+    ) -> error::Result<Self> {
+        let [finish, join, clear] = of_rows(real).map(|name| module.kernel(&name));
+        Ok(Self {
+            mttkrp: module.kernel(mttkrp)?,
+            sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
+            finish: finish?,
+            join: join?,
+            clear: clear?,
+            variant,
+            report,
+        })
     }
 }
 
@@ -235,15 +257,6 @@ impl Variant {
         if self.split { u32::try_from(rank.div_ceil(columns).max(1)).unwrap_or(1) } else { 1 }
     }
 
-    /// Nonzeros of the longest row that is added up in f32 where nonzeros are sorted: it is then in so many shares that a chain,
-    /// within a share and from share to share, has at most [`CHAIN`] terms. (A row's first and last share can be others' too,
-    /// and an image can end inside the row.)
-    #[must_use]
-    pub fn short_row(&self) -> u64 {
-        let share = self.lanes * (TILE / TILE_THREADS);
-        u64::from(share * CHAIN.saturating_sub(share + 3))
-    }
-
     /// Whether a kernel for this order and precision can be made so, and computes what it should.
     pub fn suits(&self, precision: Precision, order: usize) -> Result<(), String> {
         let Self { tiles, lanes, columns, batch, .. } = *self;
@@ -262,6 +275,12 @@ impl Variant {
         if bytes > SHARED_BYTES {
             return Err(format!(
                 "{tiles} tiles take {bytes} bytes of shared memory, more than {SHARED_BYTES}"
+            ));
+        }
+        let sorted = group_bytes(precision, order, SORTED_TILES) + ends_bytes(lanes, columns);
+        if sorted > SHARED_BYTES {
+            return Err(format!(
+                "sorted nonzeros take {sorted} bytes of shared memory, more than {SHARED_BYTES}"
             ));
         }
         Ok(())
@@ -286,6 +305,12 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
         Precision::F32 => 4,
     };
     tiles as usize * TILE_NNZ * (value + 4 * order)
+}
+
+/// Bytes of shared memory that the ends of a thread block's shares take besides, where nonzeros are sorted.
+fn ends_bytes(lanes: u32, columns: u32) -> usize {
+    let shares = SORTED_TILES * TILE_THREADS / lanes;
+    2 * (shares * lanes * columns) as usize * size_of::<f64>()
 }
 
 impl fmt::Display for Variant {
@@ -335,40 +360,37 @@ pub struct Specialisation {
 }
 
 impl Specialisation {
-    /// Whether sums can be in the precision of the factors, where nonzeros are sorted and rows are short.
-    fn has_short(&self) -> bool {
-        self.precision == Precision::F32 && self.layout == IndexEncoding::Tiled
+    /// Whether there are sorted nonzeros: they are `tiled`.
+    fn has_sorted(&self) -> bool {
+        self.layout == IndexEncoding::Tiled
+    }
+
+    /// What reports call a kernel and how it is launched.
+    fn report_name(&self, variant: &Variant) -> String {
+        self.embedded_name(variant) + if variant.split { "s" } else { "" }
+    }
+
+    /// The name of the embedded kernel for sorted nonzeros.
+    fn embedded_sorted_name(&self, variant: &Variant) -> String {
+        let Variant { lanes, columns, batch, .. } = variant;
+        format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
+    }
+
+    /// The order of embedded kernels that serve this one.
+    fn embedded_order(&self) -> usize {
+        if matches!(self.order, 3 | 4) { self.order } else { ORDER_MAX }
     }
 
     /// The name of an embedded kernel: exact for orders 3 and 4, of any rank.
     #[must_use]
     pub fn embedded_name(&self, variant: &Variant) -> String {
-        self.name(variant, "")
-    }
-
-    /// What reports call a kernel and how it is launched.
-    fn report_name(&self, variant: &Variant) -> String {
-        self.name(variant, "") + if variant.split { "s" } else { "" }
-    }
-
-    /// The name of the embedded kernel with sums in f32.
-    #[must_use]
-    pub fn embedded_short_name(&self, variant: &Variant) -> String {
-        self.name(variant, "_short")
-    }
-
-    fn name(&self, variant: &Variant, sums: &str) -> String {
         let layout = match self.layout {
             IndexEncoding::Raw => "raw",
             IndexEncoding::Tiled => "tiled",
         };
-        let precision = match self.precision {
-            Precision::F64 => "f64",
-            Precision::F32 => "f32",
-        };
-        let order = if matches!(self.order, 3 | 4) { self.order } else { ORDER_MAX };
+        let (precision, order) = (self.precision.name(), self.embedded_order());
         let Variant { tiles, lanes, columns, batch, .. } = variant;
-        format!("mttkrp_{layout}_{precision}{sums}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")
+        format!("mttkrp_{layout}_{precision}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")
     }
 
     /// What NVRTC is told for a device of that compute capability.
@@ -381,7 +403,7 @@ impl Specialisation {
             Precision::F64 => "double",
             Precision::F32 => "float",
         };
-        let short = self.has_short().then(|| "-DBLCO_SHORT".to_owned());
+        let sorted = self.has_sorted().then(|| "-DBLCO_SORTED".to_owned());
         let mut options = vec![
             format!("--gpu-architecture=sm_{major}{minor}"),
             "--std=c++17".into(),
@@ -394,7 +416,7 @@ impl Specialisation {
             format!("-DBLCO_COLUMNS={}", variant.columns),
             format!("-DBLCO_BATCH={}", variant.batch),
         ];
-        options.extend(short);
+        options.extend(sorted);
         options
     }
 }
@@ -414,7 +436,7 @@ pub enum Origin {
 /// A specialised kernel for one kind of device.
 #[derive(Debug)]
 pub struct Image {
-    /// A device binary with the kernels `mttkrp` and `finish_real`, and `mttkrp_short` where that is of use.
+    /// A device binary with the kernels that kernels/blco.cu names.
     pub bytes: Vec<u8>,
     /// Where it comes from.
     pub origin: Origin,

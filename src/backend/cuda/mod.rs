@@ -63,8 +63,15 @@ pub trait DeviceOp {
     /// Independent parts, each of which works on every chunk.
     fn parts(&self) -> usize;
 
-    /// Clears the results of a part. `sorted`: this pass has one launch, of [`Work::sorted`].
-    fn begin(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()>;
+    /// Bytes of device memory that a part takes besides to work on so many sorted nonzeros.
+    fn sorted_bytes(&self, nnz: u64) -> u64;
+
+    /// Makes a part ready for launches of [`Work::sorted`] with so many thread blocks.
+    fn sort(&mut self, part: usize, blocks: u32) -> Result<()>;
+
+    /// Clears the results of a part. With `empty`, this pass has one launch, of [`Work::sorted`], in which rows have no nonzeros
+    /// whose bits are set there: bit r % 32 of 32-bit word r / 32.
+    fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()>;
 
     /// Starts the work of some parts (one, where [`Work::sorted`]) on some chunks.
     fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()>;
@@ -76,7 +83,7 @@ pub trait DeviceOp {
     fn precision(&self) -> Precision;
 
     /// Tiles of a chunk that a thread block takes.
-    fn tiles_per_block(&self) -> u32;
+    fn tiles_per_block(&self, sorted: bool) -> u32;
 
     /// Bytes of device memory that all parts ask for to work on a nonzero, besides its tile.
     fn bytes_per_nonzero(&self) -> f64;
@@ -119,6 +126,8 @@ struct PartOrder {
     list: Memory,
     images: u32,
     blocks: u32,
+    /// Bytes of device memory, with what the operation holds for it.
+    held_bytes: u64,
 }
 
 /// Chunks that stay on the device.
@@ -189,7 +198,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = make_lanes(device, &plan, &mut notes)?;
-        let resident = make_resident(device, store, &mut plan, op.tiles_per_block(), &mut notes)?;
+        let resident = make_resident(device, store, &mut plan, op.tiles_per_block(false), &mut notes)?;
         if lanes.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
             lanes = make_lanes(device, &plan, &mut notes)?;
         }
@@ -294,14 +303,12 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
         let (all, mode) = (0..manifest.chunks.len(), self.plan.orders[p].mode - 1);
         let plan = OrderPlan::new(&device.facts, manifest, all, mode, values, choose::IMAGE_NNZ)?;
-        let held: u64 =
-            self.parts.iter().flat_map(|part| &part.derived).map(|order| order.derived.bytes).sum();
+        let held: u64 = self.parts.iter().flat_map(|part| &part.derived).map(|order| order.held_bytes).sum();
         let room = self.plan.order_room_bytes.saturating_sub(held);
-        if plan.peak_bytes() > room {
-            return Err(Error::request(format!(
-                "it takes {} bytes of device memory, {room} are left",
-                plan.peak_bytes()
-            )));
+        let sorted_bytes = self.op.sorted_bytes(manifest.nnz);
+        let needed = plan.peak_bytes() + sorted_bytes;
+        if needed > room {
+            return Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")));
         }
         let at = resident.memory.address();
         let list = list(device, &chunks_at(at, &resident.offsets, manifest, 1))?;
@@ -312,7 +319,10 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         };
         let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
         self.pass.derive_seconds += derived.seconds.all();
-        PartOrder::new(device, derived, self.op.tiles_per_block())
+        let mut order = PartOrder::new(device, derived, self.op.tiles_per_block(true))?;
+        order.held_bytes += sorted_bytes;
+        self.op.sort(p, order.blocks)?;
+        Ok(order)
     }
 
     /// What was allocated.
@@ -402,7 +412,8 @@ impl PartOrder {
     fn new(device: &Arc<Device>, derived: Derived, tiles_per_block: u32) -> Result<Self> {
         let (chunks, blocks) = derived.chunks(tiles_per_block);
         let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        Ok(Self { list: list(device, &chunks)?, derived, images, blocks })
+        let held_bytes = derived.memory().bytes() + derived.empty.bytes();
+        Ok(Self { list: list(device, &chunks)?, derived, images, blocks, held_bytes })
     }
 }
 
@@ -453,7 +464,8 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             part.resident_done = None;
             // All that is timed comes after the pass's zero.
             part.streamed.wait(&self.clock.base)?;
-            self.op.begin(p, part.derived.is_some(), &part.streamed)?;
+            let empty = part.derived.as_ref().map(|order| &order.derived.empty);
+            self.op.begin(p, empty, &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
         self.sharing = (0..self.parts.len()).filter(|&p| self.parts[p].derived.is_none()).collect();
@@ -489,7 +501,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.pass.copied_chunks += 1;
         self.pass.copied_bytes += bytes as u64;
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
-        let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block());
+        let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
         let work = Work { blocks, chunks: (0, 0), one, sorted: false };
         // A part has an order of its own only where all chunks are there.
         let &[first, ..] = &self.sharing[..] else { return Ok(()) };

@@ -98,6 +98,8 @@ pub struct OrderPlan {
     pub pack_bytes: u64,
     /// Bytes that the result takes at most.
     pub result_bytes_max: u64,
+    /// Rows of the mode.
+    rows: u32,
 }
 
 impl OrderPlan {
@@ -139,6 +141,7 @@ impl OrderPlan {
             sort_bytes: 0,
             pack_bytes: 0,
             result_bytes_max: 0,
+            rows: shape.dims()[mode],
         };
         plan.image_tiles = plan.image_tiles.clamp(1, tiles);
         let column = 4 * u64::from(nnz);
@@ -223,7 +226,12 @@ impl OrderPlan {
         let images: u64 =
             (0..self.images()).map(|i| self.image_bytes(i, u64::from(self.image(i).0) * rest)).sum();
         let rounding = u64::from(self.images()) * (IMAGE_ALIGN + ALIGN as u64);
-        images + target * column::bytes(1) as u64 + rounding
+        images + target * column::bytes(1) as u64 + rounding + self.empty_bytes()
+    }
+
+    /// A bit for each row.
+    fn empty_bytes(&self) -> u64 {
+        u64::from(self.rows.div_ceil(32)) * 4
     }
 }
 
@@ -264,9 +272,11 @@ pub struct Image {
 #[derive(Debug)]
 pub struct Derived {
     memory: Memory,
+    /// A bit for each row of the mode, set where it has no nonzero: bit r % 32 of 32-bit word r / 32.
+    pub empty: Memory,
     /// The images, in order; all but the last have whole tiles.
     pub images: Vec<Image>,
-    /// Bytes of device memory that they take.
+    /// Bytes of device memory that the images take.
     pub bytes: u64,
     /// How long it took.
     pub seconds: OrderSeconds,
@@ -331,8 +341,11 @@ pub fn derive(
     let records = device.memory(bytes(plan.record_bytes()))?;
     let offsets = device.memory(bytes(4 * u64::from(plan.tiles)))?;
     (job.arguments.records, job.arguments.offsets) = (records.address(), offsets.address());
+    let mut empty = device.memory(bytes(plan.empty_bytes()))?;
+    job.run(|job| job.stream.fill(&mut empty, 0xff))?;
+    job.arguments.empty = empty.address();
     let units = job.measure()?;
-    let (mut derived, list) = job.allocate(&units)?;
+    let (mut derived, list) = job.allocate(&units, empty)?;
     job.arguments.images = list.address();
     job.pack()?;
     derived.seconds = job.clock.read(plan.digits as usize)?;
@@ -462,7 +475,7 @@ impl<'a> Job<'a> {
     }
 
     /// Memory for the images, with their headers and shapes, and a list of their addresses.
-    fn allocate(&mut self, units: &[u32]) -> Result<(Derived, Memory)> {
+    fn allocate(&mut self, units: &[u32], empty: Memory) -> Result<(Derived, Memory)> {
         let plan = self.plan;
         let each = || (0..plan.images()).zip(units.iter().map(|&u| u64::from(u)));
         let all = each().map(|(number, units)| plan.image_bytes(number, units)).sum();
@@ -483,7 +496,7 @@ impl<'a> Job<'a> {
         }
         let addresses: Vec<u64> = images.iter().map(|image| image.address).collect();
         list.write(&addresses)?;
-        Ok((Derived { memory, images, bytes: all, seconds: OrderSeconds::default() }, list))
+        Ok((Derived { memory, empty, images, bytes: all, seconds: OrderSeconds::default() }, list))
     }
 
     /// Fills the images.

@@ -1,9 +1,11 @@
 //! MTTKRP on a GPU: a part for each mode, one kernel for all parts that read the same chunk (kernels/mttkrp.cuh).
 //!
-//! Products are in the precision of the factors, with at most [`CHAIN`](crate::backend::cuda::abi::CHAIN) additions in
+//! Products are in the precision of the factors, with at most [`SHARE`](crate::backend::cuda::abi::SHARE) additions in
 //! it; longer sums are in f64.
-//! Updates of one row by several thread blocks come in any order, so that results differ in the last bits from run
-//! to run, within the oracle's bound.
+//!
+//! **Determinism.** In the store's order, updates of one row by several thread blocks come in any order, so that results differ in the
+//! last bits from run to run, within the oracle's bound. Sorted nonzeros (kernels/sorted.cuh) are added up in one order: the same
+//! bits in every run, for any chunks and lanes.
 //!
 //! **Conflicts** (Nguyen et al., ICS 2022, section 5). Every group of tiles is ordered by target row and reduced in
 //! registers first. A mode of few rows, which all multiprocessors would update at once, gets several copies of
@@ -11,7 +13,9 @@
 //! multiprocessors; [`copies`] goes by what copies are for, enough rows to spread updates over.
 
 use super::ModeMatrix;
-use crate::backend::cuda::abi::{self, MttkrpArgs, TILE_THREADS};
+use crate::backend::cuda::abi::{
+    self, ClearArgs, JoinArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
+};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
@@ -54,6 +58,7 @@ pub struct DeviceMttkrp<T> {
     fault: Memory,
     targets: Vec<Target>,
     kernels: Loaded,
+    device: Arc<Device>,
     rank: usize,
     marker: std::marker::PhantomData<T>,
 }
@@ -67,15 +72,43 @@ struct Target {
     sums: Memory,
     /// `None` where the first copy of the sums becomes the result.
     result: Option<Memory>,
-    /// Whether rows are so short that sorted nonzeros are added up in the result itself.
-    short: bool,
+    /// Once the nonzeros are sorted.
+    ends: Option<[Ends; 2]>,
 }
 
 impl Target {
-    /// Where sorted nonzeros are added up in the factors' precision.
-    fn short_sums(&self, sorted: bool) -> Option<&Memory> {
-        self.result.as_ref().filter(|_| sorted && self.short)
+    /// What becomes `dims[mode]` x rank numbers in the precision of the factors.
+    fn result(&self) -> &Memory {
+        self.result.as_ref().unwrap_or(&self.sums)
     }
+}
+
+/// Rows at the ends of stretches of sorted nonzeros, which can go on in the next stretch, and their sums.
+#[derive(Debug)]
+struct Ends {
+    rows: Memory,
+    sums: Memory,
+}
+
+impl Ends {
+    fn new(device: &Arc<Device>, count: u64, rank: usize) -> Result<Self> {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let sums = count.saturating_mul(rank * size_of::<f64>());
+        Ok(Self { rows: device.memory(count * size_of::<u32>())?, sums: device.memory(sums)? })
+    }
+}
+
+/// Ends that are left when so many are joined: two of each warp.
+fn joined(ends: u64) -> u64 {
+    2 * ends.div_ceil(abi::JOIN.into())
+}
+
+/// Bytes of device memory that sorting `nnz` nonzeros takes besides what holds them: their thread blocks' ends.
+#[must_use]
+pub fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
+    let blocks = nnz.div_ceil(u64::from(SORTED_TILES * abi::TILE));
+    let ends = 2 * blocks;
+    (ends + joined(ends)) * (4 + 8 * rank as u64)
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
@@ -108,14 +141,13 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let sums = device.memory(copies * rows * rank * size_of::<f64>())?;
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
-            let longest_row = store.manifest().longest_row_bounds[mode];
-            let short = kernels.short.is_some() && copies == 1 && longest_row <= kernels.variant.short_row();
             let copies = u32::try_from(copies).unwrap_or(1);
-            Ok(Target { mode, rows, copies, sums, result, short })
+            Ok(Target { mode, rows, copies, sums, result, ends: None })
         };
         let targets = modes.iter().map(target).collect::<Result<_>>()?;
         let marker = std::marker::PhantomData;
-        Ok(Self { arguments, _factors: on_device, fault, targets, kernels, rank, marker })
+        let device = Arc::clone(device);
+        Ok(Self { arguments, _factors: on_device, fault, targets, kernels, device, rank, marker })
     }
 
     /// Which kernels serve.
@@ -128,11 +160,54 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
         let read = |target: &Target| {
             let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
-            target.result.as_ref().unwrap_or(&target.sums).read(&mut data)?;
+            target.result().read(&mut data)?;
             Ok((target.mode, Matrix::from_rows(target.rows, self.rank, data)))
         };
         self.targets.iter().map(read).collect()
     }
+}
+
+impl<T: Real + Pod> DeviceMttkrp<T> {
+    /// Starts the work on sorted nonzeros, and joins what their thread blocks leave, level by level.
+    fn launch_sorted(
+        &self,
+        target: &Target,
+        stream: &Stream,
+        work: &Work,
+        mut arguments: MttkrpArgs,
+    ) -> Result<()> {
+        let (Some(kernel), Some(ends)) = (&self.kernels.sorted, &target.ends) else {
+            return Err(Error::request("no nonzeros were sorted"));
+        };
+        let (mut from, mut to) = (&ends[0], &ends[1]);
+        arguments.targets[0].sums = target.result().address();
+        (arguments.end_rows, arguments.end_sums) = (from.rows.address(), from.sums.address());
+        stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
+        let mut left = 2 * u64::from(work.blocks);
+        loop {
+            let arguments = JoinArgs {
+                rows: from.rows.address(),
+                sums: from.sums.address(),
+                end_rows: to.rows.address(),
+                end_sums: to.sums.address(),
+                result: target.result().address(),
+                count: u32::try_from(left).unwrap_or(u32::MAX),
+                rank: arguments.rank,
+            };
+            let groups = left.div_ceil(abi::JOIN.into());
+            stream.launch(&self.kernels.join, warps(groups), ROW_THREADS, &arguments)?;
+            if groups == 1 {
+                return Ok(());
+            }
+            left = joined(left);
+            (from, to) = (to, from);
+        }
+    }
+}
+
+/// Thread blocks of [`ROW_THREADS`] threads with so many warps.
+fn warps(count: u64) -> u32 {
+    u32::try_from(count.div_ceil(u64::from(ROW_THREADS / 32))).unwrap_or(u32::MAX)
 }
 
 /// The arguments that all launches share.
@@ -157,63 +232,58 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         self.targets.len()
     }
 
-    fn begin(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {
+    fn sorted_bytes(&self, nnz: u64) -> u64 {
+        sorted_bytes(nnz, self.rank)
+    }
+
+    fn sort(&mut self, part: usize, blocks: u32) -> Result<()> {
+        let ends = 2 * u64::from(blocks);
+        let of = |count| Ends::new(&self.device, count, self.rank);
+        self.targets[part].ends = Some([of(ends)?, of(joined(ends))?]);
+        Ok(())
+    }
+
+    fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()> {
         if part == 0 {
             self.fault.write(&[u32::MAX])?;
         }
         let target = &mut self.targets[part];
-        match &mut target.result {
-            Some(result) if sorted && target.short => stream.fill(result, 0),
-            _ => stream.fill(&mut target.sums, 0),
-        }
+        let Some(empty) = empty else { return stream.fill(&mut target.sums, 0) };
+        let (rows, rank) = (u32::try_from(target.rows).unwrap_or(u32::MAX), self.arguments.rank);
+        let arguments = ClearArgs { empty: empty.address(), result: target.result().address(), rows, rank };
+        stream.launch(&self.kernels.clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
 
     fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()> {
         let (chunks, chunk_count) = work.chunks;
-        let short = |target: &Target| target.short_sums(work.sorted).map(Memory::address);
-        let mut targets = [abi::Target::default(); ORDER_MAX];
-        for (to, target) in targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {
-            let sums = short(target).unwrap_or(target.sums.address());
-            *to = abi::Target { sums, mode: target.mode.try_into().unwrap_or(0), copies: target.copies };
+        let mut arguments = MttkrpArgs { chunks, chunk_count, one: work.one, ..self.arguments };
+        for (to, target) in arguments.targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {
+            let mode = u32::try_from(target.mode).unwrap_or(0);
+            *to = abi::Target { sums: target.sums.address(), mode, copies: target.copies };
         }
-        let is_short = parts.iter().all(|&p| short(&self.targets[p]).is_some());
-        let kernel = self.kernels.short.as_ref().filter(|_| is_short).unwrap_or(&self.kernels.mttkrp);
-        let target_count = u32::try_from(parts.len()).unwrap_or(0);
-        let sorted = work.sorted.into();
-        let arguments = MttkrpArgs {
-            targets,
-            target_count,
-            chunks,
-            chunk_count,
-            one: work.one,
-            sorted,
-            ..self.arguments
-        };
-        // Sorted nonzeros meet their target rows once, whatever the caches hold.
-        let sweeps = if work.sorted { 1 } else { self.kernels.variant.sweeps(self.rank) };
-        let grid = (work.blocks * target_count, sweeps);
-        stream.launch_grid(kernel, grid, TILE_THREADS * self.tiles_per_block(), &arguments)
+        arguments.target_count = u32::try_from(parts.len()).unwrap_or(0);
+        if let (true, &[part]) = (work.sorted, parts) {
+            return self.launch_sorted(&self.targets[part], stream, work, arguments);
+        }
+        let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(self.rank));
+        stream.launch_grid(&self.kernels.mttkrp, grid, TILE_THREADS * self.tiles_per_block(false), &arguments)
     }
 
     fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {
         let target = &self.targets[part];
-        if target.short_sums(sorted).is_some() {
-            return Ok(());
-        }
-        let result = target.result.as_ref().unwrap_or(&target.sums);
-        if target.copies == 1 && target.result.is_none() {
+        if sorted || (target.copies == 1 && target.result.is_none()) {
             return Ok(());
         }
         let elements = (target.rows * self.rank) as u64;
-        stream.launch_finish(&self.kernels.finish, &target.sums, target.copies, elements, result)
+        stream.launch_finish(&self.kernels.finish, &target.sums, target.copies, elements, target.result())
     }
 
     fn precision(&self) -> Precision {
         T::PRECISION
     }
 
-    fn tiles_per_block(&self) -> u32 {
-        self.kernels.variant.tiles
+    fn tiles_per_block(&self, sorted: bool) -> u32 {
+        if sorted { SORTED_TILES } else { self.kernels.variant.tiles }
     }
 
     fn bytes_per_nonzero(&self) -> f64 {

@@ -62,10 +62,9 @@ fn variants_suit_what_they_are_chosen_for() {
     ] {
         assert!(text.parse::<Variant>().unwrap_err().contains("not like t4l16c2b4"), "{text}");
     }
-    let short_row = |text: &str| text.parse::<Variant>().unwrap().short_row();
-    assert_eq!((short_row("t4l16c2b4"), short_row("t2l8c1b4")), (61 * 64, 93 * 32));
     let suits = |text: &str, precision, order| text.parse::<Variant>().unwrap().suits(precision, order);
-    assert_eq!(suits("t2l8c4b2", F32, 8), Ok(()));
+    assert_eq!(suits("t2l8c4b2", F32, 7), Ok(()));
+    assert!(suits("t2l8c4b2", F32, 8).unwrap_err().contains("sorted nonzeros take 53248 bytes"));
     assert!(suits("t4l16c2b4", F64, 5).unwrap_err().contains("57344 bytes"));
     assert!(suits("t3l16c2b4", F64, 3).unwrap_err().contains("tiles is 3"));
 }
@@ -92,14 +91,11 @@ fn entries(ptx: &[u8]) -> BTreeSet<String> {
 fn the_embedded_kernels_are_those_that_are_asked_for() {
     let mut asked: BTreeSet<String> =
         all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]).iter().map(embedded).collect();
-    let short = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]);
-    asked.extend(
-        short
-            .iter()
-            .filter(|spec| spec.has_short())
-            .map(|spec| spec.embedded_short_name(&Variant::embedded(F32, spec.order, spec.rank, false))),
-    );
-    asked.extend(["finish_f64".into(), "finish_f32".into()]);
+    let tiled = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]);
+    asked.extend(tiled.iter().filter(|spec| spec.has_sorted()).map(|spec| {
+        spec.embedded_sorted_name(&Variant::embedded(spec.precision, spec.order, spec.rank, false))
+    }));
+    asked.extend(["f64", "f32"].into_iter().flat_map(of_rows));
     asked.extend(crate::backend::cuda::order::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
     let ptx = embedded_ptx(&names);

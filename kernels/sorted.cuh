@@ -1,0 +1,159 @@
+// MTTKRP of nonzeros that are sorted by row of the only target mode: every row is added up in one order and written once. There
+// are no atomic additions, so that a result has the same bits in every run.
+//
+// A thread block takes SHAPE::TILES tiles, as they come, and hands each group of LANES threads a share (mttkrp.cuh). A row that begins
+// and ends inside a share is written by its group. The sums of a share's first and last row go to shared memory, where a thread for
+// each column joins those of the same row; those of the thread block's first and last row are its *ends*, in memory, which
+// `join_ends` joins in the same way, BLCO_JOIN at a time, level by level, until every row is written. `clear_rows` has cleared
+// rows without nonzeros. Products and shares of at most BLCO_SHARE additions are in T, all other sums in f64.
+#pragma once
+#include "mttkrp.cuh"
+
+// Joins the sums of `entries` (at least 1) consecutive entries that belong to the same row. `write` gets each row with its sum.
+template <int BATCH, class ROW, class SUM, class WRITE>
+__device__ __forceinline__ void join(u32 entries, const ROW& row_of, const SUM& sum_of, const WRITE& write)
+{
+    u32 row = row_of(0);
+    double sum = 0;
+#pragma unroll 1
+    for (u32 e = 0; e < entries; e += BATCH) {
+        u32 rows[BATCH];
+        double sums[BATCH];
+#pragma unroll
+        for (u32 b = 0; b < BATCH; ++b) {
+            const bool there = e + b < entries;
+            rows[b] = row_of(there ? e + b : entries - 1);
+            sums[b] = there ? sum_of(e + b) : 0.0;
+        }
+#pragma unroll
+        for (u32 b = 0; b < BATCH; ++b) {
+            if (rows[b] != row) {
+                write(row, sum);
+                row = rows[b];
+                sum = 0;
+            }
+            sum += sums[b];
+        }
+    }
+    write(row, sum);
+}
+
+// Where the sums of one column go whose rows `first` and `last` can have more elsewhere: to their ends; all others into the
+// result.
+template <class T> struct Written {
+    u32 first, last, rank;
+    // The column of the result, and of the two ends.
+    T* result;
+    double* ends;
+
+    __device__ __forceinline__ Written(u32 first_, u32 last_, u32 rank_, T* result_, double* ends_)
+        : first(first_), last(last_), rank(rank_), result(result_), ends(ends_)
+    {
+        // One row has one end.
+        if (first == last) ends[rank] = 0;
+    }
+
+    __device__ __forceinline__ void operator()(u32 row, double sum) const
+    {
+        if (row == first) ends[0] = sum;
+        else if (row == last) ends[rank] = sum;
+        else result[(u64)row * rank] = (T)sum;
+    }
+};
+
+// Sums of the first and the last row of each share of a thread block.
+template <class SHAPE, class S> struct ShareEnds {
+    static constexpr u32 SHARE = SHAPE::PER * S::LANES;
+    double sum[2][SHAPE::NNZ / SHARE][S::SWEEP];
+};
+
+// RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
+template <class T, int ORDER, class SHAPE, class S, int RANK>
+__device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
+{
+    constexpr u32 SHARE = ShareEnds<SHAPE, S>::SHARE;
+    constexpr bool WHOLE = RANK > 0 && RANK % S::SWEEP == 0;
+    static_assert(SHARE <= BLCO_SHARE && SHARE % S::BATCH == 0, "shares of whole batches");
+    static_assert(S::SWEEP <= SHAPE::THREADS, "a thread for each column");
+    __shared__ Group<T, ORDER, SHAPE> group;
+    __shared__ ShareEnds<SHAPE, S> ends;
+    const Target target = a.targets[0];
+    const Chunk chunk = chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
+    const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
+    bool bad = false;
+    const u32 nnz = gather<Tiled, S::BATCH, true>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
+    if (bad) atomicMin((u32*)a.fault, chunk.number);
+    const u32 rank = RANK > 0 ? RANK : a.rank, share = threadIdx.x / S::LANES, entries = 2 * ((nnz + SHARE - 1) / SHARE);
+    const u32 begin = share * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
+    const auto row_of = [&](u32 e) {
+        const u32 past = (e / 2 + 1) * SHARE;
+        return group.index[0][e % 2 == 0 ? e / 2 * SHARE : (past < nnz ? past : nnz) - 1];
+    };
+    const u32 first_row = row_of(0), last_row = row_of(entries - 1);
+    if (threadIdx.x < 2) ((u32*)a.end_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
+    for (u32 start = 0; start < rank; start += S::SWEEP) {
+        if (begin < end) {
+            const Sweep<S, WHOLE> sweep(start, rank);
+            T* const out = sweep.base((T*)target.sums);
+            const u32 first = group.index[0][begin];
+            const auto keep = [&](u32 which, T (&sum)[S::COLUMNS]) {
+#pragma unroll
+                for (int c = 0; c < S::COLUMNS; ++c) {
+                    ends.sum[which][share][sweep.lane + c * S::LANES] = (double)sum[c];
+                    sum[c] = T(0);
+                }
+            };
+            accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, T (&sum)[S::COLUMNS], bool last) {
+                if (row == first) keep(0, sum);
+                if (last) keep(1, sum);
+                else if (row != first) sweep.write(out + (u64)row * rank, sum);
+            });
+        }
+        __syncthreads();
+        const u32 column = start + threadIdx.x;
+        if (threadIdx.x < S::SWEEP && column < rank) {
+            const auto sum_of = [&](u32 e) { return ends.sum[e % 2][e / 2][threadIdx.x]; };
+            join<8>(entries, row_of, sum_of,
+                    Written<T>(first_row, last_row, rank, (T*)target.sums + column,
+                               (double*)a.end_sums + 2ull * blockIdx.x * rank + column));
+        }
+        __syncthreads();
+    }
+}
+
+// A warp for each BLCO_JOIN of a.count ends: joins them, and leaves two ends of its own unless it is the only one.
+template <class T> __device__ __forceinline__ void join_ends(const JoinArgs& a)
+{
+    const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, from = warp * BLCO_JOIN;
+    if (from >= a.count) return;
+    const u32 entries = a.count - from < BLCO_JOIN ? a.count - from : BLCO_JOIN;
+    const u32* const rows = (const u32*)a.rows + from;
+    const u32 first = rows[0], last = rows[entries - 1];
+    const bool all = a.count <= BLCO_JOIN;
+    if (!all && threadIdx.x % 32 < 2) ((u32*)a.end_rows)[2 * warp + threadIdx.x % 32] = threadIdx.x % 32 == 0 ? first : last;
+    for (u32 column = threadIdx.x % 32; column < a.rank; column += 32) {
+        const double* const sums = (const double*)a.sums + (u64)from * a.rank + column;
+        T* const result = (T*)a.result + column;
+        const auto row_of = [&](u32 e) { return rows[e]; };
+        const auto sum_of = [&](u32 e) { return sums[(u64)e * a.rank]; };
+        if (all) {
+            join<8>(entries, row_of, sum_of, [&](u32 row, double sum) { result[(u64)row * a.rank] = (T)sum; });
+        } else {
+            join<8>(entries, row_of, sum_of,
+                    Written<T>(first, last, a.rank, result, (double*)a.end_sums + 2ull * warp * a.rank + column));
+        }
+    }
+}
+
+// A warp for each 32 rows: clears those whose bits are set.
+template <class T> __device__ __forceinline__ void clear_rows(const ClearArgs& a)
+{
+    const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (warp >= (a.rows + 31) / 32) return;
+    const u32 bits = ((const u32*)a.empty)[warp];
+    for (u32 r = 0; r < 32; ++r) {
+        const u32 row = 32 * warp + r;
+        if ((bits >> r & 1) == 0 || row >= a.rows) continue;
+        for (u32 column = threadIdx.x % 32; column < a.rank; column += 32) ((T*)a.result)[(u64)row * a.rank + column] = T(0);
+    }
+}
