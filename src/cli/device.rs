@@ -23,6 +23,8 @@ pub struct DeviceRequest {
     pub passes: u32,
     /// Which order of the nonzeros.
     pub order: DeviceOrder,
+    /// Whether results must have the same bits in every run.
+    pub deterministic: bool,
 }
 
 /// Passes over a store on a GPU.
@@ -92,9 +94,10 @@ mod with_cuda {
     ) -> Result<(Device, DevicePlan)> {
         let device = cuda::driver::Device::open(request.number)?;
         let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
-        let DeviceRequest { memory, lanes, passes, order, .. } = *request;
+        let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
         let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes };
-        let plan = cuda::plan(&device, store, &operation, &DeviceLimits { memory, lanes, passes, order })?;
+        let limits = DeviceLimits { memory, lanes, passes, order, deterministic };
+        let plan = cuda::plan(&device, store, &operation, &limits)?;
         Ok((device, plan))
     }
 
@@ -175,7 +178,8 @@ mod with_cuda {
     pub fn orders_text(device: &DevicePlan) -> String {
         let line = |order: &ModeOrder| {
             let which = if order.target { "sorted by row" } else { "the store's" };
-            format!("  order   mode {}: {which}, from the second pass on; {}\n", order.mode, order.why)
+            let since = if device.deterministic { "" } else { ", from the second pass on" };
+            format!("  order   mode {}: {which}{since}; {}\n", order.mode, order.why)
         };
         device.orders.iter().map(line).collect()
     }

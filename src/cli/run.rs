@@ -85,10 +85,14 @@ pub struct Run {
     /// each target mode, which is derived there; auto takes what is expected to take less time
     #[arg(long, value_enum, default_value_t = OrderArg::Auto)]
     device_order: OrderArg,
+    /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of
+    /// which have to stay there; on the CPU they always are
+    #[arg(long)]
+    deterministic: bool,
     /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
     #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
     kernels: KernelsArg,
-    /// GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4
+    /// GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split
     #[arg(long, value_name = "VARIANT", value_parser = device::variant)]
     kernel: Option<Variant>,
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
@@ -282,6 +286,7 @@ impl Run {
             memory: self.device_memory,
             lanes: self.streams.map(usize::from),
             passes: self.repeat,
+            deterministic: self.deterministic,
             order: match self.device_order {
                 OrderArg::Auto => DeviceOrder::Auto,
                 OrderArg::Store => DeviceOrder::Store,

@@ -11,7 +11,8 @@
 //! the kernels of streamed chunks.
 //!
 //! **Orders.** Where all chunks stay and the plan says so, the second pass begins with deriving target-major orders
-//! ([`order`]), which serve their parts from then on.
+//! ([`order`]), which serve their parts from then on. Where results are to be deterministic, the first pass only brings the chunks, and
+//! ends with deriving orders and working on them.
 //!
 //! **Checks.** A worker opens every image ([`ChunkView`]) before it is copied: sections, tile records and
 //! BLCO blocks hold. Numbers inside columns are checked by the kernels, which put them inside the dims and
@@ -202,6 +203,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         if lanes.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
             lanes = make_lanes(device, &plan, &mut notes)?;
         }
+        plan.check_sorted(store)?;
         plan.lanes = lanes.len();
         let image_bytes = plan.first_pass_bytes * parts.len() as u64;
         let clock = Clock::new(device, store.manifest().chunks.len(), parts.len())?;
@@ -224,6 +226,28 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             plan,
             notes,
         })
+    }
+
+    /// Whether an earlier pass, or this one, has brought what is resident.
+    fn is_there(&self) -> bool {
+        self.resident.as_ref().is_some_and(|r| r.there)
+    }
+
+    /// Clears results, and starts the work on what is resident.
+    fn begin_parts(&mut self) -> Result<()> {
+        for (p, part) in self.parts.iter_mut().enumerate() {
+            part.resident_done = None;
+            // All that is timed comes after the pass's zero.
+            part.streamed.wait(&self.clock.base)?;
+            let empty = part.derived.as_ref().map(|order| &order.derived.empty);
+            self.op.begin(p, empty, &part.streamed)?;
+            part.cleared.record(&part.streamed)?;
+        }
+        self.sharing = (0..self.parts.len()).filter(|&p| self.parts[p].derived.is_none()).collect();
+        for &p in self.sharing.iter().skip(1) {
+            self.parts[self.sharing[0]].streamed.wait(&self.parts[p].cleared)?;
+        }
+        self.begin_resident()
     }
 
     /// Starts the work on what is resident: one launch for all parts that read the store's order, one for each other.
@@ -270,9 +294,6 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     /// Derives the orders that the plan names, once all chunks are there. Where memory is short after all, the store's order
     /// serves, and a note says so.
     fn derive(&mut self) -> Result<()> {
-        if !self.resident.as_ref().is_some_and(|r| r.there) {
-            return Ok(());
-        }
         let wanted = |(order, part): &(&ModeOrder, &Part)| order.target && part.derived.is_none();
         let orders = || self.plan.orders.iter().zip(&self.parts);
         let parts: Vec<usize> = orders().enumerate().filter(|(_, o)| wanted(o)).map(|(p, _)| p).collect();
@@ -289,6 +310,9 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
                 Err(e) => return Err(e),
             };
             let order = &mut self.plan.orders[p];
+            if self.plan.deterministic {
+                return Err(Error::request(format!("mode {} cannot be sorted: {refused}", order.mode)));
+            }
             order.target = false;
             order.why = format!("mode {} stays in the store's order: {refused}", order.mode);
             self.notes.push(order.why.clone());
@@ -454,25 +478,16 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.pass = DevicePass::default();
-        self.derive()?;
+        if self.is_there() {
+            self.derive()?;
+        }
         self.clock.begin(&self.lanes[0].copy)?;
         for lane in &mut self.lanes {
             lane.used = None;
             lane.copy.wait(&self.clock.base)?;
         }
-        for (p, part) in self.parts.iter_mut().enumerate() {
-            part.resident_done = None;
-            // All that is timed comes after the pass's zero.
-            part.streamed.wait(&self.clock.base)?;
-            let empty = part.derived.as_ref().map(|order| &order.derived.empty);
-            self.op.begin(p, empty, &part.streamed)?;
-            part.cleared.record(&part.streamed)?;
-        }
-        self.sharing = (0..self.parts.len()).filter(|&p| self.parts[p].derived.is_none()).collect();
-        for &p in self.sharing.iter().skip(1) {
-            self.parts[self.sharing[0]].streamed.wait(&self.parts[p].cleared)?;
-        }
-        self.begin_resident()
+        self.sharing.clear();
+        if self.plan.deterministic && !self.is_there() { Ok(()) } else { self.begin_parts() }
     }
 
     fn submit(&mut self, chunk: Loaded<Pinned>) -> Result<()> {
@@ -503,7 +518,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
         let work = Work { blocks, chunks: (0, 0), one, sorted: false };
-        // A part has an order of its own only where all chunks are there.
+        // Nothing, where orders are to be derived first.
         let &[first, ..] = &self.sharing[..] else { return Ok(()) };
         let stream = &self.parts[first].streamed;
         stream.wait(&copied)?;
@@ -524,6 +539,14 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     }
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        if self.plan.deterministic && !self.is_there() {
+            for lane in &self.lanes {
+                lane.copy.synchronize()?;
+            }
+            self.resident.iter_mut().for_each(|resident| resident.there = true);
+            self.derive()?;
+            self.begin_parts()?;
+        }
         if let Some(&first) = self.sharing.first() {
             let first = &self.parts[first];
             first.streamed_done.record(&first.streamed)?;
@@ -545,9 +568,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             let path = self.store.chunk_path(number as usize);
             return Err(Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range")));
         }
-        if let Some(resident) = &mut self.resident {
-            resident.there = true;
-        }
+        self.resident.iter_mut().for_each(|resident| resident.there = true);
         let wall = self.begun.elapsed().as_secs_f64();
         for part in &self.parts {
             let ended = part.ended.seconds_since(&self.clock.base)?;

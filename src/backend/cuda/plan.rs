@@ -31,6 +31,8 @@ pub struct DeviceLimits {
     pub passes: u32,
     /// Which order of the nonzeros.
     pub order: DeviceOrder,
+    /// Whether results must have the same bits in every run: all modes are sorted, from the first pass on.
+    pub deterministic: bool,
 }
 
 /// What passes will use of a device. Memory is `operation + lanes * lane + resident + derived`.
@@ -57,6 +59,8 @@ pub struct DevicePlan {
     pub rows_per_nonzero: Option<f64>,
     /// The order that serves each mode from the second pass on; empty where it is the store's for all.
     pub orders: Vec<ModeOrder>,
+    /// Whether results have the same bits in every run: all modes are sorted, from the first pass on.
+    pub deterministic: bool,
     /// Bytes that orders take which are derived, while the last of them is made too, as far as a sample tells.
     pub derived_bytes: u64,
     /// Bytes that they may take.
@@ -84,7 +88,16 @@ pub fn plan(
     operation: &Operation<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
-    choose::check(limits.order, store.manifest())?;
+    let which = match limits.order {
+        DeviceOrder::Store if limits.deterministic => {
+            return Err(Error::request(
+                "deterministic results on a GPU come from sorted nonzeros, not the store's order",
+            ));
+        }
+        _ if limits.deterministic => DeviceOrder::Target,
+        which => which,
+    };
+    choose::check(which, store.manifest())?;
     let images = || store.manifest().chunks.iter().map(|c| c.image_bytes);
     let all: u64 = images().sum();
     let free_bytes = device.free_bytes()?;
@@ -100,6 +113,7 @@ pub fn plan(
         resident_bytes: 0,
         rows_per_nonzero: None,
         orders: Vec::new(),
+        deterministic: limits.deterministic,
         derived_bytes: 0,
         order_room_bytes: 0,
         memory_bytes: 0,
@@ -108,7 +122,7 @@ pub fn plan(
         later_pass_copy_seconds: 0.0,
     };
     let bound = limits.memory.unwrap_or(u64::MAX).min(free_bytes - free_bytes / RESERVE);
-    if limits.passes > 1 {
+    if limits.passes > 1 || limits.deterministic {
         plan.make_resident(store, bound);
     }
     while plan.bytes() > bound {
@@ -118,8 +132,8 @@ pub fn plan(
         plan.lanes -= 1;
     }
     let orders = plan.resident_chunks == store.manifest().chunks.len()
-        && limits.passes > 1
-        && limits.order != DeviceOrder::Store;
+        && (limits.passes > 1 || limits.deterministic)
+        && which != DeviceOrder::Store;
     let tiled = store.manifest().index_encoding == IndexEncoding::Tiled;
     let large = operation.bytes > CACHED_BYTES;
     if tiled && (orders || large) {
@@ -129,9 +143,10 @@ pub fn plan(
             plan.order_room_bytes = bound - plan.bytes();
             let room = plan.order_room_bytes;
             plan.orders =
-                choose::choose(&device.facts, store, &sample, operation, limits.order, limits.passes, room)?;
+                choose::choose(&device.facts, store, &sample, operation, which, limits.passes, room)?;
         }
     }
+    plan.check_sorted(store)?;
     plan.settle();
     Ok(plan)
 }
@@ -161,6 +176,25 @@ impl DevicePlan {
             }
             self.hold(store, number);
         }
+    }
+
+    /// An error where results are to be deterministic and not all modes can be sorted.
+    pub(super) fn check_sorted(&self, store: &Store) -> Result<()> {
+        if !self.deterministic {
+            return Ok(());
+        }
+        let chunks = store.manifest().chunks.len();
+        let why = match self.orders.iter().find(|order| !order.target) {
+            _ if self.resident_chunks < chunks => {
+                format!("{} of {chunks} chunks have room on the device", self.resident_chunks)
+            }
+            Some(order) => format!("mode {}: {}", order.mode, order.why),
+            None => return Ok(()),
+        };
+        Err(Error::request(format!(
+            "deterministic results on a GPU come from nonzeros that stay there, sorted for each mode; {why}: take fewer modes at a \
+             time, a smaller rank, or --backend cpu"
+        )))
     }
 
     fn hold(&mut self, store: &Store, number: usize) {
