@@ -2,9 +2,9 @@
 """Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
 cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|passes|tensors|cold|billion|start ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|passes|tensors|cold|billion|start ...]
 
-TENSORS="uber nell2" takes some of the tensors only.
+TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
 """
 import json
@@ -27,9 +27,26 @@ TENSORS = {
     "patents": (["--dims", "46,239172,239172", "--nnz", "300M", "--skew", "1,1.5,1.5"], 32),
 }
 
+# Smaller ones, as given for another program.
+PARTS = {
+    "nell2-20M": (["--dims", "12092,9184,28818", "--nnz", "20M", "--skew", "2"], 32),
+    "fbm-20M": (["--dims", "23344784,23344784,166", "--nnz", "20M", "--skew", "1.5,1.5,2"], 32),
+}
+
+# What binds changes with the order: tensors whose rows lie in an L2 cache, and do not.
+ORDERS = {
+    "cached-3": (["--dims", "20000,20000,20000", "--nnz", "50M", "--skew", "2"], 32),
+    "cached-4": (["--dims", "20000,20000,20000,2000", "--nnz", "50M", "--skew", "2"], 32),
+    "cached-5": (["--dims", "20000,20000,20000,2000,2000", "--nnz", "50M", "--skew", "2"], 32),
+    "large-3": (["--dims", "4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
+    "large-4": (["--dims", "4000000,4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
+    "large-5": (["--dims", "4000000,4000000,4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
+}
+
 
 # Passes that a median is taken of.
-PASSES = 25
+PASSES = int(os.environ.get("PASSES", "25"))
+PRECISIONS = os.environ.get("PRECISIONS", "f64 f32").split()
 
 
 class Bench:
@@ -86,14 +103,13 @@ class Bench:
                               copy_ms=one["copy_seconds"] * 1e3, kernel_ms=one["kernel_seconds"] * 1e3,
                               overlap_ms=one["overlap_seconds"] * 1e3, bound_ms=bound * 1e3, of_bound=bound / seconds,
                               memory_share=one["memory_share"], first_ms=report["passes"][0]["seconds"] * 1e3)
-            subprocess.run(["rm", "-rf", path], check=True)
 
     def modes(self, names):
         """Resident, one mode at a time, in the store's order and sorted by row; what `auto` expects of the latter."""
         for name in names:
             options, rank = TENSORS[name]
             path = self.store(name, options)
-            for precision in ("f64", "f32"):
+            for precision in PRECISIONS:
                 for mode in range(1, options[1].count(",") + 2):
                     common = ["--rank", str(rank), "--precision", precision, "--modes", str(mode), "--repeat", str(PASSES + 2)]
                     row = {"tensor": name, "precision": precision, "mode": mode}
@@ -111,6 +127,43 @@ class Bench:
                     row["rows_per_nonzero"] = choice["rows_per_nonzero"]
                     row["expected_saved_ms"] = choice["saved_seconds"] * 1e3
                     row["expected_derive_ms"] = choice["derive_seconds"] * 1e3
+                    self.note(**row)
+
+    def all(self, names):
+        """Resident, all modes from one pass: in the store's order, as `auto` has it, deterministic."""
+        for name in names:
+            options, rank = {**TENSORS, **PARTS}[name]
+            path = self.store(name, options)
+            for precision in PRECISIONS:
+                row = {"tensor": name, "precision": precision}
+                for label, flags in (("store", ["--device-order", "store"]), ("auto", []), ("deterministic", ["--deterministic"])):
+                    self.resident(row, label, path, "--rank", str(rank), "--precision", precision, *flags)
+                self.note(**row)
+
+    def resident(self, row, label, path, *flags):
+        """Medians of later passes, as the host and the device see them."""
+        report = self.run(path, *flags, "--repeat", str(PASSES + 2))
+        later = report["passes"][2:]
+        row[label + "_ms"] = statistics.median(p["seconds"] for p in later) * 1e3
+        row[label + "_device_ms"] = statistics.median(p["device"]["device_seconds"] for p in later) * 1e3
+        orders = report["device"]["orders"]
+        if orders:
+            row[label + "_sorted"] = "".join(str(order["mode"]) for order in orders if order["target"])
+            row[label + "_derive_ms"] = sum(p["device"]["derive_seconds"] for p in report["passes"]) * 1e3
+        row["kernel"] = report["kernels"]["name"]
+        return report
+
+    def ranks(self, _):
+        """Resident, all modes from one pass, the store's order and sorted, for several orders and ranks."""
+        for name, (options, _) in ORDERS.items():
+            path = self.store(name, options)
+            for rank in (8, 16, 32, 64):
+                for precision in PRECISIONS:
+                    row = {"tensor": name, "rank": rank, "precision": precision}
+                    for label in ("store", "target"):
+                        flags = ["--rank", str(rank), "--precision", precision, "--device-order", label]
+                        report = self.resident(row, label, path, *flags)
+                    row["rows_per_nonzero"] = [order["rows_per_nonzero"] for order in report["device"]["orders"]]
                     self.note(**row)
             subprocess.run(["rm", "-rf", path], check=True)
 
@@ -191,7 +244,8 @@ def main(arguments):
     binaries, work, report, *what = arguments
     bench = Bench(binaries, work)
     chosen = os.environ.get("TENSORS", " ".join(TENSORS)).split()
-    jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
+    jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
+            "ranks": lambda: bench.ranks(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
             "billion": bench.billion}
     try:

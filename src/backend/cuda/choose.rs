@@ -141,21 +141,40 @@ fn count(view: &ChunkView<'_>, order: usize, rows: &mut [usize]) -> Result<usize
     Ok(nnz)
 }
 
-/// How fast a device moves rows, as parts of what its memory moves by clock and width: measured on an H100 at rank 32.
+/// How fast a device moves rows.
 struct Rates {
     memory: f64,
     l2_bytes: f64,
 }
 
+/// Rates of row reads and row updates, as parts of what device memory moves by clock and width, in tables of so many times the bytes of
+/// the L2 cache: measured on an H100 at rank 32.
+const ROW_RATES: [(f64, [f64; 2]); 4] =
+    [(0.5, [2.7, 0.63]), (1.3, [1.76, 0.5]), (5.0, [1.05, 0.35]), (20.0, [0.92, 0.32])];
+
 impl Rates {
     /// Bytes a second of row reads from a table of `bytes`.
     fn reads(&self, bytes: f64) -> f64 {
-        self.memory * if bytes < self.l2_bytes / 2.0 { 2.7 } else { 0.9 }
+        self.rows(bytes, 0)
     }
 
     /// Bytes a second of row updates in a table of `bytes`.
     fn updates(&self, bytes: f64) -> f64 {
-        self.memory * if bytes < self.l2_bytes / 2.0 { 0.63 } else { 0.32 }
+        self.rows(bytes, 1)
+    }
+
+    fn rows(&self, bytes: f64, which: usize) -> f64 {
+        let size = bytes / self.l2_bytes;
+        let above = ROW_RATES.iter().position(|&(at, _)| size <= at).unwrap_or(ROW_RATES.len());
+        let rate = match above {
+            0 => ROW_RATES[0].1[which],
+            4 => ROW_RATES[3].1[which],
+            i => {
+                let ((a, from), (b, to)) = (ROW_RATES[i - 1], ROW_RATES[i]);
+                from[which] + (to[which] - from[which]) * (size / a).ln() / (b / a).ln()
+            }
+        };
+        self.memory * rate
     }
 
     /// Bytes a second that are written or read one after the other.
@@ -172,7 +191,8 @@ impl Rates {
     }
 
     /// Seconds that the target-major order of `mode` saves in a pass: its rows are written once instead of cleared, updated for each
-    /// group that meets them and, from f64 to f32, read and written again; but rows of the other modes are read again.
+    /// group that meets them and, from f64 to f32, read and written again; but rows of the other modes are read again. Where others
+    /// are computed with it, that it had tiles decoded and rows cached for them, or they for it, is lost.
     fn saved(&self, manifest: &Manifest, operation: &Operation<'_>, sample: &Sample, mode: usize) -> f64 {
         let (nnz, rank) = (manifest.nnz as f64, operation.rank as f64);
         let rows = |m: usize| f64::from(manifest.shape.dims()[m]);
@@ -184,12 +204,19 @@ impl Rates {
         };
         let written = rows(mode) * (sum_bytes + rounded_bytes - row_bytes) / self.streams();
         let others = (0..manifest.shape.order()).filter(|&m| m != mode);
-        let again: f64 = others
-            .map(|m| (1.0 - sample.rows_per_nonzero[m]) * row_bytes / self.reads(rows(m) * row_bytes))
-            .sum();
-        nnz * (updated - again) + written
+        let (mut again, mut read) = (0.0, 0.0);
+        for m in others {
+            let row = row_bytes / self.reads(rows(m) * row_bytes);
+            again += (1.0 - sample.rows_per_nonzero[m]) * row;
+            read += row;
+        }
+        let shared = if operation.modes.len() > 1 { SHARED * (updated + read) } else { 0.0 };
+        nnz * (updated - again - shared) + written
     }
 }
+
+/// The part of a mode's time that is saved where other modes are computed from the same tiles.
+const SHARED: f64 = 0.12;
 
 /// The order of each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
 /// on the device; `room` is what derived orders may take there, while they are made too.
@@ -265,6 +292,19 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_of_larger_tables_move_slower() {
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
+        for which in 0..2 {
+            let sizes = [1.0, 2.4e7, 2.6e7, 6.4e7, 6.6e7, 2.4e8, 2.6e8, 9.9e8, 1.1e9, 1.0e12];
+            let all: Vec<f64> = sizes.iter().map(|&bytes| rates.rows(bytes, which)).collect();
+            assert!(all.windows(2).all(|pair| pair[0] >= pair[1]), "{all:?}");
+            assert!((all[0] / 3.0e12 - ROW_RATES[0].1[which]).abs() < 1e-12);
+            assert!((all[9] / 3.0e12 - ROW_RATES[3].1[which]).abs() < 1e-12);
+            assert!((rates.rows(6.5e7, which) / 3.0e12 - ROW_RATES[1].1[which]).abs() < 1e-12);
+        }
+    }
 
     #[test]
     fn sampled_chunks_are_there_and_apart() {
