@@ -186,7 +186,7 @@ fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_by
         row_high: std::array::from_fn(|m| dims.get(m).map_or(0, |dim| dim - 1)),
     };
     Manifest {
-        index_encoding: layout.index_encoding,
+        format: layout.format,
         codec: layout.codec,
         may_repeat: true,
         chunk_bytes: layout.chunk_bytes,

@@ -18,6 +18,59 @@ pub struct Shape {
     dims: Vec<u32>,
 }
 
+/// The modes of a tensor, or of all but some, each once: which comes first, which next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModeOrder {
+    modes: [u8; ORDER_MAX],
+    len: usize,
+}
+
+impl ModeOrder {
+    /// `modes` from 0, each named once, at most [`ORDER_MAX`]; `None` where they are not.
+    #[must_use]
+    pub fn new(modes: &[usize]) -> Option<Self> {
+        let mut order = Self { modes: [0; ORDER_MAX], len: modes.len() };
+        let mut named = [false; ORDER_MAX];
+        for (at, &mode) in modes.iter().enumerate() {
+            let seen = named.get_mut(mode)?;
+            if std::mem::replace(seen, true) {
+                return None;
+            }
+            *order.modes.get_mut(at)? = u8::try_from(mode).ok()?;
+        }
+        Some(order)
+    }
+
+    /// All modes of a tensor of `order`, `main` first and then each next one, mode 0 after the last.
+    ///
+    /// # Panics
+    /// If `order` exceeds [`ORDER_MAX`] or has no mode `main`.
+    #[must_use]
+    pub fn rotated(order: usize, main: usize) -> Self {
+        assert!(main < order, "a mode of the tensor");
+        let modes: Vec<usize> = (0..order).map(|at| (main + at) % order).collect();
+        Self::new(&modes).expect("at most 8 modes, each once")
+    }
+
+    /// The modes, first to last.
+    #[must_use]
+    pub fn modes(&self) -> &[u8] {
+        &self.modes[..self.len]
+    }
+
+    /// The mode at place `at`.
+    #[must_use]
+    pub fn mode(&self, at: usize) -> usize {
+        self.modes().get(at).copied().map_or(usize::MAX, usize::from)
+    }
+
+    /// The last mode.
+    #[must_use]
+    pub fn last(&self) -> usize {
+        self.mode(self.len.wrapping_sub(1))
+    }
+}
+
 impl Shape {
     /// Checks `dims`.
     pub fn new(dims: &[u64]) -> Result<Self> {

@@ -11,7 +11,7 @@ use blco::dense::{Matrix, seeded_factors};
 use blco::encoding::TILE_NNZ;
 use blco::encoding::values::ValueEncoding;
 use blco::error::{Error, Result};
-use blco::format::blco::{ChunkView, Decoder};
+use blco::format::{ChunkView, Decoder};
 use blco::store::chunk::HEADER_BYTES;
 use blco::store::{ChunkHeader, Store};
 use blco::sys::{PageBuf, Sys};
@@ -118,7 +118,7 @@ impl Whole {
     /// Flips every bit of the image behind the header, as a broken or hostile packer might, with checksums that fit.
     fn every_flip_with_matching_checksums(&self) {
         let store = Store::open(&Sys::default(), &self.path()).unwrap();
-        let decoder = Decoder::new(&store.manifest().shape, store.manifest().index_encoding);
+        let decoder = Decoder::new(&store.manifest().shape, &store.manifest().format);
         let (header, mut image) = self.chunk();
         let image_bytes = header.image_bytes as usize;
         let (mut refused, mut accepted) = (0, 0);
@@ -194,7 +194,7 @@ macro_rules! damage {
             let whole = Whole::new(&$tensor, $kind, $encoding);
             whole.every_flip_and_truncation();
             whole.every_flip_with_matching_checksums();
-            if $kind == Kind::TiledZstd {
+            if matches!($kind, Kind::TiledZstd | Kind::HocfsZstd) {
                 whole.every_flip_of_the_stored_payload_with_matching_checksums();
             }
         }
@@ -208,6 +208,12 @@ damage!(tiled_singles, small(values::single), Kind::Tiled, ValueEncoding::F32);
 damage!(tiled_fractions, small(values::fraction), Kind::Tiled, ValueEncoding::F64);
 damage!(tiled_few_values, small(values::few), Kind::Tiled, ValueEncoding::Dictionary);
 damage!(tiled_zstd, small(values::integer), Kind::TiledZstd, ValueEncoding::Integer);
+damage!(tree_of_integers, small(values::integer), Kind::HocfsCsr, ValueEncoding::Integer);
+damage!(tree_of_singles, small(values::single), Kind::HocfsCsr, ValueEncoding::F32);
+damage!(padded_tree, small(values::fraction), Kind::HocfsEll, ValueEncoding::F64);
+damage!(padded_tree_of_few_values, small(values::few), Kind::HocfsEll, ValueEncoding::Dictionary);
+damage!(tree_zstd, small(values::integer), Kind::HocfsZstd, ValueEncoding::Integer);
+damage!(tree_of_eight_levels, two_blocks(), Kind::HocfsCsr, ValueEncoding::F64);
 
 /// A chunk from elsewhere is noticed, however whole it is.
 /// No path can be said in a store: a manifest holds numbers alone, and chunk files are named by theirs. What a name

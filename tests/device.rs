@@ -23,7 +23,7 @@ use blco::encoding::IndexEncoding;
 use blco::op::mttkrp::ModeMatrix;
 use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
 use blco::op::oracle::{self, OracleMode};
-use blco::store::Store;
+use blco::store::{Format, Store};
 use blco::stream::{Executor, Limits, PassReport, plan};
 use blco::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
@@ -75,7 +75,7 @@ fn run<T: Real + bytemuck::Pod>(
         Residency::Half => Some(bytes + largest * lanes as u64 + images / 2),
         _ => None,
     };
-    let sorted = residency == Residency::Sorted && manifest.index_encoding == IndexEncoding::Tiled;
+    let sorted = residency == Residency::Sorted && manifest.format == Format::Blco(IndexEncoding::Tiled);
     let order = match residency {
         _ if sorted => DeviceOrder::Target,
         _ if deterministic => DeviceOrder::Auto,

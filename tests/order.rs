@@ -28,7 +28,7 @@ use blco::encoding::tile::TileRecord;
 use blco::encoding::values::ValueEncoding;
 use blco::encoding::{TILE_NNZ, column};
 use blco::error::{Error, Result};
-use blco::format::blco::{ChunkView, Decoder};
+use blco::format::{ChunkView, Decoder};
 use blco::op::mttkrp::cuda::DeviceMttkrp;
 use blco::op::oracle;
 use blco::pack::Duplicates;
@@ -109,7 +109,7 @@ fn decoded(derived: &Derived, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
     derived.memory().read(&mut words).unwrap();
     let bytes: &[u8] = bytemuck::cast_slice(&words);
     let shape = &store.manifest().shape;
-    let decoder = Decoder::new(shape, store.manifest().index_encoding);
+    let decoder = Decoder::new(shape, &store.manifest().format);
     let order = shape.order();
     let (mut tensor, mut encodings) = (Tensor::default(), Vec::new());
     let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);

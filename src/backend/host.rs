@@ -3,8 +3,7 @@
 
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
-use crate::format::DecodedTile;
-use crate::format::blco::{ChunkView, Decoder};
+use crate::format::{ChunkView, DecodedTile, Decoder};
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
 use crate::stream::{Backend, Free, Loaded};
@@ -22,7 +21,12 @@ pub trait HostOp {
         Ok(())
     }
 
-    /// Works on the next tiles, in order. What it computes must not depend on how tiles are cut into
+    /// Whether it works on tiles: one that takes all it needs from [`HostOp::chunk`] does not.
+    fn takes_tiles(&self) -> bool {
+        true
+    }
+
+    /// Works on the next tiles, in order. A tile that lies in two chunks comes in two parts. What it computes must not depend on how tiles are cut into
     /// batches, nor on the number of threads.
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()>;
 }
@@ -32,6 +36,10 @@ impl<A: HostOp, B: HostOp> HostOp for (A, B) {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         self.0.chunk(chunk)?;
         self.1.chunk(chunk)
+    }
+
+    fn takes_tiles(&self) -> bool {
+        self.0.takes_tiles() || self.1.takes_tiles()
     }
 
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
@@ -106,7 +114,7 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
         let order = manifest.shape.order();
         Ok(Self {
             sys: sys.clone(),
-            decoder: Decoder::new(&manifest.shape, manifest.index_encoding),
+            decoder: Decoder::new(&manifest.shape, &manifest.format),
             store_path: store.path().to_path_buf(),
             op,
             metas: sys.vec(TileMeta::default(), BATCH_TILES)?,
@@ -135,10 +143,11 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
         let path = self.store_path.join(crate::store::chunk_name(header.number as usize));
         let view = ChunkView::open(&self.decoder, &header, image, path)?;
         self.op.chunk(&view)?;
+        let tiles_of_chunk = if self.op.takes_tiles() { view.tiles() } else { 0 };
         let order = self.decoder.shape().order();
         let simd = pulp::Arch::new();
-        for first in (0..view.tiles()).step_by(BATCH_TILES) {
-            let tiles = (view.tiles() - first).min(BATCH_TILES);
+        for first in (0..tiles_of_chunk).step_by(BATCH_TILES) {
+            let tiles = (tiles_of_chunk - first).min(BATCH_TILES);
             let rooms = self
                 .indices
                 .par_chunks_exact_mut(order * TILE_NNZ)

@@ -62,7 +62,7 @@ mod with_cuda {
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
-    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, encoding, sorted_bytes};
     use crate::store::Store;
     use crate::stream::{Executor, Plan};
     use bytesize::ByteSize;
@@ -92,6 +92,7 @@ mod with_cuda {
         modes: &[usize],
         rank: usize,
     ) -> Result<(Device, DevicePlan)> {
+        encoding(store)?;
         let device = cuda::driver::Device::open(request.number)?;
         let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;

@@ -4,12 +4,10 @@ use super::export::stream_once;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
 use super::{Common, Program, Report, on_pool};
-use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::linear::BitLayout;
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::verify::Verify;
-use crate::store::{Codec, Manifest, Store};
+use crate::store::{Codec, Format, Manifest, Store};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -51,7 +49,9 @@ struct InfoReport {
     store: PathBuf,
     digest: String,
     format: &'static str,
-    encoding: IndexEncoding,
+    encoding: &'static str,
+    /// Of a tree: the mode of each level.
+    levels: Option<Vec<usize>>,
     zstd_level: Option<i32>,
     dims: Vec<u32>,
     nnz: u64,
@@ -116,8 +116,14 @@ impl InfoReport {
         Ok(Self {
             store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
-            format: "blco",
-            encoding: m.index_encoding,
+            format: m.format.name(),
+            encoding: m.format.encoding_name(),
+            levels: match m.format {
+                Format::Blco(_) => None,
+                Format::Hocfs { levels, .. } => {
+                    Some(levels.modes().iter().map(|&m| usize::from(m) + 1).collect())
+                }
+            },
             zstd_level: match m.codec {
                 Codec::None => None,
                 Codec::Zstd(level) => Some(level),
@@ -130,7 +136,13 @@ impl InfoReport {
             value_min: m.value_min,
             value_max: m.value_max,
             linear_bits: m.shape.linear_bits(),
-            bit_modes: BitLayout::new(&m.shape).bit_modes().iter().map(|&b| usize::from(b) + 1).collect(),
+            bit_modes: m
+                .format
+                .bit_layout(&m.shape)
+                .bit_modes()
+                .iter()
+                .map(|&b| usize::from(b) + 1)
+                .collect(),
             longest_row_bounds: m.longest_row_bounds.clone(),
             chunk_bytes: m.chunk_bytes,
             chunks: ChunkSizes::new(m),
@@ -178,14 +190,17 @@ impl InfoReport {
         )?;
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
         writeln!(out, "  values    {} to {}, norm {}{repeat}", self.value_min, self.value_max, self.norm)?;
-        let encoding = match self.encoding {
-            IndexEncoding::Raw => "raw",
-            IndexEncoding::Tiled => "tiled",
+        let format = match &self.levels {
+            None => format!("BLCO, {}", self.encoding),
+            Some(levels) => {
+                let levels: Vec<String> = levels.iter().map(ToString::to_string).collect();
+                format!("HOCFS, slices {}, levels of modes {}", self.encoding, levels.join(", "))
+            }
         };
         let codec = self.zstd_level.map_or(String::new(), |level| format!(", zstd level {level}"));
         writeln!(
             out,
-            "  format    BLCO, {encoding}{codec}, {} linear bits, digest {}",
+            "  format    {format}{codec}, {} linear bits, digest {}",
             self.linear_bits, self.digest
         )?;
         write!(out, "  bytes     {} in all, {:.3} a nonzero", ByteSize(self.bytes), b.total)?;
@@ -209,6 +224,9 @@ impl InfoReport {
             writeln!(out, "  tiles     {}; values of chunks: {}", s.tiles, encodings.join(", "))?;
             if s.blocks > 0 {
                 writeln!(out, "  blocks    {} BLCO blocks", s.blocks)?;
+            }
+            if s.ell_slices > 0 {
+                writeln!(out, "  slices    {} padded", s.ell_slices)?;
             }
             writeln!(out, "  zeros     {} explicit", s.zeros)?;
         }

@@ -4,10 +4,12 @@ use super::progress::Progress;
 use super::{Common, Program, Report, count, machine, on_pool, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
-use crate::encoding::IndexEncoding;
+use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
-use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackPlan, PackReport, Phase, pack, plan};
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec};
+use crate::pack::{
+    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackPlan, PackReport, Phase, pack, plan,
+};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
@@ -24,7 +26,8 @@ use std::path::{Path, PathBuf};
     version,
     after_help = "Examples:\n  blco-pack movies.tns                     # writes movies.blco\n  \
                   zcat big.tns.gz | blco-pack - -o big.blco\n  \
-                  blco-pack log.tns -o log.blco --encoding raw --duplicates keep"
+                  blco-pack log.tns -o log.blco --encoding raw --duplicates keep\n  \
+                  blco-pack log.tns -o log-by-host.blco --format hocfs --main-mode 2"
 )]
 pub struct Pack {
     /// The tensor: a file, or - for standard input
@@ -69,9 +72,20 @@ impl TextArgs {
 /// How a store is written.
 #[derive(Clone, Debug, Args)]
 pub struct StoreArgs {
-    /// How indices are encoded: packed tiles, or the BLCO paper's 64-bit indices
-    #[arg(long, value_enum, default_value_t = EncodingArg::Tiled)]
-    encoding: EncodingArg,
+    /// The format: one order for every mode, or the slices of a main mode, each compressed
+    #[arg(long, value_enum, default_value_t = FormatArg::Blco)]
+    format: FormatArg,
+    /// How blco encodes indices: packed tiles, or the BLCO paper's 64-bit indices [default: tiled]
+    #[arg(long, value_enum)]
+    encoding: Option<EncodingArg>,
+    /// The mode, from 1, whose slices hocfs compresses; the mode before it (before the first, the last) is the one along
+    /// which TTV streams [default: 1]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
+    main_mode: Option<u8>,
+    /// How hocfs lays out the fibers of a slice: one behind the other, padded to the longest, or padded where that
+    /// costs little [default: auto]
+    #[arg(long, value_enum)]
+    slice: Option<SliceArg>,
     /// Compress chunks with zstd at this level (1 to 22), for cold storage
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=22))]
     zstd: Option<i32>,
@@ -95,6 +109,19 @@ pub struct StoreArgs {
     resume: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FormatArg {
+    Blco,
+    Hocfs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SliceArg {
+    Csr,
+    Ell,
+    Auto,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum EncodingArg {
     Tiled,
@@ -109,6 +136,30 @@ enum DuplicatesArg {
 }
 
 impl StoreArgs {
+    /// The format with its options; an error where an option is another format's.
+    fn format(&self) -> Result<FormatOption> {
+        let other = |option: &str, format: &str| {
+            Err(Error::request(format!("{option} is an option of --format {format}")))
+        };
+        match (self.format, self.encoding, self.main_mode, self.slice) {
+            (FormatArg::Blco, _, Some(_), _) => other("--main-mode", "hocfs"),
+            (FormatArg::Blco, _, _, Some(_)) => other("--slice", "hocfs"),
+            (FormatArg::Hocfs, Some(_), ..) => other("--encoding", "blco"),
+            (FormatArg::Blco, encoding, ..) => Ok(FormatOption::Known(Format::Blco(match encoding {
+                Some(EncodingArg::Raw) => IndexEncoding::Raw,
+                Some(EncodingArg::Tiled) | None => IndexEncoding::Tiled,
+            }))),
+            (FormatArg::Hocfs, _, main_mode, slice) => Ok(FormatOption::Hocfs {
+                main_mode: usize::from(main_mode.unwrap_or(1)) - 1,
+                leaf: match slice {
+                    Some(SliceArg::Csr) => LeafRule::Csr,
+                    Some(SliceArg::Ell) => LeafRule::Ell,
+                    Some(SliceArg::Auto) | None => LeafRule::Auto,
+                },
+            }),
+        }
+    }
+
     /// The packer's options, for `source` and `target`.
     fn options(&self, source: &dyn Source, target: &Path) -> Result<PackOptions> {
         if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
@@ -128,10 +179,7 @@ impl StoreArgs {
             target: target.to_path_buf(),
             replace: self.force,
             resume: self.resume,
-            index_encoding: match self.encoding {
-                EncodingArg::Tiled => IndexEncoding::Tiled,
-                EncodingArg::Raw => IndexEncoding::Raw,
-            },
+            format: self.format()?,
             codec: self.zstd.map_or(Codec::None, Codec::Zstd),
             chunk_bytes: self.chunk_bytes,
             duplicates: match self.duplicates {

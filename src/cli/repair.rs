@@ -5,7 +5,7 @@ use super::progress::Progress;
 use super::{Report, pack as packing, size};
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, Salvage, UnusedFile};
-use crate::pack::{Duplicates, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
+use crate::pack::{Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
 use crate::store::{Codec, MANIFEST, read_provenance};
 use crate::sys::{Sys, is_media_failure};
 use clap::Args;
@@ -81,7 +81,7 @@ pub(super) fn repair(
     let (provenance, provenance_problem) = old_provenance(sys, store)?;
     let layout = salvage.layout();
     options.replace = args.force;
-    options.index_encoding = layout.index_encoding;
+    options.format = FormatOption::Known(layout.format);
     options.codec = layout.codec;
     options.chunk_bytes = layout.chunk_bytes;
     options.duplicates = if layout.may_repeat { Duplicates::Keep } else { Duplicates::Error };

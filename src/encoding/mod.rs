@@ -29,6 +29,27 @@ impl IndexEncoding {
     }
 }
 
+/// How the leaves of a slice are laid out in a tree (formats-spec/hocfs.md): what a packer is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum LeafRule {
+    /// Fibers behind one another.
+    Csr = 1,
+    /// Fibers padded to the longest of their slice, where that at most doubles the slice.
+    Ell = 2,
+    /// Padded where that costs at most one slot in eight.
+    Auto = 3,
+}
+
+impl LeafRule {
+    /// From the code that stores hold.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        [Self::Csr, Self::Ell, Self::Auto].into_iter().find(|&e| e as u32 == code)
+    }
+}
+
 /// The number of bits that `x` needs: 0 for 0.
 #[must_use]
 pub fn width(x: u64) -> u32 {

@@ -1,11 +1,30 @@
 //! Formats: how sorted nonzeros become chunk images, and checked views that give them back.
+//!
+//! [`Cutter`] makes the chunks of any format, [`ChunkView`] reads them; both are dispatches over the formats below, so
+//! that packer, verifier and host operations know none of them. An operation that uses what a format has beyond
+//! nonzeros takes the view's variant.
 
 pub mod blco;
+mod cut;
+pub mod hocfs;
+mod statistics;
+pub mod tree;
+mod values;
 
-use crate::encoding::TILE_NNZ;
-use crate::shape::ORDER_MAX;
+pub use cut::Cutter;
+pub(crate) use cut::GROUP_NNZ;
+pub use statistics::Statistics;
 
-/// The nonzeros of one tile, decoded: what operations on the host work on.
+use crate::encoding::values::ValueEncoding;
+use crate::encoding::{IndexEncoding, TILE_NNZ};
+use crate::error::{Error, Result};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::store::{ChunkEntry, ChunkHeader, Format, SectionKind, TREE_CODE};
+use std::path::{Path, PathBuf};
+use values::{ValueSection, check_frame, value_section};
+
+/// The nonzeros of one tile of the store, or of the part of it that a chunk holds, decoded: what operations on the host
+/// work on.
 ///
 /// `indices` has one column of [`TILE_NNZ`] for each mode; slots from `nnz` on hold indices that are inside
 /// the dims and values that mean nothing.
@@ -24,7 +43,7 @@ pub struct DecodedTile<'a> {
 }
 
 impl DecodedTile<'_> {
-    /// The indices of `mode`, in linear order.
+    /// The indices of `mode`, in the store's order.
     #[must_use]
     pub fn column(&self, mode: usize) -> &[u32] {
         &self.indices[mode * TILE_NNZ..][..self.nnz]
@@ -35,4 +54,168 @@ impl DecodedTile<'_> {
     pub fn order(&self) -> usize {
         self.indices.len() / TILE_NNZ
     }
+}
+
+/// A finished chunk: header, image, and the ranges that the manifest lists.
+#[derive(Debug)]
+pub struct BuiltChunk {
+    /// The header; its place in the store is still open.
+    pub header: ChunkHeader,
+    /// The image, the header's bytes still zero.
+    pub image: Vec<u8>,
+    /// Linear and row ranges; the rest is still open.
+    pub entry: ChunkEntry,
+}
+
+/// What decoding the chunks of one store needs, made once.
+#[derive(Debug)]
+pub enum Decoder {
+    /// Of a BLCO store.
+    Blco(blco::Decoder),
+    /// Of a store of trees.
+    Tree(tree::Decoder),
+}
+
+impl Decoder {
+    /// A decoder for stores of `shape` and `format`.
+    #[must_use]
+    pub fn new(shape: &Shape, format: &Format) -> Self {
+        match format {
+            Format::Blco(encoding) => Self::Blco(blco::Decoder::new(shape, *encoding)),
+            Format::Hocfs { levels, leaf } => Self::Tree(tree::Decoder::new(shape, levels, *leaf)),
+        }
+    }
+
+    /// The shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        match self {
+            Self::Blco(decoder) => decoder.shape(),
+            Self::Tree(decoder) => decoder.shape(),
+        }
+    }
+}
+
+/// A chunk's image, checked down to its tiles.
+#[derive(Debug)]
+pub enum ChunkView<'a> {
+    /// Of a BLCO store.
+    Blco(blco::ChunkView<'a>),
+    /// Of a store of trees.
+    Tree(tree::TreeView<'a>),
+}
+
+/// Calls a method that both views have.
+macro_rules! either {
+    ($self:expr, $view:ident => $call:expr) => {
+        match $self {
+            ChunkView::Blco($view) => $call,
+            ChunkView::Tree($view) => $call,
+        }
+    };
+}
+
+impl<'a> ChunkView<'a> {
+    /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
+    pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
+        match decoder {
+            Decoder::Blco(decoder) => blco::ChunkView::open(decoder, header, image, path).map(Self::Blco),
+            Decoder::Tree(decoder) => tree::TreeView::open(decoder, header, image, path).map(Self::Tree),
+        }
+    }
+
+    /// Tiles of the store that have nonzeros in the chunk.
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        either!(self, view => view.tiles())
+    }
+
+    /// The number of the first tile in the store.
+    #[must_use]
+    pub fn first_tile(&self) -> u64 {
+        either!(self, view => view.first_tile())
+    }
+
+    /// Nonzeros of tile `t` that are in the chunk.
+    #[must_use]
+    pub fn tile_nnz(&self, t: usize) -> usize {
+        either!(self, view => view.tile_nnz(t))
+    }
+
+    /// The chunk's value encoding.
+    #[must_use]
+    pub fn value_encoding(&self) -> ValueEncoding {
+        either!(self, view => view.value_encoding())
+    }
+
+    /// The image.
+    #[must_use]
+    pub fn image(&self) -> &[u8] {
+        either!(self, view => view.image())
+    }
+
+    /// Bytes of the image that values take.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        either!(self, view => view.value_bytes())
+    }
+
+    /// Bytes of the image that indices take.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        either!(self, view => view.index_bytes())
+    }
+
+    /// Decodes tile `t`, as far as it is in the chunk, into `indices` (one column of [`TILE_NNZ`] per mode) and
+    /// `values`.
+    #[inline(always)]
+    pub fn decode<'b>(
+        &self,
+        t: usize,
+        indices: &'b mut [u32],
+        values: &'b mut [f64],
+    ) -> Result<DecodedTile<'b>> {
+        either!(self, view => view.decode(t, indices, values))
+    }
+}
+
+/// The shape that the SHAPE section of an image gives: what is known of a chunk without its store's manifest.
+pub fn chunk_shape(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Shape> {
+    let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
+    let section = header.section(SectionKind::Shape).and_then(|section| image.get(section));
+    let section = section.ok_or_else(|| wrong("no SHAPE section"))?;
+    if section.len() != 4 * usize::from(header.order) {
+        return Err(wrong("length of the SHAPE section"));
+    }
+    let dim = |b: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| b[i])).into();
+    let dims: Vec<u64> = section.chunks_exact(4).map(dim).collect();
+    Shape::new(&dims).map_err(|e| wrong(&format!("SHAPE section: {e}")))
+}
+
+/// The format that an image tells of: what is known of a chunk without its store's manifest.
+pub fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
+    if header.index_encoding == TREE_CODE {
+        return tree::chunk_format(header, image, path);
+    }
+    let encoding = IndexEncoding::from_code(header.index_encoding.into());
+    encoding.map(Format::Blco).ok_or_else(|| Error::corrupt(path, "unknown index encoding"))
+}
+
+/// The least bound on a chunk's image that allows such a chunk.
+#[must_use]
+pub fn chunk_bytes_least(format: &Format, nnz: u32, image_bytes: u32) -> u64 {
+    match format {
+        Format::Blco(_) => blco::chunk_bytes_least(nnz, image_bytes),
+        Format::Hocfs { .. } => u64::from(image_bytes),
+    }
+}
+
+/// The number of leading positions below `n` for which `holds` is true.
+fn partition_point(n: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, n);
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
 }

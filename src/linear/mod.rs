@@ -7,7 +7,7 @@ pub use tables::{Key, Linearizer, Wide};
 
 use std::cmp::Ordering;
 
-use crate::shape::{ORDER_MAX, Shape};
+use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
 /// Bits of a linear index that address inside a BLCO block in stores.
 pub const BLOCK_BITS: u32 = 64;
@@ -52,6 +52,14 @@ impl BitLayout {
             round += 1;
         }
         Self { order: shape.order(), bit_modes }
+    }
+
+    /// The bits of each mode side by side, those of the first of `modes` highest: sorts by its index, then by the next
+    /// one's. Modes that are not named have no bits and come back as 0.
+    #[must_use]
+    pub fn concatenated(shape: &Shape, modes: &ModeOrder) -> Self {
+        let bits = |&mode: &u8| std::iter::repeat_n(mode, shape.bits(mode.into()) as usize);
+        Self { order: shape.order(), bit_modes: modes.modes().iter().rev().flat_map(bits).collect() }
     }
 
     /// The number of modes.
@@ -197,6 +205,24 @@ mod tests {
     fn shorter_modes_come_first_and_drop_out() {
         let layout = BitLayout::new(&Shape::new(&[9, 2, 1, 5, 3]).unwrap());
         assert_eq!(layout.bit_modes(), [1, 4, 3, 0, 4, 3, 0, 3, 0, 0]);
+    }
+
+    /// Sorting by the index is sorting by the modes in their order; a mode that is not named does not count.
+    #[test]
+    fn concatenated_bits_sort_by_one_mode_after_the_other() {
+        let shape = Shape::new(&[5, 1, 300, 2]).unwrap();
+        let modes = ModeOrder::rotated(4, 2);
+        assert_eq!(modes.modes(), [2, 3, 0, 1]);
+        let layout = BitLayout::concatenated(&shape, &modes);
+        assert_eq!(layout.bit_modes(), [0, 0, 0, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2]);
+        let linearizer = Linearizer::<u64>::new(&layout);
+        assert_eq!(linearizer.scatter(&[4, 0, 299, 1]), 299 << 4 | 1 << 3 | 4);
+        assert_eq!(linearizer.gather(299 << 4 | 1 << 3 | 4)[..4], [4, 0, 299, 1]);
+        let two = BitLayout::concatenated(&shape, &ModeOrder::new(&[3, 0]).unwrap());
+        let linearizer = Linearizer::<u64>::new(&two);
+        assert_eq!(linearizer.scatter(&[4, 0, 299, 1]), 1 << 3 | 4);
+        assert_eq!(linearizer.gather(1 << 3 | 4)[..4], [4, 0, 0, 1]);
+        assert!(ModeOrder::new(&[0, 0]).is_none() && ModeOrder::new(&[8]).is_none());
     }
 
     /// The bit-by-bit definition, to hold the tables against.

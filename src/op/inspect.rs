@@ -3,7 +3,7 @@
 use crate::backend::host::{Batch, HostOp};
 use crate::encoding::width;
 use crate::error::Result;
-use crate::format::blco::ChunkView;
+use crate::format::ChunkView;
 use crate::shape::Shape;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -39,6 +39,8 @@ pub struct StoreStatistics {
     pub value_bytes: u64,
     /// BLCO blocks of `raw` chunks, one that continues in the next chunk counted in both.
     pub blocks: u64,
+    /// Slices of trees that are padded, one that continues in the next chunk counted in both.
+    pub ell_slices: u64,
     /// Chunks of each value encoding.
     pub value_encodings: BTreeMap<&'static str, u64>,
     /// For each mode.
@@ -89,7 +91,10 @@ impl HostOp for Inspect {
         let statistics = &mut self.statistics;
         statistics.index_bytes += chunk.index_bytes();
         statistics.value_bytes += chunk.value_bytes();
-        statistics.blocks += chunk.blocks() as u64;
+        match chunk {
+            ChunkView::Blco(view) => statistics.blocks += view.blocks() as u64,
+            ChunkView::Tree(view) => statistics.ell_slices += view.ell_slices(),
+        }
         *statistics.value_encodings.entry(chunk.value_encoding().name()).or_default() += 1;
         Ok(())
     }

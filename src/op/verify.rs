@@ -3,12 +3,12 @@
 
 use crate::backend::host::{Batch, HostOp};
 use crate::error::{Error, Result};
-use crate::format::blco::{BuiltChunk, ChunkBuilder, ChunkView, EncodedTile, Statistics, TileEncoder};
-use crate::linear::{BitLayout, Linearizer, Nonzero};
+use crate::format::{BuiltChunk, ChunkView, Cutter, Statistics};
+use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::chunk::HEADER_BYTES;
 use crate::store::{Manifest, Store};
-use rayon::prelude::*;
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -17,13 +17,20 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct Verify<'a> {
     store: &'a Store,
     linearizer: Linearizer<u128>,
-    encoder: TileEncoder<u128>,
-    builder: ChunkBuilder,
-    statistics: Statistics,
+    cutter: Cutter<u128>,
     previous: Option<Nonzero<u128>>,
+    compared: Compared<'a>,
+}
+
+/// What is stored, as far as it has been met, and how much of it was built again.
+#[derive(Debug)]
+struct Compared<'a> {
+    store: &'a Store,
     /// Value encoding and checksum of each stored image's payload.
     stored: Vec<(u8, u64)>,
-    /// Chunks that have been built again.
+    /// Chunks that were built before the stored one was met.
+    ahead: VecDeque<BuiltChunk>,
+    /// Chunks that have been built again and compared.
     built: usize,
 }
 
@@ -31,36 +38,32 @@ impl<'a> Verify<'a> {
     /// A verification of `store`.
     #[must_use]
     pub fn new(store: &'a Store) -> Self {
-        let Manifest { shape, index_encoding, chunk_bytes, .. } = store.manifest();
-        let layout = BitLayout::new(shape);
+        let Manifest { shape, format, chunk_bytes, .. } = store.manifest();
         Self {
             store,
-            linearizer: Linearizer::new(&layout),
-            encoder: TileEncoder::new(&layout, *index_encoding),
-            builder: ChunkBuilder::new(shape, *index_encoding, *chunk_bytes),
-            statistics: Statistics::new(shape.order()),
+            linearizer: Linearizer::new(&format.bit_layout(shape)),
+            cutter: Cutter::new(shape, format, *chunk_bytes),
             previous: None,
-            stored: Vec::with_capacity(store.manifest().chunks.len()),
-            built: 0,
+            compared: Compared {
+                store,
+                stored: Vec::with_capacity(store.manifest().chunks.len()),
+                ahead: VecDeque::new(),
+                built: 0,
+            },
         }
     }
 
     fn path(&self) -> PathBuf {
-        self.store.chunk_path(self.stored.len().saturating_sub(1))
+        self.store.chunk_path(self.compared.stored.len().saturating_sub(1))
     }
 
-    /// Compares the last chunk and the statistics.
-    pub fn finish(mut self) -> Result<()> {
-        let last = self.builder.close();
-        self.compare(last)?;
-        let (manifest, found) = (self.store.manifest(), &self.statistics);
-        let same = self.built == manifest.chunks.len()
-            && found.nnz() == manifest.nnz
-            && found.sum_squares().to_bits() == manifest.sum_squares.to_bits()
-            && found.value_min().to_bits() == manifest.value_min.to_bits()
-            && found.value_max().to_bits() == manifest.value_max.to_bits()
-            && found.longest_row_bounds() == manifest.longest_row_bounds;
-        let path = self.store.path().join("manifest");
+    /// Compares the last chunks and the statistics.
+    pub fn finish(self) -> Result<()> {
+        let Self { store, cutter, mut compared, .. } = self;
+        let found = cutter.finish(&mut |chunk| compared.take(chunk))?;
+        compared.finish()?;
+        let same = compared.built == store.manifest().chunks.len() && is_recorded(&found, store.manifest());
+        let path = store.path().join("manifest");
         if same { Ok(()) } else { Err(Error::corrupt(path, "the statistics are not those of the nonzeros")) }
     }
 
@@ -89,10 +92,48 @@ impl<'a> Verify<'a> {
         }
         Ok(nonzeros)
     }
+}
+
+/// Whether the manifest records these statistics.
+fn is_recorded(found: &Statistics, manifest: &Manifest) -> bool {
+    found.nnz() == manifest.nnz
+        && found.sum_squares().to_bits() == manifest.sum_squares.to_bits()
+        && found.value_min().to_bits() == manifest.value_min.to_bits()
+        && found.value_max().to_bits() == manifest.value_max.to_bits()
+        && found.longest_row_bounds() == manifest.longest_row_bounds
+}
+
+impl Compared<'_> {
+    /// Takes note of the next stored chunk.
+    fn met(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
+        self.stored.push((chunk.value_encoding() as u8, xxh3_64(&chunk.image()[HEADER_BYTES..])));
+        match self.ahead.pop_front() {
+            Some(built) => self.compare(&built),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the next chunk that was built again: compares it, or keeps it until the stored one is met. As a cutter is
+    /// never ahead of the nonzeros, those are few.
+    fn take(&mut self, built: BuiltChunk) -> Result<()> {
+        if self.built + self.ahead.len() < self.stored.len() {
+            self.compare(&built)
+        } else {
+            self.ahead.push_back(built);
+            Ok(())
+        }
+    }
+
+    /// Compares what is kept, when no more stored chunks come.
+    fn finish(&mut self) -> Result<()> {
+        while let Some(built) = self.ahead.pop_front() {
+            self.compare(&built)?;
+        }
+        Ok(())
+    }
 
     /// Holds a chunk that was built again against the stored one.
-    fn compare(&mut self, built: Option<BuiltChunk>) -> Result<()> {
-        let Some(built) = built else { return Ok(()) };
+    fn compare(&mut self, built: &BuiltChunk) -> Result<()> {
         let number = self.built;
         self.built += 1;
         let path = self.store.chunk_path(number);
@@ -122,17 +163,14 @@ impl<'a> Verify<'a> {
 
 impl HostOp for Verify<'_> {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
-        self.stored.push((chunk.value_encoding() as u8, xxh3_64(&chunk.image()[HEADER_BYTES..])));
-        Ok(())
+        self.compared.met(chunk)
     }
 
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        let tiles: Vec<_> = (0..batch.tiles()).map(|t| self.nonzeros(batch, t)).collect::<Result<_>>()?;
-        let encoded: Vec<EncodedTile> = tiles.par_iter().map(|tile| self.encoder.encode(tile)).collect();
-        for tile in &encoded {
-            self.statistics.add(tile);
-            let closed = self.builder.push(tile);
-            self.compare(closed)?;
+        for t in 0..batch.tiles() {
+            let nonzeros = self.nonzeros(batch, t)?;
+            let compared = &mut self.compared;
+            self.cutter.push(&nonzeros, &mut |chunk| compared.take(chunk))?;
         }
         Ok(())
     }

@@ -8,7 +8,6 @@
 
 use super::PackOptions;
 use super::spill::{FRAME_NNZ, STAGE_NNZ};
-use crate::format::blco::chunk_nnz_max;
 use crate::linear::{Nonzero, Wide};
 
 /// No smaller budget can be kept: buffers take more than that.
@@ -26,18 +25,20 @@ const ROUND_NNZ: usize = 1 << 19;
 pub struct Budget {
     memory: u64,
     threads: u64,
-    chunk_bytes: u64,
+    /// What the open chunk takes.
+    open_chunk: u64,
 }
 
 impl Budget {
-    /// `memory` bytes for a job on `threads` threads that writes chunks of `chunk_bytes`.
-    pub fn new(memory: u64, threads: usize, chunk_bytes: u64) -> Self {
-        Self { memory, threads: threads as u64, chunk_bytes }
+    /// `memory` bytes for a job on `threads` threads whose open chunk takes `open_chunk` bytes.
+    pub fn new(memory: u64, threads: usize, open_chunk: u64) -> Self {
+        Self { memory, threads: threads as u64, open_chunk }
     }
 
     /// Of a job with `options` on the current rayon pool.
     pub fn of(options: &PackOptions) -> Self {
-        Self::new(options.memory, rayon::current_num_threads(), options.chunk_bytes)
+        let open_chunk = options.format.open_chunk_bytes(options.chunk_bytes);
+        Self::new(options.memory, rayon::current_num_threads(), open_chunk)
     }
 
     /// Bytes of batches that may be kept while reading.
@@ -48,9 +49,7 @@ impl Budget {
 
     /// Bytes that writing takes beside frames or sorted nonzeros.
     fn writing(&self) -> u64 {
-        // The open chunk: columns and values while it grows, then its image.
-        let chunk = 2 * self.chunk_bytes + 8 * chunk_nnz_max(self.chunk_bytes) as u64;
-        CUTTER_BYTES + chunk
+        CUTTER_BYTES + self.open_chunk
     }
 
     /// Whether `nnz` nonzeros of `order` modes can be kept as batches and be sorted in memory in the end.

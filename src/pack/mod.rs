@@ -2,11 +2,10 @@
 //!
 //! What it writes depends on the tensor and [`PackOptions`] alone. `runs` linearizes batches and sorts; where the dims
 //! are not declared, `stage` keeps the batches until they are known. Then nonzeros pass through two parts as slices in
-//! linear order: `combine` settles duplicates, `cut` encodes tiles and assembles chunks.
+//! linear order: `combine` settles duplicates, [`Cutter`] makes chunks of any format.
 
 mod budget;
 mod combine;
-mod cut;
 mod journal;
 mod merge;
 mod plan;
@@ -21,15 +20,15 @@ pub use plan::{PackPlan, plan};
 pub use scratch::SpillReport;
 
 use crate::coo::{Batch, Extent, Source};
-use crate::encoding::IndexEncoding;
+use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
+use crate::format::{self, BuiltChunk, Cutter, GROUP_NNZ};
 use crate::linear::{BitLayout, Key, Wide};
-use crate::shape::Shape;
-use crate::store::{Codec, Manifest, Published, Staging, partial_path};
+use crate::shape::{ModeOrder, Shape};
+use crate::store::{Codec, Format, Manifest, Published, Staging, partial_path};
 use crate::sys::{SPILL_PREFIX, Sys};
 use budget::Budget;
 use combine::Combiner;
-use cut::{Cutter, GROUP_NNZ};
 use journal::Journal;
 use runs::{Runs, Sorted};
 use scratch::Scratch;
@@ -51,6 +50,45 @@ pub enum Duplicates {
     Error,
 }
 
+/// A format, or what can be said of it before the tensor's order is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormatOption {
+    /// All of it.
+    Known(Format),
+    /// HOCFS with the slices of `main_mode`, from 0; the mode before it is the leaves'.
+    Hocfs {
+        /// The main mode.
+        main_mode: usize,
+        /// How leaves are laid out.
+        leaf: LeafRule,
+    },
+}
+
+impl FormatOption {
+    /// The format for tensors of `order`.
+    pub fn resolve(self, order: usize) -> Result<Format> {
+        match self {
+            Self::Known(format) => Ok(format),
+            Self::Hocfs { main_mode, leaf } if main_mode < order => {
+                Ok(Format::Hocfs { levels: ModeOrder::rotated(order, main_mode), leaf })
+            }
+            Self::Hocfs { main_mode, .. } => {
+                Err(Error::request(format!("main mode {}: the tensor has modes 1 to {order}", main_mode + 1)))
+            }
+        }
+    }
+
+    /// Bytes that an open chunk takes while it grows.
+    fn open_chunk_bytes(self, chunk_bytes: u64) -> u64 {
+        match self {
+            Self::Known(Format::Blco(_)) => format::blco::open_chunk_bytes(chunk_bytes),
+            Self::Known(Format::Hocfs { .. }) | Self::Hocfs { .. } => {
+                format::hocfs::open_chunk_bytes(chunk_bytes)
+            }
+        }
+    }
+}
+
 /// What to write and where.
 #[derive(Clone, Debug)]
 pub struct PackOptions {
@@ -60,8 +98,8 @@ pub struct PackOptions {
     pub replace: bool,
     /// Continue with what a killed job has left, if there is anything.
     pub resume: bool,
-    /// How indices are encoded.
-    pub index_encoding: IndexEncoding,
+    /// What chunks are to hold.
+    pub format: FormatOption,
     /// How payloads are stored.
     pub codec: Codec,
     /// The bound on a chunk's image, bytes, from `store::CHUNK_BYTES_MIN` to `CHUNK_BYTES_MAX`.
@@ -85,7 +123,7 @@ impl PackOptions {
             target,
             replace: false,
             resume: false,
-            index_encoding: IndexEncoding::Tiled,
+            format: FormatOption::Known(Format::Blco(IndexEncoding::Tiled)),
             codec: Codec::None,
             chunk_bytes: 8 << 20,
             duplicates: Duplicates::Sum,
@@ -99,10 +137,8 @@ impl PackOptions {
 impl PackOptions {
     /// The options that decide the store's bytes.
     fn decisive(&self) -> String {
-        let Self { index_encoding, codec, chunk_bytes, duplicates, .. } = self;
-        format!(
-            "{index_encoding:?}, codec {codec:?}, chunks of {chunk_bytes} bytes, duplicates {duplicates:?}"
-        )
+        let Self { format, codec, chunk_bytes, duplicates, .. } = self;
+        format!("{format:?}, codec {codec:?}, chunks of {chunk_bytes} bytes, duplicates {duplicates:?}")
     }
 }
 
@@ -139,8 +175,10 @@ pub struct PackReport {
     pub duplicates_summed: u64,
     /// Nonzeros kept though one with the same coordinates is there.
     pub duplicates_kept: u64,
-    /// The index encoding.
-    pub encoding: IndexEncoding,
+    /// The format.
+    pub format: &'static str,
+    /// How indices are encoded in it.
+    pub encoding: &'static str,
     /// Chunks.
     pub chunks: usize,
     /// Bytes of manifest and chunks.
@@ -195,8 +233,9 @@ pub fn pack(
         let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
         (Input::Staged(stage, extent), shape)
     };
-    let layout = BitLayout::new(&shape);
-    let job = Job { sys, options, budget, watch, shape: &shape, layout: &layout, start };
+    let format = options.format.resolve(shape.order())?;
+    let layout = format.bit_layout(&shape);
+    let job = Job { sys, options, budget, watch, shape: &shape, format, layout: &layout, start };
     let written = if layout.bits() <= u64::BITS {
         job.write::<u64>(input, source, staging)?
     } else {
@@ -213,7 +252,8 @@ pub fn pack(
         nnz: written.nnz,
         duplicates_summed: written.summed,
         duplicates_kept: written.kept,
-        encoding: options.index_encoding,
+        format: format.name(),
+        encoding: format.encoding_name(),
         spilled: written.spilled,
         chunks: written.published.chunks,
         bytes: written.published.bytes,
@@ -357,6 +397,7 @@ struct Job<'a> {
     budget: Budget,
     watch: Watch<'a>,
     shape: &'a Shape,
+    format: Format,
     layout: &'a BitLayout,
     start: Instant,
 }
@@ -397,12 +438,11 @@ impl Job<'_> {
         seconds.sort = clock.lap();
 
         let mut combiner = Combiner::new(self.layout, self.options.duplicates);
-        let cutter = Cutter::new(self.shape, self.layout, self.options, staging);
-        let (mut staging, manifest) =
-            self.cut(&sorted, &mut combiner, cutter, input_nnz).map_err(|e| match e {
-                Error::Request(what) => Error::input(source.name(), what),
-                other => other,
-            })?;
+        let mut staging = staging;
+        let manifest = self.cut(&sorted, &mut combiner, &mut staging, input_nnz).map_err(|e| match e {
+            Error::Request(what) => Error::input(source.name(), what),
+            other => other,
+        })?;
         seconds.write = clock.lap();
 
         let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
@@ -426,14 +466,16 @@ impl Job<'_> {
         &self,
         sorted: &Sorted<K>,
         combiner: &mut Combiner<K>,
-        mut cutter: Cutter<K>,
+        staging: &mut Staging,
         total: u64,
-    ) -> Result<(Staging, Manifest)> {
+    ) -> Result<Manifest> {
+        let mut cutter = Cutter::new(self.shape, &self.format, self.options.chunk_bytes);
+        let mut store = |chunk: BuiltChunk| staging.add(chunk.header, chunk.image, chunk.entry);
         let mut done = 0;
         sorted.for_each_slice(|slice| {
             slice.chunks(GROUP_NNZ).try_for_each(|part| {
                 self.sys.check_cancelled()?;
-                cutter.push(combiner.push(part)?)?;
+                cutter.push(combiner.push(part)?, &mut store)?;
                 done += part.len() as u64;
                 (self.watch)(Phase::Write, done, Some(total));
                 Ok(())
@@ -443,8 +485,24 @@ impl Job<'_> {
             let what = format!("temporary files hold {done} of {total} nonzeros; pack again with --force");
             return Err(Error::corrupt(partial_path(&self.options.target), what));
         }
-        cutter.push(combiner.finish())?;
-        cutter.finish(self.options)
+        cutter.push(combiner.finish(), &mut store)?;
+        let statistics = cutter.finish(&mut store)?;
+        if statistics.nnz() == 0 {
+            return Err(Error::request("no nonzeros"));
+        }
+        Ok(Manifest {
+            shape: self.shape.clone(),
+            format: self.format,
+            codec: self.options.codec,
+            may_repeat: self.options.duplicates == Duplicates::Keep,
+            chunk_bytes: self.options.chunk_bytes,
+            nnz: statistics.nnz(),
+            sum_squares: statistics.sum_squares(),
+            value_min: statistics.value_min(),
+            value_max: statistics.value_max(),
+            longest_row_bounds: statistics.longest_row_bounds(),
+            chunks: staging.entries().to_vec(),
+        })
     }
 }
 

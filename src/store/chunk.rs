@@ -32,6 +32,8 @@ pub enum SectionKind {
     Columns = 5,
     /// Values or a dictionary.
     Values = 6,
+    /// The levels of a tree: how many nodes, tile records, slices' leaf codes.
+    Levels = 7,
 }
 
 /// Where a section lies in the image.
@@ -204,7 +206,7 @@ impl ChunkHeader {
         let mut there = true;
         for section in self.sections {
             there &= section.kind != 0;
-            let known = section.kind <= SectionKind::Values as u32;
+            let known = section.kind <= SectionKind::Levels as u32;
             let follows = known && section.kind > kind && u64::from(section.offset) == end;
             if there && !follows || !there && section != Section::default() {
                 return false;

@@ -2,8 +2,8 @@
 //! what it should be.
 
 use super::chunk::{ChunkHeader, HEADER_BYTES};
+use super::format::is_index_code;
 use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
-use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN};
 use crate::sys::{File, PAGE, PageBuf, Sys};
@@ -92,7 +92,7 @@ impl LoneReader {
         let read = file.read_at(&mut bytes, 0)?;
         let header = ChunkHeader::decode(&bytes[..read], path)?;
         let in_range = (ORDER_MIN..=ORDER_MAX).contains(&usize::from(header.order))
-            && IndexEncoding::from_code(header.index_encoding.into()).is_some()
+            && is_index_code(header.index_encoding)
             && header.codec <= 1
             && header.nnz > 0
             && u64::from(header.image_bytes) <= CHUNK_BYTES_MAX

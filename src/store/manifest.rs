@@ -2,9 +2,9 @@
 //! formats-spec/container.md; a test holds the two together.
 
 use super::chunk::{VERSION, version_message};
-use crate::encoding::{IndexEncoding, TILE_NNZ, width};
+use super::format::{Codes, Format};
+use crate::encoding::{TILE_NNZ, width};
 use crate::error::{Error, Result};
-use crate::linear::{BLOCK_BITS, BitLayout};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::sys::PageBuf;
 use rkyv::rancor;
@@ -21,8 +21,6 @@ const _: () = assert!(ARCHIVE_AT as usize == PREAMBLE_BYTES);
 /// The root's field for the nonzeros of a tile.
 const TILE_NNZ_CODE: u32 = 512;
 const _: () = assert!(TILE_NNZ_CODE as usize == TILE_NNZ);
-/// The format code of BLCO.
-const FORMAT_BLCO: u32 = 1;
 
 /// The archive's root, version 1.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq)]
@@ -34,13 +32,13 @@ struct ArchiveV1 {
     duplicates: u32,
     tile_nnz: u32,
     block_bits: u32,
-    reserved_a: u32,
+    leaf_rule: u32,
     chunk_bytes: u64,
     nnz: u64,
     sum_squares: f64,
     value_min: f64,
     value_max: f64,
-    reserved_b: u64,
+    level_modes: u64,
     modes: Vec<Mode>,
     bit_modes: Vec<u8>,
     chunks: Vec<ChunkEntry>,
@@ -55,7 +53,7 @@ struct Mode {
 }
 
 /// One chunk, as the manifest lists it.
-#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 pub struct ChunkEntry {
     /// Position of its first nonzero in the store.
     pub first_nonzero: u64,
@@ -99,8 +97,8 @@ impl Codec {
 pub struct Manifest {
     /// The tensor's shape.
     pub shape: Shape,
-    /// How indices are encoded.
-    pub index_encoding: IndexEncoding,
+    /// What chunks hold.
+    pub format: Format,
     /// How payloads are stored.
     pub codec: Codec,
     /// Whether a coordinate may occur several times.
@@ -133,23 +131,24 @@ impl Manifest {
             bits: self.shape.bits(m),
             longest_row_bound: self.longest_row_bounds[m],
         };
+        let codes = self.format.codes();
         let root = ArchiveV1 {
-            format: FORMAT_BLCO,
-            index_encoding: self.index_encoding as u32,
+            format: codes.format,
+            index_encoding: codes.index_encoding,
             codec,
             codec_level,
             duplicates: u32::from(self.may_repeat),
             tile_nnz: TILE_NNZ_CODE,
-            block_bits: BLOCK_BITS,
-            reserved_a: 0,
+            block_bits: codes.block_bits,
+            leaf_rule: codes.leaf_rule,
             chunk_bytes: self.chunk_bytes,
             nnz: self.nnz,
             sum_squares: self.sum_squares,
             value_min: self.value_min,
             value_max: self.value_max,
-            reserved_b: 0,
+            level_modes: codes.level_modes,
             modes: (0..self.shape.order()).map(mode).collect(),
-            bit_modes: BitLayout::new(&self.shape).bit_modes().to_vec(),
+            bit_modes: self.format.bit_layout(&self.shape).bit_modes().to_vec(),
             chunks: self.chunks.clone(),
         };
         let archive = rkyv::to_bytes::<rancor::Error>(&root)
@@ -209,11 +208,20 @@ fn aligned(bytes: &[u8]) -> PageBuf {
 }
 
 impl ArchiveV1 {
+    fn codes(&self) -> Codes {
+        Codes {
+            format: self.format,
+            index_encoding: self.index_encoding,
+            block_bits: self.block_bits,
+            leaf_rule: self.leaf_rule,
+            level_modes: self.level_modes,
+        }
+    }
+
     /// Every rule of the specification that the archive alone can break.
     fn check(self) -> std::result::Result<Manifest, &'static str> {
         let rule = |holds: bool, what: &'static str| if holds { Ok(()) } else { Err(what) };
-        rule(self.format == FORMAT_BLCO, "unknown format; a newer program may read it")?;
-        let index_encoding = IndexEncoding::from_code(self.index_encoding).ok_or("unknown index encoding")?;
+        rule(Codes::KNOWN.contains(&self.format), "unknown format; a newer program may read it")?;
         let codec = match (self.codec, self.codec_level) {
             (0, 0) => Codec::None,
             (1, level @ 1..=22) => Codec::Zstd(level),
@@ -221,21 +229,21 @@ impl ArchiveV1 {
         };
         rule(self.duplicates <= 1, "field duplicates")?;
         rule(self.tile_nnz == TILE_NNZ_CODE, "field tile nnz")?;
-        rule(self.block_bits == BLOCK_BITS, "field block bits")?;
-        rule(self.reserved_a == 0 && self.reserved_b == 0, "reserved fields of the archive")?;
         let bounds = super::CHUNK_BYTES_MIN..=super::CHUNK_BYTES_MAX;
         rule(bounds.contains(&self.chunk_bytes), "field chunk bytes")?;
         let dims: Vec<u64> = self.modes.iter().map(|m| m.dim.into()).collect();
         let shape = Shape::new(&dims).map_err(|_| "dims")?;
+        let format = Format::from_codes(self.codes(), shape.order())?;
         rule(self.modes.iter().all(|m| m.bits == width(u64::from(m.dim) - 1)), "bits of a mode")?;
-        rule(BitLayout::new(&shape).bit_modes() == self.bit_modes, "bit modes")?;
+        rule(format.bit_layout(&shape).bit_modes() == self.bit_modes, "bit modes")?;
         rule(self.nnz > 0 && !self.sum_squares.is_nan(), "statistics")?;
         rule(self.value_min.is_finite() && self.value_max.is_finite(), "statistics")?;
         let mut next = 0u64;
         for chunk in &self.chunks {
             rule(chunk.first_nonzero == next && chunk.nnz > 0, "first nonzero of a chunk")?;
             next = next.checked_add(chunk.nnz).ok_or("nnz of a chunk")?;
-            rule(next == self.nnz || chunk.nnz.is_multiple_of(TILE_NNZ as u64), "nnz of a chunk")?;
+            let whole = !format.cuts_at_tiles() || chunk.nnz.is_multiple_of(TILE_NNZ as u64);
+            rule(next == self.nnz || whole, "nnz of a chunk")?;
             let bytes_fit =
                 chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= self.chunk_bytes;
             rule(bytes_fit && chunk.file_bytes.is_multiple_of(4096), "bytes of a chunk")?;
@@ -248,7 +256,7 @@ impl ArchiveV1 {
         rule(next == self.nnz, "nnz")?;
         Ok(Manifest {
             shape,
-            index_encoding,
+            format,
             codec,
             may_repeat: self.duplicates == 1,
             chunk_bytes: self.chunk_bytes,
@@ -265,6 +273,8 @@ impl ArchiveV1 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encoding::{IndexEncoding, LeafRule};
+    use crate::shape::ModeOrder;
 
     fn example() -> Manifest {
         let entry = ChunkEntry {
@@ -280,7 +290,7 @@ mod tests {
         };
         Manifest {
             shape: Shape::new(&[4, 3, 2]).unwrap(),
-            index_encoding: IndexEncoding::Tiled,
+            format: Format::Blco(IndexEncoding::Tiled),
             codec: Codec::Zstd(3),
             may_repeat: false,
             chunk_bytes: 1 << 20,
@@ -321,6 +331,19 @@ mod tests {
         assert_eq!([u64_at(chunks + 8), u64_at(chunks + 16), u64_at(chunks + 32)], [12, 4096, 77]);
         assert_eq!([u64_at(chunks + 40), u64_at(chunks + 56)], [1, 63]);
         assert_eq!([u32_at(chunks + 104), u32_at(chunks + 108)], [3, 2]);
+    }
+
+    /// The fields that BLCO leaves zero say of a tree how its leaves are laid out and which mode each level has.
+    #[test]
+    fn a_tree_is_recorded_where_blco_has_zeros() {
+        let format = Format::Hocfs { levels: ModeOrder::rotated(3, 1), leaf: LeafRule::Auto };
+        let manifest = Manifest { format, ..example() };
+        let (bytes, _) = manifest.encode().unwrap();
+        let root = &bytes[bytes.len() - 104..];
+        assert_eq!(root[..8], [2, 0, 0, 0, 3, 0, 0, 0]);
+        assert_eq!(root[24..32], [0, 0, 0, 0, 3, 0, 0, 0]);
+        assert_eq!(root[72..80], [1, 2, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Manifest::decode(&bytes, Path::new("manifest")).unwrap().0, manifest);
     }
 
     #[test]

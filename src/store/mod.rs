@@ -3,11 +3,13 @@
 
 pub mod chunk;
 mod file;
+mod format;
 pub mod manifest;
 mod publish;
 
 pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
 pub use file::{LoneReader, read_provenance};
+pub use format::{Format, TREE_CODE, level_bytes};
 pub use manifest::{ChunkEntry, Codec, Manifest};
 pub use publish::{Published, Staging, partial_path};
 
@@ -241,7 +243,7 @@ impl Store {
             && u64::from(header.image_bytes) == entry.image_bytes
             && header.payload_checksum == entry.payload_checksum
             && usize::from(header.order) == manifest.shape.order()
-            && header.index_encoding == manifest.index_encoding as u8
+            && header.index_encoding == manifest.format.index_code()
             && header.codec == manifest.codec.code();
         if !same {
             let what =

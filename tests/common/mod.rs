@@ -7,15 +7,15 @@ use blco::backend::host::{HostBackend, decoded_bytes};
 use blco::coo::tns::TnsWriter;
 use blco::coo::{Batch, Extent, Source};
 use blco::dense::{Matrix, Real};
-use blco::encoding::IndexEncoding;
+use blco::encoding::{IndexEncoding, LeafRule};
 use blco::error::Result;
 use blco::format::DecodedTile;
 use blco::op::export::EachTile;
 use blco::op::mttkrp::{Mttkrp, host_bytes};
-use blco::pack::{PackOptions, PackReport};
+use blco::pack::{FormatOption, PackOptions, PackReport};
 use blco::random::Counter;
 use blco::store::chunk::HEADER_BYTES;
-use blco::store::{ChunkHeader, Codec, SectionKind, Store};
+use blco::store::{ChunkHeader, Codec, Format, SectionKind, Store};
 use blco::stream::{Executor, Limits, Plan, plan};
 use blco::sys::Sys;
 use std::collections::BTreeMap;
@@ -157,15 +157,39 @@ pub enum Kind {
     Raw,
     Tiled,
     TiledZstd,
+    /// The first mode main, the last one the leaves'.
+    HocfsCsr,
+    /// The second mode main, the first one the leaves'.
+    HocfsEll,
+    HocfsZstd,
 }
 
-pub const KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
+/// All that the host reads.
+pub const KINDS: [Kind; 6] =
+    [Kind::Raw, Kind::Tiled, Kind::TiledZstd, Kind::HocfsCsr, Kind::HocfsEll, Kind::HocfsZstd];
+
+/// Those whose MTTKRP a device computes.
+pub const BLCO_KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
+
+impl Kind {
+    /// The format.
+    pub fn format(self) -> FormatOption {
+        let hocfs = |main_mode, leaf| FormatOption::Hocfs { main_mode, leaf };
+        match self {
+            Self::Raw => FormatOption::Known(Format::Blco(IndexEncoding::Raw)),
+            Self::Tiled | Self::TiledZstd => FormatOption::Known(Format::Blco(IndexEncoding::Tiled)),
+            Self::HocfsCsr => hocfs(0, LeafRule::Csr),
+            Self::HocfsEll => hocfs(1, LeafRule::Ell),
+            Self::HocfsZstd => hocfs(0, LeafRule::Auto),
+        }
+    }
+}
 
 /// How to pack a store of `kind` into `target`.
 pub fn options(target: &Path, kind: Kind, chunk_bytes: u64) -> PackOptions {
     PackOptions {
-        index_encoding: if kind == Kind::Raw { IndexEncoding::Raw } else { IndexEncoding::Tiled },
-        codec: if kind == Kind::TiledZstd { Codec::Zstd(3) } else { Codec::None },
+        format: kind.format(),
+        codec: if matches!(kind, Kind::TiledZstd | Kind::HocfsZstd) { Codec::Zstd(3) } else { Codec::None },
         chunk_bytes,
         ..PackOptions::new(target.to_path_buf())
     }

@@ -12,8 +12,8 @@ use crate::dense::Precision;
 use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{Error, Result};
-use crate::format::blco::{ChunkView, Decoder};
-use crate::store::{Manifest, Store};
+use crate::format::{ChunkView, Decoder};
+use crate::store::{Format, Manifest, Store};
 use serde::Serialize;
 
 /// What is asked for.
@@ -88,7 +88,7 @@ impl Sample {
         let order = manifest.shape.order();
         let mut sample = Self { rows_per_nonzero: vec![0.0; order], encodings: Vec::new() };
         let (mut rows, mut nnz) = (vec![0; order], 0);
-        let decoder = Decoder::new(&manifest.shape, manifest.index_encoding);
+        let decoder = Decoder::new(&manifest.shape, &manifest.format);
         let mut scratch = store.scratch()?;
         for number in sampled(manifest.chunks.len()) {
             if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && !sample.encodings.is_empty() {
@@ -283,7 +283,7 @@ pub(super) const IMAGE_NNZ: u32 = 1 << 24;
 
 /// An error where orders are asked for that cannot be derived.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
-    if which == DeviceOrder::Target && manifest.index_encoding != IndexEncoding::Tiled {
+    if which == DeviceOrder::Target && manifest.format != Format::Blco(IndexEncoding::Tiled) {
         return Err(Error::request("target-major orders are derived from `tiled` stores only"));
     }
     Ok(())

@@ -32,7 +32,7 @@ use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
-use crate::format::blco::{ChunkView, Decoder};
+use crate::format::{ChunkView, Decoder};
 use crate::store::{Manifest, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
 use abi::Chunk;
@@ -463,7 +463,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
 
     fn inspector(&self) -> Option<Inspector> {
         let manifest = self.store.manifest();
-        let decoder = Decoder::new(&manifest.shape, manifest.index_encoding);
+        let decoder = Decoder::new(&manifest.shape, &manifest.format);
         let directory = self.store.path().to_path_buf();
         Some(Arc::new(move |header, image| {
             let path = Store::chunk_path_in(&directory, header.number as usize);

@@ -18,7 +18,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, column, width};
 use crate::error::{Error, Result};
 use crate::store::chunk::ALIGN;
-use crate::store::{ChunkHeader, Manifest, SectionKind, Store};
+use crate::store::{ChunkHeader, Format, Manifest, SectionKind, Store};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -118,7 +118,7 @@ impl OrderPlan {
         values: ValueEncoding,
         image_nnz: u32,
     ) -> Result<Self> {
-        if manifest.index_encoding != IndexEncoding::Tiled {
+        if manifest.format != Format::Blco(IndexEncoding::Tiled) {
             return Err(Error::request("only `tiled` chunks are put in another order"));
         }
         let nnz: u64 = manifest.chunks[chunks].iter().map(|c| c.nnz).sum();

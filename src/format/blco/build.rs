@@ -7,10 +7,12 @@ use crate::encoding::values::{
     Costs, TileValues, ValueBytes, ValueEncoding, dictionary_width, pack_entries, pack_integers,
 };
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
+use crate::format::cut::GatheredTile;
+use crate::format::{BuiltChunk, value_section};
 use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Nonzero, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::chunk::{ALIGN, HEADER_BYTES};
-use crate::store::{ChunkEntry, ChunkHeader, ImageWriter, SectionKind};
+use crate::store::{ChunkEntry, ImageWriter, SectionKind};
 
 /// Encodes single tiles.
 #[derive(Debug)]
@@ -25,7 +27,8 @@ pub struct TileEncoder<K> {
 #[derive(Debug)]
 pub struct EncodedTile {
     record: TileRecord,
-    values: Vec<f64>,
+    /// The nonzeros as they came.
+    gathered: GatheredTile,
     costs: TileValues,
     linear: [u128; 2],
     /// Packed columns of the modes (`tiled`).
@@ -33,19 +36,13 @@ pub struct EncodedTile {
     /// Re-encoded indices, and each new key with the position where it starts (`raw`).
     raw: Vec<u64>,
     keys: Vec<(u64, u32)>,
-    /// The coordinates, column by column, for statistics.
-    indices: Vec<u32>,
 }
 
 impl EncodedTile {
-    /// The indices of `mode`.
-    pub(crate) fn column(&self, mode: usize) -> &[u32] {
-        &self.indices[mode * TILE_NNZ..][..self.values.len()]
-    }
-
-    /// The values, in linear order.
-    pub(crate) fn values(&self) -> &[f64] {
-        &self.values
+    /// The nonzeros in coordinates.
+    #[must_use]
+    pub fn gathered(&self) -> &GatheredTile {
+        &self.gathered
     }
 }
 
@@ -64,14 +61,7 @@ impl<K: Key> TileEncoder<K> {
     /// Encodes 1 to [`TILE_NNZ`] nonzeros in linear order.
     #[must_use]
     pub fn encode(&self, nonzeros: &[Nonzero<K>]) -> EncodedTile {
-        let mut indices = vec![0; self.order * TILE_NNZ];
-        for (i, nonzero) in nonzeros.iter().enumerate() {
-            let at = self.linearizer.gather(nonzero.linear);
-            for (m, index) in at.into_iter().enumerate().take(self.order) {
-                indices[m * TILE_NNZ + i] = index;
-            }
-        }
-        let values: Vec<f64> = nonzeros.iter().map(|n| n.value).collect();
+        let gathered = GatheredTile::new(&self.linearizer, self.order, nonzeros);
         let mut record = TileRecord {
             columns_at: 0,
             value_width: 0,
@@ -80,20 +70,19 @@ impl<K: Key> TileEncoder<K> {
             high: [0; ORDER_MAX],
         };
         for m in 0..self.order {
-            let column = &indices[m * TILE_NNZ..][..nonzeros.len()];
+            let column = gathered.column(m);
             record.low[m] = column.iter().copied().min().unwrap_or(0);
             record.high[m] = column.iter().copied().max().unwrap_or(0);
         }
         let linear = |n: Option<&Nonzero<K>>| n.map_or(0, |n| n.linear.widen());
         let mut tile = EncodedTile {
             record,
-            costs: TileValues::new(&values),
-            values,
+            costs: TileValues::new(&gathered.values),
+            gathered,
             linear: [linear(nonzeros.first()), linear(nonzeros.last())],
             columns: Vec::new(),
             raw: Vec::new(),
             keys: Vec::new(),
-            indices,
         };
         match self.encoding {
             IndexEncoding::Tiled => self.pack_columns(&mut tile),
@@ -105,15 +94,15 @@ impl<K: Key> TileEncoder<K> {
     fn pack_columns(&self, tile: &mut EncodedTile) {
         for m in 0..self.order {
             let numbers: &Numbers<u32> =
-                tile.indices[m * TILE_NNZ..][..TILE_NNZ].try_into().expect("a column holds a tile");
-            pack_mode(&tile.record, m, tile.values.len(), numbers, &mut tile.columns);
+                tile.gathered.indices[m * TILE_NNZ..][..TILE_NNZ].try_into().expect("a column holds a tile");
+            pack_mode(&tile.record, m, tile.gathered.values.len(), numbers, &mut tile.columns);
         }
     }
 
     fn reencode(&self, nonzeros: &[Nonzero<K>], tile: &mut EncodedTile) {
         for (i, nonzero) in (0..).zip(nonzeros) {
             let at: [u32; ORDER_MAX] = std::array::from_fn(|m| match m {
-                m if m < self.order => tile.indices[m * TILE_NNZ + i as usize],
+                m if m < self.order => tile.gathered.indices[m * TILE_NNZ + i as usize],
                 _ => 0,
             });
             tile.raw.push(self.reencoding.encode(&at[..self.order]));
@@ -123,17 +112,6 @@ impl<K: Key> TileEncoder<K> {
             }
         }
     }
-}
-
-/// A finished chunk: header, image, and the ranges that the manifest lists.
-#[derive(Debug)]
-pub struct BuiltChunk {
-    /// The header; its place in the store is still open.
-    pub header: ChunkHeader,
-    /// The image, the header's bytes still zero.
-    pub image: Vec<u8>,
-    /// Linear and row ranges; the rest is still open.
-    pub entry: ChunkEntry,
 }
 
 /// Assembles tiles into chunks, by the rule of formats-spec/blco.md, "Cutting".
@@ -157,6 +135,11 @@ pub struct ChunkBuilder {
 pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
     let tiles = (chunk_bytes / 4 / TILE_NNZ as u64).max(1);
     usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
+}
+
+/// Bytes that an open chunk of at most `chunk_bytes` takes: columns and values while it grows, then its image.
+pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
+    2 * chunk_bytes + 8 * chunk_nnz_max(chunk_bytes) as u64
 }
 
 /// The least bound on a chunk's image that allows `nnz` nonzeros in `image_bytes`.
@@ -201,12 +184,12 @@ impl ChunkBuilder {
         let continues = |key: u64| self.keys.last().is_some_and(|last| last.0 == key);
         let skip = usize::from(tile.keys.first().is_some_and(|first| continues(first.0)));
         self.keys.extend(tile.keys[skip..].iter().map(|&(key, at)| (key, start + at)));
-        self.costs = self.costs.with(&tile.costs, tile.values.len());
+        self.costs = self.costs.with(&tile.costs, tile.gathered.values.len());
         self.tiles.push(tile.record);
         self.integers.push(tile.costs.integer);
         self.columns.extend_from_slice(&tile.columns);
         self.raw.extend_from_slice(&tile.raw);
-        self.values.extend_from_slice(&tile.values);
+        self.values.extend_from_slice(&tile.gathered.values);
         closed
     }
 
@@ -215,11 +198,11 @@ impl ChunkBuilder {
         if self.tiles.is_empty() {
             return true;
         }
-        let nnz = self.values.len() + tile.values.len();
+        let nnz = self.values.len() + tile.gathered.values.len();
         let continues =
             tile.keys.first().is_some_and(|first| self.keys.last().is_some_and(|k| k.0 == first.0));
         let blocks = self.keys.len() + tile.keys.len() - usize::from(continues);
-        let costs = self.costs.with(&tile.costs, tile.values.len());
+        let costs = self.costs.with(&tile.costs, tile.gathered.values.len());
         let (tiles, columns) = (self.tiles.len() + 1, self.columns.len() + tile.columns.len());
         nnz <= self.nnz_max && self.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
     }
@@ -256,15 +239,7 @@ impl ChunkBuilder {
             IndexEncoding::Raw => self.raw_sections(&mut image),
             IndexEncoding::Tiled => self.tiled_sections(&mut image, value_encoding, &dictionary),
         }
-        match value_encoding {
-            ValueEncoding::Integer => {}
-            #[expect(clippy::cast_possible_truncation, reason = "chosen because f32 holds every value")]
-            ValueEncoding::F32 => image.section(SectionKind::Values, |out| {
-                out.extend(self.values.iter().flat_map(|&v| (v as f32).to_le_bytes()));
-            }),
-            ValueEncoding::F64 => put_f64(&mut image, &self.values),
-            ValueEncoding::Dictionary => put_f64(&mut image, &dictionary),
-        }
+        value_section(&mut image, value_encoding, &self.values, &dictionary);
         let entry = self.ranges();
         let nnz = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(self.shape.order()).expect("at most 8 modes");
@@ -328,15 +303,11 @@ impl ChunkBuilder {
         #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
         let halves = |x: u128| [x as u64, (x >> 64) as u64];
         ChunkEntry {
-            first_nonzero: 0,
-            nnz: 0,
-            file_bytes: 0,
-            image_bytes: 0,
-            payload_checksum: 0,
             first_linear: halves(self.linear[0]),
             last_linear: halves(self.linear[1]),
             row_low: std::array::from_fn(|m| over(m, |t| &t.low, u32::min)),
             row_high: std::array::from_fn(|m| over(m, |t| &t.high, u32::max)),
+            ..ChunkEntry::default()
         }
     }
 
@@ -349,8 +320,4 @@ impl ChunkBuilder {
         self.values.clear();
         self.costs = Costs::default();
     }
-}
-
-fn put_f64(image: &mut ImageWriter, values: &[f64]) {
-    image.section(SectionKind::Values, |out| out.extend(values.iter().flat_map(|v| v.to_le_bytes())));
 }

@@ -2,10 +2,8 @@
 //! them back, checked, a tile at a time.
 
 mod build;
-mod statistics;
 mod view;
 
-pub use build::{BuiltChunk, ChunkBuilder, EncodedTile, TileEncoder};
-pub(crate) use build::{chunk_bytes_least, chunk_nnz_max};
-pub use statistics::Statistics;
-pub use view::{ChunkView, Decoder, chunk_shape};
+pub use build::{ChunkBuilder, EncodedTile, TileEncoder};
+pub(crate) use build::{chunk_bytes_least, open_chunk_bytes};
+pub use view::{ChunkView, Decoder};

@@ -2,17 +2,15 @@
 //! decoding a tile checks its nonzeros. No coordinate outside the shape ever comes out.
 
 use crate::encoding::tile::{TileRecord, record_bytes, unpack_mode};
-use crate::encoding::values::{
-    DICTIONARY_MAX, ValueEncoding, dictionary_width, unpack_entries, unpack_integers,
-};
+use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::error::{Error, Result};
-use crate::format::DecodedTile;
+use crate::format::{DecodedTile, ValueSection, check_frame, partition_point};
 use crate::linear::{BLOCK_BITS, BitLayout, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::{ChunkHeader, SectionKind};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What decoding the chunks of one store needs, made once.
 #[derive(Debug)]
@@ -40,19 +38,6 @@ impl Decoder {
     }
 }
 
-/// The shape that the SHAPE section of an image gives: what is known of a chunk without its store's manifest.
-pub fn chunk_shape(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Shape> {
-    let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
-    let section = header.section(SectionKind::Shape).and_then(|section| image.get(section));
-    let section = section.ok_or_else(|| wrong("no SHAPE section"))?;
-    if section.len() != 4 * usize::from(header.order) {
-        return Err(wrong("length of the SHAPE section"));
-    }
-    let dim = |b: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| b[i])).into();
-    let dims: Vec<u64> = section.chunks_exact(4).map(dim).collect();
-    Shape::new(&dims).map_err(|e| wrong(&format!("SHAPE section: {e}")))
-}
-
 /// A chunk's image, checked down to its tiles.
 #[derive(Debug)]
 pub struct ChunkView<'a> {
@@ -62,10 +47,8 @@ pub struct ChunkView<'a> {
     image: &'a [u8],
     nnz: usize,
     first_tile: u64,
-    value_encoding: ValueEncoding,
     index: IndexSections,
-    values: Range<usize>,
-    dictionary: Vec<f64>,
+    values: ValueSection,
 }
 
 #[derive(Debug)]
@@ -78,55 +61,26 @@ impl<'a> ChunkView<'a> {
     /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
     pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
         let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
-        let value_encoding =
-            ValueEncoding::from_code(header.value_encoding).ok_or_else(|| wrong("unknown value encoding"))?;
-        let shape = header.section(SectionKind::Shape).ok_or_else(|| wrong("no SHAPE section"))?;
-        let dims = decoder.shape.dims().iter().flat_map(|d| d.to_le_bytes());
-        if image.len() != header.image_bytes as usize || !image[shape].iter().copied().eq(dims) {
-            return Err(wrong("SHAPE section differs from the manifest"));
-        }
-        if header.gaps().any(|gap| image[gap].iter().any(|&b| b != 0)) {
-            return Err(wrong("bytes between sections are not zero"));
-        }
+        check_frame(&decoder.shape, header, image).map_err(wrong)?;
         let index = Self::index_sections(decoder, header).ok_or_else(|| wrong("sections of the index"))?;
-        let values = header.section(SectionKind::Values);
         let nnz = header.nnz as usize;
-        let length = values.as_ref().map_or(0, Range::len);
-        let fits = match value_encoding {
-            ValueEncoding::Integer => values.is_none(),
-            ValueEncoding::F32 => length == 4 * nnz,
-            ValueEncoding::F64 => length == 8 * nnz,
-            ValueEncoding::Dictionary => {
-                length.is_multiple_of(8) && (1..=DICTIONARY_MAX).contains(&(length / 8))
-            }
-        };
+        let values = ValueSection::open(header, image, nnz).map_err(wrong)?;
         let raw = matches!(index, IndexSections::Raw { .. });
-        if !fits || nnz == 0 || raw && value_encoding != ValueEncoding::F64 {
+        if raw && values.encoding != ValueEncoding::F64 {
             return Err(wrong("VALUES section"));
         }
-        let mut view = Self {
+        let view = Self {
             decoder,
             number: header.number,
             image,
             nnz,
             first_tile: header.first_nonzero / TILE_NNZ as u64,
-            value_encoding,
             index,
-            values: values.unwrap_or(0..0),
-            dictionary: Vec::new(),
+            values,
             path: PathBuf::new(),
         };
-        if value_encoding == ValueEncoding::Dictionary {
-            view.dictionary = view.f64s(view.values.clone()).collect();
-            if !view.dictionary.is_sorted_by(|a, b| a.total_cmp(b).is_lt())
-                || view.dictionary.iter().any(|v| !v.is_finite())
-            {
-                return Err(wrong("dictionary"));
-            }
-        }
         view.check_index().map_err(wrong)?;
-        view.path = path;
-        Ok(view)
+        Ok(Self { path, ..view })
     }
 
     fn index_sections(decoder: &Decoder, header: &ChunkHeader) -> Option<IndexSections> {
@@ -168,12 +122,13 @@ impl<'a> ChunkView<'a> {
             }
             IndexSections::Tiled { columns, .. } => {
                 let shape = &self.decoder.shape;
+                let values_fit = |r: &TileRecord| self.values.column_fits(r.value_width, r.value_base);
                 let mut at = 0u64;
                 for t in 0..self.tiles() {
                     let record = self.record(t);
                     let inside = (0..shape.order())
                         .all(|m| record.low[m] <= record.high[m] && record.high[m] < shape.dims()[m]);
-                    if !inside || u64::from(record.columns_at) != at || !self.value_column_fits(&record) {
+                    if !inside || u64::from(record.columns_at) != at || !values_fit(&record) {
                         return Err("TILES section");
                     }
                     at += u64::from(record.widths(shape.order()));
@@ -186,23 +141,16 @@ impl<'a> ChunkView<'a> {
         Ok(())
     }
 
-    fn value_column_fits(&self, record: &TileRecord) -> bool {
-        const INTEGER_MAX: i64 = 1 << 53;
-        match self.value_encoding {
-            ValueEncoding::Integer => {
-                record.value_width <= 55 && (-INTEGER_MAX..=INTEGER_MAX).contains(&record.value_base)
-            }
-            ValueEncoding::Dictionary => {
-                record.value_width == dictionary_width(self.dictionary.len()) && record.value_base == 0
-            }
-            ValueEncoding::F32 | ValueEncoding::F64 => record.value_width == 0 && record.value_base == 0,
-        }
-    }
-
     /// The number of tiles.
     #[must_use]
     pub fn tiles(&self) -> usize {
         self.nnz.div_ceil(TILE_NNZ)
+    }
+
+    /// Nonzeros of tile `t`.
+    #[must_use]
+    pub fn tile_nnz(&self, t: usize) -> usize {
+        (self.nnz - t * TILE_NNZ).min(TILE_NNZ)
     }
 
     /// The number of the first tile in the store.
@@ -214,7 +162,7 @@ impl<'a> ChunkView<'a> {
     /// The chunk's value encoding.
     #[must_use]
     pub fn value_encoding(&self) -> ValueEncoding {
-        self.value_encoding
+        self.values.encoding
     }
 
     /// The image.
@@ -231,7 +179,7 @@ impl<'a> ChunkView<'a> {
             IndexSections::Raw { .. } => 0,
             IndexSections::Tiled { .. } => (0..self.tiles()).map(column).sum(),
         };
-        columns + self.values.len() as u64
+        columns + self.values.section.len() as u64
     }
 
     /// Bytes of the image that index columns, or the `raw` index, take.
@@ -240,7 +188,7 @@ impl<'a> ChunkView<'a> {
         match &self.index {
             IndexSections::Raw { index, .. } => index.len() as u64,
             IndexSections::Tiled { columns, .. } => {
-                (columns.len() + self.values.len()) as u64 - self.value_bytes()
+                (columns.len() + self.values.section.len()) as u64 - self.value_bytes()
             }
         }
     }
@@ -271,7 +219,7 @@ impl<'a> ChunkView<'a> {
         indices: &'b mut [u32],
         values: &'b mut [f64],
     ) -> Result<DecodedTile<'b>> {
-        let nnz = (self.nnz - t * TILE_NNZ).min(TILE_NNZ);
+        let nnz = self.tile_nnz(t);
         let mut tile =
             DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
         let decoded = match &self.index {
@@ -313,31 +261,21 @@ impl<'a> ChunkView<'a> {
         }
         let values = values.first_chunk_mut().expect("room for a tile");
         inside
-            && match self.value_encoding {
+            && match self.values.encoding {
                 ValueEncoding::Integer => {
                     unpack_integers(words, record.value_base, record.value_width, values);
                     true
                 }
-                ValueEncoding::Dictionary => unpack_entries(words, &self.dictionary, values),
+                ValueEncoding::Dictionary => unpack_entries(words, &self.values.dictionary, values),
                 ValueEncoding::F32 | ValueEncoding::F64 => self.section_values(t, values),
             }
     }
 
     /// Values of tile `t` from the VALUES section; false if one is not finite.
+    #[inline(always)]
     fn section_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
         let from = t * TILE_NNZ;
-        let nnz = (self.nnz - from).min(TILE_NNZ);
-        let section = &self.image[self.values.clone()];
-        match self.value_encoding {
-            ValueEncoding::F32 => {
-                let stored: &[f32] = bytemuck::cast_slice(section);
-                for (v, s) in values.iter_mut().zip(&stored[from..from + nnz]) {
-                    *v = f64::from(*s);
-                }
-            }
-            _ => values[..nnz].copy_from_slice(&bytemuck::cast_slice(section)[from..from + nnz]),
-        }
-        values[..nnz].iter().fold(true, |finite, v| finite & v.is_finite())
+        self.values.stored(self.image, from..from + self.tile_nnz(t), values)
     }
 
     fn decode_raw(
@@ -380,25 +318,10 @@ impl<'a> ChunkView<'a> {
         }
         inside
     }
-
-    fn f64s(&self, section: Range<usize>) -> impl Iterator<Item = f64> + use<'a> {
-        let bytes = &self.image[section];
-        bytes.chunks_exact(8).map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])))
-    }
 }
 
 /// Key and start of a record of the BLOCKS section.
 fn block(record: &[u8]) -> (u64, u32) {
     let key = u64::from_le_bytes(std::array::from_fn(|i| record[i]));
     (key, u32::from_le_bytes(std::array::from_fn(|i| record[8 + i])))
-}
-
-/// The number of leading positions below `n` for which `holds` is true.
-fn partition_point(n: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, n);
-    while low < high {
-        let middle = low.midpoint(high);
-        if holds(middle) { low = middle + 1 } else { high = middle }
-    }
-    low
 }

@@ -20,10 +20,11 @@ use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
 use crate::backend::cuda::{DeviceOp, Work};
 use crate::dense::{Matrix, Precision, Real};
+use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::linear::{BLOCK_BITS, BitLayout};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::Store;
+use crate::store::{Format, Store};
 use crate::sys::Sys;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
@@ -111,6 +112,16 @@ pub fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     (ends + joined(ends)) * (4 + 8 * rank as u64)
 }
 
+/// How `store` encodes indices; an error where no kernel reads its format.
+pub fn encoding(store: &Store) -> Result<IndexEncoding> {
+    match store.manifest().format {
+        Format::Blco(encoding) => Ok(encoding),
+        Format::Hocfs { .. } => Err(Error::request(
+            "MTTKRP on a GPU reads blco stores, and this one is hocfs: take --backend cpu",
+        )),
+    }
+}
+
 impl<T: Real + Pod> DeviceMttkrp<T> {
     /// MTTKRP of `modes`, from 0, with `factors[m]` `dims[m]` x rank, on `store`.
     pub fn new(
@@ -120,7 +131,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
         kernels: &Source,
     ) -> Result<Self> {
-        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, store.manifest().index_encoding);
+        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store)?);
         let (rank, order) = (factors[0].columns(), shape.order());
         let spec = Specialisation { layout: encoding, precision: T::PRECISION, order, rank };
         let factor_bytes = factors.iter().map(|f| size_of_val(f.data()) as u64).sum();

@@ -1,11 +1,11 @@
 //! One chunk file: what it says it is, whether it is whole, and its nonzeros.
 
 use crate::coo::Batch;
-use crate::encoding::{IndexEncoding, TILE_NNZ};
+use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::blco::{ChunkView, Decoder, chunk_shape};
+use crate::format::{ChunkView, Decoder, chunk_format, chunk_shape};
 use crate::shape::Shape;
-use crate::store::{ChunkHeader, LoneReader};
+use crate::store::{ChunkHeader, Format, LoneReader};
 use crate::sys::{Sys, is_media_failure};
 use rayon::prelude::*;
 use std::path::Path;
@@ -29,6 +29,8 @@ pub(super) struct Examined {
 pub(super) struct Contents {
     /// The tensor's shape.
     pub shape: Shape,
+    /// Its format.
+    pub format: Format,
     /// Whether neighbours have the same coordinates.
     pub repeats: bool,
     /// Coordinates of the first nonzero.
@@ -52,8 +54,8 @@ pub(super) fn damage(error: Error) -> Result<String> {
 pub(super) struct Examiner {
     sys: Sys,
     reader: LoneReader,
-    /// Made again where a chunk is of another shape or encoding than the one before.
-    decoder: Option<(IndexEncoding, Decoder)>,
+    /// Made again where a chunk is of another shape or format than the one before.
+    decoder: Option<(Format, Decoder)>,
 }
 
 impl Examiner {
@@ -92,7 +94,7 @@ impl Examiner {
     fn contents(&mut self, path: &Path, header: &ChunkHeader) -> Result<Contents> {
         let order = usize::from(header.order);
         let (mut first, mut last, mut repeats) = (Vec::new(), Vec::new(), false);
-        let shape = self.batches(path, header, &mut |batch| {
+        let (shape, format) = self.batches(path, header, &mut |batch| {
             for row in batch.indices.chunks_exact(order) {
                 repeats |= last == row;
                 last.clear();
@@ -103,42 +105,48 @@ impl Examiner {
             }
             Ok(())
         })?;
-        Ok(Contents { shape, repeats, first, last })
+        Ok(Contents { shape, format, repeats, first, last })
     }
 
-    /// Hands the nonzeros of a chunk to `sink`, in order, and returns the shape that the chunk gives.
+    /// Hands the nonzeros of a chunk to `sink`, in order, and returns the shape and format that the chunk gives.
     pub fn batches(
         &mut self,
         path: &Path,
         header: &ChunkHeader,
         sink: &mut dyn FnMut(Batch) -> Result<()>,
-    ) -> Result<Shape> {
+    ) -> Result<(Shape, Format)> {
         let Self { sys, reader, decoder } = self;
         let image = reader.load(path, header)?;
         let shape = chunk_shape(header, image, path)?;
-        let encoding = IndexEncoding::from_code(header.index_encoding.into())
-            .ok_or_else(|| Error::corrupt(path, "unknown index encoding"))?;
-        if decoder.as_ref().is_none_or(|(e, d)| *e != encoding || *d.shape() != shape) {
-            *decoder = Some((encoding, Decoder::new(&shape, encoding)));
+        let format = chunk_format(header, image, path)?;
+        if decoder.as_ref().is_none_or(|(f, d)| *f != format || *d.shape() != shape) {
+            *decoder = Some((format, Decoder::new(&shape, &format)));
         }
-        let Some((_, decoder)) = decoder else { return Ok(shape) };
+        let Some((_, decoder)) = decoder else { return Ok((shape, format)) };
         let view = ChunkView::open(decoder, header, image, path.to_path_buf())?;
         for tiles in (0..view.tiles()).step_by(BATCH_TILES) {
             sys.check_cancelled()?;
-            sink(decode(sys, &view, tiles, header.nnz as usize, shape.order())?)?;
+            sink(decode(sys, &view, tiles, shape.order())?)?;
         }
-        Ok(shape)
+        Ok((shape, format))
     }
 }
 
-/// The nonzeros of up to [`BATCH_TILES`] tiles from `first_tile` on, of a chunk of `nnz`.
-fn decode(sys: &Sys, view: &ChunkView<'_>, first_tile: usize, nnz: usize, order: usize) -> Result<Batch> {
-    let nnz = (nnz - first_tile * TILE_NNZ).min(BATCH_TILES * TILE_NNZ);
+/// The nonzeros of up to [`BATCH_TILES`] tiles from `first_tile` on.
+fn decode(sys: &Sys, view: &ChunkView<'_>, first_tile: usize, order: usize) -> Result<Batch> {
+    let tiles = first_tile..(first_tile + BATCH_TILES).min(view.tiles());
+    let nnz = tiles.clone().map(|t| view.tile_nnz(t)).sum();
     let mut batch = Batch { indices: sys.vec(0, nnz * order)?, values: sys.vec(0.0, nnz)? };
-    let rooms = batch.indices.par_chunks_mut(TILE_NNZ * order).zip(batch.values.par_chunks_mut(TILE_NNZ));
+    let (mut indices, mut values) = (&mut batch.indices[..], &mut batch.values[..]);
+    let rooms = tiles.map(|t| {
+        let nnz = view.tile_nnz(t);
+        let rows = indices.split_off_mut(..nnz * order).unwrap_or_default();
+        (t, rows, values.split_off_mut(..nnz).unwrap_or_default())
+    });
+    let rooms: Vec<_> = rooms.collect();
     let columns = || (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
-    rooms.enumerate().try_for_each_init(columns, |(indices, values), (t, (rows, out))| {
-        let tile = view.decode(first_tile + t, indices, values)?;
+    rooms.into_par_iter().try_for_each_init(columns, |(indices, values), (t, rows, out)| {
+        let tile = view.decode(t, indices, values)?;
         out.copy_from_slice(tile.values);
         for m in 0..order {
             let places = rows.iter_mut().skip(m).step_by(order);

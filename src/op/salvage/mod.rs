@@ -7,11 +7,10 @@ mod examine;
 mod sort_out;
 
 use crate::coo::{Batch, Extent, Size, Source};
-use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::format::blco::chunk_bytes_least;
+use crate::format::chunk_bytes_least;
 use crate::shape::Shape;
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, MANIFEST, Store};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, MANIFEST, Store};
 use crate::sys::Sys;
 use examine::{Examined, Examiner, damage};
 use serde::Serialize;
@@ -78,8 +77,8 @@ impl Findings {
 /// How the salvaged nonzeros are to be packed, so that an undamaged store comes out as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The index encoding.
-    pub index_encoding: IndexEncoding,
+    /// The format.
+    pub format: Format,
     /// The codec; without a manifest zstd's level is a guess.
     pub codec: Codec,
     /// The bound on a chunk's image; without a manifest the least power of two that allows the chunks.
@@ -132,7 +131,7 @@ impl Salvage {
         let Some(first) = used.first() else { return Err(nothing(store, &examined)) };
         let layout = match &manifest {
             Some(store) => known(store, &used),
-            None => guess(first.header, &used, &sorted.losses, &examined, chunk_bytes),
+            None => guess(first, &used, &sorted.losses, &examined, chunk_bytes),
         };
         let findings = Findings {
             manifest_problem,
@@ -178,7 +177,7 @@ impl Source for Salvage {
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         for (path, header) in &self.chunks {
-            let shape = self.examiner.batches(path, header, sink)?;
+            let (shape, _) = self.examiner.batches(path, header, sink)?;
             if shape != self.shape {
                 return Err(Error::corrupt(path, "changes while it is read"));
             }
@@ -193,6 +192,7 @@ struct Used<'a> {
     file: &'a str,
     header: &'a ChunkHeader,
     shape: &'a Shape,
+    format: &'a Format,
     repeats: bool,
     first: &'a [u32],
     last: &'a [u32],
@@ -201,8 +201,8 @@ struct Used<'a> {
 impl<'a> Used<'a> {
     fn new(examined: &'a Examined) -> Option<Self> {
         let (header, contents) = (examined.header.as_ref()?, examined.contents.as_ref().ok()?);
-        let examine::Contents { shape, repeats, first, last } = contents;
-        Some(Self { file: &examined.file, header, shape, repeats: *repeats, first, last })
+        let examine::Contents { shape, format, repeats, first, last } = contents;
+        Some(Self { file: &examined.file, header, shape, format, repeats: *repeats, first, last })
     }
 }
 
@@ -265,30 +265,31 @@ fn repeats(used: &[Used<'_>]) -> bool {
 fn known(store: &Store, used: &[Used<'_>]) -> Layout {
     let manifest = store.manifest();
     Layout {
-        index_encoding: manifest.index_encoding,
+        format: manifest.format,
         codec: manifest.codec,
         chunk_bytes: manifest.chunk_bytes,
         may_repeat: manifest.may_repeat || repeats(used),
     }
 }
 
-/// The layout that the chunks suggest; `first` is the first header. All but a store's last chunk have nearly as many bytes, or
+/// The layout that the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or
 /// nonzeros, as the bound allows, which usually is a power of two.
 fn guess(
-    first: &ChunkHeader,
+    first: &Used<'_>,
     used: &[Used<'_>],
     losses: &[Loss],
     examined: &[Examined],
     chunk_bytes: u64,
 ) -> Layout {
+    let format = *first.format;
     let headers = examined.iter().filter_map(|e| e.header.as_ref());
-    let same = headers.filter(|h| h.store_id == first.store_id);
-    let least = same.map(|h| chunk_bytes_least(h.nnz, h.image_bytes)).max().unwrap_or(0);
+    let same = headers.filter(|h| h.store_id == first.header.store_id);
+    let least = same.map(|h| chunk_bytes_least(&format, h.nnz, h.image_bytes)).max().unwrap_or(0);
     let bound = least.next_power_of_two().clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     let single = used.len() == 1 && losses.iter().all(|loss| loss.last_chunk.is_none());
     Layout {
-        index_encoding: IndexEncoding::from_code(first.index_encoding.into()).unwrap_or(IndexEncoding::Tiled),
-        codec: if first.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) },
+        format,
+        codec: if first.header.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) },
         chunk_bytes: if single { bound.max(chunk_bytes) } else { bound },
         may_repeat: repeats(used),
     }

@@ -3,7 +3,7 @@
 use super::examine::Examined;
 use super::{Loss, UnusedFile};
 use crate::encoding::TILE_NNZ;
-use crate::store::{ChunkEntry, ChunkHeader, Manifest};
+use crate::store::{ChunkEntry, ChunkHeader, Manifest, TREE_CODE};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 
@@ -134,10 +134,13 @@ impl Gap {
     }
 }
 
-/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a store can end inside
-/// a tile: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
+/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a BLCO store can end
+/// inside a tile: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
+/// Chunks of trees end anywhere.
 fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
-    let inside_a_tile = |end: u64| !end.is_multiple_of(TILE_NNZ as u64);
+    let mut of_store = examined.iter().filter_map(|e| e.header.as_ref()).filter(|h| h.store_id == id);
+    let cut_at_tiles = of_store.all(|h| h.index_encoding != TREE_CODE);
+    let inside_a_tile = |end: u64| cut_at_tiles && !end.is_multiple_of(TILE_NNZ as u64);
     if inside_a_tile(end) {
         return None;
     }

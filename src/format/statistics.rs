@@ -1,6 +1,6 @@
-//! The manifest's statistics, gathered tile by tile in order (formats-spec/blco.md, "Statistics").
+//! The manifest's statistics, gathered tile by tile in order (formats-spec/container.md, "Statistics").
 
-use super::EncodedTile;
+use super::cut::GatheredTile;
 
 /// Row counters of each mode: rows that are equal modulo this share one.
 const ROW_BUCKETS: usize = 1 << 16;
@@ -29,8 +29,8 @@ impl Statistics {
     }
 
     /// Adds the next tile.
-    pub fn add(&mut self, tile: &EncodedTile) {
-        let values = tile.values();
+    pub fn add(&mut self, tile: &GatheredTile) {
+        let values = &tile.values;
         self.nnz += values.len() as u64;
         self.sum_squares.add(values.iter().fold(0.0, |sum, v| sum + v * v));
         for &v in values {

@@ -1,0 +1,165 @@
+//! Cutting: sorted nonzeros to the chunks of any format; statistics on the way. Tiles are encoded in parallel, chunks
+//! assembled in order.
+
+use super::blco::{ChunkBuilder, EncodedTile, TileEncoder};
+use super::hocfs::{HocfsBuilder, Sink};
+use super::{BuiltChunk, Statistics};
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::linear::{Key, Linearizer, Nonzero};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::store::Format;
+use rayon::prelude::*;
+
+/// Nonzeros of the tiles that are encoded at once: enough for every thread, little memory.
+pub(crate) const GROUP_NNZ: usize = 128 * TILE_NNZ;
+
+/// A tile's nonzeros in coordinates.
+#[derive(Debug)]
+pub struct GatheredTile {
+    /// One column of [`TILE_NNZ`] for each mode; slots without a nonzero hold 0.
+    pub indices: Vec<u32>,
+    /// The values, in the store's order.
+    pub values: Vec<f64>,
+}
+
+impl GatheredTile {
+    /// The coordinates of up to [`TILE_NNZ`] nonzeros of `order` modes.
+    pub fn new<K: Key>(linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) -> Self {
+        let mut indices = vec![0; order * TILE_NNZ];
+        for (i, nonzero) in nonzeros.iter().enumerate() {
+            let at = linearizer.gather(nonzero.linear);
+            for (m, index) in at.into_iter().enumerate().take(order) {
+                indices[m * TILE_NNZ + i] = index;
+            }
+        }
+        Self { indices, values: nonzeros.iter().map(|n| n.value).collect() }
+    }
+
+    /// The indices of `mode`.
+    pub fn column(&self, mode: usize) -> &[u32] {
+        &self.indices[mode * TILE_NNZ..][..self.values.len()]
+    }
+}
+
+/// What threads make of a tile.
+#[derive(Debug)]
+enum Piece {
+    Blco(EncodedTile),
+    Tree(GatheredTile),
+}
+
+/// Makes pieces.
+#[derive(Debug)]
+enum Encoder<K> {
+    Blco(TileEncoder<K>),
+    Tree(Linearizer<K>, usize),
+}
+
+impl<K: Key> Encoder<K> {
+    fn encode(&self, tile: &[Nonzero<K>]) -> Piece {
+        match self {
+            Self::Blco(encoder) => Piece::Blco(encoder.encode(tile)),
+            Self::Tree(linearizer, order) => Piece::Tree(GatheredTile::new(linearizer, *order, tile)),
+        }
+    }
+}
+
+/// Makes chunks of pieces, in order.
+#[derive(Debug)]
+enum Builder {
+    Blco(ChunkBuilder),
+    Hocfs(HocfsBuilder),
+}
+
+impl Builder {
+    fn push(&mut self, piece: &Piece, statistics: &mut Statistics, sink: Sink<'_>) -> Result<()> {
+        match (self, piece) {
+            (Self::Blco(builder), Piece::Blco(tile)) => {
+                statistics.add(tile.gathered());
+                builder.push(tile).map_or(Ok(()), sink)
+            }
+            (Self::Hocfs(builder), Piece::Tree(tile)) => {
+                statistics.add(tile);
+                let order = tile.indices.len() / TILE_NNZ;
+                let mut at = [0; ORDER_MAX];
+                tile.values.iter().enumerate().try_for_each(|(i, &value)| {
+                    at.iter_mut().take(order).enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
+                    builder.push(&at[..order], value, sink)
+                })
+            }
+            _ => unreachable!("pieces are of the builder's format"),
+        }
+    }
+
+    fn finish(&mut self, sink: Sink<'_>) -> Result<()> {
+        match self {
+            Self::Blco(builder) => builder.close().map_or(Ok(()), sink),
+            Self::Hocfs(builder) => builder.finish(sink),
+        }
+    }
+}
+
+/// Cuts sorted nonzeros into chunks. A group of tiles is assembled while the next one is encoded.
+#[derive(Debug)]
+pub struct Cutter<K> {
+    encoder: Encoder<K>,
+    builder: Builder,
+    statistics: Statistics,
+    pending: Vec<Nonzero<K>>,
+    encoded: Vec<Piece>,
+}
+
+impl<K: Key> Cutter<K> {
+    /// A cutter for tensors of `shape` into chunks of `format` whose images have at most `chunk_bytes`.
+    #[must_use]
+    pub fn new(shape: &Shape, format: &Format, chunk_bytes: u64) -> Self {
+        let layout = format.bit_layout(shape);
+        let (encoder, builder) = match format {
+            Format::Blco(encoding) => (
+                Encoder::Blco(TileEncoder::new(&layout, *encoding)),
+                Builder::Blco(ChunkBuilder::new(shape, *encoding, chunk_bytes)),
+            ),
+            Format::Hocfs { levels, leaf } => (
+                Encoder::Tree(Linearizer::new(&layout), shape.order()),
+                Builder::Hocfs(HocfsBuilder::new(shape, levels, *leaf, chunk_bytes)),
+            ),
+        };
+        let statistics = Statistics::new(shape.order());
+        Self { encoder, builder, statistics, pending: Vec::new(), encoded: Vec::new() }
+    }
+
+    /// Takes the next nonzeros in the format's order; finished chunks go to `sink`.
+    pub fn push(
+        &mut self,
+        nonzeros: &[Nonzero<K>],
+        sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send),
+    ) -> Result<()> {
+        self.pending.extend_from_slice(nonzeros);
+        if self.pending.len() < GROUP_NNZ {
+            return Ok(());
+        }
+        let whole = self.pending.len() / TILE_NNZ * TILE_NNZ;
+        self.encode(whole, sink)
+    }
+
+    /// Encodes the first `nnz` pending nonzeros, and assembles what was encoded before.
+    fn encode(&mut self, nnz: usize, sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send)) -> Result<()> {
+        let Self { encoder, builder, statistics, pending, encoded } = self;
+        let tiles = pending[..nnz].par_chunks(TILE_NNZ).map(|tile| encoder.encode(tile));
+        let assemble = || encoded.iter().try_for_each(|piece| builder.push(piece, statistics, sink));
+        let (assembled, next) = rayon::join(assemble, || tiles.collect());
+        *encoded = next;
+        pending.drain(..nnz);
+        assembled
+    }
+
+    /// Hands over what is left; the statistics of all nonzeros.
+    pub fn finish(mut self, sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send)) -> Result<Statistics> {
+        self.encode(self.pending.len(), sink)?;
+        let Self { mut builder, mut statistics, encoded, .. } = self;
+        encoded.iter().try_for_each(|piece| builder.push(piece, &mut statistics, sink))?;
+        builder.finish(sink)?;
+        Ok(statistics)
+    }
+}

@@ -1,0 +1,123 @@
+//! HOCFS, the high-order compressed format of slices, after Li et al., "A pipeline computing method of `SpTV` for
+//! three-order tensors on CPU and GPU", TKDD 2019, section 5.4, Algorithms 1 and 2: trees of the main mode's slices
+//! (formats-spec/hocfs.md). This is its rule of what goes into which chunk, over [`super::tree`].
+
+use super::BuiltChunk;
+use super::tree::{Meter, Tree, TreeEncoder};
+use crate::encoding::LeafRule;
+use crate::error::Result;
+use crate::shape::{ModeOrder, ORDER_MAX, Shape};
+
+/// Nodes that a chunk can hold at most, leaves included.
+pub(crate) fn chunk_nodes_max(chunk_bytes: u64) -> usize {
+    usize::try_from(chunk_bytes / 2).unwrap_or(usize::MAX)
+}
+
+/// Bytes that an open chunk of at most `chunk_bytes` takes while it grows: nodes of at most 12 bytes, once more when they
+/// are laid out, then the image.
+pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
+    13 * chunk_bytes
+}
+
+/// Puts nonzeros, in order, into chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting".
+#[derive(Debug)]
+pub struct HocfsBuilder {
+    levels: ModeOrder,
+    encoder: TreeEncoder,
+    chunk_bytes: u64,
+    /// Bytes of a chunk before padding, at most.
+    bytes_max: u64,
+    nodes_max: usize,
+    tree: Tree,
+    meter: Meter,
+    /// Nonzeros that need not be measured.
+    room: usize,
+}
+
+/// Takes finished chunks.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
+
+impl HocfsBuilder {
+    /// A builder of chunks whose images have at most `chunk_bytes`.
+    #[must_use]
+    pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule, chunk_bytes: u64) -> Self {
+        // What padding adds by the rule, with something for the wider columns.
+        let bytes_max = match leaf {
+            LeafRule::Csr => chunk_bytes,
+            LeafRule::Auto => chunk_bytes / 4 * 3,
+            LeafRule::Ell => chunk_bytes / 8 * 3,
+        };
+        Self {
+            levels: *levels,
+            encoder: TreeEncoder::new(shape, levels, leaf),
+            chunk_bytes,
+            bytes_max,
+            nodes_max: chunk_nodes_max(chunk_bytes),
+            tree: Tree::new(shape.order()),
+            meter: Meter::new(shape.order()),
+            room: 0,
+        }
+    }
+
+    /// Adds the next nonzero, `at` its coordinates mode by mode.
+    pub fn push(&mut self, at: &[u32], value: f64, sink: Sink<'_>) -> Result<()> {
+        let mut path = [0; ORDER_MAX];
+        for (index, &mode) in path.iter_mut().zip(self.levels.modes()) {
+            *index = at[usize::from(mode)];
+        }
+        self.push_path(&path[..at.len()], value, sink)
+    }
+
+    fn push_path(&mut self, path: &[u32], value: f64, sink: Sink<'_>) -> Result<()> {
+        let first = self.tree.push(path, value);
+        let surprise = self.meter.pushed(&self.tree, first);
+        if self.room > 0 && !surprise {
+            self.room -= 1;
+            return Ok(());
+        }
+        if self.is_full() {
+            return self.cut(sink);
+        }
+        self.look_ahead();
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.tree.nodes() > self.nodes_max || self.meter.bytes() > self.bytes_max
+    }
+
+    fn look_ahead(&mut self) {
+        let nodes = (self.nodes_max - self.tree.nodes()) / self.tree.order();
+        self.room = self.meter.room(self.bytes_max).min(nodes);
+    }
+
+    /// Closes the chunk, whose last nonzero is too much: before the last slice, or where that is the first, before its
+    /// last fiber, or where that is the first, before the nonzero.
+    fn cut(&mut self, sink: Sink<'_>) -> Result<()> {
+        let tree = &mut self.tree;
+        let places = [tree.last_start(0), tree.last_start(tree.order() - 2), tree.nnz() - 1];
+        let Some(at) = places.into_iter().find(|&at| at > 0) else { return Ok(()) };
+        let rest = tree.split_off(at);
+        let closed = std::mem::replace(tree, rest);
+        sink(self.encoder.encode(&closed, self.chunk_bytes))?;
+        self.meter = Meter::of(&self.tree);
+        if !self.is_full() {
+            self.look_ahead();
+            return Ok(());
+        }
+        // Tiles that begin elsewhere can be wider: what is left is measured nonzero by nonzero.
+        let rest = std::mem::replace(&mut self.tree, Tree::new(self.levels.modes().len()));
+        self.meter = Meter::new(rest.order());
+        self.room = 0;
+        rest.for_each(|path, value| self.push_path(path, value, sink))
+    }
+
+    /// Closes the last chunk.
+    pub fn finish(&mut self, sink: Sink<'_>) -> Result<()> {
+        let order = self.levels.modes().len();
+        let closed = std::mem::replace(&mut self.tree, Tree::new(order));
+        self.meter = Meter::new(order);
+        self.room = 0;
+        if closed.nnz() == 0 { Ok(()) } else { sink(self.encoder.encode(&closed, self.chunk_bytes)) }
+    }
+}

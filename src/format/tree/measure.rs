@@ -1,0 +1,174 @@
+//! How long an image will be, kept up to date node by node, so that a format can cut where it is full.
+
+use super::Tree;
+use super::record::{HEAD_BYTES, RECORD_BYTES};
+use crate::encoding::values::{Costs, TileValues, as_integer};
+use crate::encoding::{TILE_NNZ, column, width};
+use crate::store::chunk::{ALIGN, HEADER_BYTES};
+
+/// Bytes of an image's sections with these columns and values: what COLUMNS and VALUES take.
+pub(super) fn section_bytes(columns: u64, section: u64) -> u64 {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
+    aligned(columns) + aligned(section)
+}
+
+/// Bytes of an image of `order` levels beside COLUMNS and VALUES.
+pub(super) fn other_bytes(order: usize, tiles: u64, slices: u64) -> u64 {
+    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
+    let levels = HEAD_BYTES as u64 + RECORD_BYTES as u64 * tiles + 4 * slices.div_ceil(32);
+    HEADER_BYTES as u64 + aligned(4 * order as u64) + aligned(levels)
+}
+
+/// The tile that is being filled, and the widths of the columns of those before.
+#[derive(Clone, Debug, Default)]
+struct LevelMeter {
+    /// Nodes.
+    nodes: u64,
+    widths: u64,
+    low: u32,
+    high: u32,
+    /// Of inner levels: the tile's first and last start and the least distance of two.
+    base: u32,
+    last: u32,
+    stride: u32,
+}
+
+impl LevelMeter {
+    fn in_tile(&self) -> u64 {
+        self.nodes % TILE_NNZ as u64
+    }
+
+    /// Width of the columns of the tile that is being filled, or was filled last.
+    fn tile_widths(&self) -> u64 {
+        let distances = (self.nodes.max(1) - 1) % TILE_NNZ as u64;
+        let furthest = u64::from(self.last - self.base) - u64::from(self.stride) * distances;
+        u64::from(width((self.high - self.low).into()) + width(furthest))
+    }
+
+    fn add(&mut self, index: u32, start: u32) {
+        if self.in_tile() == 0 {
+            self.widths += if self.nodes == 0 { 0 } else { self.tile_widths() };
+            (self.low, self.high) = (index, index);
+            (self.base, self.last, self.stride) = (start, start, 0);
+        } else {
+            let distance = start - self.last;
+            self.stride = if self.in_tile() == 1 { distance } else { self.stride.min(distance) };
+            (self.low, self.high, self.last) = (self.low.min(index), self.high.max(index), start);
+        }
+        self.nodes += 1;
+    }
+
+    fn tiles(&self) -> u64 {
+        self.nodes.div_ceil(TILE_NNZ as u64)
+    }
+}
+
+/// The values of the tile that is being filled, and the costs of those before.
+#[derive(Clone, Debug, Default)]
+struct ValueMeter {
+    closed: Costs,
+    nnz: usize,
+    low: i64,
+    high: i64,
+    integer: bool,
+    f32_exact: bool,
+    /// Whether a value that is no integer, or not exact in f32, has come: all of the chunk's may take more room.
+    fraction: bool,
+    double: bool,
+}
+
+impl ValueMeter {
+    fn add(&mut self, value: f64) {
+        if self.nnz == TILE_NNZ {
+            self.closed = self.costs();
+            self.nnz = 0;
+        }
+        if self.nnz == 0 {
+            (self.low, self.high, self.integer, self.f32_exact) = (i64::MAX, i64::MIN, true, true);
+        }
+        match as_integer(value) {
+            Some(i) => (self.low, self.high) = (self.low.min(i), self.high.max(i)),
+            None => (self.integer, self.fraction) = (false, true),
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "exactness is the question")]
+        let single = f64::from(value as f32);
+        self.f32_exact &= single.to_bits() == value.to_bits();
+        self.double |= !self.f32_exact;
+        self.nnz += 1;
+    }
+
+    fn costs(&self) -> Costs {
+        if self.nnz == 0 {
+            return self.closed;
+        }
+        let integer = self.integer.then(|| (self.low, width(self.low.abs_diff(self.high))));
+        self.closed.with(&TileValues { integer, f32_exact: self.f32_exact }, self.nnz)
+    }
+}
+
+/// The image's length of a tree whose slices are all laid out fiber behind fiber.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    levels: Vec<LevelMeter>,
+    values: ValueMeter,
+}
+
+impl Meter {
+    /// Of the empty tree.
+    #[must_use]
+    pub fn new(order: usize) -> Self {
+        Self { levels: vec![LevelMeter::default(); order], values: ValueMeter::default() }
+    }
+
+    /// Of `tree`.
+    #[must_use]
+    pub fn of(tree: &Tree) -> Self {
+        let mut meter = Self::new(tree.order());
+        for (meter, level) in meter.levels.iter_mut().zip(&tree.levels) {
+            level.indices.iter().zip(&level.starts).for_each(|(&index, &start)| meter.add(index, start));
+        }
+        let leaves = &mut meter.levels[tree.levels.len()];
+        tree.leaves.iter().for_each(|&index| leaves.add(index, 0));
+        tree.values.iter().for_each(|&value| meter.values.add(value));
+        meter
+    }
+
+    /// Takes note of what [`Tree::push`] has added to `tree`, which returned `first`. True where the values that are
+    /// there already may take more room than before.
+    pub fn pushed(&mut self, tree: &Tree, first: usize) -> bool {
+        let kind = (self.values.fraction, self.values.double);
+        let inner = tree.levels.len();
+        for (meter, level) in self.levels[first..inner].iter_mut().zip(&tree.levels[first..]) {
+            if let (Some(&index), Some(&start)) = (level.indices.last(), level.starts.last()) {
+                meter.add(index, start);
+            }
+        }
+        if let (Some(&index), Some(&value)) = (tree.leaves.last(), tree.values.last()) {
+            self.levels[inner].add(index, 0);
+            self.values.add(value);
+        }
+        kind != (self.values.fraction, self.values.double)
+    }
+
+    /// Bytes of the image, a dictionary of values left aside.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let widths: u64 = self.levels.iter().map(|level| level.widths + level.tile_widths()).sum();
+        let columns = widths * column::bytes(1) as u64;
+        let cost = self.values.costs().cheapest(|v| section_bytes(columns + v.columns, v.section)).1;
+        let tiles = self.levels.iter().map(LevelMeter::tiles).sum();
+        other_bytes(self.levels.len(), tiles, self.levels[0].nodes) + cost
+    }
+
+    /// Nonzeros that can come before the image can exceed `bytes_max`, unless [`Meter::pushed`] says otherwise; 0 where
+    /// nobody can tell.
+    #[must_use]
+    pub fn room(&self, bytes_max: u64) -> usize {
+        // A tile at its widest: record, indices and starts or values of 64 bits; its slices' codes.
+        let tile = (RECORD_BYTES + 12 * TILE_NNZ + TILE_NNZ / 8) as u64 * self.levels.len() as u64;
+        // The tiles that are being filled can become that wide, and what is rounded is rounded up.
+        let tiles = bytes_max.saturating_sub(self.bytes() + 4 * ALIGN as u64) / tile;
+        let nnz = tiles.saturating_sub(2) * TILE_NNZ as u64;
+        usize::try_from(nnz).unwrap_or(usize::MAX)
+    }
+}

@@ -1,0 +1,222 @@
+//! The compressed tree: what HOCFS stores hold, and the formats after it (formats-spec/hocfs.md).
+//!
+//! Level 0 are the indices of the first mode that occur, each with the indices of the second mode that occur with it, and
+//! so on; what the last level holds are **leaves**, one for each nonzero, with the values. Nothing empty is there. A
+//! node of level 0 is a **slice**, a node of the last level but one a **fiber**. [`Tree`] is the plain form in memory:
+//! nonzeros go in, in order, and it can be cut in two anywhere. `encode` makes a chunk's image of one, `measure` knows
+//! while it grows how long that will be, [`TreeView`] reads it. Which trees go into which chunk is the rule of a format:
+//! [`super::hocfs`].
+
+mod encode;
+mod measure;
+mod record;
+mod view;
+
+pub use encode::TreeEncoder;
+pub use measure::Meter;
+pub use view::{Decoder, Leaves, Nodes, TreeView};
+pub(crate) use view::{chunk_format, walk};
+
+use crate::shape::ORDER_MAX;
+
+/// The index that marks padding among leaves: no dim allows it.
+pub(crate) const PADDING: u32 = u32::MAX;
+
+/// One level above the leaves.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Level {
+    /// The index of each node.
+    pub indices: Vec<u32>,
+    /// Where each node's children begin, counted over the whole next level; strictly ascending from 0.
+    pub starts: Vec<u32>,
+}
+
+/// Nonzeros of one chunk as a tree.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tree {
+    /// The levels above the leaves, at least one.
+    pub levels: Vec<Level>,
+    /// The index of each leaf in the last level's mode.
+    pub leaves: Vec<u32>,
+    /// The value of each leaf.
+    pub values: Vec<f64>,
+    /// The coordinates of the last nonzero, level by level.
+    last: [u32; ORDER_MAX],
+}
+
+impl Tree {
+    /// Nothing, for tensors of `order`.
+    #[must_use]
+    pub fn new(order: usize) -> Self {
+        let levels = vec![Level::default(); order - 1];
+        Self { levels, leaves: Vec::new(), values: Vec::new(), last: [0; ORDER_MAX] }
+    }
+
+    /// The number of levels, leaves included.
+    #[must_use]
+    pub fn order(&self) -> usize {
+        self.levels.len() + 1
+    }
+
+    /// Nonzeros.
+    #[must_use]
+    pub fn nnz(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Nodes of all levels, leaves included.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.levels.iter().map(|level| level.indices.len()).sum::<usize>() + self.leaves.len()
+    }
+
+    /// Nodes of `level`.
+    #[must_use]
+    pub fn level_nodes(&self, level: usize) -> usize {
+        self.levels.get(level).map_or(self.leaves.len(), |level| level.indices.len())
+    }
+
+    /// Adds the next nonzero, `at` its coordinates from the first level's to the leaves'. Returns the first level that
+    /// has a new node: all below it have one too.
+    ///
+    /// # Panics
+    /// With 2^32 nonzeros: who builds chunks bounds them.
+    pub fn push(&mut self, at: &[u32], value: f64) -> usize {
+        let inner = self.levels.len();
+        let same = at[..inner].iter().zip(&self.last).take_while(|(a, b)| a == b).count();
+        let first = if self.leaves.is_empty() { 0 } else { same };
+        for level in first..inner {
+            let start =
+                u32::try_from(self.level_nodes(level + 1)).expect("a chunk has fewer than 2^32 nodes");
+            self.levels[level].indices.push(at[level]);
+            self.levels[level].starts.push(start);
+        }
+        self.leaves.push(at[inner]);
+        self.values.push(value);
+        self.last[..at.len()].copy_from_slice(at);
+        first
+    }
+
+    /// Hands over every nonzero, in order, as [`Tree::push`] took it.
+    pub fn for_each<E>(&self, mut take: impl FnMut(&[u32], f64) -> Result<(), E>) -> Result<(), E> {
+        let mut at = [0; ORDER_MAX];
+        // The next node of each level.
+        let mut next = [0; ORDER_MAX];
+        for (leaf, (&index, &value)) in self.leaves.iter().zip(&self.values).enumerate() {
+            let mut child = leaf;
+            for (l, level) in self.levels.iter().enumerate().rev() {
+                if level.starts.get(next[l]).is_none_or(|&start| start as usize != child) {
+                    break;
+                }
+                at[l] = level.indices[next[l]];
+                child = next[l];
+                next[l] += 1;
+            }
+            at[self.levels.len()] = index;
+            take(&at[..self.order()], value)?;
+        }
+        Ok(())
+    }
+
+    /// The first leaf of the last node of `level`.
+    #[must_use]
+    pub fn last_start(&self, level: usize) -> usize {
+        let mut node = self.level_nodes(level).saturating_sub(1);
+        for level in &self.levels[level..] {
+            node = level.starts[node] as usize;
+        }
+        node
+    }
+
+    /// Takes the leaves from `at` on away, with their levels. A node whose leaves lie on both sides is in both trees.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let mut rest = Self::new(self.order());
+        rest.last = self.last;
+        let mut end = self.leaves.len();
+        rest.leaves = self.leaves.split_off(at);
+        rest.values = self.values.split_off(at);
+        // Children before `cut` stay; those from `shift` on are in the rest.
+        let (mut cut, mut shift) = (at, at);
+        for (level, behind) in self.levels.iter_mut().zip(&mut rest.levels).rev() {
+            let nodes = level.starts.len();
+            let stay = level.starts.partition_point(|&start| (start as usize) < cut);
+            let last_end = level.starts.get(stay).map_or(end, |&start| start as usize);
+            let from = if last_end > shift { stay - 1 } else { stay };
+            behind.indices = level.indices[from..].to_vec();
+            let moved = level.starts[from..].iter().map(|&start| (start as usize).saturating_sub(shift));
+            behind.starts = moved.map(|start| u32::try_from(start).expect("less than before")).collect();
+            level.indices.truncate(stay);
+            level.starts.truncate(stay);
+            (cut, shift, end) = (stay, from, nodes);
+        }
+        rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Rows = Vec<([u32; 4], f64)>;
+
+    fn rows(tree: &Tree) -> Rows {
+        let mut found = Vec::new();
+        for (leaf, (&index, &value)) in tree.leaves.iter().zip(&tree.values).enumerate() {
+            let mut at = [0, 0, 0, index];
+            let mut node = leaf;
+            for (l, level) in tree.levels.iter().enumerate().rev() {
+                node = level.starts.partition_point(|&start| start as usize <= node) - 1;
+                at[l] = level.indices[node];
+            }
+            found.push((at, value));
+        }
+        let mut handed = Vec::new();
+        let take = |at: &[u32], value| {
+            handed.push((at.try_into().unwrap(), value));
+            Ok::<_, ()>(())
+        };
+        tree.for_each(take).unwrap();
+        assert_eq!(handed, found);
+        found
+    }
+
+    fn tree(rows: &Rows) -> Tree {
+        let mut tree = Tree::new(4);
+        for (at, value) in rows {
+            tree.push(at, *value);
+        }
+        tree
+    }
+
+    fn example() -> Rows {
+        let mut rows: Rows = (0..60u32).map(|i| ([i / 20, i / 7 % 4, i / 2, i % 5], f64::from(i))).collect();
+        rows.sort_by_key(|row| row.0);
+        rows
+    }
+
+    #[test]
+    fn nothing_empty_is_there_and_nonzeros_come_back() {
+        let rows_in = example();
+        let tree = tree(&rows_in);
+        assert_eq!(rows(&tree), rows_in);
+        assert_eq!(tree.level_nodes(0), 3);
+        for (l, level) in tree.levels.iter().enumerate() {
+            assert!(level.starts[0] == 0 && level.starts.is_sorted_by(|a, b| a < b));
+            assert!((*level.starts.last().unwrap() as usize) < tree.level_nodes(l + 1));
+        }
+    }
+
+    /// Both halves are what the nonzeros before and behind the cut give by themselves.
+    #[test]
+    fn a_tree_can_be_cut_anywhere() {
+        let all = example();
+        for at in 1..all.len() {
+            let mut first = tree(&all);
+            let rest = first.split_off(at);
+            let (before, behind) = (tree(&all[..at].to_vec()), tree(&all[at..].to_vec()));
+            assert_eq!((&first.levels, &first.leaves), (&before.levels, &before.leaves), "cut at {at}");
+            assert_eq!(rest, behind, "cut at {at}");
+        }
+    }
+}

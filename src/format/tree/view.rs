@@ -1,0 +1,541 @@
+//! A checked view of a tree's image. Opening one checks all that costs time proportional to tiles; decoding a tile checks
+//! its nodes. No coordinate outside the shape and no place outside a level ever comes out.
+
+use super::PADDING;
+use super::record::{HEAD_BYTES, Head, LevelRecord, RECORD_BYTES, u32_at};
+use crate::encoding::TILE_NNZ;
+use crate::encoding::column::{self, Numbers};
+use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
+use crate::error::{Error, Result};
+use crate::format::{DecodedTile, ValueSection};
+use crate::shape::{ModeOrder, ORDER_MAX, Shape};
+use crate::store::{ChunkHeader, Format, SectionKind};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What decoding the chunks of one store needs, made once.
+#[derive(Debug)]
+pub struct Decoder {
+    shape: Shape,
+    levels: ModeOrder,
+    leaf_rule: u32,
+}
+
+impl Decoder {
+    /// A decoder for stores of `shape` whose level l has mode `levels.mode(l)`.
+    #[must_use]
+    pub fn new(shape: &Shape, levels: &ModeOrder, leaf: crate::encoding::LeafRule) -> Self {
+        Self { shape: shape.clone(), levels: *levels, leaf_rule: leaf as u32 }
+    }
+
+    /// The shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+}
+
+/// The format that a chunk's LEVELS section tells of.
+pub(crate) fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
+    let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
+    let section = header.section(SectionKind::Levels).and_then(|section| image.get(section));
+    let head = section.and_then(Head::read).ok_or_else(|| wrong("LEVELS section"))?;
+    Format::tree(head.leaf_rule, head.level_modes, header.order.into()).map_err(wrong)
+}
+
+/// A tile of an inner level, decoded.
+#[derive(Debug)]
+pub struct Nodes {
+    /// How many there are.
+    pub len: usize,
+    /// Their indices; slots beyond the nodes hold the smallest.
+    pub indices: Numbers<u32>,
+    /// Where their children begin, and in slot `len` where the last one's end.
+    pub starts: [u32; TILE_NNZ + 1],
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        Self { len: 0, indices: [0; TILE_NNZ], starts: [0; TILE_NNZ + 1] }
+    }
+}
+
+/// A tile of leaves, decoded.
+#[derive(Debug)]
+pub struct Leaves {
+    /// How many slots there are, padding among them.
+    pub len: usize,
+    /// Their indices; [`u32::MAX`] marks padding.
+    pub indices: Numbers<u32>,
+    /// Their values; those of padding mean nothing.
+    pub values: Numbers<f64>,
+    /// Whether there is padding.
+    pub padded: bool,
+}
+
+impl Default for Leaves {
+    fn default() -> Self {
+        Self { len: 0, indices: [0; TILE_NNZ], values: [0.0; TILE_NNZ], padded: false }
+    }
+}
+
+/// A chunk's image, checked down to its tiles.
+#[derive(Debug)]
+pub struct TreeView<'a> {
+    decoder: &'a Decoder,
+    path: PathBuf,
+    number: u32,
+    image: &'a [u8],
+    nnz: usize,
+    first_nonzero: u64,
+    nodes: [u32; ORDER_MAX],
+    /// The number of each level's first record, and behind the last level's how many there are.
+    first_record: [usize; ORDER_MAX + 1],
+    records: Range<usize>,
+    codes: Range<usize>,
+    columns: Range<usize>,
+    values: ValueSection,
+}
+
+impl<'a> TreeView<'a> {
+    /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
+    pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
+        let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
+        crate::format::check_frame(&decoder.shape, header, image).map_err(wrong)?;
+        let (columns, levels) = (header.section(SectionKind::Columns), header.section(SectionKind::Levels));
+        let (Some(columns), Some(levels)) = (columns, levels) else {
+            return Err(wrong("sections of the index"));
+        };
+        let absent = [SectionKind::Blocks, SectionKind::Index, SectionKind::Tiles];
+        if absent.iter().any(|&kind| header.section(kind).is_some()) {
+            return Err(wrong("sections of the index"));
+        }
+        let head = Head::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
+        let order = decoder.shape.order();
+        let modes_of = |head: &Head| (head.level_modes, head.leaf_rule);
+        let leaf = crate::store::level_bytes(&decoder.levels);
+        if modes_of(&head) != (leaf, decoder.leaf_rule) {
+            return Err(wrong("LEVELS section differs from the manifest"));
+        }
+        let counted = head.nodes[..order].is_sorted() && head.nodes[0] > 0;
+        let beyond = head.nodes[order..].iter().all(|&n| n == 0);
+        let mut first_record = [0; ORDER_MAX + 1];
+        for level in 0..ORDER_MAX {
+            first_record[level + 1] = first_record[level] + (head.nodes[level] as usize).div_ceil(TILE_NNZ);
+        }
+        let records = levels.start + HEAD_BYTES;
+        let codes = records + RECORD_BYTES * first_record[ORDER_MAX];
+        let end = codes + 4 * (head.nodes[0] as usize).div_ceil(32);
+        if !counted || !beyond || end != levels.end || header.nnz == 0 {
+            return Err(wrong("LEVELS section"));
+        }
+        let slots = head.nodes[order - 1] as usize;
+        let view = Self {
+            decoder,
+            number: header.number,
+            image,
+            nnz: header.nnz as usize,
+            first_nonzero: header.first_nonzero,
+            nodes: head.nodes,
+            first_record,
+            records: records..codes,
+            codes: codes..end,
+            columns,
+            values: ValueSection::open(header, image, slots).map_err(wrong)?,
+            path: PathBuf::new(),
+        };
+        view.check_records().map_err(wrong)?;
+        Ok(Self { path, ..view })
+    }
+
+    /// Records inside the shape, with columns that follow one another and children that follow one another.
+    fn check_records(&self) -> std::result::Result<(), &'static str> {
+        let leaf = self.order() - 1;
+        let mut at = 0u64;
+        for level in 0..self.order() {
+            let dim = self.decoder.shape.dims()[self.decoder.levels.mode(level)];
+            let mut previous: Option<LevelRecord> = None;
+            for tile in 0..self.tiles_of(level) {
+                let record = self.record(level, tile);
+                let follows = if level == leaf {
+                    self.leaf_record_fits(&record, tile, previous.as_ref())
+                } else {
+                    self.inner_record_fits(&record, level, tile, previous.as_ref())
+                };
+                let inside = record.low <= record.high && record.high < dim;
+                let place = u64::from(record.columns_at) == at;
+                let reserved = self.record_bytes(level, tile)[28..] == [0; 4];
+                if !(follows && inside && place && reserved) {
+                    return Err("a record of the LEVELS section");
+                }
+                let padded = level == leaf && self.is_padded(tile);
+                at += u64::from(record.index_width(padded)) + u64::from(record.second_width);
+                previous = Some(record);
+            }
+        }
+        if self.columns.len() as u64 != at * column::bytes(1) as u64 {
+            return Err("length of the COLUMNS section");
+        }
+        let used = self.nodes[0] % 32;
+        let last = u32_at(self.image, self.codes.end - 4);
+        if used > 0 && last >> used != 0 { Err("leaf codes of the LEVELS section") } else { Ok(()) }
+    }
+
+    fn inner_record_fits(
+        &self,
+        record: &LevelRecord,
+        level: usize,
+        tile: usize,
+        previous: Option<&LevelRecord>,
+    ) -> bool {
+        let rises = previous.map_or(record.base == 0, |previous| record.base > previous.base);
+        let len = self.len(level, tile) as u64;
+        // Nodes that have a child each, at the least distance, before those of the next level end.
+        let last =
+            u64::try_from(record.base).map(|base| base + u64::from(record.stride_or_before) * (len - 1));
+        rises
+            && record.second_width <= u32::BITS
+            && last.is_ok_and(|last| last < self.nodes[level + 1].into())
+    }
+
+    fn leaf_record_fits(&self, record: &LevelRecord, tile: usize, previous: Option<&LevelRecord>) -> bool {
+        let before = record.stride_or_before;
+        let follows = match previous {
+            None => before == 0,
+            Some(last) => {
+                before >= last.stride_or_before && before - last.stride_or_before <= TILE_NNZ as u32
+            }
+        };
+        let nnz = (self.nnz as u64).checked_sub(before.into());
+        let at_end = tile + 1 == self.tiles_of(self.order() - 1);
+        let ends = nnz.is_some_and(|nnz| !at_end || nnz <= self.len(self.order() - 1, tile) as u64);
+        follows && ends && self.values.column_fits(record.second_width, record.base)
+    }
+
+    /// The number of levels, leaves included.
+    #[must_use]
+    pub fn order(&self) -> usize {
+        self.decoder.shape.order()
+    }
+
+    /// The mode of each level.
+    #[must_use]
+    pub fn levels(&self) -> &ModeOrder {
+        &self.decoder.levels
+    }
+
+    /// Nodes of `level`; of the last one slots, padding among them.
+    #[must_use]
+    pub fn level_nodes(&self, level: usize) -> usize {
+        self.nodes[level] as usize
+    }
+
+    /// Tiles of `level`.
+    #[must_use]
+    pub fn tiles_of(&self, level: usize) -> usize {
+        (self.nodes[level] as usize).div_ceil(TILE_NNZ)
+    }
+
+    /// Nonzeros.
+    #[must_use]
+    pub fn nnz(&self) -> usize {
+        self.nnz
+    }
+
+    /// Slices that are padded to their longest fiber.
+    #[must_use]
+    pub fn ell_slices(&self) -> u64 {
+        self.image[self.codes.clone()].iter().map(|byte| u64::from(byte.count_ones())).sum()
+    }
+
+    /// Nodes of a tile.
+    fn len(&self, level: usize, tile: usize) -> usize {
+        (self.nodes[level] as usize - tile * TILE_NNZ).min(TILE_NNZ)
+    }
+
+    fn record_bytes(&self, level: usize, tile: usize) -> &'a [u8] {
+        let at = self.records.start + RECORD_BYTES * (self.first_record[level] + tile);
+        &self.image[at..at + RECORD_BYTES]
+    }
+
+    fn record(&self, level: usize, tile: usize) -> LevelRecord {
+        LevelRecord::read(self.record_bytes(level, tile))
+    }
+
+    /// Nonzeros before leaf tile `tile`; all behind the last one.
+    fn before(&self, tile: usize) -> usize {
+        let leaf = self.order() - 1;
+        if tile < self.tiles_of(leaf) { self.record(leaf, tile).stride_or_before as usize } else { self.nnz }
+    }
+
+    /// Whether leaf tile `tile` holds padding.
+    fn is_padded(&self, tile: usize) -> bool {
+        self.before(tile + 1).wrapping_sub(self.before(tile)) != self.len(self.order() - 1, tile)
+    }
+
+    fn damaged(&self, level: usize, tile: usize) -> Error {
+        let what =
+            format!("chunk {}: corrupt: level {level}, tile {tile}: a number out of range", self.number);
+        Error::corrupt(&self.path, what)
+    }
+
+    /// The words of a tile's columns.
+    fn words(&self, record: &LevelRecord, padded: bool) -> &'a [u32] {
+        let start = self.columns.start + column::bytes(record.columns_at);
+        let length = column::bytes(record.index_width(padded) + record.second_width);
+        bytemuck::cast_slice(&self.image[start..start + length])
+    }
+
+    /// Decodes a tile of an inner level.
+    #[inline(always)]
+    pub fn nodes(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
+        let record = self.record(level, tile);
+        let words = self.words(&record, false);
+        out.len = self.len(level, tile);
+        column::unpack32(words, record.index_width(false), record.low, &mut out.indices);
+        let words = &words[column::bytes(record.index_width(false)) / 4..];
+        let mut numbers = [0; TILE_NNZ];
+        column::unpack32(words, record.second_width, 0, &mut numbers);
+        let (base, stride) = (record.base.cast_unsigned() as u32, record.stride_or_before);
+        for ((start, number), i) in out.starts.iter_mut().zip(&numbers).zip(0u32..) {
+            *start = base.wrapping_add(stride.wrapping_mul(i)).wrapping_add(*number);
+        }
+        out.starts[out.len] = if tile + 1 < self.tiles_of(level) {
+            self.record(level, tile + 1).base.cast_unsigned() as u32
+        } else {
+            self.nodes[level + 1]
+        };
+        let furthest = out.indices.iter().fold(0, |far, &index| far.max(index.wrapping_sub(record.low)));
+        let rises = out.starts[..=out.len].windows(2).fold(true, |rises, pair| rises & (pair[0] < pair[1]));
+        let inside = furthest <= record.high - record.low;
+        let begins = out.starts[0] == base;
+        if inside && rises && begins { Ok(()) } else { Err(self.damaged(level, tile)) }
+    }
+
+    /// Decodes a tile of leaves.
+    #[inline(always)]
+    pub fn leaves(&self, tile: usize, out: &mut Leaves) -> Result<()> {
+        let leaf = self.order() - 1;
+        let record = self.record(leaf, tile);
+        out.padded = self.is_padded(tile);
+        out.len = self.len(leaf, tile);
+        let words = self.words(&record, out.padded);
+        let index_width = record.index_width(out.padded);
+        column::unpack32(words, index_width, record.low, &mut out.indices);
+        let words = &words[column::bytes(index_width) / 4..];
+        let span = record.high - record.low;
+        let furthest = out.indices.iter().fold(0, |far, &index| far.max(index.wrapping_sub(record.low)));
+        let mut inside = furthest <= span + u32::from(out.padded);
+        if out.padded {
+            let mut pads = 0;
+            for index in &mut out.indices[..out.len] {
+                let pad = index.wrapping_sub(record.low) == span + 1;
+                pads += usize::from(pad);
+                *index = if pad { PADDING } else { *index };
+            }
+            inside &= out.len - pads == self.before(tile + 1) - self.before(tile);
+        }
+        inside &= match self.values.encoding {
+            ValueEncoding::Integer => {
+                unpack_integers(words, record.base, record.second_width, &mut out.values);
+                true
+            }
+            ValueEncoding::Dictionary => unpack_entries(words, &self.values.dictionary, &mut out.values),
+            ValueEncoding::F32 | ValueEncoding::F64 => {
+                let from = tile * TILE_NNZ;
+                self.values.stored(self.image, from..from + out.len, &mut out.values)
+            }
+        };
+        if inside { Ok(()) } else { Err(self.damaged(leaf, tile)) }
+    }
+
+    /// The number of the node of `level` whose children include `child`.
+    fn parent(&self, level: usize, child: u32, nodes: &mut Nodes) -> Result<usize> {
+        let base = |tile: usize| self.record(level, tile).base;
+        let tiles = self.tiles_of(level);
+        let tile = crate::format::partition_point(tiles, |tile| base(tile) <= child.into()).saturating_sub(1);
+        self.nodes(level, tile, nodes)?;
+        let inside = nodes.starts[..nodes.len].partition_point(|&start| start <= child);
+        Ok(tile * TILE_NNZ + inside.saturating_sub(1))
+    }
+
+    /// Nonzeros of the chunk in tile `t`: those of the store's tile that are here.
+    fn positions(&self, t: usize) -> Range<usize> {
+        let skipped = (self.first_nonzero % TILE_NNZ as u64) as usize;
+        let start = (t * TILE_NNZ).saturating_sub(skipped);
+        start..((t + 1) * TILE_NNZ - skipped).min(self.nnz)
+    }
+
+    /// Tiles of the store that have nonzeros here.
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        ((self.first_nonzero % TILE_NNZ as u64) as usize + self.nnz).div_ceil(TILE_NNZ)
+    }
+
+    /// The number in the store of the first.
+    #[must_use]
+    pub fn first_tile(&self) -> u64 {
+        self.first_nonzero / TILE_NNZ as u64
+    }
+
+    /// Nonzeros of tile `t`.
+    #[must_use]
+    pub fn tile_nnz(&self, t: usize) -> usize {
+        self.positions(t).len()
+    }
+
+    /// The image.
+    #[must_use]
+    pub fn image(&self) -> &'a [u8] {
+        self.image
+    }
+
+    /// The chunk's value encoding.
+    #[must_use]
+    pub fn value_encoding(&self) -> ValueEncoding {
+        self.values.encoding
+    }
+
+    /// Bytes of the image that values take: their columns and the VALUES section.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        let leaf = self.order() - 1;
+        let columns =
+            (0..self.tiles_of(leaf)).map(|t| column::bytes(self.record(leaf, t).second_width) as u64);
+        columns.sum::<u64>() + self.values.section.len() as u64
+    }
+
+    /// Bytes of the image that columns of indices and starts take.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        (self.columns.len() + self.values.section.len()) as u64 - self.value_bytes()
+    }
+
+    /// Decodes tile `t` of the store, as far as it is here, into `indices` (one column of [`TILE_NNZ`] per mode) and
+    /// `values`.
+    #[inline(always)]
+    pub fn decode<'b>(
+        &self,
+        t: usize,
+        indices: &'b mut [u32],
+        values: &'b mut [f64],
+    ) -> Result<DecodedTile<'b>> {
+        let positions = self.positions(t);
+        let nnz = positions.len();
+        let mut children: Numbers<u32> = [0; TILE_NNZ];
+        let leaf = self.order() - 1;
+        let column = |level: usize| self.decoder.levels.mode(level) * TILE_NNZ;
+        let leaves = &mut indices[column(leaf)..][..TILE_NNZ];
+        self.leaves_at(positions, leaves, &mut values[..TILE_NNZ], &mut children)?;
+        for level in (0..leaf).rev() {
+            self.climb(level, &mut indices[column(level)..][..nnz], &mut children[..nnz])?;
+        }
+        let mut tile =
+            DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
+        for (m, column) in indices.chunks_exact_mut(TILE_NNZ).enumerate() {
+            let (used, rest) = column.split_at_mut(nnz);
+            tile.low[m] = used.iter().copied().min().unwrap_or(0);
+            tile.high[m] = used.iter().copied().max().unwrap_or(0);
+            rest.fill(tile.low[m]);
+        }
+        tile.indices = indices;
+        tile.values = &values[..nnz];
+        Ok(tile)
+    }
+
+    /// Gathers the leaves of nonzeros `positions`, and the slot of each.
+    #[inline(always)]
+    fn leaves_at(
+        &self,
+        positions: Range<usize>,
+        indices: &mut [u32],
+        values: &mut [f64],
+        slots: &mut Numbers<u32>,
+    ) -> Result<()> {
+        let tiles = self.tiles_of(self.order() - 1);
+        let mut tile = crate::format::partition_point(tiles, |tile| self.before(tile) <= positions.start) - 1;
+        let mut leaves = Leaves::default();
+        let mut done = 0;
+        while done < positions.len() && tile < tiles {
+            self.leaves(tile, &mut leaves)?;
+            let mut position = self.before(tile);
+            for slot in 0..leaves.len {
+                let pad = leaves.indices[slot] == PADDING;
+                if !pad && positions.contains(&position) {
+                    indices[done] = leaves.indices[slot];
+                    values[done] = leaves.values[slot];
+                    slots[done] = u32::try_from(tile * TILE_NNZ + slot).unwrap_or(u32::MAX);
+                    done += 1;
+                }
+                position += usize::from(!pad);
+            }
+            tile += 1;
+        }
+        if done == positions.len() { Ok(()) } else { Err(self.damaged(self.order() - 1, tile)) }
+    }
+
+    /// Replaces nodes of the level below, in ascending order, by their parents in `level`, and gives their indices.
+    #[inline(always)]
+    fn climb(&self, level: usize, indices: &mut [u32], children: &mut [u32]) -> Result<()> {
+        let mut nodes = Nodes::default();
+        let Some(&first) = children.first() else { return Ok(()) };
+        let mut node = self.parent(level, first, &mut nodes)?;
+        for (index, child) in indices.iter_mut().zip(children) {
+            while *child >= nodes.starts[node % TILE_NNZ + 1] {
+                node += 1;
+                if node.is_multiple_of(TILE_NNZ) {
+                    if node >= self.level_nodes(level) {
+                        return Err(self.damaged(level, node / TILE_NNZ));
+                    }
+                    self.nodes(level, node / TILE_NNZ, &mut nodes)?;
+                } else if node >= self.level_nodes(level) {
+                    return Err(self.damaged(level, node / TILE_NNZ));
+                }
+            }
+            *index = nodes.indices[node % TILE_NNZ];
+            *child = u32::try_from(node).unwrap_or(u32::MAX);
+        }
+        Ok(())
+    }
+}
+
+/// Where a walk over the nodes of one level stands in the levels above: the index of each of its ancestors.
+pub(crate) struct Walk {
+    nodes: Vec<Nodes>,
+    /// The number of the node in each level above.
+    at: Vec<usize>,
+}
+
+/// Starts a walk over the nodes of `level` at `node`.
+pub(crate) fn walk(view: &TreeView<'_>, level: usize, node: usize) -> Result<Walk> {
+    let mut walk = Walk { nodes: Vec::with_capacity(level), at: vec![0; level] };
+    walk.nodes.resize_with(level, Nodes::default);
+    let mut child = u32::try_from(node).unwrap_or(u32::MAX);
+    for above in (0..level).rev() {
+        walk.at[above] = view.parent(above, child, &mut walk.nodes[above])?;
+        child = u32::try_from(walk.at[above]).unwrap_or(u32::MAX);
+    }
+    Ok(walk)
+}
+
+impl Walk {
+    /// Moves on to `node`, the same or a later one, and writes the index of its ancestor in each level above.
+    pub fn go(&mut self, view: &TreeView<'_>, node: usize, indices: &mut [u32]) -> Result<()> {
+        let mut child = node;
+        for above in (0..self.at.len()).rev() {
+            let (at, nodes) = (&mut self.at[above], &mut self.nodes[above]);
+            while child >= nodes.starts[*at % TILE_NNZ + 1] as usize {
+                *at += 1;
+                if *at >= view.level_nodes(above) {
+                    return Err(view.damaged(above, *at / TILE_NNZ));
+                }
+                if at.is_multiple_of(TILE_NNZ) {
+                    view.nodes(above, *at / TILE_NNZ, nodes)?;
+                }
+            }
+            indices[above] = nodes.indices[*at % TILE_NNZ];
+            child = *at;
+        }
+        Ok(())
+    }
+}
