@@ -16,11 +16,11 @@
 //! | [`linear`] | the linear index and BLCO's re-encoding |
 //! | [`encoding`] | packed columns, tiles, values |
 //! | [`store`] | manifest, chunks, checksums, publication |
-//! | [`mod@format`] | BLCO chunk images: building them, checked views of them |
+//! | [`mod@format`] | BLCO and HOCFS chunk images: building them, checked views of them |
 //! | [`pack`] | the packer |
 //! | [`stream`] | the executor: plan, workers, passes |
 //! | [`backend`] | where the work is done |
-//! | [`op`] | MTTKRP, its oracle, inspection, verification, salvage |
+//! | [`op`] | MTTKRP, its oracle, TTV, inspection, verification, salvage |
 //! | [`cli`] | the programs |
 //!
 //! # Example

@@ -210,7 +210,7 @@ damage!(tiled_few_values, small(values::few), Kind::Tiled, ValueEncoding::Dictio
 damage!(tiled_zstd, small(values::integer), Kind::TiledZstd, ValueEncoding::Integer);
 damage!(tree_of_integers, small(values::integer), Kind::HocfsCsr, ValueEncoding::Integer);
 damage!(tree_of_singles, small(values::single), Kind::HocfsCsr, ValueEncoding::F32);
-damage!(padded_tree, small(values::fraction), Kind::HocfsEll, ValueEncoding::F64);
+damage!(padded_tree, small(values::integer), Kind::HocfsEll, ValueEncoding::Integer);
 damage!(padded_tree_of_few_values, small(values::few), Kind::HocfsEll, ValueEncoding::Dictionary);
 damage!(tree_zstd, small(values::integer), Kind::HocfsZstd, ValueEncoding::Integer);
 damage!(tree_of_eight_levels, two_blocks(), Kind::HocfsCsr, ValueEncoding::F64);

@@ -149,10 +149,36 @@ impl<T: Real> Matrix<T> {
         let wrong = |what: String| Error::input(&place, what);
         let file = sys.open(path, false)?;
         let header = Header::read(&file)?;
-        let length = file.metadata()?.len();
         let &[file_rows, columns] = &header.shape[..] else {
             return Err(wrong(format!("has {} axes; a factor has 2: rows and rank", header.shape.len())));
         };
+        Self::load_axes(sys, (&file, &header), [file_rows, columns], rows)
+    }
+
+    /// Reads a NumPy file of one axis, which must hold `rows` numbers that are finite in `T`, as a matrix of one column.
+    pub fn load_vector(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
+        let wrong = |what: String| Error::input(path.display().to_string(), what);
+        let file = sys.open(path, false)?;
+        let header = Header::read(&file)?;
+        let &[file_rows] = &header.shape[..] else {
+            return Err(wrong(format!("has {} axes; a vector has 1", header.shape.len())));
+        };
+        if file_rows != rows as u64 {
+            return Err(wrong(format!("has {file_rows} numbers; this mode has {rows} indices")));
+        }
+        Self::load_axes(sys, (&file, &header), [file_rows, 1], rows)
+    }
+
+    /// Reads the numbers behind the header.
+    fn load_axes(
+        sys: &Sys,
+        (file, header): (&File, &Header),
+        [file_rows, columns]: [u64; 2],
+        rows: usize,
+    ) -> Result<Self> {
+        let place = file.path().display().to_string();
+        let wrong = |what: String| Error::input(&place, what);
+        let length = file.metadata()?.len();
         if file_rows != rows as u64 || columns == 0 {
             return Err(wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank")));
         }

@@ -5,4 +5,5 @@ pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
 pub mod salvage;
+pub mod ttv;
 pub mod verify;

@@ -14,10 +14,12 @@ mod scratch;
 mod sort;
 mod spill;
 mod stage;
+mod sum;
 
 pub use budget::MEMORY_MIN;
 pub use plan::{PackPlan, plan};
 pub use scratch::SpillReport;
+pub use sum::Summer;
 
 use crate::coo::{Batch, Extent, Source};
 use crate::encoding::{IndexEncoding, LeafRule};

@@ -28,7 +28,8 @@ pub struct Scratch {
     /// The directory, once something is in it.
     made: Option<Temporary>,
     dir: PathBuf,
-    journal: Journal,
+    /// `None` for a job that nobody will resume.
+    journal: Option<Journal>,
     /// Batches that wait to become runs.
     pub staged: Vec<SpillFile>,
     /// Sorted nonzeros.
@@ -40,9 +41,18 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Of a job that nobody will resume: nothing yet, and what comes goes to the directory `dir`.
+    pub fn passing(sys: &Sys, dir: PathBuf) -> Self {
+        Self::of(sys, dir, None, &Finished::default())
+    }
+
     /// What `finished` says is in the directory `dir`, which is created when it is needed; `journal` is told of what
     /// is added.
     pub fn new(sys: &Sys, dir: PathBuf, journal: Journal, finished: &Finished) -> Self {
+        Self::of(sys, dir, Some(journal), finished)
+    }
+
+    fn of(sys: &Sys, dir: PathBuf, journal: Option<Journal>, finished: &Finished) -> Self {
         let file = |done: &Done| SpillFile::finished(dir.join(&done.name), done.nnz, done.bytes);
         let on_disk = finished.bytes();
         Self {
@@ -100,7 +110,7 @@ impl Scratch {
 
     /// Takes note of a finished staged file.
     pub fn add_staged(&mut self, file: SpillFile) -> Result<()> {
-        self.journal.add(&Entry::Staged(file.done()))?;
+        self.note(|| Entry::Staged(file.done()))?;
         self.grow(file.bytes);
         self.staged.push(file);
         Ok(())
@@ -110,7 +120,7 @@ impl Scratch {
     /// straight from the input, nothing.
     pub fn add_run(&mut self, run: SpillFile, from: Vec<SpillFile>) -> Result<()> {
         let names = from.iter().map(|file| file.done().name).collect();
-        self.journal.add(&Entry::Run { run: run.done(), from: names })?;
+        self.note(|| Entry::Run { run: run.done(), from: names })?;
         self.grow(run.bytes);
         self.runs.push(run);
         for file in from {
@@ -123,7 +133,11 @@ impl Scratch {
 
     /// Takes note that the input has been read to its end and that all of it is in finished files.
     pub fn drained(&mut self, extent: &Extent) -> Result<()> {
-        self.journal.add(&Entry::Drained { dims: extent.dims.clone(), nnz: extent.nnz })
+        self.note(|| Entry::Drained { dims: extent.dims.clone(), nnz: extent.nnz })
+    }
+
+    fn note(&mut self, entry: impl FnOnce() -> Entry) -> Result<()> {
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.add(&entry()))
     }
 
     fn grow(&mut self, bytes: u64) {

@@ -8,9 +8,11 @@
 //! memory have a buffer of their own and are read from their files once, in the first pass.
 //! The executor knows bytes and order, neither tensors nor devices.
 
+pub mod pipeline;
 pub mod plan;
 mod report;
 
+pub use pipeline::{Pipeline, StepSeconds};
 pub use plan::{Limits, Plan, plan};
 pub use report::{DevicePass, PassReport, Span, Stage};
 

@@ -1,13 +1,15 @@
-//! `blco-run`.
+//! `blco-run`: MTTKRP; TTV is in `ttv`.
 
-use super::device::{
+mod ttv;
+
+use crate::backend::host::{HostBackend, decoded_bytes};
+use crate::cli::device::{
     self, Device, DeviceOrder, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real, Variant,
 };
-use super::outputs::{Pending, Results};
-use super::pack::TextArgs;
-use super::progress::Progress;
-use super::{Common, Program, Report, machine, on_pool, size};
-use crate::backend::host::{HostBackend, decoded_bytes};
+use crate::cli::outputs::{Pending, Results};
+use crate::cli::pack::TextArgs;
+use crate::cli::progress::Progress;
+use crate::cli::{Common, Program, Report, machine, on_pool, size};
 use crate::coo::tns::TnsReader;
 use crate::dense::{Matrix, Precision, load_factors, seeded_factors};
 use crate::error::{Error, Result};
@@ -25,7 +27,8 @@ use std::path::{Path, PathBuf};
 /// Streams a store and computes an operation on its modes
 ///
 /// MTTKRP: for each mode m, M[`i_m`, :] += value * product over the other modes k of `A_k`[`i_k`, :]. All modes are
-/// computed from one pass over the store. Results on the CPU are bit-identical for any number of threads and workers
+/// computed from one pass over the store. TTV: along mode m, y[i without `i_m`] = sum of value * x[`i_m`], a sparse tensor of
+/// one order less; hocfs stores give it in order along the mode before their main mode. Results on the CPU are bit-identical for any number of threads and workers
 /// and any chunk size.
 #[derive(Debug, Parser)]
 #[command(
@@ -34,7 +37,8 @@ use std::path::{Path, PathBuf};
     after_help = "Examples:\n  blco-run movies.blco --modes all                     # rank 16, seeded factors, a report\n  \
                   blco-run movies.blco --modes 1,3 --factors A --output M\n  \
                   blco-run movies.blco --modes all --check movies.tns  # compare with a naive loop\n  \
-                  blco-run movies.blco --modes all --rank 64 --plan    # memory and bytes, without running"
+                  blco-run movies.blco --modes all --rank 64 --plan    # memory and bytes, without running\n  \
+                  blco-run movies-3.hocfs --op ttv --modes 2 --vector x.npy --output Y"
 )]
 pub struct Run {
     /// The store
@@ -51,10 +55,13 @@ pub struct Run {
     /// Read factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) from here
     #[arg(long, value_name = "DIR", conflicts_with = "seed")]
     factors: Option<PathBuf>,
-    /// Seed of generated factors [default: 0]
+    /// TTV: read the vector (f8 or f4, as many numbers as the mode has indices) from here
+    #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
+    vector: Option<PathBuf>,
+    /// Seed of generated factors, or of the vector [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results mode-1.npy, … here
+    /// Write results here: mode-1.npy, …; of TTV, result.tns
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Where to compute: on a GPU, on the CPU, or on a GPU where there is one that has room
@@ -78,6 +85,10 @@ pub struct Run {
     /// Take at most this much memory
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+    /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
+    /// directory for them]
+    #[arg(long, value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
     /// Passes over the store
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -113,9 +124,10 @@ pub struct Run {
     common: Common,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OpArg {
     Mttkrp,
+    Ttv,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -194,9 +206,11 @@ impl Program for Run {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        on_pool(sys, self.common.threads, |threads| match self.precision {
-            PrecisionArg::F64 => self.mttkrp::<f64>(sys, threads),
-            PrecisionArg::F32 => self.mttkrp::<f32>(sys, threads),
+        on_pool(sys, self.common.threads, |threads| match (self.op, self.precision) {
+            (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, threads),
+            (OpArg::Mttkrp, PrecisionArg::F32) => self.mttkrp::<f32>(sys, threads),
+            (OpArg::Ttv, PrecisionArg::F64) => ttv::run::<f64>(self, sys, threads),
+            (OpArg::Ttv, PrecisionArg::F32) => ttv::run::<f32>(self, sys, threads),
         })
     }
 }

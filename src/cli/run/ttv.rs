@@ -1,0 +1,350 @@
+//! `blco-run --op ttv`.
+
+use super::{BackendArg, Run, parse_modes};
+use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use crate::cli::outputs::Pending;
+use crate::cli::{Report, machine};
+use crate::coo::Batch;
+use crate::coo::tns::TnsWriter;
+use crate::dense::{Matrix, Precision, Real};
+use crate::error::{Error, Result};
+use crate::linear::Wide;
+use crate::op::ttv::{Merged, Sink, Streamed, merged_layout, streamed_bytes, streams};
+use crate::pack::SpillReport;
+use crate::store::{Manifest, Store};
+use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
+use crate::sys::Sys;
+use bytesize::ByteSize;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// The result's file name.
+const RESULT: &str = "result.tns";
+/// The part of the memory that partial results may take.
+const MERGE_SHARE: u64 = 2;
+
+/// What a run reports as JSON.
+#[derive(Debug, Serialize)]
+struct TtvReport {
+    store: PathBuf,
+    digest: String,
+    op: &'static str,
+    backend: &'static str,
+    notes: Vec<String>,
+    precision: Precision,
+    dims: Vec<u32>,
+    nnz: u64,
+    mode: usize,
+    /// Whether elements come in the store's order, with no partial results.
+    streamed: bool,
+    plan: Plan,
+    elements: u64,
+    spilled: SpillReport,
+    /// Seconds of adding up partial results and handing them over, after the pass.
+    merge_seconds: f64,
+    /// Of the streamed chunks' steps.
+    pipeline: Option<Pipeline>,
+    passes: Vec<PassReport>,
+}
+
+/// What came out of the passes.
+struct Outcome {
+    elements: u64,
+    spilled: SpillReport,
+    merge_seconds: f64,
+    pipeline: Option<Pipeline>,
+    passes: Vec<PassReport>,
+    spans: Vec<Span>,
+}
+
+/// Opens, plans, streams, writes.
+pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Report> {
+    let store = Store::open(sys, &run.store)?;
+    let manifest = store.manifest();
+    let &[mode] = &parse_modes(&run.modes, manifest.shape.order())?[..] else {
+        return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
+    };
+    refuse_others(run)?;
+    let streamed = streams(manifest, mode);
+    let plan = make_plan::<T>(run, &store, mode, threads)?;
+    let mut report = TtvReport {
+        store: run.store.clone(),
+        digest: format!("{:016x}", store.id()),
+        op: "ttv",
+        backend: "cpu",
+        notes: Vec::new(),
+        precision: T::PRECISION,
+        dims: manifest.shape.dims().to_vec(),
+        nnz: manifest.nnz,
+        mode: mode + 1,
+        streamed,
+        plan,
+        elements: 0,
+        spilled: SpillReport::default(),
+        merge_seconds: 0.0,
+        pipeline: None,
+        passes: Vec::new(),
+    };
+    if run.plan {
+        return Report::new::<Run>(plan_text(&report), &report);
+    }
+    let store = store.with_direct_reads(report.plan.direct_reads);
+    let dim = report.dims[mode] as usize;
+    let vector = match &run.vector {
+        Some(path) => Matrix::<T>::load_vector(sys, path, dim)?,
+        None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0))?,
+    };
+    let output = Output::create(sys, run.output.as_deref())?;
+    let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
+    let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
+    let outcome = output.write(|sink| if streamed { job.streamed(sink) } else { job.merged(sink) })?;
+    if let Some(trace) = trace {
+        super::write_trace(trace, &outcome.spans)?;
+    }
+    report.elements = outcome.elements;
+    report.spilled = outcome.spilled;
+    report.merge_seconds = outcome.merge_seconds;
+    report.pipeline = outcome.pipeline;
+    report.passes = outcome.passes;
+    Report::new::<Run>(text(&report), &report)
+}
+
+/// An error where an option is given that TTV does not have.
+fn refuse_others(run: &Run) -> Result<()> {
+    let given = [
+        (run.rank.is_some(), "--rank"),
+        (run.factors.is_some(), "--factors"),
+        (run.check.is_some(), "--check"),
+        (run.kernel.is_some(), "--kernel"),
+    ];
+    if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+        return Err(Error::request(format!("{option} is not an option of --op ttv")));
+    }
+    match run.backend {
+        BackendArg::Cuda => Err(Error::request("--op ttv runs on the CPU: leave --backend cuda away")),
+        BackendArg::Auto | BackendArg::Cpu => Ok(()),
+    }
+}
+
+/// Bytes that partial results may take of what is allowed or there.
+fn merge_memory(run: &Run) -> u64 {
+    run.memory.unwrap_or(machine::available_memory() / 2) / MERGE_SHARE
+}
+
+fn make_plan<T: Real>(run: &Run, store: &Store, mode: usize, threads: usize) -> Result<Plan> {
+    let manifest = store.manifest();
+    let limits = Limits {
+        memory: run.memory,
+        threads,
+        workers: run.workers.map(usize::from),
+        available: machine::available_memory(),
+        passes: run.repeat,
+        held: 0,
+    };
+    let bytes = if streams(manifest, mode) {
+        streamed_bytes::<T>(manifest, mode)
+    } else {
+        let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+        vector + merging_bytes(run, manifest)
+    };
+    let mut plan = plan(store, bytes + decoded_bytes(manifest.shape.order()), &limits)?;
+    plan.direct_reads |= run.direct;
+    Ok(plan)
+}
+
+/// Bytes that partial results will take: no more than all of them do.
+fn merging_bytes(run: &Run, manifest: &Manifest) -> u64 {
+    let product = (size_of::<f64>() + size_of::<Wide>()) as u64;
+    merge_memory(run).min(manifest.nnz.saturating_mul(2 * product))
+}
+
+/// One run.
+struct Job<'a, T> {
+    run: &'a Run,
+    sys: &'a Sys,
+    store: &'a Store,
+    plan: &'a Plan,
+    mode: usize,
+    vector: &'a [T],
+}
+
+impl<T: Real> Job<'_, T> {
+    /// Streams elements out of the last pass.
+    fn streamed(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
+        let mut op = Streamed::new(self.store, self.vector, sink)?;
+        let mut passes = Vec::new();
+        let mut backend = HostBackend::new(self.store, &mut op)?;
+        let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
+        for pass in 1..=self.run.repeat {
+            backend.op().reset(pass == self.run.repeat);
+            passes.push(self.pass(&mut executor, &mut backend)?);
+        }
+        let spans = executor.spans().to_vec();
+        drop((executor, backend));
+        let (elements, steps) = op.finish()?;
+        let pipeline = Some(pipeline(&spans, &steps));
+        Ok(Outcome { elements, spilled: SpillReport::default(), merge_seconds: 0.0, pipeline, passes, spans })
+    }
+
+    /// Adds up partial results in runs of what fits.
+    fn merged(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
+        let layout = merged_layout(&self.store.manifest().shape, self.mode);
+        if layout.bits() <= u64::BITS { self.merged_by::<u64>(sink) } else { self.merged_by::<Wide>(sink) }
+    }
+
+    fn merged_by<K: crate::linear::Key>(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
+        let shape = &self.store.manifest().shape;
+        let memory = merge_memory(self.run);
+        let beside = self.run.temp_dir.as_deref().or(self.run.output.as_deref());
+        let name = format!("{}ttv-{}", crate::sys::SPILL_PREFIX, std::process::id());
+        let temporary = beside.map_or_else(std::env::temp_dir, Path::to_path_buf).join(name);
+        let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, memory, temporary);
+        let mut backend = HostBackend::new(self.store, &mut op)?;
+        let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
+        let passes = vec![self.pass(&mut executor, &mut backend)?];
+        let spans = executor.spans().to_vec();
+        drop((executor, backend));
+        let start = std::time::Instant::now();
+        let (elements, spilled) = match sink {
+            Some(sink) => op.finish(sink)?,
+            None => op.finish(&mut |_| Ok(()))?,
+        };
+        let merge_seconds = start.elapsed().as_secs_f64();
+        Ok(Outcome { elements, spilled, merge_seconds, pipeline: None, passes, spans })
+    }
+
+    fn pass<'s, O: HostOp>(
+        &self,
+        executor: &mut Executor<'s, HostBackend<'s, O>>,
+        backend: &mut HostBackend<'s, O>,
+    ) -> Result<PassReport> {
+        let progress = self.run.progress();
+        let total = Some(self.store.manifest().nnz);
+        executor.pass(backend, &|done| progress.show("computing", done, total))
+    }
+}
+
+/// The steps of every chunk: reading and verifying by the workers, computing and handing over by the operation.
+fn pipeline(spans: &[Span], steps: &[[f64; 2]]) -> Pipeline {
+    let mut chunks: Vec<StepSeconds> = steps.iter().map(|&[compute, out]| [0.0, compute, out]).collect();
+    for span in spans.iter().filter(|span| matches!(span.stage, Stage::Read | Stage::Verify)) {
+        if let Some(chunk) = span.chunk.and_then(|chunk| chunks.get_mut(chunk)) {
+            chunk[0] += span.end - span.start;
+        }
+    }
+    Pipeline::of(&chunks)
+}
+
+/// `DIR/result.tns`; nothing without a directory.
+struct Output {
+    file: Option<Pending>,
+    made: Option<PathBuf>,
+}
+
+impl Output {
+    /// Prepares to write, creating the directory where it is missing.
+    fn create(sys: &Sys, dir: Option<&Path>) -> Result<Self> {
+        let mut output = Self { file: None, made: None };
+        if let Some(dir) = dir {
+            if !dir.is_dir() {
+                sys.create_dir(dir)?;
+                output.made = Some(dir.to_path_buf());
+            }
+            output.file = Some(Pending::create(sys, &dir.join(RESULT), true)?);
+        }
+        Ok(output)
+    }
+
+    /// Runs `run` with a sink that writes text, formatted in parallel, and gives the file its name.
+    fn write(mut self, run: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>) -> Result<Outcome> {
+        let Some(file) = self.file.take() else { return run(None) };
+        let mut at = 0;
+        let outcome = run(Some(&mut |batches: Vec<Batch>| {
+            let text = |batch: &Batch| {
+                let mut writer = TnsWriter::new(Vec::new());
+                writer
+                    .write_batch(batch)
+                    .and_then(|()| writer.finish())
+                    .map_err(Error::io(file.target(), "write"))
+            };
+            let texts: Result<Vec<Vec<u8>>> = batches.par_iter().map(text).collect();
+            texts?.iter().try_for_each(|text| {
+                file.file().write_all_at(text, at).map_err(|e| e.about(file.target()))?;
+                at += text.len() as u64;
+                Ok(())
+            })
+        }))?;
+        file.publish()?;
+        self.made = None;
+        Ok(outcome)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.file = None;
+        if let Some(dir) = &self.made {
+            drop(std::fs::remove_dir(dir));
+        }
+    }
+}
+
+fn plan_text(report: &TtvReport) -> String {
+    let plan = &report.plan;
+    format!(
+        "{}: ttv along mode {}, {}, on the CPU\n  memory  {} = vector and results {} + {} workers x {} buffers of {}\n  \
+         a pass  {} in {} chunks\n",
+        report.store.display(),
+        report.mode,
+        how(report),
+        ByteSize(plan.memory_bytes),
+        ByteSize(plan.operation_bytes),
+        plan.workers,
+        plan.buffers_per_worker,
+        ByteSize(plan.buffer_bytes as u64),
+        ByteSize(plan.file_bytes),
+        plan.chunks,
+    )
+}
+
+fn how(report: &TtvReport) -> &'static str {
+    if report.streamed { "streamed" } else { "partial results merged" }
+}
+
+/// The report for people: the median pass.
+fn text(report: &TtvReport) -> String {
+    let mut by_time: Vec<&PassReport> = report.passes.iter().collect();
+    by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let pass = by_time[(by_time.len() - 1) / 2];
+    let mut text = format!(
+        "{}: ttv along mode {}, {}, on the CPU with {} threads: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; \
+         compute {:.4} s, waited for data {:.4} s\n",
+        report.store.display(),
+        report.mode,
+        how(report),
+        report.plan.threads,
+        report.elements,
+        pass.seconds,
+        if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
+        pass.nnz_per_second / 1e6,
+        ByteSize(pass.bytes),
+        pass.compute_seconds,
+        pass.compute_stall_seconds,
+    );
+    if let Some(pipeline) = &report.pipeline {
+        let last = report.passes.last().map_or(0.0, |pass| pass.seconds);
+        let line = format!(
+            "  in, compute and out one after the other (T_s) {:.4} s, overlapped (T_p) {:.4} s, measured {last:.4} s\n",
+            pipeline.sequential_seconds, pipeline.pipelined_seconds
+        );
+        text.push_str(&line);
+    } else {
+        let spilled = match report.spilled.runs {
+            0 => "in memory".to_owned(),
+            runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
+        };
+        text.push_str(&format!("  added up in {:.4} s, {spilled}\n", report.merge_seconds));
+    }
+    text
+}

@@ -1,0 +1,92 @@
+//! TTV along any mode of any store: products, added up in the packer's runs.
+
+use super::{Sink, check_finite};
+use crate::backend::host::{Batch as Tiles, HostOp};
+use crate::coo::Batch;
+use crate::dense::Real;
+use crate::error::Result;
+use crate::format::DecodedTile;
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use crate::pack::{SpillReport, Summer};
+use crate::shape::{ModeOrder, Shape};
+use crate::sys::Sys;
+use rayon::prelude::*;
+use std::path::PathBuf;
+
+/// Elements of a batch that is handed over.
+const BATCH_ELEMENTS: usize = 1 << 13;
+
+/// The operation; `K` holds the linear index of the modes that are left.
+#[derive(Debug)]
+pub struct Merged<'a, T, K> {
+    vector: &'a [T],
+    mode: usize,
+    layout: BitLayout,
+    summer: Summer<K>,
+}
+
+/// The layout by which elements are sorted: the modes but `mode`, in order.
+#[must_use]
+pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
+    let rest: Vec<usize> = (0..shape.order()).filter(|&m| m != mode).collect();
+    BitLayout::concatenated(shape, &ModeOrder::new(&rest).expect("modes of a shape, each once"))
+}
+
+impl<'a, T: Real, K: Key> Merged<'a, T, K> {
+    /// TTV along `mode`, from 0, with `vector` of as many elements as the mode has indices. Sums take at most `memory`
+    /// bytes; what exceeds them goes to files in `temporary`. Runs on the current rayon pool.
+    #[must_use]
+    pub fn new(
+        sys: &Sys,
+        shape: &Shape,
+        mode: usize,
+        vector: &'a [T],
+        memory: u64,
+        temporary: PathBuf,
+    ) -> Self {
+        let layout = layout(shape, mode);
+        let summer = Summer::new(sys, &layout, memory, temporary);
+        Self { vector, mode, layout, summer }
+    }
+
+    /// Hands all elements to `sink`, in order. Their number, and what went to files.
+    pub fn finish(self, sink: Sink<'_>) -> Result<(u64, SpillReport)> {
+        let Self { mode, layout, summer, .. } = self;
+        let linearizer = Linearizer::<K>::new(&layout);
+        let order = layout.order();
+        let batch = |part: &[Nonzero<K>]| {
+            let mut batch = Batch::default();
+            for element in part {
+                let at = linearizer.gather(element.linear);
+                batch.indices.extend((0..order).filter(|&m| m != mode).map(|m| at[m]));
+                batch.values.push(T::nearest(element.value).widen());
+            }
+            check_finite(&batch, order - 1).map(|()| batch)
+        };
+        let mut elements = 0;
+        let spilled = summer.finish(|sums| {
+            elements += sums.len() as u64;
+            let batches: Result<Vec<Batch>> = sums.par_chunks(BATCH_ELEMENTS).map(batch).collect();
+            sink(batches?)
+        })?;
+        Ok((elements, spilled))
+    }
+}
+
+/// The products of one tile.
+fn products<T: Real>(tile: &DecodedTile<'_>, mode: usize, vector: &[T]) -> Batch {
+    let order = tile.order();
+    let indices = (0..tile.nnz).flat_map(|i| (0..order).map(move |m| tile.column(m)[i])).collect();
+    let product = |(&index, &value): (&u32, &f64)| (T::nearest(value) * vector[index as usize]).widen();
+    let values = tile.column(mode).iter().zip(tile.values).map(product).collect();
+    Batch { indices, values }
+}
+
+impl<T: Real, K: Key> HostOp for Merged<'_, T, K> {
+    fn batch(&mut self, tiles: &Tiles<'_>) -> Result<()> {
+        let (mode, vector) = (self.mode, self.vector);
+        let batches: Vec<Batch> =
+            (0..tiles.tiles()).into_par_iter().map(|t| products(&tiles.tile(t), mode, vector)).collect();
+        batches.into_iter().try_for_each(|batch| self.summer.push(batch))
+    }
+}

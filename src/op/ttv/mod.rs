@@ -1,0 +1,40 @@
+//! TTV, a sparse tensor times a vector along one mode (Li et al., TKDD 2019, sections 4.3 and 6.1): for mode m,
+//! `y[i without i_m] = sum over i_m of value * x[i_m]`, a sparse tensor of one order less. Every fiber that is there
+//! gives an element, zeros included.
+//!
+//! * Along the leaves' mode of a tree, [`Streamed`]: each slice is a sparse matrix times the vector, every fiber an
+//!   element, and elements leave in the store's order while the next chunk is read (the paper's step 3.3).
+//! * Along any other mode, and from BLCO stores, [`Merged`]: each nonzero gives a product, and products of the same
+//!   element are added up in the packer's runs, which hold what memory does not. Elements come in the order of the modes
+//!   that are left.
+//!
+//! **Order of additions.** Products are in the precision of the vector, sums in f64. [`Streamed`] adds in the store's
+//! order; [`Merged`] in the total order of the products, starting from the first. So results depend on the store's
+//! nonzeros, the vector and the precision alone: not on chunks, threads, workers, lanes or memory.
+
+mod merged;
+mod streamed;
+
+pub use merged::{Merged, layout as merged_layout};
+pub use streamed::{Streamed, host_bytes as streamed_bytes};
+
+use crate::coo::Batch;
+use crate::error::{Error, Result};
+use crate::store::{Format, Manifest};
+
+/// Takes elements in order: batches of coordinates, without the mode of the vector, and values.
+pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
+
+/// Whether TTV along `mode`, from 0, can be [`Streamed`].
+#[must_use]
+pub fn streams(manifest: &Manifest, mode: usize) -> bool {
+    matches!(manifest.format, Format::Hocfs { levels, .. } if levels.last() == mode)
+}
+
+/// An error where an element is not finite: text could not hold it.
+fn check_finite(batch: &Batch, order: usize) -> Result<()> {
+    let Some(bad) = batch.values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
+    let at: Vec<String> =
+        batch.indices[bad * order..][..order].iter().map(|&i| (u64::from(i) + 1).to_string()).collect();
+    Err(Error::request(format!("the result at ({}), counted from 1, exceeds all numbers", at.join(", "))))
+}
