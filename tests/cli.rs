@@ -431,6 +431,7 @@ mod keys {
         "problem",
         "program",
         "statistics",
+        "storage",
         "store",
         "value_max",
         "value_min",

@@ -14,7 +14,9 @@ use blco::random::Counter;
 use blco::store::Store;
 use blco::store::chunk::HEADER_BYTES;
 use blco::sys::Sys;
-use common::{BLCO_KINDS, KINDS, Kind, SMALL_CHUNKS, Tensor, exported, identity, options, packed, tree, values};
+use common::{
+    BLCO_KINDS, KINDS, Kind, SMALL_CHUNKS, Tensor, exported, identity, options, packed, tree, values,
+};
 use serde_json::Value;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

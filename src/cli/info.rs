@@ -3,12 +3,14 @@
 use super::export::stream_once;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
-use super::{Common, Program, Report, on_pool};
+use super::{Common, Program, Report, machine, on_pool};
 use crate::error::{Error, Result};
+use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
+use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
 use crate::store::{Codec, Format, Manifest, Store};
-use crate::sys::Sys;
+use crate::sys::{SPILL_PREFIX, Sys, Temporary};
 use bytesize::ByteSize;
 use clap::Parser;
 use comfy_table::{Table, presets};
@@ -37,6 +39,13 @@ pub struct Info {
     /// Read the manifest alone
     #[arg(long)]
     quick: bool,
+    /// Count the numbers that the coordinate, CSR, bucket and slice formats of the HOCFS paper take, for each mode; sorts
+    /// the fibers of all modes, in temporary files where they exceed half of the memory that is available
+    #[arg(long, conflicts_with = "quick")]
+    storage: bool,
+    /// Where temporary files of --storage go [default: the system's directory for them]
+    #[arg(long, value_name = "DIR", requires = "storage")]
+    storage_dir: Option<PathBuf>,
     #[command(flatten)]
     repair: RepairArgs,
     #[command(flatten)]
@@ -68,6 +77,7 @@ struct InfoReport {
     bytes: u64,
     bytes_per_nnz: BytesPerNnz,
     statistics: Option<StoreStatistics>,
+    storage: Option<Vec<StorageUnits>>,
     verified: Option<bool>,
     problem: Option<String>,
 }
@@ -155,6 +165,7 @@ impl InfoReport {
                 raw_blco: 16.0,
             },
             statistics: None,
+            storage: None,
             verified: None,
             problem: None,
         })
@@ -231,6 +242,14 @@ impl InfoReport {
             writeln!(out, "  zeros     {} explicit", s.zeros)?;
         }
         writeln!(out, "{}", self.mode_table())?;
+        if let Some(units) = &self.storage {
+            writeln!(
+                out,
+                "units of storage; this store takes {} bytes\n{}",
+                self.bytes,
+                storage_table(units)
+            )?;
+        }
         match (self.verified, &self.problem) {
             (Some(true), _) => writeln!(out, "verified: everything is as it should be"),
             (_, Some(problem)) => writeln!(out, "NOT VERIFIED: {problem}"),
@@ -264,7 +283,49 @@ impl InfoReport {
     }
 }
 
+/// What the paper's Tables 4 to 6 print.
+fn storage_table(units: &[StorageUnits]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header(["mode", "main mode", "slices", "fibers", "HOCOO", "HOCSR", "CFB", "HOCFS"]);
+    for u in units {
+        let hocsr = u.hocsr.map_or("-".to_owned(), |n| n.to_string());
+        let rest = [u.slices, u.fibers, u.hocoo].map(|n| n.to_string());
+        let ends = [u.cfb, u.hocfs].map(|n| n.to_string());
+        let row = [u.mode.to_string(), u.main_mode.to_string()].into_iter().chain(rest);
+        table.add_row(row.chain([hocsr]).chain(ends));
+    }
+    table
+}
+
 impl Info {
+    /// The units of storage, from one pass.
+    fn count(&self, store: &Store, threads: usize) -> Result<Vec<StorageUnits>> {
+        let memory = machine::available_memory() / 2;
+        let name = format!("{}storage-{}", SPILL_PREFIX, std::process::id());
+        let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir).join(name);
+        store.sys().create_dir(&directory)?;
+        let directory = Temporary::at(store.sys(), directory);
+        if store.manifest().shape.linear_bits() <= u64::BITS {
+            self.count_by::<u64>(store, threads, memory, directory.path())
+        } else {
+            self.count_by::<Wide>(store, threads, memory, directory.path())
+        }
+    }
+
+    fn count_by<K: Key>(
+        &self,
+        store: &Store,
+        threads: usize,
+        memory: u64,
+        directory: &Path,
+    ) -> Result<Vec<StorageUnits>> {
+        let progress = Progress::new(self.common.quiet || self.common.json);
+        let mut storage = Storage::<K>::new(store.sys(), &store.manifest().shape, memory, directory);
+        stream_once(store, &mut storage, 0, threads, (&progress, "counting"))?;
+        storage.finish()
+    }
+
     /// The statistics, from one pass; with `--verify` everything is checked in it.
     fn look(&self, store: &Store, threads: usize) -> Result<StoreStatistics> {
         let shape = &store.manifest().shape;
@@ -320,6 +381,10 @@ impl Program for Info {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        if self.storage && info.problem.is_none() {
+            let count = |threads| self.count(&store, threads);
+            info.storage = Some(on_pool(sys, self.common.threads, count)?);
         }
         let mut report = Report::new::<Self>(info.text()?, &info)?;
         report.failed = info.verified == Some(false);

@@ -5,5 +5,6 @@ pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
 pub mod salvage;
+pub mod storage;
 pub mod ttv;
 pub mod verify;

@@ -1,0 +1,167 @@
+//! What a tensor takes in the formats that the HOCFS paper compares (Li et al., TKDD 2019, section 5 and Tables 4 to 6), in
+//! its units: numbers stored, whatever their width.
+//!
+//! As in those tables, "mode n" is the mode that TTV contracts: fibers run along it, and slices are those of the mode
+//! after it (after the last, the first).
+
+use crate::backend::host::{Batch as Tiles, HostOp};
+use crate::coo::Batch;
+use crate::error::Result;
+use crate::linear::{BitLayout, Key, Linearizer};
+use crate::pack::Summer;
+use crate::shape::{ModeOrder, Shape};
+use crate::sys::Sys;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::path::Path;
+
+/// Units of one mode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StorageUnits {
+    /// The contracted mode, from 1.
+    pub mode: usize,
+    /// The mode of the slices, from 1.
+    pub main_mode: usize,
+    /// Slices that are not empty.
+    pub slices: u64,
+    /// Fibers that are not empty.
+    pub fibers: u64,
+    /// Coordinates: every index of every nonzero, and the value.
+    pub hocoo: u64,
+    /// A pointer for each row of the unfolded tensor, empty or not, an index and a value for each nonzero; `None` where that
+    /// exceeds 2^64.
+    pub hocsr: Option<u64>,
+    /// A number and a length for each fiber, an index and a value for each nonzero.
+    pub cfb: u64,
+    /// An index and a count for each node of each level, an index and a value for each nonzero.
+    pub hocfs: u64,
+}
+
+impl StorageUnits {
+    /// Of a tensor of `nnz` nonzeros and these `dims`, which has `nodes` nodes in each level above the leaves, slices
+    /// first and fibers last, when `mode`, from 0, is contracted.
+    #[must_use]
+    pub fn new(dims: &[u32], nnz: u64, mode: usize, nodes: &[u64]) -> Self {
+        let others = dims.iter().enumerate().filter(|&(m, _)| m != mode);
+        let rows = others.map(|(_, &dim)| u64::from(dim)).try_fold(1u64, u64::checked_mul);
+        let fibers = nodes.last().copied().unwrap_or(0);
+        Self {
+            mode: mode + 1,
+            main_mode: (mode + 1) % dims.len() + 1,
+            slices: nodes.first().copied().unwrap_or(0),
+            fibers,
+            hocoo: (dims.len() as u64 + 1) * nnz,
+            hocsr: rows.and_then(|rows| rows.checked_add(2 * nnz)),
+            cfb: 2 * fibers + 2 * nnz,
+            hocfs: 2 * nodes.iter().sum::<u64>() + 2 * nnz,
+        }
+    }
+}
+
+/// Counts the nodes of every level for every mode; `K` holds the linear index.
+#[derive(Debug)]
+pub struct Storage<K> {
+    shape: Shape,
+    nnz: u64,
+    counters: Vec<Counter<K>>,
+}
+
+/// The levels of one mode.
+#[derive(Debug)]
+struct Counter<K> {
+    layout: BitLayout,
+    /// The modes of the levels above the leaves.
+    levels: Vec<usize>,
+    summer: Summer<K>,
+}
+
+impl<K: Key> Storage<K> {
+    /// A counter for tensors of `shape` that takes at most `memory` bytes; what exceeds them goes to files in
+    /// directories in `temporary`. Runs on the current rayon pool.
+    #[must_use]
+    pub fn new(sys: &Sys, shape: &Shape, memory: u64, temporary: &Path) -> Self {
+        let order = shape.order();
+        let counter = |mode: usize| {
+            let levels: Vec<usize> = (1..order).map(|at| (mode + at) % order).collect();
+            let modes = ModeOrder::new(&levels).expect("modes of a shape, each once");
+            let layout = BitLayout::concatenated(shape, &modes);
+            let directory = temporary.join(format!("{}{}", crate::sys::SPILL_PREFIX, mode + 1));
+            let summer = Summer::new(sys, &layout, memory / order as u64, directory);
+            Counter { layout, levels, summer }
+        };
+        Self { shape: shape.clone(), nnz: 0, counters: (0..order).map(counter).collect() }
+    }
+
+    /// The units, for each mode.
+    pub fn finish(self) -> Result<Vec<StorageUnits>> {
+        let Self { shape, nnz, counters } = self;
+        let units = |(mode, counter): (usize, Counter<K>)| {
+            Ok(StorageUnits::new(shape.dims(), nnz, mode, &counter.finish()?))
+        };
+        counters.into_iter().enumerate().map(units).collect()
+    }
+}
+
+impl<K: Key> Counter<K> {
+    /// The nodes of each level: a node begins where the indices of its level and those above differ from the last.
+    fn finish(self) -> Result<Vec<u64>> {
+        let Self { layout, levels, summer } = self;
+        let linearizer = Linearizer::<K>::new(&layout);
+        let mut nodes = vec![0; levels.len()];
+        let mut last = None;
+        summer.finish(|fibers| {
+            for fiber in fibers {
+                let at = linearizer.gather(fiber.linear);
+                let same = |last: [u32; 8]| levels.iter().take_while(|&&m| at[m] == last[m]).count();
+                let first = last.replace(at).map_or(0, same);
+                nodes[first..].iter_mut().for_each(|n| *n += 1);
+            }
+            Ok(())
+        })?;
+        Ok(nodes)
+    }
+}
+
+impl<K: Key> HostOp for Storage<K> {
+    fn batch(&mut self, tiles: &Tiles<'_>) -> Result<()> {
+        let gather = |t: usize| {
+            let tile = tiles.tile(t);
+            let order = tile.order();
+            let indices = (0..tile.nnz).flat_map(|i| (0..order).map(move |m| (m, i)));
+            let indices = indices.map(|(m, i)| tile.column(m)[i]).collect();
+            Batch { indices, values: vec![0.0; tile.nnz] }
+        };
+        let batches: Vec<Batch> = (0..tiles.tiles()).into_par_iter().map(gather).collect();
+        for batch in batches {
+            self.nnz += batch.nnz() as u64;
+            for counter in &mut self.counters {
+                counter.summer.push(batch.clone())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of Tables 4 to 6, from the dims, nonzeros, slices and fibers that they print.
+    #[test]
+    fn units_are_those_of_the_papers_tables() {
+        let first = [71_534, 65_133, 60];
+        let rows = [
+            (first, 855_598, 0, [10_109, 165_687], [3_422_392, 5_619_176, 2_042_570, 2_062_788]),
+            (first, 855_598, 1, [60, 27_567], [3_422_392, 6_003_236, 1_766_330, 1_766_450]),
+            (first, 855_598, 2, [2113, 855_598], [3_422_392, 4_660_935_218, 3_422_392, 3_426_618]),
+            ([2100, 18_745, 60], 186_479, 0, [12_523, 13_788], [745_916, 1_497_658, 400_534, 425_580]),
+        ];
+        for (dims, nnz, mode, nodes, [hocoo, hocsr, cfb, hocfs]) in rows {
+            let units = StorageUnits::new(&dims, nnz, mode, &nodes);
+            assert_eq!((units.mode, units.main_mode), (mode + 1, (mode + 1) % 3 + 1));
+            assert_eq!((units.hocoo, units.hocsr), (hocoo, Some(hocsr)), "mode {}", mode + 1);
+            assert_eq!((units.cfb, units.hocfs), (cfb, hocfs), "mode {}", mode + 1);
+        }
+        assert_eq!(StorageUnits::new(&[u32::MAX; 4], 1, 0, &[1, 1, 1]).hocsr, None);
+    }
+}

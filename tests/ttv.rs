@@ -1,0 +1,197 @@
+//! Establishes that TTV equals a naive sum along every mode, from stores of every kind, whatever the chunks, workers,
+//! threads and memory, and that elements come in the promised order, to the bit.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+mod common;
+
+use blco::backend::host::{HostBackend, HostOp};
+use blco::coo::Batch;
+use blco::dense::Real;
+use blco::encoding::LeafRule;
+use blco::error::Result;
+use blco::linear::Wide;
+use blco::op::ttv::{Merged, Streamed, streams};
+use blco::pack::{FormatOption, PackOptions};
+use blco::random::Counter;
+use blco::store::Store;
+use blco::stream::{Executor, Limits, plan};
+use common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
+use std::collections::BTreeMap;
+
+/// Coordinates without the mode of the vector, and value.
+type Elements = Vec<(Vec<u32>, f64)>;
+
+fn vector<T: Real>(dim: u64, seed: u64) -> Vec<T> {
+    let random = Counter::new(seed, 77);
+    (0..dim).map(|i| T::nearest(random.unit(i) * 2.0 - 1.0)).collect()
+}
+
+fn pass<O: HostOp>(store: &Store, op: &mut O, workers: usize) -> Result<()> {
+    let mut backend = HostBackend::new(store, op)?;
+    let plan = plan(store, 0, &Limits { workers: Some(workers), ..Limits::default() })?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
+}
+
+/// TTV along `mode`, by the way that the store has for it.
+fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize) -> Result<Elements> {
+    let order = store.manifest().shape.order();
+    let mut found = Vec::new();
+    let mut sink = |batches: Vec<Batch>| {
+        for batch in batches {
+            let rows = batch.indices.chunks_exact(order - 1).map(<[u32]>::to_vec);
+            found.extend(rows.zip(batch.values));
+        }
+        Ok(())
+    };
+    let elements = if streams(store.manifest(), mode) {
+        let mut op = Streamed::new(store, x, Some(&mut sink))?;
+        pass(store, &mut op, workers)?;
+        op.finish()?.0
+    } else {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = &store.manifest().shape;
+        let temporary = dir.path().join("runs");
+        let mut op = Merged::<T, Wide>::new(store.sys(), shape, mode, x, memory, temporary);
+        pass(store, &mut op, workers)?;
+        let (elements, _) = op.finish(&mut sink)?;
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+        elements
+    };
+    assert_eq!(elements, found.len() as u64);
+    Ok(found)
+}
+
+/// The definition: for each element its sum, the same over absolute values, and how many were added.
+fn oracle<T: Real>(tensor: &Tensor, mode: usize, x: &[T]) -> BTreeMap<Vec<u32>, (f64, f64, f64)> {
+    let mut sums = BTreeMap::new();
+    for (row, value) in tensor.rows() {
+        let mut at = row.to_vec();
+        let product = value * x[at.remove(mode) as usize].widen();
+        let sum = sums.entry(at).or_insert((0.0, 0.0, 0.0));
+        *sum = (sum.0 + product, sum.1 + product.abs(), sum.2 + 1.0);
+    }
+    sums
+}
+
+/// Holds elements against the definition: the same coordinates, and values within what roundings can add up to.
+fn compare<T: Real>(found: &Elements, tensor: &Tensor, mode: usize, x: &[T], what: &str) {
+    let wanted = oracle(tensor, mode, x);
+    let mut seen = found.clone();
+    seen.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(seen.iter().map(|e| &e.0).eq(wanted.keys()), "{what}: coordinates, each once");
+    for ((at, value), (sum, absolute, n)) in seen.iter().zip(wanted.values()) {
+        // Two roundings of factors, one of the product, one of the result, and the sum's in f64.
+        let bound = absolute * (T::ROUNDOFF * 4.0 + f64::EPSILON / 2.0 * (n + 2.0));
+        assert!((value - sum).abs() <= bound, "{what}: {at:?} is {value}, not {sum}");
+    }
+}
+
+/// The order of elements: the store's for a streamed mode, that of the modes otherwise.
+fn check_order(found: &Elements, store: &Store, mode: usize, what: &str) {
+    let order = store.manifest().shape.order();
+    let streamed = streams(store.manifest(), mode);
+    let place = |at: &[u32]| -> Vec<u32> {
+        let full: Vec<u32> =
+            (0..order).map(|m| if m == mode { 0 } else { at[m - usize::from(m > mode)] }).collect();
+        if streamed { (1..order).map(|n| full[(mode + n) % order]).collect() } else { full }
+    };
+    assert!(found.is_sorted_by(|a, b| place(&a.0) < place(&b.0)), "{what}: in order");
+}
+
+fn bits(elements: &Elements) -> Vec<(&[u32], u64)> {
+    elements.iter().map(|(at, value)| (&at[..], value.to_bits())).collect()
+}
+
+/// Every kind of store, every mode, both precisions.
+fn check(name: &str, tensor: &Tensor) {
+    let dir = tempfile::tempdir().unwrap();
+    for kind in KINDS {
+        let store = packed(tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
+        for mode in 0..tensor.order() {
+            let what = format!("{name}, {kind:?}, mode {mode}");
+            let x = vector::<f64>(tensor.dims[mode], 1);
+            let found = ttv(&store, mode, &x, u64::MAX, 2).unwrap();
+            compare(&found, tensor, mode, &x, &what);
+            check_order(&found, &store, mode, &what);
+            let spilled = ttv(&store, mode, &x, 0, 1).unwrap();
+            assert!(bits(&spilled) == bits(&found), "{what}: with no memory");
+            let x = vector::<f32>(tensor.dims[mode], 2);
+            compare(&ttv(&store, mode, &x, u64::MAX, 2).unwrap(), tensor, mode, &x, &what);
+        }
+    }
+}
+
+#[test]
+fn every_order_and_every_kind_of_values() {
+    check("order 2", &Tensor::random(&[300, 400], 20_000, 1, values::fraction));
+    check("order 3", &Tensor::random(&[70, 500, 90], 30_000, 2, values::integer));
+    check("order 4", &Tensor::random(&[20, 30, 10, 40], 30_000, 3, values::single));
+    check("order 5", &Tensor::random(&[9, 1, 8, 11, 30], 20_000, 4, values::few));
+    check("order 8", &Tensor::random(&[3, 4, 2, 5, 3, 4, 2, 6], 9000, 5, values::with_zeros));
+}
+
+#[test]
+fn the_shapes_that_are_hard() {
+    let million = Tensor::random(&[4_000_000, 20, 30], 3000, 6, values::fraction);
+    check("millions of empty slices", &million);
+    check("one slice holds everything", &Tensor::random(&[1, 700, 900], 30_000, 7, values::fraction));
+    check("one fiber holds everything", &Tensor::random(&[1, 1, 900_000], 30_000, 8, values::fraction));
+    let rows: Vec<([u32; 3], f64)> = (0..20_000).map(|i| ([i, i * 7 % 20_011, i], f64::from(i))).collect();
+    check("fibers of length one", &Tensor::of([20_000, 20_011, 20_000], &rows));
+    check("one nonzero", &Tensor::of([5, 6, 7], &[([4, 0, 6], -2.0)]));
+}
+
+/// Chunks of any size, workers and threads give the same elements to the bit: a fiber that lies in several chunks is
+/// added up as if it lay in one.
+#[test]
+fn results_do_not_depend_on_chunks_workers_or_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = Tensor::random(&[3, 5, 40_000], 120_000, 9, values::fraction);
+    for mode in 0..3 {
+        let x = vector::<f64>(tensor.dims[mode], 3);
+        let mut wanted: Option<Elements> = None;
+        for (n, chunk_bytes) in [SMALL_CHUNKS, 200 << 10, 16 << 20].into_iter().enumerate() {
+            for leaf in [LeafRule::Csr, LeafRule::Ell] {
+                let target = dir.path().join(format!("{mode}-{n}-{leaf:?}"));
+                let format = FormatOption::Hocfs { main_mode: 0, leaf };
+                let store = packed(&tensor, &PackOptions { format, chunk_bytes, ..PackOptions::new(target) });
+                for (workers, threads) in [(1, 1), (2, 3), (5, 2)] {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    let found = pool.install(|| ttv(&store, mode, &x, u64::MAX, workers)).unwrap();
+                    let wanted = wanted.get_or_insert_with(|| found.clone());
+                    assert!(bits(&found) == bits(wanted), "mode {mode}, {leaf:?}, {chunk_bytes} bytes");
+                }
+            }
+        }
+    }
+}
+
+/// Coordinates that repeat are added like others.
+#[test]
+fn repeated_coordinates_count_each_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = Tensor::random(&[6, 7, 8], 5000, 10, values::integer);
+    for kind in KINDS {
+        let mut options = options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS);
+        options.duplicates = blco::pack::Duplicates::Keep;
+        let store = packed(&tensor, &options);
+        for mode in 0..3 {
+            let x = vector::<f64>(tensor.dims[mode], 4);
+            let found = ttv(&store, mode, &x, u64::MAX, 2).unwrap();
+            compare(&found, &tensor, mode, &x, &format!("{kind:?}, mode {mode}"));
+        }
+    }
+}
+
+/// A sum that no number holds is an error that says where, not an infinity in the result.
+#[test]
+fn overflow_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = Tensor::of([2, 3, 2], &[([1, 2, 0], 1e308), ([1, 2, 1], 1e308), ([0, 0, 0], 1.0)]);
+    for kind in KINDS {
+        let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
+        let message = ttv(&store, 2, &[1.0, 1.0], u64::MAX, 1).unwrap_err().to_string();
+        assert!(message.contains("(2, 3"), "{kind:?}: {message}");
+    }
+}
