@@ -27,7 +27,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
         "op",
         &[
             "backend", "coo", "dense", "encoding", "error", "format", "linear", "pack", "shape", "store",
-            "stream", "sys",
+            "sys",
         ],
     ),
     (

@@ -9,7 +9,7 @@ use blco::encoding::LeafRule;
 use blco::format::tree::{Leaves, Nodes, TreeView};
 use blco::format::{ChunkView, Decoder};
 use blco::op::storage::Storage;
-use blco::pack::{FormatOption, PackOptions};
+use blco::pack::{Duplicates, FormatOption, PackOptions};
 use blco::store::Store;
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
@@ -29,7 +29,9 @@ fn example() -> Tensor {
 
 fn hocfs(target: &Path, main_mode: usize, leaf: LeafRule, chunk_bytes: u64) -> PackOptions {
     let format = FormatOption::Hocfs { main_mode, leaf };
-    PackOptions { format, chunk_bytes, ..PackOptions::new(target.to_path_buf()) }
+    // Random tensors repeat coordinates: they come back as they are.
+    let duplicates = Duplicates::Keep;
+    PackOptions { format, chunk_bytes, duplicates, ..PackOptions::new(target.to_path_buf()) }
 }
 
 /// Calls `look` with each chunk's view.
