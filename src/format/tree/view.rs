@@ -290,26 +290,39 @@ impl<'a> TreeView<'a> {
     #[inline(always)]
     pub fn nodes(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
         let record = self.record(level, tile);
-        let words = self.words(&record, false);
-        out.len = self.len(level, tile);
-        column::unpack32(words, record.index_width(false), record.low, &mut out.indices);
-        let words = &words[column::bytes(record.index_width(false)) / 4..];
-        let mut numbers = [0; TILE_NNZ];
-        column::unpack32(words, record.second_width, 0, &mut numbers);
-        let (base, stride) = (record.base.cast_unsigned() as u32, record.stride_or_before);
-        for ((start, number), i) in out.starts.iter_mut().zip(&numbers).zip(0u32..) {
-            *start = base.wrapping_add(stride.wrapping_mul(i)).wrapping_add(*number);
-        }
-        out.starts[out.len] = if tile + 1 < self.tiles_of(level) {
-            self.record(level, tile + 1).base.cast_unsigned() as u32
-        } else {
-            self.nodes[level + 1]
-        };
+        let width = record.index_width(false);
+        column::unpack32(self.words(&record, false), width, record.low, &mut out.indices);
         let furthest = out.indices.iter().fold(0, |far, &index| far.max(index.wrapping_sub(record.low)));
+        if furthest > record.high - record.low {
+            return Err(self.damaged(level, tile));
+        }
+        self.starts(level, tile, out)
+    }
+
+    /// Decodes a tile of an inner level, but for its indices, which stay as they were.
+    #[inline(always)]
+    pub fn starts(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
+        let record = self.record(level, tile);
+        let words = &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..];
+        let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
+        let mut numbers = [0; TILE_NNZ];
+        column::unpack32(words, record.second_width, base, &mut numbers);
+        out.len = self.len(level, tile);
+        for ((start, number), i) in out.starts.iter_mut().zip(&numbers).zip(0u32..) {
+            *start = number.wrapping_add(record.stride_or_before.wrapping_mul(i));
+        }
+        out.starts[out.len] = self.start_behind(level, tile);
         let rises = out.starts[..=out.len].windows(2).fold(true, |rises, pair| rises & (pair[0] < pair[1]));
-        let inside = furthest <= record.high - record.low;
-        let begins = out.starts[0] == base;
-        if inside && rises && begins { Ok(()) } else { Err(self.damaged(level, tile)) }
+        if rises && out.starts[0] == base { Ok(()) } else { Err(self.damaged(level, tile)) }
+    }
+
+    /// Where the children of a tile's last node end.
+    fn start_behind(&self, level: usize, tile: usize) -> u32 {
+        if tile + 1 == self.tiles_of(level) {
+            return self.nodes[level + 1];
+        }
+        // A base that 32 bits do not hold is noticed when its tile is decoded.
+        u32::try_from(self.record(level, tile + 1).base).unwrap_or(0)
     }
 
     /// Decodes a tile of leaves.

@@ -100,18 +100,8 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
         let Self { vector, simd, sums, .. } = self;
         let tasks = sums[..fibers].par_chunks_mut(TASK_TILES * TILE_NNZ).enumerate();
         tasks.try_for_each(|(task, sums)| {
-            simd.dispatch(
-                #[inline(always)]
-                || {
-                    add_fibers(
-                        view,
-                        task * TASK_TILES,
-                        vector,
-                        if task == 0 { before } else { NOTHING },
-                        sums,
-                    )
-                },
-            )
+            let before = if task == 0 { before } else { NOTHING };
+            simd.dispatch(AddFibers { view, first_tile: task * TASK_TILES, vector, before, sums })
         })?;
         Ok(continues)
     }
@@ -219,34 +209,80 @@ fn multiply<T: Real>(leaves: &mut Leaves, vector: &[T]) {
 }
 
 /// Adds up the fibers of tile `first_tile` and on into `sums`; the first one's sum begins with `before`.
-#[inline(always)]
-fn add_fibers<T: Real>(
-    view: &TreeView<'_>,
+struct AddFibers<'a, T> {
+    view: &'a TreeView<'a>,
     first_tile: usize,
-    vector: &[T],
-    mut before: f64,
-    sums: &mut [f64],
-) -> Result<()> {
-    let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
-    let mut decoded = usize::MAX;
-    for (tile, sums) in (first_tile..).zip(sums.chunks_mut(TILE_NNZ)) {
-        view.nodes(view.order() - 2, tile, &mut nodes)?;
-        for (sum, bounds) in sums.iter_mut().zip(nodes.starts.windows(2)) {
-            let (mut slot, end) = (bounds[0] as usize, bounds[1] as usize);
-            let mut total = std::mem::replace(&mut before, NOTHING);
-            while slot < end {
-                if slot / TILE_NNZ != decoded {
-                    decoded = slot / TILE_NNZ;
-                    view.leaves(decoded, &mut leaves)?;
-                    multiply(&mut leaves, vector);
+    vector: &'a [T],
+    before: f64,
+    sums: &'a mut [f64],
+}
+
+/// Compiled for the vectors that the machine has. (A closure that is called once by way of a shim would not be: what it
+/// calls is inlined into the shim, and that not into what `pulp` compiles.)
+impl<T: Real> pulp::WithSimd for AddFibers<'_, T> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
+        let Self { view, first_tile, vector, mut before, sums } = self;
+        let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
+        // The products that are there: those of slots `at` to `at` + 512.
+        let mut at = usize::MAX;
+        for (tile, sums) in (first_tile..).zip(sums.chunks_mut(TILE_NNZ)) {
+            view.starts(view.order() - 2, tile, &mut nodes)?;
+            let mut fiber = 0;
+            while fiber < sums.len() {
+                let inside =
+                    add_inside(&leaves.values, at, &nodes.starts[fiber..], &mut sums[fiber..], &mut before);
+                fiber += inside;
+                if fiber == sums.len() {
+                    break;
                 }
-                let stop = end.min((decoded + 1) * TILE_NNZ);
-                let products = &leaves.values[slot % TILE_NNZ..][..stop - slot];
-                total = products.iter().fold(total, |total, product| total + product);
-                slot = stop;
+                // The next fiber goes on in another tile of leaves, or begins there.
+                let (mut slot, end) = (nodes.starts[fiber] as usize, nodes.starts[fiber + 1] as usize);
+                let mut total = std::mem::replace(&mut before, NOTHING);
+                while slot < end {
+                    if at != slot / TILE_NNZ * TILE_NNZ {
+                        at = slot / TILE_NNZ * TILE_NNZ;
+                        view.leaves(at / TILE_NNZ, &mut leaves)?;
+                        multiply(&mut leaves, vector);
+                    }
+                    let stop = end.min(at + TILE_NNZ);
+                    let products = &leaves.values[slot - at..stop - at];
+                    total = products.iter().fold(total, |total, product| total + product);
+                    slot = stop;
+                }
+                sums[fiber] = total;
+                fiber += 1;
             }
-            *sum = total;
         }
+        Ok(())
     }
-    Ok(())
+}
+
+/// Adds up the first fibers, as far as they lie among the `products` of slots `at` and on; how many do.
+#[inline(always)]
+fn add_inside(
+    products: &[f64; TILE_NNZ],
+    at: usize,
+    starts: &[u32],
+    sums: &mut [f64],
+    before: &mut f64,
+) -> usize {
+    let Ok(at) = u32::try_from(at) else { return 0 };
+    for (fiber, (sum, bounds)) in sums.iter_mut().zip(starts.windows(2)).enumerate() {
+        let (start, end) = (bounds[0].wrapping_sub(at) as usize, bounds[1].wrapping_sub(at) as usize);
+        let Some((first, rest)) = products.get(start..end).and_then(<[f64]>::split_first) else {
+            return fiber;
+        };
+        let mut total = std::mem::replace(before, NOTHING) + first;
+        // Most fibers are short: a longer loop would only be prepared for what does not come.
+        let mut rest = rest;
+        while let Some((product, behind)) = rest.split_first() {
+            total += product;
+            rest = behind;
+        }
+        *sum = total;
+    }
+    sums.len()
 }
