@@ -120,12 +120,16 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
         ("wide", "4000000000,4000000000,9000", "-9000000000..9000000000"),
         ("ones", "3,4,5,6,7,2,1,9", "1"),
     ];
-    let kinds: [&[&str]; 5] = [
+    let kinds: [&[&str]; 9] = [
         &[],
         &["--encoding", "raw"],
         &["--zstd", "3"],
         &["--duplicates", "keep", "--chunk-bytes", "64KiB"],
         &["--encoding", "raw", "--zstd", "1", "--chunk-bytes", "100000"],
+        &["--format", "hocfs", "--slice", "csr", "--chunk-bytes", "64KiB"],
+        &["--format", "hocfs", "--slice", "ell", "--main-mode", "3", "--chunk-bytes", "100000"],
+        &["--format", "hocfs", "--main-mode", "2", "--duplicates", "keep", "--chunk-bytes", "64KiB"],
+        &["--format", "hocfs", "--main-mode", "2", "--zstd", "1"],
     ];
     for (name, dims, values) in tensors {
         let input = at(&format!("{name}.tns"));

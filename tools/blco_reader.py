@@ -43,13 +43,25 @@ MAX_DICTIONARY = 65536
 MAX_ARCHIVE = 2**31 - 1
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 65536, 2**30
 
-RAW, TILED = 1, 2
+BLCO, HOCFS = 1, 2
+FORMATS = {BLCO: "blco", HOCFS: "hocfs"}
+RAW, TILED, TREE = 1, 2, 3
+CSR, ELL, AUTO = 1, 2, 3
+LEAF_RULES = {CSR: "csr", ELL: "ell", AUTO: "auto"}
 INTEGER, F32, F64, DICTIONARY = 1, 2, 3, 4
 VALUE_ENCODINGS = {INTEGER: "integer", F32: "f32", F64: "f64", DICTIONARY: "dictionary"}
-INDEX_ENCODINGS = {RAW: "raw", TILED: "tiled"}
+INDEX_ENCODINGS = {RAW: "raw", TILED: "tiled", TREE: "tree"}
 CODECS = {0: "none", 1: "zstd"}
-SHAPE, BLOCKS, INDEX, TILES, COLUMNS, VALUES = 1, 2, 3, 4, 5, 6
-SECTIONS = {SHAPE: "SHAPE", BLOCKS: "BLOCKS", INDEX: "INDEX", TILES: "TILES", COLUMNS: "COLUMNS", VALUES: "VALUES"}
+SHAPE, BLOCKS, INDEX, TILES, COLUMNS, VALUES, LEVELS = 1, 2, 3, 4, 5, 6, 7
+SECTIONS = {
+    SHAPE: "SHAPE",
+    BLOCKS: "BLOCKS",
+    INDEX: "INDEX",
+    TILES: "TILES",
+    COLUMNS: "COLUMNS",
+    VALUES: "VALUES",
+    LEVELS: "LEVELS",
+}
 
 
 class StoreError(Exception):
@@ -241,7 +253,10 @@ class Manifest:
     """The manifest, checked as far as that goes without the chunks."""
 
     store_id: int
+    format: int
     index_encoding: int
+    leaf_rule: int
+    level_modes: tuple[int, ...]
     codec: int
     codec_level: int
     duplicates: int
@@ -378,7 +393,10 @@ def parse_archive(archive: bytes, store_id: int) -> Manifest:
     chunks = [parse_chunk_entry(archive, at, order) for at in range(lists[2][0], lists[2][1], CHUNK_BYTES)]
     manifest = Manifest(
         store_id=store_id,
+        format=fields[0],
         index_encoding=fields[1],
+        leaf_rule=fields[7],
+        level_modes=tuple(archive[root + 72 : root + 80]),
         codec=fields[2],
         codec_level=fields[3],
         duplicates=fields[4],
@@ -394,15 +412,29 @@ def parse_archive(archive: bytes, store_id: int) -> Manifest:
         chunks=chunks,
     )
     at = 64 + root
-    require(fields[7] == 0, _NAME, "a reserved field is not zero", at + 28)
-    require(fields[13] == 0, _NAME, "a reserved field is not zero", at + 72)
-    require(fields[0] == 1, _NAME, f"unknown format {fields[0]}", at)
+    require(fields[0] in FORMATS, _NAME, f"unknown format {fields[0]}", at)
     require(fields[5] == TILE, _NAME, "tile nnz is not 512", at + 20)
-    require(fields[6] == BLOCK_BITS, _NAME, "block bits is not 64", at + 24)
+    check_format(manifest, fields[6], at)
     check_root(manifest, at)
     check_modes(manifest)
     check_entries(manifest)
     return manifest
+
+
+def check_format(m: Manifest, block_bits: int, at: int) -> None:
+    """The fields that say what chunks hold; `at` is the root's offset in the file."""
+    if m.format == BLCO:
+        require(m.leaf_rule == 0, _NAME, "a reserved field is not zero", at + 28)
+        require(not any(m.level_modes), _NAME, "a reserved field is not zero", at + 72)
+        require(block_bits == BLOCK_BITS, _NAME, "block bits is not 64", at + 24)
+        known = m.index_encoding in (RAW, TILED)
+    else:
+        require(m.leaf_rule in LEAF_RULES, _NAME, f"unknown leaf rule {m.leaf_rule}", at + 28)
+        permutes = sorted(m.level_modes[: m.order]) == list(range(m.order)) and not any(m.level_modes[m.order :])
+        require(permutes, _NAME, "level modes does not name each mode once", at + 72)
+        require(block_bits == 0, _NAME, "block bits is not 0", at + 24)
+        known = m.index_encoding == TREE
+    require(known, _NAME, f"unknown index encoding {m.index_encoding}", at + 4)
 
 
 def archive_lists(archive: bytes, root: int) -> list[tuple[int, int]]:
@@ -441,7 +473,6 @@ def parse_chunk_entry(archive: bytes, at: int, order: int) -> ChunkEntry:
 
 def check_root(m: Manifest, at: int) -> None:
     """The ranges of the root's fields; `at` is the root's offset in the file."""
-    require(m.index_encoding in INDEX_ENCODINGS, _NAME, f"unknown index encoding {m.index_encoding}", at + 4)
     require(m.codec in CODECS, _NAME, f"unknown codec {m.codec}", at + 8)
     inside = 1 <= m.codec_level <= 22 if m.codec else m.codec_level == 0
     require(inside, _NAME, "the codec level is outside its range", at + 12)
@@ -460,7 +491,12 @@ def check_modes(m: Manifest) -> None:
         require(bits == width(dim - 1), _NAME, f"mode {number}: bits is not width(dim - 1)")
         verify(1 <= longest <= m.nnz, _NAME, f"mode {number}: the longest row bound is outside 1 to nnz")
     require(sum(m.bits) <= 128, _NAME, "the linear index has more than 128 bits")
-    require(list(m.bit_modes) == interleaving(m.dims), _NAME, "bit modes is not the interleaving of the dims")
+    rule = "bit modes is not the interleaving of the dims"
+    wanted = interleaving(m.dims)
+    if m.format == HOCFS:
+        rule = "bit modes is not the levels' modes side by side"
+        wanted = [mode for mode in reversed(m.level_modes[: m.order]) for _ in range(m.bits[mode])]
+    require(list(m.bit_modes) == wanted, _NAME, rule)
 
 
 def check_entries(m: Manifest) -> None:
@@ -469,10 +505,11 @@ def check_entries(m: Manifest) -> None:
     for number, c in enumerate(m.chunks):
         name = f"chunk {number}: "
         require(c.first_nonzero == position, _NAME, name + "first nonzero is not where the chunk before ended")
-        require(1 <= c.nnz <= MAX_CHUNK_BYTES // 4, _NAME, name + "nnz is outside its range")
+        require(1 <= c.nnz <= MAX_CHUNK_BYTES // (4 if m.format == BLCO else 2), _NAME, name + "nnz is outside its range")
         position += c.nnz
         last = number == len(m.chunks) - 1
-        require(c.nnz % TILE == 0 or last, _NAME, name + "nnz is not a multiple of 512 and the chunk is not the last")
+        whole = c.nnz % TILE == 0 or last or m.format == HOCFS
+        require(whole, _NAME, name + "nnz is not a multiple of 512 and the chunk is not the last")
         require(c.image_bytes % SECTION_ALIGN == 0, _NAME, name + "image bytes is not a multiple of 128")
         inside = HEADER_BYTES < c.image_bytes <= m.chunk_bytes
         require(inside, _NAME, name + "image bytes is larger than chunk bytes or smaller than any image")
@@ -572,10 +609,10 @@ def section_table(name: str, header: bytes) -> list[tuple[int, int, int]]:
     image_bytes, index_code, value_code = _u32(header, 36), header[45], header[46]
     require(index_code in INDEX_ENCODINGS, name, f"unknown index encoding {index_code}", 45)
     require(value_code in VALUE_ENCODINGS, name, f"unknown value encoding {value_code}", 46)
-    require(index_code == TILED or value_code == F64, name, "a raw chunk has another value encoding than f64", 46)
-    wanted = [SHAPE, BLOCKS, INDEX] if index_code == RAW else [SHAPE, TILES, COLUMNS]
+    require(index_code != RAW or value_code == F64, name, "a raw chunk has another value encoding than f64", 46)
+    wanted = {RAW: [SHAPE, BLOCKS, INDEX], TILED: [SHAPE, TILES, COLUMNS], TREE: [SHAPE, COLUMNS, LEVELS]}[index_code]
     if value_code != INTEGER:
-        wanted.append(VALUES)
+        wanted = sorted([*wanted, VALUES])
     out, next_at = [], HEADER_BYTES
     for slot in range(4):
         at = 56 + 16 * slot
@@ -712,9 +749,10 @@ def decode_tiled(chunk: Chunk, dims: Sequence[int]) -> tuple[list[np.ndarray], n
     return out, decode_values(chunk, table, numbers.ravel()[: chunk.nnz], dictionary)
 
 
-def check_slots(chunk: Chunk, numbers: np.ndarray) -> None:
-    """The slots beyond the nonzeros of the last tile must be zero."""
-    verify(not numbers.ravel()[chunk.nnz :].any(), chunk.name, "COLUMNS: a slot beyond the last nonzero is not 0")
+def check_slots(chunk: Chunk, numbers: np.ndarray, count: int | None = None) -> None:
+    """The slots beyond the nonzeros (or `count` numbers) of the last tile must be zero."""
+    beyond = numbers.ravel()[chunk.nnz if count is None else count :]
+    verify(not beyond.any(), chunk.name, "COLUMNS: a slot beyond the last nonzero is not 0")
 
 
 def read_dictionary(chunk: Chunk) -> np.ndarray | None:
@@ -734,7 +772,7 @@ def read_dictionary(chunk: Chunk) -> np.ndarray | None:
 
 def check_value_columns(chunk: Chunk, table: np.ndarray, dictionary: np.ndarray | None) -> None:
     """Width and base of each tile's value column, as far as the value encoding tells."""
-    name, at = chunk.name, chunk.at[TILES]
+    name, at = chunk.name, chunk.at[LEVELS if chunk.index_encoding == TREE else TILES]
     widths, base = table["width"], table["base"]
     if chunk.value_encoding == INTEGER:
         inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER)
@@ -747,11 +785,11 @@ def check_value_columns(chunk: Chunk, table: np.ndarray, dictionary: np.ndarray 
 
 
 def decode_values(chunk: Chunk, table: np.ndarray, numbers: np.ndarray, dictionary: np.ndarray | None) -> np.ndarray:
-    """The values of a `tiled` chunk as f64, from the value columns' numbers or from VALUES."""
+    """The values of a `tiled` chunk, or of a tree's slots, as f64, from the value columns' numbers or from VALUES."""
     name = chunk.name
     if chunk.value_encoding == INTEGER:
         verify((numbers <= 2 * MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
-        whole = np.repeat(table["base"], tile_sizes(chunk.nnz)) + numbers.astype(np.int64)
+        whole = np.repeat(table["base"], tile_sizes(len(numbers))) + numbers.astype(np.int64)
         low, high = per_tile(whole, np.minimum), per_tile(whole, np.maximum)
         verify((high <= MAX_INTEGER).all(), name, "an integer value is larger than 2^53")
         verify((low == table["base"]).all(), name, "TILES: a value base is not the tile's smallest value")
@@ -764,7 +802,7 @@ def decode_values(chunk: Chunk, table: np.ndarray, numbers: np.ndarray, dictiona
         verify(used.all(), name, "the dictionary holds a value that does not occur in the chunk")
         return dictionary[numbers].astype(np.float64)
     kind = np.dtype("<f4" if chunk.value_encoding == F32 else "<f8")
-    values = section(chunk, VALUES, kind.itemsize * chunk.nnz).view(kind).astype(np.float64)
+    values = section(chunk, VALUES, kind.itemsize * len(numbers)).view(kind).astype(np.float64)
     require(np.isfinite(values).all(), name, "a value is not finite")
     return values
 
@@ -805,6 +843,274 @@ def decode_raw(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]
     values = section(chunk, VALUES, 8 * chunk.nnz).view("<f8").astype(np.float64)
     require(np.isfinite(values).all(), name, "a value is not finite")
     return out, values
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Trees (hocfs.md)
+# ---------------------------------------------------------------------------------------------------------------
+
+_RECORD = np.dtype(
+    [("at", "<u4"), ("low", "<u4"), ("high", "<u4"), ("stride", "<u4"), ("base", "<i8"), ("width", "<u4"), ("reserved", "<u4")]
+)
+
+
+@dataclass
+class Levels:
+    """The LEVELS section: nodes of each level, the records of each level's tiles, the slices' leaf codes."""
+
+    nodes: list[int]
+    records: list[np.ndarray]
+    codes: np.ndarray
+
+
+def read_levels(chunk: Chunk, m: Manifest) -> Levels:
+    """Cut the LEVELS section and check all that does not need COLUMNS."""
+    name, at, data = chunk.name, chunk.at[LEVELS], chunk.sections[LEVELS]
+    require(len(data) >= 64, name, "LEVELS is shorter than its head (offset in the image)", at)
+    head = data[:64].tobytes()
+    same = tuple(head[:8]) == m.level_modes and _u32(head, 8) == m.leaf_rule
+    require(same, name, "LEVELS disagrees with the manifest (offset in the image)", at)
+    reserved = any(head[12:16]) or any(head[48:])
+    require(not reserved, name, "LEVELS: a reserved field is not zero (offset in the image)", at)
+    counts = struct.unpack_from("<8I", head, 16)
+    nodes = list(counts[: m.order])
+    ascends = nodes[0] >= 1 and nodes == sorted(nodes) and not any(counts[m.order :])
+    require(ascends, name, "LEVELS: a level has fewer nodes than the one above (offset in the image)", at + 16)
+    tiles = [-(-n // TILE) for n in nodes]
+    words = -(-nodes[0] // 32)
+    section(chunk, LEVELS, 64 + 32 * sum(tiles) + 4 * words)
+    table = data[64 : 64 + 32 * sum(tiles)].view(_RECORD)
+    require(not table["reserved"].any(), name, "LEVELS: a reserved field is not zero (offset in the image)", at)
+    bits = np.unpackbits(data[64 + 32 * sum(tiles) :], bitorder="little")
+    require(not bits[nodes[0] :].any(), name, "LEVELS: a leaf code of no slice (offset in the image)", at)
+    records = np.split(table, np.cumsum(tiles)[:-1])
+    for level, part in enumerate(records):
+        dim = m.dims[m.level_modes[level]]
+        inside = (part["low"] <= part["high"]).all() and (part["high"] < dim).all()
+        require(inside, name, f"LEVELS: a range of level {level} is outside the dim (offset in the image)", at)
+    return Levels(nodes, records, bits[: nodes[0]].astype(bool))
+
+
+def pads_of(chunk: Chunk, levels: Levels) -> np.ndarray:
+    """How many slots of each tile of leaves are padding."""
+    before = np.append(levels.records[-1]["stride"].astype(np.int64), chunk.nnz)
+    pads = tile_sizes(levels.nodes[-1]) - np.diff(before)
+    fits = before[0] == 0 and (np.diff(before) >= 0).all() and (pads >= 0).all()
+    require(fits, chunk.name, "LEVELS: before does not count the nonzeros (offset in the image)", chunk.at[LEVELS])
+    return pads
+
+
+def decode_tree(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray]:
+    """Indices and values of the nonzeros of a tree, mode by mode."""
+    name, at = chunk.name, chunk.at[LEVELS]
+    levels = read_levels(chunk, m)
+    dictionary = read_dictionary(chunk)
+    check_value_columns(chunk, levels.records[-1], dictionary)
+    pads = pads_of(chunk, levels)
+    padded = [np.zeros(len(r), np.int64) for r in levels.records[:-1]] + [(pads > 0).astype(np.int64)]
+    first = [widths_of(r["high"].astype(np.int64) - r["low"] + p) for r, p in zip(levels.records, padded)]
+    second = [r["width"].astype(np.int64) for r in levels.records]
+    pairs = np.stack([np.concatenate(first), np.concatenate(second)], axis=1)
+    starts = np.cumsum(pairs.ravel()).reshape(pairs.shape) - pairs
+    placed = (np.concatenate(levels.records)["at"] == starts[:, 0]).all()
+    require(placed, name, "LEVELS: columns at is not the sum of the widths before (offset in the image)", at)
+    columns = section(chunk, COLUMNS, 64 * int(pairs.sum())).reshape(-1, 64)
+    places = np.split(starts, np.cumsum([len(r) for r in levels.records])[:-1])
+    indices, children = [], []
+    for level, record in enumerate(levels.records[:-1]):
+        indices.append(node_indices(chunk, levels, level, columns, places[level][:, 0], padded[level]))
+        children.append(node_starts(chunk, levels, level, columns, places[level][:, 1]))
+    slots = node_indices(chunk, levels, m.order - 1, columns, places[-1][:, 0], padded[-1])
+    numbers = unpack_columns(columns, places[-1][:, 1], second[-1])
+    check_slots(chunk, numbers, levels.nodes[-1])
+    values = decode_values(chunk, levels.records[-1], numbers.ravel()[: levels.nodes[-1]], dictionary)
+    check_leaves(chunk, m, levels, children, slots, values)
+    there = slots >= 0
+    out: list[np.ndarray] = [np.empty(0, np.uint32)] * m.order
+    out[m.level_modes[m.order - 1]] = slots[there].astype(np.uint32)
+    node = np.flatnonzero(there)
+    for level in range(m.order - 2, -1, -1):
+        node = np.searchsorted(children[level], node, side="right") - 1
+        out[m.level_modes[level]] = indices[level][node].astype(np.uint32)
+    return out, values[there]
+
+
+def node_indices(
+    chunk: Chunk, levels: Levels, level: int, columns: np.ndarray, places: np.ndarray, padded: np.ndarray
+) -> np.ndarray:
+    """The index of each node of a level, -1 for padding."""
+    name, record, count = chunk.name, levels.records[level], levels.nodes[level]
+    span = record["high"].astype(np.int64) - record["low"]
+    numbers = unpack_columns(columns, places, widths_of(span + padded)).astype(np.int64)
+    check_slots(chunk, numbers, count)
+    flat = numbers.ravel()[:count]
+    spans = np.repeat(span, tile_sizes(count))
+    pad = (flat == spans + 1) & np.repeat(padded > 0, tile_sizes(count))
+    require(((flat <= spans) | pad).all(), name, f"COLUMNS: an index of level {level} is above its tile's high")
+    if level == len(levels.nodes) - 1:
+        right = (np.add.reduceat(pad.astype(np.int64), np.arange(0, count, TILE)) == pads_of(chunk, levels)).all()
+        require(right, name, "LEVELS: before does not count the nonzeros (offset in the image)", chunk.at[LEVELS])
+    largest = per_tile(np.where(pad, -1, flat), np.maximum)
+    alone = largest < 0
+    exact = (np.where(alone, 0, largest) == span) & (per_tile(np.where(pad, 1 << 40, flat), np.minimum) * ~alone == 0)
+    exact &= ~alone | (record["low"] == 0)
+    verify(exact.all(), name, f"LEVELS: a low or high of level {level} is not exact")
+    return np.where(pad, -1, flat + np.repeat(record["low"].astype(np.int64), tile_sizes(count)))
+
+
+def node_starts(chunk: Chunk, levels: Levels, level: int, columns: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Where the children of each node of an inner level begin."""
+    name, record, count = chunk.name, levels.records[level], levels.nodes[level]
+    rule = f"LEVELS: starts of level {level} do not ascend from 0 to the next level's end"
+    require((record["width"] <= 32).all(), name, f"LEVELS: a width of level {level} is above 32", chunk.at[LEVELS])
+    below = levels.nodes[level + 1]
+    fits = (record["base"] >= 0).all() and (record["base"] < below).all() and (record["stride"] < below + 1).all()
+    require(fits, name, rule)
+    numbers = unpack_columns(columns, places, record["width"].astype(np.int64)).astype(np.int64)
+    check_slots(chunk, numbers, count)
+    starts = record["base"][:, None] + record["stride"].astype(np.int64)[:, None] * np.arange(TILE) + numbers
+    flat = starts.ravel()[:count]
+    require(flat[0] == 0 and (np.diff(flat) > 0).all() and flat[-1] < below, name, rule)
+    begins = (flat[::TILE] == record["base"]).all()
+    require(begins, name, f"LEVELS: a base of level {level} is not where the tile's children begin")
+    for tile, first in enumerate(range(0, count, TILE)):
+        part = flat[first : first + TILE]
+        stride = int(np.diff(part).min()) if len(part) > 1 else 0
+        bits = width(int(part[-1] - part[0]) - stride * (len(part) - 1))
+        least = stride == record["stride"][tile] and bits == record["width"][tile]
+        verify(least, name, f"LEVELS: a stride or width of level {level} is not the one that is due")
+    return flat
+
+
+def check_leaves(
+    chunk: Chunk, m: Manifest, levels: Levels, children: list[np.ndarray], slots: np.ndarray, values: np.ndarray
+) -> None:
+    """Padding stands behind a fiber's leaves, repeats the value before it, and is there where the leaf rule says."""
+    name, there = chunk.name, slots >= 0
+    fibers = children[-1]
+    verify(there[fibers].all(), name, "a fiber begins with padding")
+    pad = np.flatnonzero(~there)
+    follows = (values.view(np.int64)[pad] == values.view(np.int64)[pad - 1]).all()
+    verify(follows, name, "padding does not repeat the value before it")
+    inside = np.setdiff1d(np.arange(1, len(slots)), fibers)
+    verify((there[inside - 1] | ~there[inside]).all(), name, "a leaf stands behind padding")
+    slots_of = np.diff(np.append(fibers, len(slots)))
+    leaves_of = np.add.reduceat(there.astype(np.int64), fibers)
+    firsts = np.arange(levels.nodes[0])
+    for starts in children[:-1]:
+        firsts = starts[firsts]
+    nnz, longest = np.add.reduceat(leaves_of, firsts), np.maximum.reduceat(leaves_of, firsts)
+    count = np.diff(np.append(firsts, len(fibers)))
+    ell = np.repeat(levels.codes, count)
+    due = np.where(ell, np.repeat(longest, count), leaves_of)
+    verify((slots_of == due).all(), name, "a fiber has other slots than its slice's leaf code says")
+    wanted = leaf_codes(m.leaf_rule, nnz, longest * count)
+    if (levels.codes != wanted).any():
+        # All csr, where the image by the rule would be too long: nothing is padded then.
+        verify(not levels.codes.any(), name, "a leaf code is not the one that is due")
+    check_tree_values(chunk, levels, slots, values)
+
+
+def leaf_codes(rule: int, nnz: np.ndarray, padded: np.ndarray) -> np.ndarray:
+    """Which slices of so many nonzeros and padded slots are `ell`."""
+    if rule == CSR:
+        return np.zeros(len(nnz), bool)
+    return padded <= 2 * nnz if rule == ELL else 8 * padded <= 9 * nnz
+
+
+def check_tree_values(chunk: Chunk, levels: Levels, slots: np.ndarray, values: np.ndarray) -> None:
+    """The value encoding is the one that is due."""
+    is_integer, integer_width, is_f32 = value_facts(values)
+    index_units = len(chunk.sections[COLUMNS]) // 64 - int(levels.records[-1]["width"].sum())
+    choices = value_costs(
+        len(values), index_units, int(integer_width.sum()), bool(is_integer.all()), bool(is_f32.all())
+    )
+    distinct = len(np.unique(values.view(np.uint64)))
+    if distinct <= MAX_DICTIONARY:
+        units = index_units + len(integer_width) * width(distinct - 1)
+        choices.append((tail_bytes(units, 8 * distinct), 1, DICTIONARY))
+    best = min(choices)[2]
+    rule = f"the values are stored as {VALUE_ENCODINGS[chunk.value_encoding]} where {VALUE_ENCODINGS[best]} is due"
+    verify(best == chunk.value_encoding, chunk.name, rule, 46)
+
+
+def csr_bytes(m: Manifest, store: Store, first: int, end: int) -> tuple[int, int]:
+    """The length of the image of nonzeros `first` to `end` as a tree without padding, and its nodes."""
+    by_level = [store.columns[mode][first:end] for mode in m.level_modes[: m.order]]
+    values = store.values[first:end]
+    new = np.zeros(end - first, bool)
+    new[0] = True
+    nodes, positions = [], []
+    for column in by_level[:-1]:
+        new[1:] |= column[1:] != column[:-1]
+        positions.append(np.flatnonzero(new))
+        nodes.append(column[positions[-1]])
+    units, tiles = 0, 0
+    for level, indices in enumerate([*nodes, by_level[-1]]):
+        span = per_tile(indices, np.maximum).astype(np.int64) - per_tile(indices, np.minimum)
+        units += int(widths_of(span).sum())
+        tiles += len(span)
+        if level < m.order - 1:
+            below = positions[level + 1] if level + 1 < len(positions) else np.arange(end - first)
+            units += start_units(np.searchsorted(below, positions[level]))
+    is_integer, integer_width, is_f32 = value_facts(values)
+    size = min(value_costs(len(values), units, int(integer_width.sum()), bool(is_integer.all()), bool(is_f32.all())))[0]
+    levels = 64 + 32 * tiles + 4 * -(-len(nodes[0]) // 32)
+    total = HEADER_BYTES + round_up(4 * m.order, SECTION_ALIGN) + round_up(levels, SECTION_ALIGN) + size
+    return total, sum(len(n) for n in nodes) + end - first
+
+
+def start_units(starts: np.ndarray) -> int:
+    """The widths of the columns that hold these starts."""
+    first = starts[::TILE]
+    last = starts[np.minimum(np.arange(TILE - 1, len(first) * TILE, TILE), len(starts) - 1)]
+    sizes = tile_sizes(len(starts))
+    steps = np.diff(starts, append=starts[-1] + (1 << 40))
+    steps[TILE - 1 :: TILE] = 1 << 40
+    stride = np.where(sizes > 1, per_tile(steps, np.minimum), 0)
+    return int(widths_of(last - first - stride * (sizes - 1)).sum())
+
+
+def check_tree_cutting(store: Store) -> None:
+    """Derive each chunk's end from where it begins, and compare with the manifest."""
+    m = store.manifest
+    most = {CSR: m.chunk_bytes, ELL: m.chunk_bytes // 8 * 3, AUTO: m.chunk_bytes // 4 * 3}[m.leaf_rule]
+
+    def fits(first: int, end: int) -> bool:
+        size, nodes = csr_bytes(m, store, first, end)
+        return end - first == 1 or size <= most and nodes <= m.chunk_bytes // 2
+
+    for number, entry in enumerate(m.chunks):
+        first, end = entry.first_nonzero, entry.first_nonzero + entry.nnz
+        # The least `over` so that the nonzeros to `over` are too many; every beginning of what fits, fits.
+        low, step = end, 1
+        rule = "the chunk holds more than it may"
+        verify(fits(first, end), f"chunk-{number:06d}.bin", rule)
+        while low < m.nnz and fits(first, min(low + step, m.nnz)):
+            low, step = min(low + step, m.nnz), 2 * step
+        if low == m.nnz:
+            wanted = m.nnz
+        else:
+            high = min(low + step, m.nnz)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(first, middle) else (low, middle)
+            wanted = cut_before(store, first, high - 1)
+        rule = f"the chunk ends before nonzero {end}, the cutting rule says {wanted}"
+        verify(end == wanted, f"chunk-{number:06d}.bin", rule)
+
+
+def cut_before(store: Store, first: int, last: int) -> int:
+    """Where the chunk that begins with `first` and has no room for `last` is closed."""
+    m = store.manifest
+    for depth in (1, m.order - 1):
+        columns = [store.columns[mode][first : last + 1] for mode in m.level_modes[:depth]]
+        other = np.zeros(last + 1 - first, bool)
+        for column in columns:
+            other |= column != column[-1]
+        if other.any():
+            return first + int(np.flatnonzero(other)[-1]) + 1
+    return last
 
 
 def linearize(columns: list[np.ndarray], positions: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -902,17 +1208,13 @@ def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np
     low, high = int(keys.min()), int(keys.max())
     run.least = low if run.least is None else min(run.least, low)
     run.largest = high if run.largest is None else max(run.largest, high)
+    if m.format == HOCFS:
+        return
     run.tile_squares.append(squares_by_tile(values))
     if m.index_encoding == RAW:
         return
     bits = values.view(np.uint64)
-    integer = (np.abs(values) <= MAX_INTEGER) & (np.trunc(values) == values) & (bits != np.uint64(1 << 63))
-    is_integer = per_tile(integer, np.logical_and)
-    whole = np.where(integer, values, 0.0).astype(np.int64)
-    span = per_tile(whole, np.maximum) - per_tile(whole, np.minimum)
-    integer_width = widths_of(span.astype(np.uint64))
-    with np.errstate(over="ignore", under="ignore"):
-        is_f32 = per_tile(values.astype(np.float32).astype(np.float64).view(np.uint64) == bits, np.logical_and)
+    is_integer, integer_width, is_f32 = value_facts(values)
     facts = run.facts
     facts.is_integer.append(is_integer)
     facts.integer_width.append(integer_width)
@@ -930,6 +1232,17 @@ def check_values(m: Manifest, number: int, columns: list[np.ndarray], values: np
     best = min(choices)[2]
     rule = f"the values are stored as {VALUE_ENCODINGS[entry.value_encoding]} where {VALUE_ENCODINGS[best]} is due"
     verify(best == entry.value_encoding, name, rule, 46)
+
+
+def value_facts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each tile: whether all values are integers, the width that those take, whether f32 holds all exactly."""
+    bits = values.view(np.uint64)
+    integer = (np.abs(values) <= MAX_INTEGER) & (np.trunc(values) == values) & (bits != np.uint64(1 << 63))
+    whole = np.where(integer, values, 0.0).astype(np.int64)
+    span = per_tile(whole, np.maximum) - per_tile(whole, np.minimum)
+    with np.errstate(over="ignore", under="ignore"):
+        is_f32 = per_tile(values.astype(np.float32).astype(np.float64).view(np.uint64) == bits, np.logical_and)
+    return per_tile(integer, np.logical_and), widths_of(span.astype(np.uint64)), is_f32
 
 
 def tail_bytes(units: int, values: int) -> int:
@@ -1050,7 +1363,12 @@ def read_store(path: str | Path) -> Store:
     values: list[np.ndarray] = []
     for number in range(len(m.chunks)):
         chunk = load_chunk(directory, number, m)
-        found, numbers = decode_raw(chunk, m) if m.index_encoding == RAW else decode_tiled(chunk, m.dims)
+        if m.format == HOCFS:
+            found, numbers = decode_tree(chunk, m)
+        elif m.index_encoding == RAW:
+            found, numbers = decode_raw(chunk, m)
+        else:
+            found, numbers = decode_tiled(chunk, m.dims)
         check_values(m, number, found, numbers, run)
         check_rows(m, number, found, run)
         low, high = linearize(found, positions)
@@ -1060,9 +1378,15 @@ def read_store(path: str | Path) -> Store:
         for mode, column in enumerate(found):
             columns[mode].append(column)
         values.append(numbers)
+    store = Store(directory, m, [np.concatenate(c) for c in columns], np.concatenate(values))
+    if m.format == HOCFS:
+        run.tile_squares.append(squares_by_tile(store.values))
     check_statistics(m, run)
-    check_cutting(m, run)
-    return Store(directory, m, [np.concatenate(c) for c in columns], np.concatenate(values))
+    if m.format == HOCFS:
+        check_tree_cutting(store)
+    else:
+        check_cutting(m, run)
+    return store
 
 
 def format_value(value: float) -> str:
@@ -1091,6 +1415,7 @@ def summary(store: Store) -> dict[str, object]:
         "nnz": m.nnz,
         "chunks": len(m.chunks),
         "digest": store.digest,
+        "format": FORMATS[m.format],
         "index_encoding": INDEX_ENCODINGS[m.index_encoding],
         "value_encodings": [VALUE_ENCODINGS[c.value_encoding] for c in m.chunks],
         "codec": CODECS[m.codec],

@@ -28,16 +28,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blco_reader import (
+    AUTO,
+    BLCO,
+    BLOCK_BITS,
     BLOCKS,
     CHUNK_BYTES,
     COLUMNS,
+    CSR,
     DICTIONARY,
+    ELL,
     F32,
     F64,
     FILE_ALIGN,
     HEADER_BYTES,
+    HOCFS,
     INDEX,
     INTEGER,
+    LEAF_RULES,
+    LEVELS,
     MAX_DICTIONARY,
     MAX_INTEGER,
     MODE_BYTES,
@@ -49,6 +57,7 @@ from blco_reader import (
     TILE,
     TILED,
     TILES,
+    TREE,
     VALUES,
     StoreError,
     format_value,
@@ -187,6 +196,8 @@ class Options:
     """What a store is packed with."""
 
     encoding: int = TILED
+    main_mode: int = 0
+    leaf: int = CSR
     zstd: int = 0
     duplicates: bool = False
     chunk_bytes: int = 65536
@@ -339,6 +350,21 @@ class Writer:
         tiles = [self.nonzeros[at : at + TILE] for at in range(0, len(self.nonzeros), TILE)]
         self.tiles = [tile_facts(t) for t in tiles]
 
+    def codes(self) -> tuple[int, int, int, bytes]:
+        """Format, block bits, leaf rule and level modes, as the manifest has them."""
+        return BLCO, BLOCK_BITS, 0, bytes(8)
+
+    def bounds(self) -> list[int]:
+        """The first nonzero of each chunk, and behind the last one's how many there are."""
+        return [TILE * tile for tile in self.twist.boundaries(self.cut())] + [len(self.nonzeros)]
+
+    def sections(self, first: int, end: int) -> tuple[int, dict[int, bytes]]:
+        """Value encoding and sections of the chunk of some nonzeros."""
+        part = self.nonzeros[first:end]
+        if self.options.encoding == RAW:
+            return self.raw_sections(part)
+        return self.tiled_sections(first // TILE, -(-end // TILE), part)
+
     def cut(self) -> list[int]:
         """The first tile of each chunk."""
         out, count, n = [0], 0, len(self.nonzeros)
@@ -425,9 +451,8 @@ class Writer:
 
     def chunk(self, number: int, first: int, end: int) -> tuple[bytearray, bytes]:
         """A chunk's file, its checksums still zero, and its entry in the manifest."""
-        part = self.nonzeros[TILE * first : TILE * end]
-        raw = self.options.encoding == RAW
-        encoding, sections = self.raw_sections(part) if raw else self.tiled_sections(first, end, part)
+        part = self.nonzeros[first:end]
+        encoding, sections = self.sections(first, end)
         sections = self.twist.sections(sections)
         table, body = [], bytearray()
         for kind in sorted(sections):
@@ -436,7 +461,7 @@ class Writer:
             body += bytes(-len(body) % SECTION_ALIGN)
         stored = zstd_frame(bytes(body)) if self.options.zstd else bytes(body)
         header = b"BLCOCHNK" + struct.pack(
-            "<IIQQIIIBBBBQ", 1, number, 0, TILE * first, len(part), HEADER_BYTES + len(body), len(stored),
+            "<IIQQIIIBBBBQ", 1, number, 0, first, len(part), HEADER_BYTES + len(body), len(stored),
             len(self.dims), self.options.encoding, encoding, int(self.options.zstd > 0), 0,
         )
         header += b"".join(table).ljust(64, b"\0") + bytes(8)
@@ -447,7 +472,7 @@ class Writer:
         by_mode = list(zip(*(c for c, _ in part)))
         spare = [0] * (8 - len(self.dims))
         entry = struct.pack(
-            "<5Q4Q16I", TILE * first, len(part), len(file), HEADER_BYTES + len(body), 0,
+            "<5Q4Q16I", first, len(part), len(file), HEADER_BYTES + len(body), 0,
             *(half for x in linear for half in (x & mask, x >> 64)),
             *(min(i) for i in by_mode), *spare, *(max(i) for i in by_mode), *spare,
         )
@@ -457,7 +482,7 @@ class Writer:
         """All files, sealed."""
         options, values = self.options, [v for _, v in self.nonzeros]
         files, entries = {}, []
-        bounds = self.twist.boundaries(self.cut()) + [len(self.tiles)]
+        bounds = self.bounds()
         for number, (first, end) in enumerate(zip(bounds, bounds[1:])):
             files[chunk_name(number)], entry = self.chunk(number, first, end)
             entries.append(entry)
@@ -469,9 +494,10 @@ class Writer:
         lists = modes + bytes(self.modes) + b"".join(entries)
         root = len(lists)
         ranked = sorted(values, key=total_order)
+        form, block_bits, leaf, levels = self.codes()
         archive = lists + struct.pack(
-            "<IIIiIIIIQQdddQ", 1, options.encoding, int(options.zstd > 0), options.zstd, options.duplicates, TILE, 64,
-            0, options.chunk_bytes, len(values), sum_of_squares(values), ranked[0], ranked[-1], 0,
+            "<IIIiIIIIQQddd8s", form, options.encoding, int(options.zstd > 0), options.zstd, options.duplicates, TILE,
+            block_bits, leaf, options.chunk_bytes, len(values), sum_of_squares(values), ranked[0], ranked[-1], levels,
         )
         places = (0, len(self.dims)), (len(modes), len(self.modes)), (len(modes) + len(self.modes), len(entries))
         for slot, (at, count) in enumerate(places):
@@ -481,6 +507,194 @@ class Writer:
         draft = Draft(files, len(self.dims), PREAMBLE_BYTES + places[2][0], len(entries))
         draft.seal()
         return draft
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Trees
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """A node of a tree: its index, and its children or, of a fiber, its leaves (index, value)."""
+
+    index: int
+    children: list["Node"] = field(default_factory=list)
+    leaves: list[tuple[int, float]] = field(default_factory=list)
+
+
+PAD = -1
+
+
+class TreeWriter(Writer):
+    """Writes a HOCFS store, by formats-spec/hocfs.md."""
+
+    def __init__(self, dims: Sequence[int], nonzeros: Sequence[Nonzero], options: Options, twist: Twist) -> None:
+        super().__init__(dims, [], options, twist)
+        order = len(dims)
+        self.levels = [(options.main_mode + at) % order for at in range(order)]
+        self.modes = [mode for mode in reversed(self.levels) for _ in range(width(dims[mode] - 1))]
+        self.nonzeros = list(nonzeros)
+        if twist.sort:
+            self.nonzeros.sort(key=lambda n: (self.path(n), total_order(n[1])))
+
+    def path(self, nonzero: Nonzero) -> tuple[int, ...]:
+        return tuple(nonzero[0][mode] for mode in self.levels)
+
+    def codes(self) -> tuple[int, int, int, bytes]:
+        return HOCFS, 0, self.options.leaf, bytes(self.levels).ljust(8, b"\0")
+
+    def bounds(self) -> list[int]:
+        bounds, n = [0], len(self.nonzeros)
+        while not self.fits(bounds[-1], n):
+            low, high = bounds[-1] + 1, n
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self.fits(bounds[-1], middle) else (low, middle)
+            bounds.append(self.cut_before(bounds[-1], high - 1))
+        return self.twist.boundaries(bounds) + [n]
+
+    def fits(self, first: int, end: int) -> bool:
+        """Whether a chunk may hold some nonzeros."""
+        bound = self.options.chunk_bytes
+        most = {CSR: bound, AUTO: bound // 4 * 3, ELL: bound // 8 * 3}[self.options.leaf]
+        plain = TreeWriter(self.dims, [], self.options, Twist())
+        plain.nonzeros = self.nonzeros
+        _, sections, nodes = plain.image(first, end, CSR, by_dictionary=False)
+        return end - first == 1 or self.length(sections) <= most and nodes <= bound // 2
+
+    def length(self, sections: dict[int, bytes]) -> int:
+        return HEADER_BYTES + sum(round_up(len(s), SECTION_ALIGN) for s in sections.values())
+
+    def cut_before(self, first: int, last: int) -> int:
+        """Where a chunk that has no room for nonzero `last` ends."""
+        for depth in (1, len(self.dims) - 1):
+            at = last
+            while at > first and self.path(self.nonzeros[at - 1])[:depth] == self.path(self.nonzeros[last])[:depth]:
+                at -= 1
+            if at > first:
+                return at
+        return last
+
+    def sections(self, first: int, end: int) -> tuple[int, dict[int, bytes]]:
+        encoding, sections, _ = self.image(first, end, self.options.leaf, by_dictionary=True)
+        if self.length(sections) > self.options.chunk_bytes:
+            encoding, sections, _ = self.image(first, end, CSR, by_dictionary=True)
+        return encoding, sections
+
+    def tree(self, first: int, end: int) -> list[Node]:
+        """The slices."""
+        slices: list[Node] = []
+        for nonzero in self.nonzeros[first:end]:
+            *above, leaf = self.path(nonzero)
+            inside = slices
+            for index in above:
+                if not inside or inside[-1].index != index:
+                    inside.append(Node(index))
+                node, inside = inside[-1], inside[-1].children
+            node.leaves.append((leaf, nonzero[1]))
+        return slices
+
+    def image(
+        self, first: int, end: int, rule: int, by_dictionary: bool
+    ) -> tuple[int, dict[int, bytes], int]:
+        """Value encoding, sections and number of nodes of a chunk."""
+        slices = self.tree(first, end)
+        levels, codes = [slices], []
+        for _ in self.levels[2:]:
+            levels.append([child for node in levels[-1] for child in node.children])
+        slots: list[tuple[int, float]] = []
+        starts = [[0] for _ in levels]
+        for piece in slices:
+            fibers = [piece]
+            for _ in self.levels[2:]:
+                fibers = [child for node in fibers for child in node.children]
+            nnz, longest = sum(len(f.leaves) for f in fibers), max(len(f.leaves) for f in fibers)
+            padded = longest * len(fibers)
+            codes.append({CSR: False, ELL: padded <= 2 * nnz, AUTO: 8 * padded <= 9 * nnz}[rule])
+            for fiber in fibers:
+                slots += fiber.leaves
+                if codes[-1]:
+                    slots += [(PAD, fiber.leaves[-1][1])] * (longest - len(fiber.leaves))
+                starts[-1].append(len(slots))
+        for level, nodes in enumerate(levels[:-1]):
+            for node in nodes:
+                starts[level].append(starts[level][-1] + len(node.children))
+        indices = [[node.index for node in nodes] for nodes in levels]
+        columns = [self.inner_tiles(i, s[:-1]) for i, s in zip(indices, starts)]
+        encoding, tiles, section = self.leaf_tiles(slots, columns, by_dictionary)
+        records, packed, at = [], [], 0
+        for tile in [tile for level in columns for tile in level] + tiles:
+            (low, high, stride, base), (bits, numbers), (second, others) = tile
+            records.append(struct.pack("<IIIIqII", at, low, high, stride, base, second, 0))
+            packed += [self.column(len(records) - 1, 0, numbers, bits), self.column(len(records) - 1, 1, others, second)]
+            at += bits + second
+        counts = [len(i) for i in indices] + [len(slots)]
+        head = self.codes()[3] + struct.pack("<II", self.options.leaf, 0)
+        head += struct.pack(f"<{len(counts)}I", *counts).ljust(32, b"\0") + bytes(16)
+        bits_of_codes = sum(code << number for number, code in enumerate(codes))
+        out = {
+            SHAPE: struct.pack(f"<{len(self.dims)}I", *self.dims),
+            COLUMNS: b"".join(packed),
+            LEVELS: head + b"".join(records) + bits_of_codes.to_bytes(4 * -(-len(codes) // 32), "little"),
+        }
+        return encoding, out | section, sum(counts[:-1]) + end - first
+
+    def inner_tiles(self, indices: list[int], starts: list[int]) -> list[tuple]:
+        """(low, high, stride, base), (bits, indices), (bits, starts) of each tile of an inner level."""
+        out = []
+        for at in range(0, len(indices), TILE):
+            part, begins = indices[at : at + TILE], starts[at : at + TILE]
+            stride = min((b - a for a, b in zip(begins, begins[1:])), default=0)
+            numbers = [start - begins[0] - stride * i for i, start in enumerate(begins)]
+            low, high = min(part), max(part)
+            index = width(high - low), [i - low for i in part]
+            out.append(((low, high, stride, begins[0]), index, (width(max(numbers)), numbers)))
+        return out
+
+    def leaf_tiles(
+        self, slots: list[tuple[int, float]], inner: list[list[tuple]], by_dictionary: bool
+    ) -> tuple[int, list[tuple], dict[int, bytes]]:
+        """Value encoding, the tiles of leaves as `inner_tiles` has them, and the VALUES section, if there is one."""
+        tiles, before = [], 0
+        for at in range(0, len(slots), TILE):
+            part = slots[at : at + TILE]
+            there = [i for i, _ in part if i != PAD]
+            low, high = min(there, default=0), max(there, default=0)
+            bits = width(high - low + (len(there) < len(part)))
+            numbers = [high - low + 1 if i == PAD else i - low for i, _ in part]
+            tiles.append((low, high, before, bits, numbers, [v for _, v in part]))
+            before += len(there)
+        values = [v for _, v in slots]
+        units = sum(t[1][0] + t[2][0] for level in inner for t in level) + sum(t[3] for t in tiles)
+        possible = [(tail_bytes(units, 8 * len(values)), 3, F64)]
+        if all(map(is_f32, values)):
+            possible.append((tail_bytes(units, 4 * len(values)), 2, F32))
+        if all(map(is_integer, values)):
+            spans = [width(int(max(t[5])) - int(min(t[5]))) for t in tiles]
+            possible.append((tail_bytes(units + sum(spans), 0), 0, INTEGER))
+        dictionary = sorted({bits_of(v): v for v in values}.values(), key=total_order)
+        if by_dictionary and len(dictionary) <= MAX_DICTIONARY:
+            entries = units + len(tiles) * width(len(dictionary) - 1)
+            possible.append((tail_bytes(entries, 8 * len(dictionary)), 1, DICTIONARY))
+        encoding = self.twist.value_encoding(min(possible)[2])
+        entry = {bits_of(v): number for number, v in enumerate(dictionary)}
+        out = []
+        for low, high, before, bits, numbers, inside in tiles:
+            base, second, others = 0, 0, [0] * len(inside)
+            if encoding == INTEGER:
+                base = int(min(inside))
+                others = [int(v) - base for v in inside]
+                second = width(max(others))
+            elif encoding == DICTIONARY:
+                others = [entry[bits_of(v)] for v in inside]
+                second = width(len(dictionary) - 1)
+            out.append(((low, high, before, base), (bits, numbers), (second, others)))
+        if encoding == INTEGER:
+            return encoding, out, {}
+        stored = dictionary if encoding == DICTIONARY else values
+        kind = "f" if encoding == F32 else "d"
+        return encoding, out, {VALUES: struct.pack(f"<{len(stored)}{kind}", *stored)}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -498,18 +712,26 @@ class Valid:
     options: Options = field(default_factory=Options)
     about: str = ""
 
+    def writer(self, twist: Twist) -> Writer:
+        writer = TreeWriter if self.options.encoding == TREE else Writer
+        return writer(self.dims, self.nonzeros, self.options, twist)
+
     def draft(self, twist: Twist | None = None) -> Draft:
-        return Writer(self.dims, self.nonzeros, self.options, twist or Twist()).draft()
+        return self.writer(twist or Twist()).draft()
 
     def text(self) -> str:
-        ordered = Writer(self.dims, self.nonzeros, self.options, Twist()).nonzeros
+        ordered = self.writer(Twist()).nonzeros
         lines = (" ".join(str(i + 1) for i in c) + " " + format_value(v) for c, v in ordered)
         return "\n".join(lines) + "\n"
 
     def pack_options(self) -> list[str]:
         """The command line that packs the text to this store."""
         o = self.options
-        out = ["--dims", ",".join(map(str, self.dims)), "--encoding", "raw" if o.encoding == RAW else "tiled"]
+        out = ["--dims", ",".join(map(str, self.dims))]
+        if o.encoding == TREE:
+            out += ["--format", "hocfs", "--main-mode", str(o.main_mode + 1), "--slice", LEAF_RULES[o.leaf]]
+        else:
+            out += ["--encoding", "raw" if o.encoding == RAW else "tiled"]
         out += ["--chunk-bytes", str(o.chunk_bytes), "--duplicates", "keep" if o.duplicates else "error"]
         return out + (["--zstd", str(o.zstd)] if o.zstd else [])
 
@@ -534,6 +756,15 @@ EXAMPLE = [
     ((1, 1, 1), 1.0), ((1, 1, 2), 2.0), ((2, 1, 2), 4.0), ((4, 2, 1), 8.0), ((3, 1, 2), 6.0), ((4, 2, 2), 9.0),
     ((2, 1, 3), 5.0), ((1, 3, 3), 3.0), ((4, 3, 3), 10.0), ((4, 3, 4), 11.0), ((3, 4, 4), 7.0), ((4, 4, 4), 12.0),
 ]
+SLICES: list[Nonzero] = [
+    ((i - 1, j - 1, k - 1), float(v))
+    for i, j, k, v in zip(
+        (1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4),
+        (1, 1, 2, 3, 3, 4, 4, 5, 1, 2, 3, 3, 4, 4, 1, 1, 2, 3, 3, 5, 5),
+        (1, 2, 2, 2, 3, 3, 4, 1, 3, 4, 1, 4, 2, 3, 2, 4, 1, 3, 4, 3, 4),
+        (3, 1, 9, 7, 3, 5, 8, 2, 4, 7, 5, 2, 1, 6, 7, 8, 3, 2, 1, 6, 5),
+    )
+]
 LARGEST = 2**32 - 1
 KEYS = (512,) * 8
 MOST_ROWS = 2**24
@@ -549,6 +780,12 @@ def valid_vectors() -> list[Valid]:
     order8 = (3, 1, 70000, 2, 9, 16, 5, 33)
     mixed = (0.1, -0.0, 0.0, -3.5)
     extremes: list[Nonzero] = [((49, 39), 5e-324), ((48, 39), 2.0**1000)]
+    fibers: list[Nonzero] = [((1, i // 250, i % 250), 0.1) for i in range(9000)]
+    leaves: list[Nonzero] = [((1, 0, i), 0.1) for i in range(4000)]
+
+    def tree(leaf: int, main_mode: int = 0) -> Options:
+        return Options(encoding=TREE, leaf=leaf, main_mode=main_mode)
+
     zeros: list[Nonzero] = [((0, 2**31 * (i >= 3500), 0), 0.0) for i in range(3700)]
     return [
         Valid("example-tiled", (4, 4, 4), example, about="the worked example of blco.md"),
@@ -577,6 +814,25 @@ def valid_vectors() -> list[Valid]:
               "codec 1; explicit zeros; two chunks, cut by image bytes; an equal coordinate on both sides of the cut"),
         Valid("cut-nonzeros", (8, 8), [((i % 8, i // 8 % 8), 1.0) for i in range(16900)], keep,
               "two chunks, cut by nonzeros"),
+        Valid("hocfs-example", (4, 5, 4), SLICES, tree(CSR), "the worked example of hocfs.md"),
+        Valid("hocfs-example-ell", (4, 5, 4), SLICES, tree(ELL), "every slice padded"),
+        Valid("hocfs-example-main-2", (4, 5, 4), SLICES, tree(AUTO, 1), "the second mode main"),
+        Valid("hocfs-one", (1000, 70000, 5), [((41, 65536, 4), -2.5)], tree(AUTO, 2), "one nonzero"),
+        Valid("hocfs-dims-one", (1, 1), [((0, 0), 7.0)], tree(CSR), "order 2, no linear bits, an empty COLUMNS"),
+        Valid("hocfs-order-2", (600, 40), with_values((600, 40), 1100, lambda i: i / 4 - 7), tree(AUTO, 1),
+              "order 2: slices are fibers; several tiles of a level"),
+        Valid("hocfs-order-8", order8, with_values(order8, 90, lambda i: i % 7 - 3), tree(ELL, 3), "order 8"),
+        Valid("hocfs-tiles", (700, 3, 50), with_values((700, 3, 50), 2500, lambda i: mixed[i % 4]), tree(ELL),
+              "padding across tiles; dictionary, both zeros"),
+        Valid("hocfs-duplicates", (3, 2), twice, Options(encoding=TREE, duplicates=True), "duplicates kept"),
+        Valid("hocfs-bits-128", (LARGEST,) * 4, [(c, 1.0 + i) for i, c in enumerate(corners)], tree(AUTO, 2),
+              "128 linear bits"),
+        Valid("hocfs-zstd", (50, 40), with_values((50, 40), 600, lambda i: mixed[i % 4]),
+              Options(encoding=TREE, zstd=3), "codec 1"),
+        Valid("hocfs-cut-slice", (90, 90, 9), [((i // 81 % 90, i // 9 % 9, i % 9), 0.1) for i in range(7290)],
+              tree(AUTO), "chunks hold whole slices; a full last chunk of slices that are padded by nothing"),
+        Valid("hocfs-cut-fiber", (2, 60, 300), fibers, tree(CSR), "a slice that is cut between fibers"),
+        Valid("hocfs-cut-leaf", (2, 2, 20000), leaves, tree(ELL), "a fiber that is cut inside"),
         Valid("cut-dictionary", (9, 9), [((i % 9, i // 9 % 9), 0.1) for i in range(8000)], keep,
               "two chunks, cut by image bytes with f64, then stored as dictionary"),
     ]
@@ -640,6 +896,18 @@ class Number(Twist):
         return numbers
 
 
+class Second(Twist):
+    """Another number in one slot of a column of a tile of a tree: its second one, unless told."""
+
+    def __init__(self, tile: int, slot: int, number: int, column: int = 1) -> None:
+        self.tile, self.slot, self.number, self.of = tile, slot, number, column
+
+    def numbers(self, tile: int, column: int, numbers: list[int]) -> list[int]:
+        if (tile, column) == (self.tile, self.of):
+            numbers[self.slot] = self.number
+        return numbers
+
+
 class Cut(Twist):
     """Chunks of the tiles given."""
 
@@ -673,6 +941,8 @@ _INTEGER = Valid("integer", (50, 40), with_values((50, 40), 300, lambda i: i % 6
 _DICTIONARY = Valid("dictionary", (50, 40), with_values((50, 40), 300, lambda i: (i % 5) / 10))
 _LARGE = Valid("large", (2, 2), [((0, 0), 0.0)] * 4200, Options(encoding=RAW, zstd=3, duplicates=True))
 _F64 = Valid("f64", (8, 8), [((i, i), i / 10) for i in range(8)])
+_TREE = Valid("tree", (4, 5, 4), SLICES, Options(encoding=TREE, leaf=CSR))
+_PADDED = Valid("padded", (4, 5, 4), SLICES, Options(encoding=TREE, leaf=ELL))
 _ZSTD = Valid("zstd", (50, 40), with_values((50, 40), 300, lambda i: (i % 5) / 10), Options(zstd=3))
 
 
@@ -734,7 +1004,7 @@ def invalid_manifests() -> Iterator[Invalid]:
     yield vector("list-outside", "a list does not lie inside the archive", _NARROW, root(100, "<I", 1000))
     yield vector("list-before", "a list does not lie inside the archive", _NARROW, root(80, "<i", -(2**31)))
     yield vector("list-order", "a list does not begin where the one before ends", _NARROW, move_modes)
-    yield vector("format", "unknown format", _NARROW, root(0, "<I", 2))
+    yield vector("format", "unknown format", _NARROW, root(0, "<I", 3))
     yield vector("index-encoding", "unknown index encoding", _NARROW, root(4, "<I", 3))
     yield vector("codec", "unknown codec", _NARROW, root(8, "<I", 2))
     yield vector("codec-level", "the codec level is outside its range", _ZSTD, root(12, "<i", 23))
@@ -752,6 +1022,13 @@ def invalid_manifests() -> Iterator[Invalid]:
     yield vector("first-nonzero", "first nonzero is not where the chunk before ended", _TWO, entry(1, 0, "<Q", 15872))
     yield vector("chunk-nnz-zero", "nnz is outside its range", _NARROW, entry(0, 8, "<Q", 0))
     yield vector("chunk-nnz", "nnz is not a multiple of 512", _TWO, short_tile)
+    yield vector("leaf-rule", "unknown leaf rule", _TREE, root(28, "<I", 4))
+    yield vector("level-modes", "level modes does not name each mode once", _TREE, root(72, "<3B", 0, 1, 1))
+    yield vector("level-modes-beyond", "level modes does not name each mode once", _TREE, root(75, "<B", 1))
+    yield vector("tree-block-bits", "block bits is not 0", _TREE, root(24, "<I", 64))
+    yield vector("tree-index-encoding", "unknown index encoding", _TREE, root(4, "<I", TILED))
+    yield vector("tree-bit-modes", "bit modes is not the levels' modes side by side", _TREE,
+                 preamble(PREAMBLE_BYTES + 3 * MODE_BYTES + 1, "<2B", 1, 2))
     yield Invalid("manifest-image-bytes", READER, MANIFEST, "image bytes is larger than chunk bytes",
                   _LARGE.draft(Cut([0])))
 
@@ -907,6 +1184,20 @@ def invalid_images() -> Iterator[Invalid]:
     yield poke("f64-infinite", "a value is not finite", _F64, VALUES, 16, "<d", -math.inf)
     yield poke("f32-nan", "a value is not finite", _NARROW, VALUES, 16, "<f", math.nan)
     yield twist("values-length", "VALUES has", _F64, Section(VALUES, lambda s: s + b"\0" * 8))
+    yield poke("levels-modes", "LEVELS disagrees with the manifest", _TREE, LEVELS, 1, "<2B", 2, 1)
+    yield poke("levels-rule", "LEVELS disagrees with the manifest", _TREE, LEVELS, 8, "<I", AUTO)
+    yield poke("levels-reserved", "LEVELS: a reserved field is not zero", _TREE, LEVELS, 12, "<I", 1)
+    yield poke("levels-nodes", "a level has fewer nodes than the one above", _TREE, LEVELS, 16, "<I", 14)
+    yield poke("levels-nodes-beyond", "a level has fewer nodes than the one above", _TREE, LEVELS, 28, "<I", 30)
+    yield twist("levels-length", "LEVELS has", _TREE, Section(LEVELS, lambda s: s + b"\0" * 4))
+    yield poke("levels-leaf-code", "a leaf code of no slice", _PADDED, LEVELS, 64 + 96, "<I", 0b1111)
+    yield poke("levels-range", "a range of level 1 is outside the dim", _TREE, LEVELS, 64 + 32 + 8, "<I", 5)
+    yield poke("levels-columns-at", "columns at is not the sum", _TREE, LEVELS, 64 + 32, "<I", 2)
+    yield poke("levels-before", "before does not count the nonzeros", _TREE, LEVELS, 64 + 64 + 12, "<I", 1)
+    yield poke("levels-base", "starts of level 1 do not ascend", _TREE, LEVELS, 64 + 32 + 16, "<q", 1)
+    yield twist("starts-order", "starts of level 1 do not ascend", _TREE, Second(1, 5, 0))
+    yield poke("levels-stride", "starts of level 1 do not ascend", _TREE, LEVELS, 64 + 32 + 12, "<I", 2)
+    yield twist("levels-padding", "before does not count the nonzeros", _PADDED, Second(2, 3, 1, 0))
     yield poke("blocks-order", "the keys do not ascend", _KEYS, BLOCKS, 16, "<Q", 0)
     yield twist("blocks-equal", "the keys do not ascend", _RAW,
                 Section(BLOCKS, lambda s: s + struct.pack("<QII", 0, 5, 0)))
@@ -945,7 +1236,7 @@ def unverified() -> Iterator[Invalid]:
 
     def again(base: Valid, change: Callable[[list[Nonzero]], None], options: Options | None = None) -> Valid:
         """The base with its nonzeros, in linear order, changed."""
-        nonzeros = list(Writer(base.dims, base.nonzeros, base.options, Twist()).nonzeros)
+        nonzeros = list(base.writer(Twist()).nonzeros)
         change(nonzeros)
         return Valid(base.name, base.dims, nonzeros, options or base.options)
 
@@ -988,6 +1279,16 @@ def unverified() -> Iterator[Invalid]:
     yield twist("dictionary-unused", "the dictionary holds a value that does not occur", _DICTIONARY,
                 Section(VALUES, lambda s: s + struct.pack("<d", 9.5)))
     yield twist("cut", "the cutting rule says", _INTEGER_TWO, Cut([0, 1]))
+    yield twist("tree-order", "the nonzeros are not sorted by linear index", again(_TREE, swap), Unsorted())
+    yield twist("tree-cut", "the cutting rule says", _TREE, Cut([0, 8]))
+    draft = _PADDED.draft()
+    draft.poke(FIRST, draft.section(FIRST, VALUES) + 12, "<f", 3.0)
+    draft.seal()
+    yield Invalid("verify-padding-value", VERIFIER, FIRST, "padding does not repeat the value before it", draft)
+    draft = _TREE.draft()
+    draft.poke(FIRST, draft.section(FIRST, LEVELS) + 64 + 96, "<I", 1)
+    draft.seal()
+    yield Invalid("verify-leaf-code", VERIFIER, FIRST, "a fiber has other slots", draft)
     squares = sum_of_squares([v for _, v in Writer(_NARROW.dims, _NARROW.nonzeros, Options(), Twist()).nonzeros])
     yield root("squares", "the sum of squares is", 48, "<d", math.nextafter(squares, math.inf))
     yield root("value-min", "value min or max is not the nonzeros'", 56, "<d", 1.0)
