@@ -7,11 +7,14 @@
 
 mod common;
 
+use blco::backend::host::HostBackend;
 use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::{Matrix, load_factors, mode_file, seeded_factors};
 use blco::error::{Error, Result};
+use blco::op::ttv::{Merged, Streamed, streams};
 use blco::pack::PackOptions;
 use blco::store::Store;
+use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use blco::sys::fault::{Call, Fault, Faults};
 use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, bits, identity, options, pack, packed, run, tree, values};
@@ -134,6 +137,62 @@ fn interrupted_and_short_transfers_change_no_result() {
                 assert!(back == factors, "{fault:?}, read {nth}");
             });
         });
+    }
+}
+
+/// TTV along `mode` through `sys`, by the way that the store has for it; temporary files go to `runs`.
+fn open_and_ttv(sys: &Sys, path: &Path, mode: usize, runs: &Path) -> Result<Vec<u64>> {
+    let store = Store::open(sys, path)?;
+    let vector: Vec<f64> = (0..store.manifest().shape.dims()[mode]).map(|i| f64::from(i) - 3.5).collect();
+    let mut found = Vec::new();
+    let mut sink = |batches: Vec<blco::coo::Batch>| {
+        for batch in batches {
+            found.extend(batch.indices.into_iter().map(u64::from));
+            found.extend(batch.values.into_iter().map(f64::to_bits));
+        }
+        Ok(())
+    };
+    let limits = Limits { workers: Some(2), ..Limits::default() };
+    let plan = plan(&store, 0, &limits)?;
+    if streams(store.manifest(), mode) {
+        let mut op = Streamed::new(&store, &vector, Some(&mut sink))?;
+        let mut backend = HostBackend::new(&store, &mut op)?;
+        Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+        op.finish()?;
+    } else {
+        let shape = &store.manifest().shape;
+        let mut op = Merged::<f64, u64>::new(sys, shape, mode, &vector, 0, runs.to_path_buf());
+        let mut backend = HostBackend::new(&store, &mut op)?;
+        Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+        op.finish(&mut sink)?;
+    }
+    Ok(found)
+}
+
+/// The same for TTV, streamed and with partial results in files, of which nothing is left.
+#[test]
+fn every_failing_call_ends_ttv_with_its_error() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let (path, runs) = (dir.path().join("store"), dir.path().join("runs"));
+    packed(&tensor(), &options(&path, Kind::HocfsCsr, SMALL_CHUNKS));
+    for mode in [2, 0] {
+        let wanted = open_and_ttv(&Sys::default(), &path, mode, &runs).unwrap();
+        for call in [Call::Read, Call::Open, Call::Write, Call::Spawn, Call::Allocate] {
+            for_every_call(Some(call), Fault::Errno(libc::EIO), |nth, sys, faults| {
+                match open_and_ttv(sys, &path, mode, &runs) {
+                    Err(error) => {
+                        assert!(faults.struck(), "mode {mode}: {error}");
+                        assert_eq!(errno(&error), Some(libc::EIO), "mode {mode}, {call:?} {nth}: {error}");
+                    }
+                    Ok(found) => {
+                        assert!(!faults.struck(), "mode {mode}: {call:?} {nth} failed and nobody noticed");
+                        assert!(found == wanted);
+                    }
+                }
+                assert!(!runs.exists(), "mode {mode}: {call:?} {nth}: temporary files are left");
+            });
+        }
     }
 }
 

@@ -75,6 +75,9 @@ fn from_one(indices: &[u32]) -> Vec<u32> {
     indices.iter().map(|i| i + 1).collect()
 }
 
+/// Slice, fibers, `Ap`, `Aj` and `Av`.
+type TableRow = (u32, &'static [u32], &'static [u32], &'static [u32], &'static [u32]);
+
 /// Table 1: slices 1, 3 and 4; their fibers, `Ap`, `Aj` and `Av`.
 #[test]
 fn the_example_is_table_1() {
@@ -82,7 +85,7 @@ fn the_example_is_table_1() {
     let store = packed(&example(), &hocfs(&dir.path().join("s"), 0, LeafRule::Csr, SMALL_CHUNKS));
     // Its order is that of the HOCOO arrays.
     assert_eq!(exported(&store).unwrap(), example());
-    let table: [(u32, &[u32], &[u32], &[u32], &[u32]); 3] = [
+    let table: [TableRow; 3] = [
         (1, &[1, 2, 3, 4, 5], &[0, 2, 3, 5, 7, 8], &[1, 2, 2, 2, 3, 3, 4, 1], &[3, 1, 9, 7, 3, 5, 8, 2]),
         (3, &[1, 2, 3, 4], &[0, 1, 2, 4, 6], &[3, 4, 1, 4, 2, 3], &[4, 7, 5, 2, 1, 6]),
         (4, &[1, 2, 3, 5], &[0, 2, 3, 5, 7], &[2, 4, 1, 3, 4, 3, 4], &[7, 8, 3, 2, 1, 6, 5]),

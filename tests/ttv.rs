@@ -7,7 +7,7 @@ mod common;
 
 use blco::backend::host::{HostBackend, HostOp};
 use blco::coo::Batch;
-use blco::dense::Real;
+use blco::dense::{Matrix, Real};
 use blco::encoding::LeafRule;
 use blco::error::Result;
 use blco::linear::Wide;
@@ -16,8 +16,10 @@ use blco::pack::{FormatOption, PackOptions};
 use blco::random::Counter;
 use blco::store::Store;
 use blco::stream::{Executor, Limits, plan};
+use blco::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Coordinates without the mode of the vector, and value.
 type Elements = Vec<(Vec<u32>, f64)>;
@@ -194,4 +196,70 @@ fn overflow_is_an_error() {
         let message = ttv(&store, 2, &[1.0, 1.0], u64::MAX, 1).unwrap_err().to_string();
         assert!(message.contains("(2, 3"), "{kind:?}: {message}");
     }
+}
+
+/// Runs a program in `dir`: its status, and what it says on standard output and error.
+fn program(dir: &Path, name: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = assert_cmd::Command::new(assert_cmd::cargo::cargo_bin(name));
+    let output = command.current_dir(dir).args(args).env_remove("BLCO_FAULT").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// `blco-run --op ttv` from text to text: the result in store order, the report, a vector from NumPy.
+#[test]
+fn the_program_writes_the_result_and_reports_the_pipeline() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str, args: &[&str]| {
+        let (status, out, error) = program(dir.path(), name, args);
+        assert_eq!((status, &error[..]), (Some(0), ""), "{name} {args:?}: {error}");
+        out
+    };
+    std::fs::write(dir.path().join("t.tns"), "1 1 1 2\n1 1 3 0.5\n2 3 1 -1\n2 3 2 0\n3 1 2 4\n").unwrap();
+    run("blco-pack", &["t.tns", "--format", "hocfs", "-o", "h"]);
+    run("blco-pack", &["t.tns", "-o", "b"]);
+    let vector = Matrix::from_rows(3, 1, vec![3.0, 0.25, -2.0]);
+    vector.write(&Sys::default().create(&dir.path().join("column.npy")).unwrap()).unwrap();
+    let mut npy = b"\x93NUMPY\x01\x00\x36\x00".to_vec();
+    npy.extend(format!("{:<53}\n", "{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }").as_bytes());
+    npy[8] = u8::try_from(npy.len() - 10).unwrap();
+    npy.extend([3.0f64, 0.25, -2.0].iter().flat_map(|x| x.to_le_bytes()));
+    std::fs::write(dir.path().join("x.npy"), npy).unwrap();
+    let ttv = |store, more: &[&str]| {
+        let args = [&[store, "--op", "ttv", "--modes", "3", "--vector", "x.npy", "--json"], more].concat();
+        serde_json::from_str::<serde_json::Value>(&run("blco-run", &args)).unwrap()
+    };
+    for (store, streamed) in [("h", true), ("b", false)] {
+        let report = ttv(store, &["--output", "y"]);
+        let text = std::fs::read_to_string(dir.path().join("y/result.tns")).unwrap();
+        assert_eq!(text, "1 1 5\n2 3 -3\n3 1 1\n", "{store}");
+        assert_eq!((&report["streamed"], &report["elements"]), (&streamed.into(), &3.into()));
+        assert_eq!(report["pipeline"].is_object(), streamed);
+        assert_eq!(ttv(store, &["--precision", "f32"])["elements"], 3);
+        let left: Vec<_> = std::fs::read_dir(dir.path().join("y")).unwrap().collect();
+        assert_eq!(left.len(), 1, "nothing but the result");
+    }
+    // One that cannot be: named, in one line, and nothing is left.
+    let refuses = |args: &[&str], wanted: &str| {
+        let args = [&["h", "--op", "ttv", "--output", "z"], args].concat();
+        let (status, _, error) = program(dir.path(), "blco-run", &args);
+        assert_eq!((status, error.lines().count()), (Some(2), 1), "{args:?}: {error}");
+        assert!(error.contains(wanted), "{args:?}: {error}");
+        assert!(!dir.path().join("z").exists(), "{args:?}");
+    };
+    refuses(&["--modes", "all"], "along one mode");
+    refuses(&["--modes", "4"], "is not a mode");
+    refuses(&["--modes", "2", "--vector", "column.npy"], "has 2 axes; a vector has 1");
+    refuses(&["--modes", "2", "--vector", "none.npy"], "none.npy");
+    refuses(&["--modes", "3", "--rank", "4"], "--rank is not an option of --op ttv");
+    refuses(&["--modes", "3", "--backend", "cuda"], "leave --backend cuda away");
+    let (status, _, error) = program(dir.path(), "blco-pack", &["t.tns", "-o", "n", "--main-mode", "2"]);
+    assert!(status == Some(2) && error.contains("--format hocfs"), "{error}");
+    let args = ["t.tns", "-o", "n", "--format", "hocfs", "--main-mode", "4"];
+    let (status, _, error) = program(dir.path(), "blco-pack", &args);
+    assert!(status == Some(2) && error.contains("main mode 4: the tensor has modes 1 to 3"), "{error}");
+    let info = run("blco-info", &["h", "--storage", "--json"]);
+    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["levels"], serde_json::json!([1, 2, 3]));
+    assert_eq!(info["storage"][2]["hocfs"], 2 * 3 + 2 * 3 + 2 * 5);
 }

@@ -45,7 +45,7 @@ impl GatheredTile {
 /// What threads make of a tile.
 #[derive(Debug)]
 enum Piece {
-    Blco(EncodedTile),
+    Blco(Box<EncodedTile>),
     Tree(GatheredTile),
 }
 
@@ -59,7 +59,7 @@ enum Encoder<K> {
 impl<K: Key> Encoder<K> {
     fn encode(&self, tile: &[Nonzero<K>]) -> Piece {
         match self {
-            Self::Blco(encoder) => Piece::Blco(encoder.encode(tile)),
+            Self::Blco(encoder) => Piece::Blco(Box::new(encoder.encode(tile))),
             Self::Tree(linearizer, order) => Piece::Tree(GatheredTile::new(linearizer, *order, tile)),
         }
     }

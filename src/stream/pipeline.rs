@@ -8,16 +8,16 @@ pub type StepSeconds = [f64; 3];
 /// What the steps of all chunks take, one after the other and overlapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Pipeline {
-    /// T_s: every step of every chunk waits for the one before.
+    /// `T_s`: every step of every chunk waits for the one before.
     pub sequential_seconds: f64,
-    /// T_p: while chunk i is handed over, chunk i + 1 is computed and chunk i + 2 brought.
+    /// `T_p`: while chunk i is handed over, chunk i + 1 is computed and chunk i + 2 brought.
     pub pipelined_seconds: f64,
 }
 
 impl Pipeline {
     /// Of chunks whose steps take these seconds.
     ///
-    /// T_s is the sum of all steps. T_p is a sum over cycles: in cycle i the three steps of chunks i, i - 1 and i - 2 go
+    /// `T_s` is the sum of all steps. `T_p` is a sum over cycles: in cycle i the three steps of chunks i, i - 1 and i - 2 go
     /// on at once, as far as there are such chunks, and the longest of them counts. (The paper's equation writes out the
     /// first and last two cycles, and prints the two steps of the second as one step twice.)
     #[must_use]

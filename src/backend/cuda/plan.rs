@@ -4,7 +4,7 @@ use super::choose::{self, DeviceOrder, ModeOrder, Operation, Sample};
 use super::driver::{Device, Facts};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::store::Store;
+use crate::store::{Format, Store};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::sync::Arc;
@@ -134,7 +134,7 @@ pub fn plan(
     let orders = plan.resident_chunks == store.manifest().chunks.len()
         && (limits.passes > 1 || limits.deterministic)
         && which != DeviceOrder::Store;
-    let tiled = store.manifest().index_encoding == IndexEncoding::Tiled;
+    let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
     let large = operation.bytes > CACHED_BYTES;
     if tiled && (orders || large) {
         let sample = Sample::new(store)?;

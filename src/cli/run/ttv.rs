@@ -344,7 +344,11 @@ fn text(report: &TtvReport) -> String {
             0 => "in memory".to_owned(),
             runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
         };
-        text.push_str(&format!("  added up in {:.4} s, {spilled}\n", report.merge_seconds));
+        text.push_str(&merge_text(report.merge_seconds, &spilled));
     }
     text
+}
+
+fn merge_text(seconds: f64, spilled: &str) -> String {
+    format!("  added up in {seconds:.4} s, {spilled}\n")
 }

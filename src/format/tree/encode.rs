@@ -5,10 +5,10 @@ use super::record::{Head, LevelRecord};
 use super::{PADDING, Tree};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::values::{
-    Costs, TileValues, ValueEncoding, dictionary_width, pack_entries, pack_integers,
+    Costs, TileValues, ValueBytes, ValueEncoding, dictionary_width, pack_entries, pack_integers,
 };
 use crate::encoding::{LeafRule, TILE_NNZ, width};
-use crate::format::BuiltChunk;
+use crate::format::{BuiltChunk, value_section};
 use crate::linear::{BitLayout, Linearizer};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use crate::store::{ChunkEntry, ImageWriter, SectionKind, TREE_CODE};
@@ -73,11 +73,12 @@ impl TreeEncoder {
         let leaf_indices: Vec<(LevelRecord, Vec<u8>)> = slots.index_columns();
         let index_bytes = inner.iter().map(|columns| columns.bytes.len()).sum::<usize>()
             + leaf_indices.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
-        let cost =
-            |v: crate::encoding::values::ValueBytes| section_bytes(index_bytes as u64 + v.columns, v.section);
+        let cost = |v: ValueBytes| section_bytes(index_bytes as u64 + v.columns, v.section);
         let (value_encoding, dictionary) = costs.choose(&slots.values, cost);
         let mut all = Columns::default();
-        inner.into_iter().for_each(|columns| all.append(columns));
+        for columns in inner {
+            all.append(columns);
+        }
         for ((record, bytes), values) in leaf_indices.into_iter().zip(slots.values.chunks(TILE_NNZ)) {
             all.append_leaves(record, &bytes, values, value_encoding, &dictionary);
         }
@@ -93,10 +94,12 @@ impl TreeEncoder {
         });
         let records = std::mem::take(&mut all.records);
         image.section(SectionKind::Columns, |out| out.append(&mut all.bytes));
-        super::super::value_section(&mut image, value_encoding, &slots.values, &dictionary);
+        value_section(&mut image, value_encoding, &slots.values, &dictionary);
         image.section(SectionKind::Levels, |out| {
             head.write(out);
-            records.iter().for_each(|record| record.write(out));
+            for record in &records {
+                record.write(out);
+            }
             out.extend(slots.codes().flat_map(u32::to_le_bytes));
         });
         let nnz = u32::try_from(tree.nnz()).expect("a chunk has fewer than 2^32 nonzeros");

@@ -86,9 +86,10 @@ impl ValueMeter {
         if self.nnz == 0 {
             (self.low, self.high, self.integer, self.f32_exact) = (i64::MAX, i64::MIN, true, true);
         }
-        match as_integer(value) {
-            Some(i) => (self.low, self.high) = (self.low.min(i), self.high.max(i)),
-            None => (self.integer, self.fraction) = (false, true),
+        if let Some(i) = as_integer(value) {
+            (self.low, self.high) = (self.low.min(i), self.high.max(i));
+        } else {
+            (self.integer, self.fraction) = (false, true);
         }
         #[expect(clippy::cast_possible_truncation, reason = "exactness is the question")]
         let single = f64::from(value as f32);

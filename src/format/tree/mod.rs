@@ -85,10 +85,10 @@ impl Tree {
         let inner = self.levels.len();
         let same = at[..inner].iter().zip(&self.last).take_while(|(a, b)| a == b).count();
         let first = if self.leaves.is_empty() { 0 } else { same };
-        for level in first..inner {
+        for (level, &index) in at.iter().enumerate().take(inner).skip(first) {
             let start =
                 u32::try_from(self.level_nodes(level + 1)).expect("a chunk has fewer than 2^32 nodes");
-            self.levels[level].indices.push(at[level]);
+            self.levels[level].indices.push(index);
             self.levels[level].starts.push(start);
         }
         self.leaves.push(at[inner]);

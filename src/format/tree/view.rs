@@ -202,9 +202,7 @@ impl<'a> TreeView<'a> {
         let before = record.stride_or_before;
         let follows = match previous {
             None => before == 0,
-            Some(last) => {
-                before >= last.stride_or_before && before - last.stride_or_before <= TILE_NNZ as u32
-            }
+            Some(last) => (0..=TILE_NNZ).contains(&(before.wrapping_sub(last.stride_or_before) as usize)),
         };
         let nnz = (self.nnz as u64).checked_sub(before.into());
         let at_end = tile + 1 == self.tiles_of(self.order() - 1);
@@ -312,8 +310,9 @@ impl<'a> TreeView<'a> {
             *start = number.wrapping_add(record.stride_or_before.wrapping_mul(i));
         }
         out.starts[out.len] = self.start_behind(level, tile);
-        let rises = out.starts[..=out.len].windows(2).fold(true, |rises, pair| rises & (pair[0] < pair[1]));
-        if rises && out.starts[0] == base { Ok(()) } else { Err(self.damaged(level, tile)) }
+        let falls =
+            out.starts[..=out.len].windows(2).fold(0, |falls, pair| falls | u32::from(pair[0] >= pair[1]));
+        if falls == 0 && out.starts[0] == base { Ok(()) } else { Err(self.damaged(level, tile)) }
     }
 
     /// Where the children of a tile's last node end.
@@ -372,9 +371,14 @@ impl<'a> TreeView<'a> {
         Ok(tile * TILE_NNZ + inside.saturating_sub(1))
     }
 
+    /// Nonzeros of the store's first tile that are in the chunk before.
+    fn skipped(&self) -> usize {
+        usize::try_from(self.first_nonzero % TILE_NNZ as u64).unwrap_or(0)
+    }
+
     /// Nonzeros of the chunk in tile `t`: those of the store's tile that are here.
     fn positions(&self, t: usize) -> Range<usize> {
-        let skipped = (self.first_nonzero % TILE_NNZ as u64) as usize;
+        let skipped = self.skipped();
         let start = (t * TILE_NNZ).saturating_sub(skipped);
         start..((t + 1) * TILE_NNZ - skipped).min(self.nnz)
     }
@@ -382,7 +386,7 @@ impl<'a> TreeView<'a> {
     /// Tiles of the store that have nonzeros here.
     #[must_use]
     pub fn tiles(&self) -> usize {
-        ((self.first_nonzero % TILE_NNZ as u64) as usize + self.nnz).div_ceil(TILE_NNZ)
+        (self.skipped() + self.nnz).div_ceil(TILE_NNZ)
     }
 
     /// The number in the store of the first.

@@ -135,7 +135,7 @@ impl<T: Real> HostOp for Streamed<'_, '_, T> {
         let continues = self.compute(view)?;
         let computed = start.elapsed();
         self.hand_over(view, continues)?;
-        self.steps.push([computed, start.elapsed() - computed].map(|step| step.as_secs_f64()));
+        self.steps.push([computed, start.elapsed().saturating_sub(computed)].map(|step| step.as_secs_f64()));
         Ok(())
     }
 
