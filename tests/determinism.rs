@@ -101,17 +101,22 @@ fn skewed() -> Tensor {
     tensor
 }
 
-fn results_are_bit_identical<T: Real>() {
+/// Stores of one format, whose order of nonzeros is the same: of `kind` in chunks of three sizes, and of two others.
+fn results_are_bit_identical<T: Real>(kind: Kind, others: [Kind; 2]) {
     const RANK: usize = 8;
     let dir = tempfile::tempdir().unwrap();
     let (sys, tensor, modes) = (Sys::default(), skewed(), [0, 1, 2]);
     let mut stores = Vec::new();
     for chunk_bytes in [SMALL_CHUNKS, 256 << 10, 8 << 20] {
         let target = dir.path().join(chunk_bytes.to_string());
-        stores.push(packed(&tensor, &options(&target, Kind::Tiled, chunk_bytes)));
+        stores.push(packed(&tensor, &options(&target, kind, chunk_bytes)));
     }
-    stores.push(packed(&tensor, &options(&dir.path().join("raw"), Kind::Raw, SMALL_CHUNKS)));
-    stores.push(packed(&tensor, &options(&dir.path().join("zstd"), Kind::TiledZstd, 256 << 10)));
+    for (kind, chunk_bytes) in others.into_iter().zip([SMALL_CHUNKS, 256 << 10]) {
+        stores.push(packed(
+            &tensor,
+            &options(&dir.path().join(format!("{kind:?}-{chunk_bytes}")), kind, chunk_bytes),
+        ));
+    }
     let chunks: Vec<usize> = stores.iter().map(|s| s.manifest().chunks.len()).collect();
     assert!(chunks[0] > chunks[1] && chunks[1] > chunks[2] && chunks[2] == 1, "{chunks:?}");
     let factors: Vec<Matrix<T>> = seeded_factors(&sys, &stores[0].manifest().shape, RANK, 4).unwrap();
@@ -146,10 +151,12 @@ fn results_are_bit_identical<T: Real>() {
 
 #[test]
 fn f64_results_are_bit_identical() {
-    results_are_bit_identical::<f64>();
+    results_are_bit_identical::<f64>(Kind::Tiled, [Kind::Raw, Kind::TiledZstd]);
+    results_are_bit_identical::<f64>(Kind::HocfsCsr, [Kind::HocfsZstd; 2]);
 }
 
 #[test]
 fn f32_results_are_bit_identical() {
-    results_are_bit_identical::<f32>();
+    results_are_bit_identical::<f32>(Kind::Tiled, [Kind::Raw, Kind::TiledZstd]);
+    results_are_bit_identical::<f32>(Kind::HocfsCsr, [Kind::HocfsZstd; 2]);
 }

@@ -254,6 +254,7 @@ fn pack_with_every_call_failing(code: i32, replace: bool, kind: Kind) {
 fn every_failing_call_ends_packing_and_leaves_nothing() {
     pack_with_every_call_failing(libc::EIO, false, Kind::Tiled);
     pack_with_every_call_failing(libc::ENOSPC, false, Kind::TiledZstd);
+    pack_with_every_call_failing(libc::EIO, false, Kind::HocfsEll);
 }
 
 #[test]

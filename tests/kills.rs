@@ -57,7 +57,7 @@ struct Case {
 }
 
 const SPILLING: [&str; 7] = ["t.tns", "-o", "out/s", "--memory", "0", "--chunk-bytes", "256KiB"];
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     Case { name: "in memory", arguments: &["t.tns", "-o", "out/s"], replaces: false, resumes: false },
     Case { name: "spilling", arguments: &SPILLING, replaces: false, resumes: false },
     Case {
@@ -69,6 +69,12 @@ const CASES: [Case; 6] = [
     Case {
         name: "spilling elsewhere, zstd",
         arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--temp-dir", "temp", "--zstd", "3"],
+        replaces: false,
+        resumes: false,
+    },
+    Case {
+        name: "spilling, hocfs",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--format", "hocfs", "--main-mode", "2"],
         replaces: false,
         resumes: false,
     },

@@ -13,7 +13,7 @@ use blco::op::inspect::Inspect;
 use blco::store::{LoneReader, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
-use common::{Kind, options, pack};
+use common::{KINDS, Kind, options, pack};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -74,7 +74,7 @@ fn seal_chunk(chunk: &Path, mut bytes: Vec<u8>) {
 
 /// Lengths that no field forbids, but no file bears out: with a codec and without.
 fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
-    for kind in [Kind::Tiled, Kind::TiledZstd] {
+    for kind in [Kind::Tiled, Kind::TiledZstd, Kind::HocfsCsr, Kind::HocfsZstd] {
         let spec = GenerateSpec { dims: vec![40, 30, 20], nnz: 3000, ..GenerateSpec::default() };
         let mut options = options(path, kind, 1 << 30);
         options.replace = true;
@@ -104,7 +104,7 @@ fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
 fn lengths_that_lie_are_refused_without_their_memory() {
     let dir = tempfile::tempdir().unwrap();
     let sys = Sys::default();
-    for kind in [Kind::Raw, Kind::Tiled, Kind::TiledZstd] {
+    for kind in KINDS {
         let path = dir.path().join(format!("{kind:?}"));
         let spec = GenerateSpec { dims: vec![40, 30, 20], nnz: 3000, ..GenerateSpec::default() };
         pack(&sys, &mut Generator::new(&sys, spec).unwrap(), &options(&path, kind, 1 << 16)).unwrap();

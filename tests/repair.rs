@@ -180,6 +180,11 @@ fn any_file_of_a_zstd_store_may_be_damaged() {
     any_file_may_be_damaged(Kind::TiledZstd);
 }
 
+#[test]
+fn any_file_of_a_store_of_trees_may_be_damaged() {
+    any_file_may_be_damaged(Kind::HocfsEll);
+}
+
 /// Without the manifest, gaps are known from their neighbours; the end only from a chunk, or its header, that ends in a
 /// tile. Chunks of trees end anywhere, so where one of theirs is lost, more may be.
 #[test]

@@ -19,7 +19,7 @@ const CALLS: [&str; 8] = ["open", "read", "write", "sync", "rename", "remove", "
 const FAULTS: [(&str, &str); 5] =
     [("EIO", "5"), ("ENOSPC", "28"), ("EMFILE", "24"), ("EINTR", "4"), ("short", "short")];
 
-/// A command whose calls fail. It runs in a directory with the tensor `t.tns`, the store `s`, the damaged store
+/// A command whose calls fail. It runs in a directory with the tensor `t.tns`, the stores `s` and, of trees, `h`, the damaged store
 /// `damaged` and an empty directory `temp`, and writes into `out`.
 struct Case {
     name: &'static str,
@@ -43,7 +43,7 @@ const fn case(
 
 const SMALL: &str = "64KiB";
 #[rustfmt::skip]
-const CASES: [Case; 10] = [
+const CASES: [Case; 13] = [
     case("pack", "blco-pack", &["t.tns", "-o", "out/s", "--chunk-bytes", SMALL], false, false),
     case("pack, spilling", "blco-pack", &["t.tns", "-o", "out/s", "--memory", "0"], false, false),
     case("pack, spilling, declared dims", "blco-pack",
@@ -51,6 +51,11 @@ const CASES: [Case; 10] = [
     case("pack, spilling elsewhere, replacing", "blco-pack",
         &["t.tns", "-o", "out/s", "--memory", "0", "--temp-dir", "temp", "--zstd", "1", "--force"], true, false),
     case("run", "blco-run", &["s", "--rank", "2", "--output", "out/results"], false, false),
+    case("pack, hocfs", "blco-pack",
+        &["t.tns", "-o", "out/s", "--format", "hocfs", "--slice", "ell", "--chunk-bytes", "256KiB"], false, false),
+    case("ttv, streamed", "blco-run", &["h", "--op", "ttv", "--modes", "3", "--output", "out/results"], false, false),
+    case("ttv, merged in runs", "blco-run",
+        &["s", "--op", "ttv", "--modes", "2", "--output", "out/results", "--memory", "8MiB"], false, false),
     case("info --verify", "blco-info", &["s", "--verify"], false, true),
     case("export, text", "blco-export", &["s", "out/t.tns"], false, false),
     case("export, npz", "blco-export", &["s", "out/t.npz"], false, false),
@@ -70,6 +75,8 @@ fn prepare(dir: &Path) {
         let packed = command(dir, "blco-pack", &["t.tns", "-o", store, "--chunk-bytes", SMALL], None);
         assert!(finish(packed).status.success());
     }
+    let trees = ["t.tns", "-o", "h", "--chunk-bytes", SMALL, "--format", "hocfs"];
+    assert!(finish(command(dir, "blco-pack", &trees, None)).status.success());
     std::fs::remove_file(dir.join("damaged/chunk-000001.bin")).unwrap();
 }
 

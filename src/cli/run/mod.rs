@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 /// Streams a store and computes an operation on its modes
 ///
 /// MTTKRP: for each mode m, M[`i_m`, :] += value * product over the other modes k of `A_k`[`i_k`, :]. All modes are
-/// computed from one pass over the store. TTV: along mode m, y[i without `i_m`] = sum of value * x[`i_m`], a sparse tensor of
+/// computed from one pass over the store. TTV: each fiber along mode m times a vector, value * x at `i_m` summed up, a sparse tensor of
 /// one order less; hocfs stores give it in order along the mode before their main mode. Results on the CPU are bit-identical for any number of threads and workers
 /// and any chunk size.
 #[derive(Debug, Parser)]

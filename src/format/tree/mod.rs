@@ -10,12 +10,14 @@
 mod encode;
 mod measure;
 mod record;
+mod tiles;
 mod view;
 
 pub use encode::TreeEncoder;
 pub use measure::Meter;
+pub(crate) use tiles::walk;
+pub(crate) use view::chunk_format;
 pub use view::{Decoder, Leaves, Nodes, TreeView};
-pub(crate) use view::{chunk_format, walk};
 
 use crate::shape::ORDER_MAX;
 

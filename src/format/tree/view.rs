@@ -3,11 +3,11 @@
 
 use super::PADDING;
 use super::record::{HEAD_BYTES, Head, LevelRecord, RECORD_BYTES, u32_at};
-use crate::encoding::TILE_NNZ;
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
+use crate::encoding::{LeafRule, TILE_NNZ};
 use crate::error::{Error, Result};
-use crate::format::{DecodedTile, ValueSection};
+use crate::format::ValueSection;
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use crate::store::{ChunkHeader, Format, SectionKind};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct Decoder {
 impl Decoder {
     /// A decoder for stores of `shape` whose level l has mode `levels.mode(l)`.
     #[must_use]
-    pub fn new(shape: &Shape, levels: &ModeOrder, leaf: crate::encoding::LeafRule) -> Self {
+    pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
         Self { shape: shape.clone(), levels: *levels, leaf_rule: leaf as u32 }
     }
 
@@ -234,6 +234,11 @@ impl<'a> TreeView<'a> {
         (self.nodes[level] as usize).div_ceil(TILE_NNZ)
     }
 
+    /// Position of the first nonzero in the store.
+    pub(super) fn first_nonzero(&self) -> u64 {
+        self.first_nonzero
+    }
+
     /// Nonzeros.
     #[must_use]
     pub fn nnz(&self) -> usize {
@@ -256,12 +261,12 @@ impl<'a> TreeView<'a> {
         &self.image[at..at + RECORD_BYTES]
     }
 
-    fn record(&self, level: usize, tile: usize) -> LevelRecord {
+    pub(super) fn record(&self, level: usize, tile: usize) -> LevelRecord {
         LevelRecord::read(self.record_bytes(level, tile))
     }
 
     /// Nonzeros before leaf tile `tile`; all behind the last one.
-    fn before(&self, tile: usize) -> usize {
+    pub(super) fn before(&self, tile: usize) -> usize {
         let leaf = self.order() - 1;
         if tile < self.tiles_of(leaf) { self.record(leaf, tile).stride_or_before as usize } else { self.nnz }
     }
@@ -271,7 +276,7 @@ impl<'a> TreeView<'a> {
         self.before(tile + 1).wrapping_sub(self.before(tile)) != self.len(self.order() - 1, tile)
     }
 
-    fn damaged(&self, level: usize, tile: usize) -> Error {
+    pub(super) fn damaged(&self, level: usize, tile: usize) -> Error {
         let what =
             format!("chunk {}: corrupt: level {level}, tile {tile}: a number out of range", self.number);
         Error::corrupt(&self.path, what)
@@ -361,46 +366,6 @@ impl<'a> TreeView<'a> {
         if inside { Ok(()) } else { Err(self.damaged(leaf, tile)) }
     }
 
-    /// The number of the node of `level` whose children include `child`.
-    fn parent(&self, level: usize, child: u32, nodes: &mut Nodes) -> Result<usize> {
-        let base = |tile: usize| self.record(level, tile).base;
-        let tiles = self.tiles_of(level);
-        let tile = crate::format::partition_point(tiles, |tile| base(tile) <= child.into()).saturating_sub(1);
-        self.nodes(level, tile, nodes)?;
-        let inside = nodes.starts[..nodes.len].partition_point(|&start| start <= child);
-        Ok(tile * TILE_NNZ + inside.saturating_sub(1))
-    }
-
-    /// Nonzeros of the store's first tile that are in the chunk before.
-    fn skipped(&self) -> usize {
-        usize::try_from(self.first_nonzero % TILE_NNZ as u64).unwrap_or(0)
-    }
-
-    /// Nonzeros of the chunk in tile `t`: those of the store's tile that are here.
-    fn positions(&self, t: usize) -> Range<usize> {
-        let skipped = self.skipped();
-        let start = (t * TILE_NNZ).saturating_sub(skipped);
-        start..((t + 1) * TILE_NNZ - skipped).min(self.nnz)
-    }
-
-    /// Tiles of the store that have nonzeros here.
-    #[must_use]
-    pub fn tiles(&self) -> usize {
-        (self.skipped() + self.nnz).div_ceil(TILE_NNZ)
-    }
-
-    /// The number in the store of the first.
-    #[must_use]
-    pub fn first_tile(&self) -> u64 {
-        self.first_nonzero / TILE_NNZ as u64
-    }
-
-    /// Nonzeros of tile `t`.
-    #[must_use]
-    pub fn tile_nnz(&self, t: usize) -> usize {
-        self.positions(t).len()
-    }
-
     /// The image.
     #[must_use]
     pub fn image(&self) -> &'a [u8] {
@@ -426,133 +391,5 @@ impl<'a> TreeView<'a> {
     #[must_use]
     pub fn index_bytes(&self) -> u64 {
         (self.columns.len() + self.values.section.len()) as u64 - self.value_bytes()
-    }
-
-    /// Decodes tile `t` of the store, as far as it is here, into `indices` (one column of [`TILE_NNZ`] per mode) and
-    /// `values`.
-    #[inline(always)]
-    pub fn decode<'b>(
-        &self,
-        t: usize,
-        indices: &'b mut [u32],
-        values: &'b mut [f64],
-    ) -> Result<DecodedTile<'b>> {
-        let positions = self.positions(t);
-        let nnz = positions.len();
-        let mut children: Numbers<u32> = [0; TILE_NNZ];
-        let leaf = self.order() - 1;
-        let column = |level: usize| self.decoder.levels.mode(level) * TILE_NNZ;
-        let leaves = &mut indices[column(leaf)..][..TILE_NNZ];
-        self.leaves_at(positions, leaves, &mut values[..TILE_NNZ], &mut children)?;
-        for level in (0..leaf).rev() {
-            self.climb(level, &mut indices[column(level)..][..nnz], &mut children[..nnz])?;
-        }
-        let mut tile =
-            DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
-        for (m, column) in indices.chunks_exact_mut(TILE_NNZ).enumerate() {
-            let (used, rest) = column.split_at_mut(nnz);
-            tile.low[m] = used.iter().copied().min().unwrap_or(0);
-            tile.high[m] = used.iter().copied().max().unwrap_or(0);
-            rest.fill(tile.low[m]);
-        }
-        tile.indices = indices;
-        tile.values = &values[..nnz];
-        Ok(tile)
-    }
-
-    /// Gathers the leaves of nonzeros `positions`, and the slot of each.
-    #[inline(always)]
-    fn leaves_at(
-        &self,
-        positions: Range<usize>,
-        indices: &mut [u32],
-        values: &mut [f64],
-        slots: &mut Numbers<u32>,
-    ) -> Result<()> {
-        let tiles = self.tiles_of(self.order() - 1);
-        let mut tile = crate::format::partition_point(tiles, |tile| self.before(tile) <= positions.start) - 1;
-        let mut leaves = Leaves::default();
-        let mut done = 0;
-        while done < positions.len() && tile < tiles {
-            self.leaves(tile, &mut leaves)?;
-            let mut position = self.before(tile);
-            for slot in 0..leaves.len {
-                let pad = leaves.indices[slot] == PADDING;
-                if !pad && positions.contains(&position) {
-                    indices[done] = leaves.indices[slot];
-                    values[done] = leaves.values[slot];
-                    slots[done] = u32::try_from(tile * TILE_NNZ + slot).unwrap_or(u32::MAX);
-                    done += 1;
-                }
-                position += usize::from(!pad);
-            }
-            tile += 1;
-        }
-        if done == positions.len() { Ok(()) } else { Err(self.damaged(self.order() - 1, tile)) }
-    }
-
-    /// Replaces nodes of the level below, in ascending order, by their parents in `level`, and gives their indices.
-    #[inline(always)]
-    fn climb(&self, level: usize, indices: &mut [u32], children: &mut [u32]) -> Result<()> {
-        let mut nodes = Nodes::default();
-        let Some(&first) = children.first() else { return Ok(()) };
-        let mut node = self.parent(level, first, &mut nodes)?;
-        for (index, child) in indices.iter_mut().zip(children) {
-            while *child >= nodes.starts[node % TILE_NNZ + 1] {
-                node += 1;
-                if node.is_multiple_of(TILE_NNZ) {
-                    if node >= self.level_nodes(level) {
-                        return Err(self.damaged(level, node / TILE_NNZ));
-                    }
-                    self.nodes(level, node / TILE_NNZ, &mut nodes)?;
-                } else if node >= self.level_nodes(level) {
-                    return Err(self.damaged(level, node / TILE_NNZ));
-                }
-            }
-            *index = nodes.indices[node % TILE_NNZ];
-            *child = u32::try_from(node).unwrap_or(u32::MAX);
-        }
-        Ok(())
-    }
-}
-
-/// Where a walk over the nodes of one level stands in the levels above: the index of each of its ancestors.
-pub(crate) struct Walk {
-    nodes: Vec<Nodes>,
-    /// The number of the node in each level above.
-    at: Vec<usize>,
-}
-
-/// Starts a walk over the nodes of `level` at `node`.
-pub(crate) fn walk(view: &TreeView<'_>, level: usize, node: usize) -> Result<Walk> {
-    let mut walk = Walk { nodes: Vec::with_capacity(level), at: vec![0; level] };
-    walk.nodes.resize_with(level, Nodes::default);
-    let mut child = u32::try_from(node).unwrap_or(u32::MAX);
-    for above in (0..level).rev() {
-        walk.at[above] = view.parent(above, child, &mut walk.nodes[above])?;
-        child = u32::try_from(walk.at[above]).unwrap_or(u32::MAX);
-    }
-    Ok(walk)
-}
-
-impl Walk {
-    /// Moves on to `node`, the same or a later one, and writes the index of its ancestor in each level above.
-    pub fn go(&mut self, view: &TreeView<'_>, node: usize, indices: &mut [u32]) -> Result<()> {
-        let mut child = node;
-        for above in (0..self.at.len()).rev() {
-            let (at, nodes) = (&mut self.at[above], &mut self.nodes[above]);
-            while child >= nodes.starts[*at % TILE_NNZ + 1] as usize {
-                *at += 1;
-                if *at >= view.level_nodes(above) {
-                    return Err(view.damaged(above, *at / TILE_NNZ));
-                }
-                if at.is_multiple_of(TILE_NNZ) {
-                    view.nodes(above, *at / TILE_NNZ, nodes)?;
-                }
-            }
-            indices[above] = nodes.indices[*at % TILE_NNZ];
-            child = *at;
-        }
-        Ok(())
     }
 }
