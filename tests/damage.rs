@@ -7,13 +7,16 @@
 
 mod common;
 
+use blco::backend::host::HostOp;
+use blco::coo::Batch;
 use blco::dense::{Matrix, seeded_factors};
 use blco::encoding::TILE_NNZ;
 use blco::encoding::values::ValueEncoding;
 use blco::error::{Error, Result};
 use blco::format::{ChunkView, Decoder};
+use blco::op::ttv::Streamed;
 use blco::store::chunk::HEADER_BYTES;
-use blco::store::{ChunkHeader, Store};
+use blco::store::{ChunkHeader, Format, Store};
 use blco::sys::{PageBuf, Sys};
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, run_planned, values};
 use std::os::unix::fs::FileExt;
@@ -124,7 +127,7 @@ impl Whole {
         let (mut refused, mut accepted) = (0, 0);
         for bit in HEADER_BYTES * 8..image_bytes * 8 {
             image[bit / 8] ^= 1 << (bit % 8);
-            match decode(&decoder, &header, &image[..image_bytes]) {
+            match decode(&store, &decoder, &header, &image[..image_bytes]) {
                 Ok(()) => accepted += 1,
                 Err(Error::Corrupt { .. }) => refused += 1,
                 Err(other) => panic!("bit {bit}: {other}"),
@@ -132,7 +135,7 @@ impl Whole {
             image[bit / 8] ^= 1 << (bit % 8);
         }
         assert!(refused > 0 && accepted > 0, "{refused} refused, {accepted} accepted");
-        decode(&decoder, &header, &image[..image_bytes]).unwrap();
+        decode(&store, &decoder, &header, &image[..image_bytes]).unwrap();
     }
 
     /// The same for the payload as the codec stored it.
@@ -161,8 +164,8 @@ impl Whole {
     }
 }
 
-/// Decodes every tile; what comes out is inside the shape, in every slot, and finite.
-fn decode(decoder: &Decoder, header: &ChunkHeader, image: &[u8]) -> Result<()> {
+/// Decodes every tile; what comes out is inside the shape, in every slot, and finite. Of a tree, TTV's elements too.
+fn decode(store: &Store, decoder: &Decoder, header: &ChunkHeader, image: &[u8]) -> Result<()> {
     let dims = decoder.shape().dims();
     let view = ChunkView::open(decoder, header, image, CHUNK.into())?;
     let (mut indices, mut values) = (vec![u32::MAX; dims.len() * TILE_NNZ], vec![f64::NAN; TILE_NNZ]);
@@ -174,7 +177,24 @@ fn decode(decoder: &Decoder, header: &ChunkHeader, image: &[u8]) -> Result<()> {
             assert!(column.iter().all(inside), "mode {m}: {column:?}");
         }
     }
-    Ok(())
+    stream(store, &view)
+}
+
+/// TTV of a tree's chunk with a vector of zeros: every element is inside the shape.
+fn stream(store: &Store, view: &ChunkView<'_>) -> Result<()> {
+    let (dims, format) = (store.manifest().shape.dims(), store.manifest().format);
+    let Format::Hocfs { levels, .. } = format else { return Ok(()) };
+    let vector = vec![0.0f64; dims[levels.last()] as usize];
+    let others: Vec<u32> = (0..dims.len()).filter(|&m| m != levels.last()).map(|m| dims[m]).collect();
+    let mut sink = |batches: Vec<Batch>| {
+        for row in batches.iter().flat_map(|batch| batch.indices.chunks_exact(others.len())) {
+            assert!(row.iter().zip(&others).all(|(index, dim)| index < dim), "{row:?}");
+        }
+        Ok(())
+    };
+    let mut op = Streamed::new(store, &vector, Some(&mut sink))?;
+    op.chunk(view)?;
+    op.finish().map(drop)
 }
 
 fn small(value: fn(u64) -> f64) -> Tensor {

@@ -876,6 +876,7 @@ def read_levels(chunk: Chunk, m: Manifest) -> Levels:
     nodes = list(counts[: m.order])
     ascends = nodes[0] >= 1 and nodes == sorted(nodes) and not any(counts[m.order :])
     require(ascends, name, "LEVELS: a level has fewer nodes than the one above (offset in the image)", at + 16)
+    require(nodes[-2] <= chunk.nnz, name, "LEVELS: more fibers than nonzeros (offset in the image)", at + 16)
     tiles = [-(-n // TILE) for n in nodes]
     words = -(-nodes[0] // 32)
     section(chunk, LEVELS, 64 + 32 * sum(tiles) + 4 * words)

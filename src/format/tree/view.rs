@@ -7,9 +7,9 @@ use crate::encoding::column::{self, Numbers};
 use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
 use crate::encoding::{LeafRule, TILE_NNZ};
 use crate::error::{Error, Result};
-use crate::format::ValueSection;
+use crate::format::{ValueSection, check_frame};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
-use crate::store::{ChunkHeader, Format, SectionKind};
+use crate::store::{ChunkHeader, Format, SectionKind, level_bytes};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -101,7 +101,7 @@ impl<'a> TreeView<'a> {
     /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
     pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
         let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
-        crate::format::check_frame(&decoder.shape, header, image).map_err(wrong)?;
+        check_frame(&decoder.shape, header, image).map_err(wrong)?;
         let (columns, levels) = (header.section(SectionKind::Columns), header.section(SectionKind::Levels));
         let (Some(columns), Some(levels)) = (columns, levels) else {
             return Err(wrong("sections of the index"));
@@ -112,12 +112,13 @@ impl<'a> TreeView<'a> {
         }
         let head = Head::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
         let order = decoder.shape.order();
-        let modes_of = |head: &Head| (head.level_modes, head.leaf_rule);
-        let leaf = crate::store::level_bytes(&decoder.levels);
-        if modes_of(&head) != (leaf, decoder.leaf_rule) {
+        let due = (level_bytes(&decoder.levels), decoder.leaf_rule);
+        if (head.level_modes, head.leaf_rule) != due {
             return Err(wrong("LEVELS section differs from the manifest"));
         }
-        let counted = head.nodes[..order].is_sorted() && head.nodes[0] > 0;
+        // No fiber is without a nonzero, so that as many sums as nonzeros are room enough.
+        let fibers = head.nodes[order - 2];
+        let counted = head.nodes[..order].is_sorted() && head.nodes[0] > 0 && fibers <= header.nnz;
         let beyond = head.nodes[order..].iter().all(|&n| n == 0);
         let mut first_record = [0; ORDER_MAX + 1];
         for level in 0..ORDER_MAX {
