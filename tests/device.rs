@@ -146,7 +146,9 @@ fn agrees<T: Real + bytemuck::Pod>(
     let order = store.manifest().shape.order();
     let chunks = store.manifest().chunks.len();
     for residency in RESIDENCIES {
-        if residency == Residency::Deterministic && store.manifest().format == Format::Blco(IndexEncoding::Raw) {
+        if residency == Residency::Deterministic
+            && store.manifest().format == Format::Blco(IndexEncoding::Raw)
+        {
             continue;
         }
         tally.turn += 1;
