@@ -59,10 +59,14 @@ pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 mod with_cuda {
     use super::{DeviceRequest, Passes, Ran};
     use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation, abi};
+    use crate::cli::engine::Demand;
+    use crate::decomp::{Init, Job, Outcome, Watch};
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
-    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+    pub use crate::op::mttkrp::cuda::device_bytes as mttkrp_bytes;
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
+    use crate::shape::Shape;
     use crate::store::Store;
     use crate::stream::{Executor, Plan};
     use bytesize::ByteSize;
@@ -89,12 +93,11 @@ mod with_cuda {
     pub fn find<T: Real>(
         request: &DeviceRequest,
         store: &Store,
-        modes: &[usize],
-        rank: usize,
+        demand: &Demand<'_>,
     ) -> Result<(Device, DevicePlan)> {
         let device = cuda::driver::Device::open(request.number)?;
-        let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
+        let Demand { modes, rank, on_gpu: bytes, .. } = *demand;
         let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes };
         let limits = DeviceLimits { memory, lanes, passes, order, deterministic };
         let plan = cuda::plan(&device, store, &operation, &limits)?;
@@ -115,6 +118,11 @@ mod with_cuda {
     }
 
     impl Passes<'_> {
+        /// Where kernels come from, with what the plan knows.
+        fn kernels(&self) -> KernelSource {
+            KernelSource { rows_per_nonzero: self.device_plan.rows_per_nonzero, ..self.kernels.clone() }
+        }
+
         /// MTTKRP of `modes`: the results of the last pass.
         pub fn mttkrp<T: Real>(
             &self,
@@ -123,9 +131,7 @@ mod with_cuda {
             modes: &[usize],
             progress: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
-            let kernels =
-                KernelSource { rows_per_nonzero: self.device_plan.rows_per_nonzero, ..self.kernels.clone() };
-            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, &kernels)?;
+            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, &self.kernels())?;
             let mut backend = CudaBackend::new(device, self.store, self.device_plan, &mut op)?;
             let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
             let passes =
@@ -135,6 +141,25 @@ mod with_cuda {
             drop((executor, backend));
             let kernels = op.kernels().clone();
             Ok((op.results(self.store.sys())?, Ran { passes, spans, plan, notes, kernels }))
+        }
+    }
+
+    /// Bytes of device memory that a decomposition holds.
+    pub fn cpd_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+        let modes: Vec<usize> = (0..shape.order()).collect();
+        mttkrp_bytes::<T>(shape, &modes, rank)
+    }
+
+    impl Passes<'_> {
+        /// A CP decomposition.
+        pub fn decompose<T: Real>(
+            &self,
+            _device: &Device,
+            _job: &mut Job<'_>,
+            _init: Init<T>,
+            _watch: &(dyn Fn(&Watch<'_>) + Sync),
+        ) -> Result<(Outcome<T>, Ran)> {
+            Err(crate::error::Error::request("blco-cpd runs with --backend cpu"))
         }
     }
 
@@ -189,9 +214,12 @@ mod with_cuda {
 #[expect(clippy::extra_unused_type_parameters, clippy::unused_self, reason = "the shapes of `with_cuda`")]
 mod without_cuda {
     use super::{DeviceRequest, Passes, Ran};
+    use crate::cli::engine::Demand;
+    use crate::decomp::{Init, Job, Outcome, Watch};
     use crate::dense::Matrix;
     use crate::error::{Error, Result};
     use crate::op::mttkrp::ModeMatrix;
+    use crate::shape::Shape;
     use crate::store::Store;
     use crate::stream::Plan;
     use std::path::Path;
@@ -230,7 +258,11 @@ mod without_cuda {
         false
     }
 
-    pub fn find<T>(_: &DeviceRequest, _: &Store, _: &[usize], _: usize) -> Result<(Device, DevicePlan)> {
+    pub fn mttkrp_bytes<T>(_: &Shape, _: &[usize], _: usize) -> u64 {
+        0
+    }
+
+    pub fn find<T>(_: &DeviceRequest, _: &Store, _: &Demand<'_>) -> Result<(Device, DevicePlan)> {
         Err(Error::request("this program was built without CUDA (feature `cuda`)"))
     }
 
@@ -252,6 +284,22 @@ mod without_cuda {
             _: &[usize],
             _: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
+            match *device {}
+        }
+    }
+
+    pub fn cpd_bytes<T>(_: &Shape, _: usize) -> u64 {
+        0
+    }
+
+    impl Passes<'_> {
+        pub fn decompose<T: Real>(
+            &self,
+            device: &Device,
+            _: &mut Job<'_>,
+            _: Init<T>,
+            _: &(dyn Fn(&Watch<'_>) + Sync),
+        ) -> Result<(Outcome<T>, Ran)> {
             match *device {}
         }
     }

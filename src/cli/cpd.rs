@@ -1,0 +1,396 @@
+//! `blco-cpd`.
+
+use super::device::{self, DevicePlan, KernelReport, Real};
+use super::engine::{Demand, EngineArgs, Place, PrecisionArg};
+use super::outputs::Outputs;
+use super::progress::Progress;
+use super::{Common, Program, Report, on_pool};
+use crate::backend::host::decoded_bytes;
+use crate::decomp::checkpoint::{Checkpointer, Identity};
+use crate::decomp::host::{HostPlace, host_bytes};
+use crate::decomp::{
+    self, Init, Iteration, Job, LAMBDA_FILE, Outcome, Problem, Settings, StartReport, Stop, Watch,
+    factor_bytes,
+};
+use crate::dense::{Matrix, Precision, load_factors, mode_file};
+use crate::error::Result;
+use crate::op::mttkrp::Mttkrp;
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::Plan;
+use crate::sys::{File, Sys};
+use bytesize::ByteSize;
+use clap::Parser;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Decomposes a store: CP by alternating least squares
+///
+/// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
+/// iteration takes one pass over the store for each mode. On the CPU the result is the same to the bit for any number of
+/// threads and workers and any chunk size, and after --resume.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blco-cpd",
+    version,
+    after_help = "Examples:\n  blco-cpd movies.blco --rank 16 --output A             # A/mode-1.npy …, A/lambda.npy, A/report.json\n  \
+                  blco-cpd movies.blco --rank 16 --starts 5 --nonneg\n  \
+                  blco-cpd movies.blco --rank 16 --max-iters 200 --checkpoint C    # then the same with --resume\n  \
+                  blco-cpd movies.blco --factors A --tol 1e-6           # starts from A"
+)]
+pub struct Cpd {
+    /// The store
+    store: PathBuf,
+    /// Components [default: 16]
+    #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
+    rank: Option<u32>,
+    /// Start from the factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) in here
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["seed", "starts"])]
+    factors: Option<PathBuf>,
+    /// Seed of generated initial factors [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Starts, with seeds from --seed on: the best fit is kept
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    starts: u32,
+    /// Iterations at most
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    max_iters: u32,
+    /// Stop when an iteration changes the fit by less; 0 never does
+    #[arg(long, value_name = "T", default_value_t = 1e-4, value_parser = not_negative)]
+    tol: f64,
+    /// Added to the diagonal of the Hadamard product of the other modes' Gram matrices, whose columns have length one
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    ridge: f64,
+    /// Allow no negative numbers in factors (HALS)
+    #[arg(long)]
+    nonneg: bool,
+    /// Write mode-1.npy, …, lambda.npy and report.json here
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Keep what --resume needs here
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Iterations between checkpoints
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "checkpoint", value_parser = clap::value_parser!(u32).range(1..))]
+    every: u32,
+    /// Continue from the checkpoint; the other options are to be as they were, but for --max-iters, --tol and where to compute
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
+    /// Print memory, bytes and passes, and run nothing
+    #[arg(long)]
+    plan: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn not_negative(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
+        _ => Err("give a number that is not negative, such as 1e-4".into()),
+    }
+}
+
+/// What a decomposition reports as JSON.
+#[derive(Debug, Serialize)]
+struct CpdReport {
+    store: PathBuf,
+    digest: String,
+    dims: Vec<u32>,
+    nnz: u64,
+    backend: &'static str,
+    /// Why not on a GPU, what was less than planned.
+    notes: Vec<String>,
+    precision: Precision,
+    settings: Settings,
+    max_iters: u32,
+    tol: f64,
+    plan: Plan,
+    device: Option<DevicePlan>,
+    kernels: Option<KernelReport>,
+    /// The start and the iteration of the checkpoint that was continued.
+    resumed: Option<(u32, usize)>,
+    starts: Vec<StartReport>,
+    /// The best start, from 1.
+    best: u32,
+    stop: Option<Stop>,
+    fit: f64,
+    lambda: Vec<f64>,
+    /// Of the best start.
+    iterations: Vec<Iteration>,
+}
+
+impl Program for Cpd {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn run(&self, sys: &Sys) -> Result<Report> {
+        on_pool(sys, self.common.threads, |threads| match self.engine.precision {
+            PrecisionArg::F64 => self.decompose::<f64>(sys, threads),
+            PrecisionArg::F32 => self.decompose::<f32>(sys, threads),
+        })
+    }
+}
+
+impl Cpd {
+    /// Opens, plans, iterates, writes.
+    fn decompose<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
+        let store = Store::open(sys, &self.store)?;
+        let problem = Problem::of(store.manifest())?;
+        let shape = store.manifest().shape.clone();
+        let given = match &self.factors {
+            Some(dir) => Some(load_factors::<T>(sys, dir, &shape)?),
+            None => None,
+        };
+        let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
+        let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
+        let modes: Vec<usize> = (0..shape.order()).collect();
+        let demand = self.demand::<T>(&shape, &modes, rank);
+        let place = self.engine.choose_place::<T>(&store, &demand)?;
+        let plan = self.engine.plan(&store, &demand, threads, &place)?;
+        let store = store.with_direct_reads(plan.direct_reads);
+        let mut report = self.empty_report::<T>(&store, settings, plan, &place);
+        if self.plan {
+            return Report::new::<Self>(plan_text(&report), &report);
+        }
+        let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
+        let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
+        let identity = self.identity::<T>(&report, given.as_deref());
+        let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
+        let mut job = Job {
+            sys,
+            shape: &shape,
+            problem,
+            settings,
+            tol: self.tol,
+            max_iters: self.max_iters as usize,
+            checkpoint: self.checkpoint.as_deref().map(open).transpose()?,
+        };
+        let init = match given {
+            Some(factors) => Init::Given(factors),
+            None => Init::Seeded { seed: self.seed.unwrap_or(0), starts: self.starts },
+        };
+        let outcome = match place.device {
+            None => self.on_host(&mut job, init, &store, &report.plan)?,
+            Some((device, device_plan)) => {
+                let on_device = device::Passes {
+                    store: &store,
+                    plan: &report.plan,
+                    device_plan: &device_plan,
+                    repeat: demand.passes,
+                    kernels: &self.engine.kernels(),
+                };
+                let progress = self.progress();
+                let watch = |at: &Watch<'_>| self.show(&progress, &store, at);
+                let (outcome, ran) = on_device.decompose(&device, &mut job, init, &watch)?;
+                report.notes.extend(ran.notes);
+                report.device = Some(ran.plan);
+                report.kernels = Some(ran.kernels);
+                outcome
+            }
+        };
+        report.fill(&outcome);
+        let out = Report::new::<Self>(text(&report), &report)?;
+        outputs.publish(|i, file| match outcome.model.factors.get(i) {
+            Some(factor) => factor.write(file),
+            None if i == shape.order() => outcome.model.lambda.write(file),
+            None => write_json(file, &out.json),
+        })?;
+        Ok(out)
+    }
+
+    /// What it asks of the machine.
+    fn demand<'a, T: Real>(&self, shape: &Shape, modes: &'a [usize], rank: usize) -> Demand<'a> {
+        let iterations = u64::from(self.starts) * u64::from(self.max_iters);
+        let passes = u32::try_from(iterations * modes.len() as u64).unwrap_or(u32::MAX);
+        let factors = factor_bytes::<T>(shape, rank);
+        // The best start's factors, besides those of the present one.
+        let best = if self.starts > 1 { factors } else { 0 };
+        Demand {
+            modes,
+            rank,
+            passes,
+            on_cpu: host_bytes::<T>(shape, rank) + decoded_bytes(shape.order()) + best,
+            beside_gpu: factors + best,
+            on_gpu: device::cpd_bytes::<T>(shape, rank),
+        }
+    }
+
+    /// What a checkpoint must agree on to be continued.
+    fn identity<T: Real>(&self, report: &CpdReport, given: Option<&[Matrix<T>]>) -> Identity {
+        let start = match given {
+            Some(_) => "given factors".to_owned(),
+            None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
+        };
+        let precision = format!("{:?}", T::PRECISION).to_lowercase();
+        Identity::from([
+            ("store digest".into(), report.digest.clone()),
+            ("precision".into(), precision),
+            ("rank".into(), report.settings.rank.to_string()),
+            ("ridge".into(), format!("{:e}", self.ridge)),
+            ("sign".into(), if self.nonneg { "--nonneg" } else { "any" }.into()),
+            ("start".into(), start),
+        ])
+    }
+
+    fn on_host<T: Real>(
+        &self,
+        job: &mut Job<'_>,
+        init: Init<T>,
+        store: &Store,
+        plan: &Plan,
+    ) -> Result<Outcome<T>> {
+        let progress = self.progress();
+        let mut op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, plan.threads)?;
+        let mut place = HostPlace::new(store, plan, &mut op)?;
+        decomp::run(job, init, &mut place, &|at| self.show(&progress, store, at))
+    }
+
+    fn progress(&self) -> Progress {
+        Progress::new(self.common.quiet || self.common.json)
+    }
+
+    fn show(&self, progress: &Progress, store: &Store, at: &Watch<'_>) {
+        let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
+        let mut what = format!("iteration {} of {}", at.als.history().len() + 1, self.max_iters);
+        if self.starts > 1 {
+            what = format!("start {} of {}, {what}", at.start + 1, self.starts);
+        }
+        if let Some(last) = at.als.history().last() {
+            let left = last.seconds * f64::from(self.max_iters - u32::try_from(last.iteration).unwrap_or(0));
+            let left =
+                humantime::format_duration(Duration::from_secs(Duration::from_secs_f64(left).as_secs()));
+            what += &format!(", fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
+        }
+        progress.iterate(&what, at.mode as u64 * nnz + at.nnz, order * nnz);
+    }
+
+    fn empty_report<T: Real>(
+        &self,
+        store: &Store,
+        settings: Settings,
+        plan: Plan,
+        place: &Place,
+    ) -> CpdReport {
+        CpdReport {
+            store: self.store.clone(),
+            digest: format!("{:016x}", store.id()),
+            dims: store.manifest().shape.dims().to_vec(),
+            nnz: store.manifest().nnz,
+            backend: if place.device.is_some() { "cuda" } else { "cpu" },
+            notes: place.notes.clone(),
+            precision: T::PRECISION,
+            settings,
+            max_iters: self.max_iters,
+            tol: self.tol,
+            plan,
+            device: place.device.as_ref().map(|(_, plan)| plan.clone()),
+            kernels: None,
+            resumed: None,
+            starts: Vec::new(),
+            best: 0,
+            stop: None,
+            fit: 0.0,
+            lambda: Vec::new(),
+            iterations: Vec::new(),
+        }
+    }
+}
+
+impl CpdReport {
+    fn fill<T>(&mut self, outcome: &Outcome<T>) {
+        let best = outcome.starts.iter().find(|s| s.start as usize == outcome.best + 1);
+        self.resumed = outcome.resumed;
+        self.starts.clone_from(&outcome.starts);
+        self.best = u32::try_from(outcome.best + 1).unwrap_or(0);
+        self.stop = best.map(|best| best.stop);
+        self.fit = outcome.als.fit();
+        self.lambda = outcome.model.lambda.data().to_vec();
+        self.iterations = outcome.als.history().to_vec();
+        let singular: usize = self.iterations.iter().map(|i| i.pseudo_inverses).sum();
+        if singular > 0 {
+            self.notes.push(format!(
+                "{singular} updates used a pseudo-inverse: components depend on each other; a smaller --rank or a --ridge \
+                 avoids that"
+            ));
+        }
+        let Some(last) = self.iterations.last() else { return };
+        if last.vanished > 0 {
+            self.notes.push(format!("{} components have weight zero", last.vanished));
+        }
+        if 1.0 - last.fit < last.fit_floor {
+            let floor = last.fit_floor;
+            self.notes.push(format!("the fit is 1 within what rounding lets it tell: {floor:.1e}"));
+        }
+    }
+}
+
+fn write_json(file: &File, json: &serde_json::Value) -> Result<()> {
+    file.write_all_at(format!("{json:#}\n").as_bytes(), 0)
+}
+
+fn plan_text(report: &CpdReport) -> String {
+    let plan = &report.plan;
+    if let Some(device) = &report.device {
+        let modes: Vec<usize> = (1..=report.dims.len()).collect();
+        return device::plan_text(&report.store, &modes, report.settings.rank, plan, device);
+    }
+    format!(
+        "{}: CP of rank {} on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
+         chunks kept, {}\n  a pass  {} in {} chunks; an iteration takes {} passes{}\n",
+        report.store.display(),
+        report.settings.rank,
+        ByteSize(plan.memory_bytes),
+        ByteSize(plan.operation_bytes),
+        plan.workers,
+        plan.buffers_per_worker,
+        ByteSize(plan.buffer_bytes as u64),
+        plan.kept.len(),
+        ByteSize(plan.kept_bytes),
+        ByteSize(plan.file_bytes),
+        plan.chunks,
+        report.dims.len(),
+        if plan.direct_reads { ", read past the page cache" } else { "" },
+    )
+}
+
+/// The report for people.
+fn text(report: &CpdReport) -> String {
+    let seconds = |of: fn(&Iteration) -> f64| report.iterations.iter().map(of).sum::<f64>();
+    let stop = match report.stop {
+        Some(Stop::Tolerance) => format!("the fit changes by less than {:e}", report.tol),
+        _ => "as many as allowed".to_owned(),
+    };
+    let mut text = format!(
+        "{}: CP of rank {}, {}, on {}\n  fit {:.6} after {} iterations ({stop})\n  {:.4} s: passes {:.4}, updates {:.4}, rank x rank algebra \
+         {:.4}\n",
+        report.store.display(),
+        report.settings.rank,
+        format!("{:?}", report.precision).to_lowercase(),
+        report.device.as_ref().map_or_else(
+            || format!("the CPU with {} threads", report.plan.threads),
+            |device| device::name(device).to_owned()
+        ),
+        report.fit,
+        report.iterations.len(),
+        seconds(|i| i.seconds),
+        seconds(|i| i.mttkrp_seconds),
+        seconds(|i| i.update_seconds),
+        seconds(|i| i.solve_seconds),
+    );
+    if report.starts.len() > 1 {
+        let fits: Vec<String> = report.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
+        text += &format!("  best of {} starts, with fits {}\n", fits.len(), fits.join(", "));
+    }
+    let shown: Vec<String> = report.lambda.iter().take(8).map(|l| format!("{l:.4}")).collect();
+    let more = if report.lambda.len() > 8 { ", …" } else { "" };
+    text += &format!("  lambda {}{more}\n", shown.join(", "));
+    for note in &report.notes {
+        text.extend(["  note: ", note, "\n"]);
+    }
+    text
+}
