@@ -320,7 +320,7 @@ impl CpdReport {
         }
         let Some(last) = self.iterations.last() else { return };
         if last.vanished > 0 {
-            self.notes.push(format!("{} components have weight zero", last.vanished));
+            self.notes.push(format!("{} components have vanished", last.vanished));
         }
         if 1.0 - last.fit < last.fit_floor {
             let floor = last.fit_floor;

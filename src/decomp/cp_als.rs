@@ -25,6 +25,9 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Instant;
 
+/// The weight, relative to the largest, at which a component counts as vanished.
+const VANISHED: f64 = 1e-12;
+
 /// Where factors live, passes run and factors are updated.
 pub trait Place<T: Real> {
     /// Takes factors of the tensor's shape and the rank that the place was made for, instead of any before.
@@ -79,7 +82,7 @@ pub struct Iteration {
     pub pseudo_inverses: usize,
     /// The largest condition number of a Hadamard product of Gram matrices.
     pub condition: f64,
-    /// Components of weight zero.
+    /// Components whose weight is nothing beside the largest.
     pub vanished: usize,
     /// Seconds in all.
     pub seconds: f64,
@@ -189,7 +192,8 @@ impl Als {
                 self.measure::<T>(&scale, &moments.inner, &mut done);
             }
         }
-        done.vanished = self.lambda.iter().filter(|&&l| l == 0.0).count();
+        let largest = self.lambda.iter().copied().fold(0.0, f64::max);
+        done.vanished = self.lambda.iter().filter(|&&l| l <= VANISHED * largest).count();
         done.change = (done.fit - self.fit()).abs();
         done.seconds = begun.elapsed().as_secs_f64();
         self.history.push(done);
@@ -211,9 +215,10 @@ impl Als {
         // A column of zeros has no part in the sums, whatever they are multiplied by.
         let inverse_or_zero = |x: f64| if x > 0.0 { 1.0 / x } else { 0.0 };
         let of_sums: Vec<f64> = (0..rank).map(|r| inverse_or_zero(self.others(mode, r))).collect();
-        // Nothing is known of the weights before the first update; the tensor's norm has their size.
-        let first = self.history.is_empty() && mode == 0;
-        let weight = |r: usize| if first { self.problem.norm } else { self.lambda[r] };
+        // Nothing is known of the weights before the first update; the tensor's norm has their size. A component that has
+        // vanished can come back.
+        let (first, least) = (self.history.is_empty() && mode == 0, VANISHED * self.problem.norm);
+        let weight = |r: usize| if first { self.problem.norm } else { self.lambda[r].max(least) };
         let scale: Vec<f64> = (0..rank).map(|r| power_of_two(weight(r))).collect();
         let of_new: Vec<f64> = scale.iter().map(|p| 1.0 / p).collect();
         if nonneg {

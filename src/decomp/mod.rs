@@ -38,9 +38,10 @@ pub struct Model<T> {
 }
 
 impl<T: Real> Model<T> {
-    /// The model of weights `lambda` and factors whose columns are to be brought to length one.
+    /// The model of weights `lambda` and factors whose columns are to be brought to length one. Numbers of magnitude `zero` or
+    /// less become zero.
     #[must_use]
-    pub fn new(lambda: &[f64], mut factors: Vec<Matrix<T>>, columns: &[Columns]) -> Self {
+    pub fn new(lambda: &[f64], mut factors: Vec<Matrix<T>>, columns: &[Columns], zero: f64) -> Self {
         let rank = lambda.len();
         let mut order: Vec<usize> = (0..rank).collect();
         order.sort_by(|&a, &b| lambda[b].total_cmp(&lambda[a]));
@@ -52,7 +53,7 @@ impl<T: Real> Model<T> {
                     for row in rows.chunks_exact_mut(rank) {
                         old.iter_mut().zip(&*row).for_each(|(old, x)| *old = x.widen());
                         for (x, (&r, &norm)) in row.iter_mut().zip(order.iter().zip(&norms)) {
-                            *x = T::nearest(if norm > 0.0 { old[r] / norm } else { 0.0 });
+                            *x = T::nearest(if old[r].abs() > zero { old[r] / norm } else { 0.0 });
                         }
                     }
                 },

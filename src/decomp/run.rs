@@ -2,7 +2,7 @@
 
 use super::checkpoint::{Checkpointer, Saved};
 use super::cp_als::{Als, Place, Problem, Settings};
-use super::update::gram;
+use super::update::{FLOOR, gram};
 use super::{Model, check_non_negative};
 use crate::dense::{Matrix, Real, seeded_factors};
 use crate::error::{Error, Result};
@@ -222,6 +222,7 @@ pub fn run<T: Real>(
     let Some(Best { start, als, factors }) = best else {
         return Err(Error::request("no start: give at least one"));
     };
-    let model = Model::new(&als.lambda, factors, &als.columns);
+    let zero = if job.settings.nonneg { FLOOR } else { 0.0 };
+    let model = Model::new(&als.lambda, factors, &als.columns, zero);
     Ok(Outcome { model, als, best: start as usize, starts, resumed })
 }

@@ -20,6 +20,9 @@ const TOGETHER: usize = 8;
 const ROWS: usize = 32;
 /// Parts at most.
 const PARTS: usize = 64;
+/// The least number of a factor that may have no negative ones, its columns having a length near one: no column becomes zero, which
+/// it would stay. It stands for zero.
+pub const FLOOR: f64 = f64::EPSILON;
 /// Sweeps of HALS over a row at most.
 const SWEEPS: usize = 50;
 /// The change of a row, relative to that of the first sweep, which is the last one's.
@@ -270,7 +273,7 @@ fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: 
                 }
             }
             let sum = sums.iter().sum::<f64>();
-            // A component that has vanished stays so: the others do not touch it either.
+            // A column of zeros that was given: nothing is known of it.
             let x = if gram[r] > 0.0 { (new[r] + (m * s - sum) / gram[r]).max(0.0) } else { 0.0 };
             change += (x - new[r]) * (x - new[r]);
             new[r] = x;
@@ -282,7 +285,7 @@ fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: 
             break;
         }
     }
-    new.iter_mut().zip(of_new).for_each(|(new, s)| *new *= s);
+    new.iter_mut().zip(of_new).for_each(|(new, s)| *new = (*new * s).max(FLOOR));
 }
 
 #[cfg(test)]
@@ -353,9 +356,13 @@ mod tests {
             for r in 0..rank {
                 let a = factor.row(i);
                 let slope = 2.0 * m[i * rank + r] - (0..rank).map(|k| a[k] * gram[k * rank + r]).sum::<f64>();
-                assert!(a[r] >= 0.0 && slope < 1e-9 && (a[r] == 0.0 || slope > -1e-9), "{} {slope}", a[r]);
+                assert!(
+                    a[r] >= FLOOR && slope < 1e-9 && (a[r] <= FLOOR || slope > -1e-9),
+                    "{} {slope}",
+                    a[r]
+                );
             }
         }
-        assert!(factor.data().contains(&0.0));
+        assert!(factor.data().contains(&FLOOR));
     }
 }
