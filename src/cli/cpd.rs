@@ -8,12 +8,13 @@ use super::{Common, Program, Report, on_pool};
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::host::{HostPlace, host_bytes};
+use crate::decomp::score::{Score, score};
 use crate::decomp::{
-    self, Init, Iteration, Job, LAMBDA_FILE, Outcome, Problem, Settings, StartReport, Stop, Watch,
+    self, Init, Iteration, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, StartReport, Stop, Watch,
     factor_bytes,
 };
 use crate::dense::{Matrix, Precision, load_factors, mode_file};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::mttkrp::Mttkrp;
 use crate::shape::Shape;
 use crate::store::Store;
@@ -22,7 +23,7 @@ use crate::sys::{File, Sys};
 use bytesize::ByteSize;
 use clap::Parser;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Decomposes a store: CP by alternating least squares
@@ -37,11 +38,16 @@ use std::time::Duration;
     after_help = "Examples:\n  blco-cpd movies.blco --rank 16 --output A             # A/mode-1.npy …, A/lambda.npy, A/report.json\n  \
                   blco-cpd movies.blco --rank 16 --starts 5 --nonneg\n  \
                   blco-cpd movies.blco --rank 16 --max-iters 200 --checkpoint C    # then the same with --resume\n  \
-                  blco-cpd movies.blco --factors A --tol 1e-6           # starts from A"
+                  blco-cpd movies.blco --factors A --tol 1e-6           # starts from A\n  \
+                  blco-cpd --score A B                                  # how well two results agree"
 )]
 pub struct Cpd {
     /// The store
-    store: PathBuf,
+    #[arg(required_unless_present = "score")]
+    store: Option<PathBuf>,
+    /// Compare two results instead: their factor-match score, 1 where all components agree
+    #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with = "store")]
+    score: Option<Vec<PathBuf>>,
     /// Components [default: 16]
     #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
     rank: Option<u32>,
@@ -129,17 +135,19 @@ impl Program for Cpd {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        on_pool(sys, self.common.threads, |threads| match self.engine.precision {
-            PrecisionArg::F64 => self.decompose::<f64>(sys, threads),
-            PrecisionArg::F32 => self.decompose::<f32>(sys, threads),
+        on_pool(sys, self.common.threads, |threads| match (&self.score, &self.store, self.engine.precision) {
+            (Some(dirs), ..) => compare(sys, dirs),
+            (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, threads),
+            (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, threads),
+            (None, None, _) => Err(Error::request("name a store")),
         })
     }
 }
 
 impl Cpd {
     /// Opens, plans, iterates, writes.
-    fn decompose<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
-        let store = Store::open(sys, &self.store)?;
+    fn decompose<T: Real>(&self, sys: &Sys, path: &Path, threads: usize) -> Result<Report> {
+        let store = Store::open(sys, path)?;
         let problem = Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
         let given = match &self.factors {
@@ -277,7 +285,7 @@ impl Cpd {
         place: &Place,
     ) -> CpdReport {
         CpdReport {
-            store: self.store.clone(),
+            store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
             dims: store.manifest().shape.dims().to_vec(),
             nnz: store.manifest().nnz,
@@ -327,6 +335,17 @@ impl CpdReport {
             self.notes.push(format!("the fit is 1 within what rounding lets it tell: {floor:.1e}"));
         }
     }
+}
+
+/// The score of the models in two directories.
+fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
+    let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
+    let score: Score = score(&models[0], &models[1])?;
+    let mut text = format!("score {:.6}\n", score.score);
+    for pair in &score.pairs {
+        text += &format!("  {:4} {:4}  {:.6}\n", pair.a, pair.b, pair.score);
+    }
+    Report::new::<Cpd>(text, &score)
 }
 
 fn write_json(file: &File, json: &serde_json::Value) -> Result<()> {

@@ -11,6 +11,7 @@ pub mod checkpoint;
 mod cp_als;
 pub mod host;
 mod run;
+pub mod score;
 pub mod solve;
 pub mod update;
 
