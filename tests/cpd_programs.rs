@@ -1,0 +1,108 @@
+//! Establishes that `blco-cpd` finds the components that `blco-gen` plants, writes what it reports, and computes the models of an
+//! independent implementation, pyttb, where `BLCO_PYTHON` has it.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::print_stderr, reason = "says what was skipped")]
+
+use blco::decomp::Model;
+use blco::decomp::score::score;
+use blco::dense::seeded_factors;
+use blco::store::Store;
+use blco::sys::Sys;
+use std::path::Path;
+
+/// `blco-gen`, `blco-cpd` and its score, as users run them.
+fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
+    let path = match name {
+        "blco-gen" => env!("CARGO_BIN_EXE_blco-gen"),
+        "blco-export" => env!("CARGO_BIN_EXE_blco-export"),
+        _ => env!("CARGO_BIN_EXE_blco-cpd"),
+    };
+    let output = std::process::Command::new(path).current_dir(dir).args(args).arg("--json").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn planted_components_are_found() {
+    for (dims, support, nonneg) in
+        [("80,70,60", "9", false), ("60,50,40,30", "6", true), ("40,24,30,20,12", "5", false)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let generated =
+            ["--dims", dims, "--planted-rank", "3", "--support", support, "--model", "true", "t.blco"];
+        program("blco-gen", dir.path(), &generated);
+        let mut args = vec![
+            "t.blco",
+            "--rank",
+            "3",
+            "--starts",
+            "4",
+            "--tol",
+            "1e-8",
+            "--max-iters",
+            "100",
+            "--output",
+            "m",
+        ];
+        args.extend(["--backend", "cpu"]);
+        args.extend(nonneg.then_some("--nonneg"));
+        let report = program("blco-cpd", dir.path(), &args);
+        assert!(report["fit"].as_f64().unwrap() > 0.9999, "{}", report["fit"]);
+        let score = program("blco-cpd", dir.path(), &["--score", "true", "m"])["score"].as_f64().unwrap();
+        assert!(score > 0.99, "{dims}: {score}");
+        let other = program(
+            "blco-cpd",
+            dir.path(),
+            &["t.blco", "--rank", "3", "--max-iters", "1", "--output", "bad"],
+        );
+        assert_eq!(other["stop"], "iterations");
+        let written: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(dir.path().join("m/report.json")).unwrap()).unwrap();
+        assert_eq!(written, report);
+        // The library reads what the program writes.
+        let model = Model::load(&Sys::default(), &dir.path().join("m")).unwrap();
+        assert!((score - self_score(&model, &dir.path().join("true"))).abs() < 1e-12);
+    }
+}
+
+fn self_score(model: &Model<f64>, dir: &Path) -> f64 {
+    score(&Model::load(&Sys::default(), dir).unwrap(), model).unwrap().score
+}
+
+/// An independent implementation from the same initial factors, after 1 to 5 iterations.
+#[test]
+fn models_are_those_of_pyttb() {
+    let python = std::env::var_os("BLCO_PYTHON").unwrap_or_else(|| "python3".into());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let has = std::process::Command::new(&python).args(["-c", "import pyttb"]).output();
+    if !has.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no pyttb in BLCO_PYTHON; tools/test.sh installs it");
+        return;
+    }
+    for dims in ["30,40,50", "30,24,20,12", "20,10,12,8,9"] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ["--dims", dims, "--nnz", "3000", "--values", "1..9", "--seed", "5", "t.blco"];
+        program("blco-gen", dir.path(), &args);
+        program("blco-export", dir.path(), &["t.blco", "t.tns"]);
+        let store = Store::open(&Sys::default(), &dir.path().join("t.blco")).unwrap();
+        std::fs::create_dir(dir.path().join("initial")).unwrap();
+        let initial = seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 5, 4).unwrap();
+        for (m, factor) in initial.iter().enumerate() {
+            let file =
+                Sys::default().create(&dir.path().join(format!("initial/mode-{}.npy", m + 1))).unwrap();
+            factor.write(&file).unwrap();
+        }
+        let mut command = std::process::Command::new(&python);
+        command.current_dir(dir.path()).arg(root.join("tools/cpd_peer.py")).args(["t.tns", dims, "initial"]);
+        for k in ["1", "2", "3", "4", "5"] {
+            let args = ["t.blco", "--factors", "initial", "--tol", "0", "--max-iters", k, "--output", k];
+            program("blco-cpd", dir.path(), &args);
+            command.arg(k);
+        }
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(text.lines().count(), 5, "{text}");
+    }
+}
