@@ -1,7 +1,7 @@
 //! `blco-cpd`.
 
 use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::{Demand, EngineArgs, Place, PrecisionArg};
+use super::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
 use super::outputs::Outputs;
 use super::progress::Progress;
 use super::{Common, Program, Report, on_pool};
@@ -213,8 +213,8 @@ impl Cpd {
 
     /// What it asks of the machine.
     fn demand<'a, T: Real>(&self, shape: &Shape, modes: &'a [usize], rank: usize) -> Demand<'a> {
-        let iterations = u64::from(self.starts) * u64::from(self.max_iters);
-        let passes = u32::try_from(iterations * modes.len() as u64).unwrap_or(u32::MAX);
+        // Each iteration is several passes: what stays in memory pays from the first on.
+        let passes = self.starts.saturating_mul(self.max_iters).max(2);
         let factors = factor_bytes::<T>(shape, rank);
         // The best start's factors, besides those of the present one.
         let best = if self.starts > 1 { factors } else { 0 };
@@ -224,7 +224,7 @@ impl Cpd {
             passes,
             on_cpu: host_bytes::<T>(shape, rank) + decoded_bytes(shape.order()) + best,
             beside_gpu: factors + best,
-            on_gpu: device::cpd_bytes::<T>(shape, rank),
+            operation: StreamedOp::CpAls,
         }
     }
 

@@ -59,14 +59,13 @@ pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 mod with_cuda {
     use super::{DeviceRequest, Passes, Ran};
     use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation, abi};
-    use crate::cli::engine::Demand;
-    use crate::decomp::{Init, Job, Outcome, Watch};
+    use crate::cli::engine::{Demand, StreamedOp};
+    use crate::decomp::cuda::{DevicePlace, device_bytes as cpd_bytes};
+    use crate::decomp::{Init, Job, Outcome, Settings, Watch};
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
-    pub use crate::op::mttkrp::cuda::device_bytes as mttkrp_bytes;
-    use crate::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
-    use crate::shape::Shape;
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
     use crate::store::Store;
     use crate::stream::{Executor, Plan};
     use bytesize::ByteSize;
@@ -97,7 +96,12 @@ mod with_cuda {
     ) -> Result<(Device, DevicePlan)> {
         let device = cuda::driver::Device::open(request.number)?;
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
-        let Demand { modes, rank, on_gpu: bytes, .. } = *demand;
+        let Demand { modes, rank, .. } = *demand;
+        let shape = &store.manifest().shape;
+        let bytes = match demand.operation {
+            StreamedOp::Mttkrp => device_bytes::<T>(shape, modes, rank),
+            StreamedOp::CpAls => cpd_bytes::<T>(shape, rank, device.facts.multiprocessors as usize),
+        };
         let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes };
         let limits = DeviceLimits { memory, lanes, passes, order, deterministic };
         let plan = cuda::plan(&device, store, &operation, &limits)?;
@@ -144,22 +148,24 @@ mod with_cuda {
         }
     }
 
-    /// Bytes of device memory that a decomposition holds.
-    pub fn cpd_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
-        let modes: Vec<usize> = (0..shape.order()).collect();
-        mttkrp_bytes::<T>(shape, &modes, rank)
-    }
-
     impl Passes<'_> {
         /// A CP decomposition.
         pub fn decompose<T: Real>(
             &self,
-            _device: &Device,
-            _job: &mut Job<'_>,
-            _init: Init<T>,
-            _watch: &(dyn Fn(&Watch<'_>) + Sync),
+            device: &Device,
+            job: &mut Job<'_>,
+            init: Init<T>,
+            watch: &(dyn Fn(&Watch<'_>) + Sync),
         ) -> Result<(Outcome<T>, Ran)> {
-            Err(crate::error::Error::request("blco-cpd runs with --backend cpu"))
+            let Settings { rank, nonneg, .. } = job.settings;
+            let mut op = DeviceMttkrp::alternating(device, self.store, rank, &self.kernels())?;
+            let plans = (self.plan, self.device_plan);
+            let mut place = DevicePlace::new(device, self.store, plans, &mut op, rank, nonneg)?;
+            let outcome = crate::decomp::run(job, init, &mut place, watch)?;
+            let (plan, notes) = place.allocated();
+            drop(place);
+            let kernels = op.kernels().clone();
+            Ok((outcome, Ran { passes: Vec::new(), spans: Vec::new(), plan, notes, kernels }))
         }
     }
 
@@ -219,7 +225,6 @@ mod without_cuda {
     use crate::dense::Matrix;
     use crate::error::{Error, Result};
     use crate::op::mttkrp::ModeMatrix;
-    use crate::shape::Shape;
     use crate::store::Store;
     use crate::stream::Plan;
     use std::path::Path;
@@ -258,10 +263,6 @@ mod without_cuda {
         false
     }
 
-    pub fn mttkrp_bytes<T>(_: &Shape, _: &[usize], _: usize) -> u64 {
-        0
-    }
-
     pub fn find<T>(_: &DeviceRequest, _: &Store, _: &Demand<'_>) -> Result<(Device, DevicePlan)> {
         Err(Error::request("this program was built without CUDA (feature `cuda`)"))
     }
@@ -286,10 +287,6 @@ mod without_cuda {
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
             match *device {}
         }
-    }
-
-    pub fn cpd_bytes<T>(_: &Shape, _: usize) -> u64 {
-        0
     }
 
     impl Passes<'_> {

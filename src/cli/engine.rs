@@ -81,20 +81,30 @@ pub enum PrecisionArg {
 }
 
 /// What an operation asks of a machine.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
     /// Its modes, from 0.
     pub modes: &'a [usize],
     /// Columns of its factors.
     pub rank: usize,
-    /// Passes that are to come.
+    /// How often each mode is to be computed.
     pub passes: u32,
     /// Bytes of host memory that it holds where it runs on the CPU.
     pub on_cpu: u64,
     /// The same where it runs on a GPU.
     pub beside_gpu: u64,
-    /// Bytes of device memory that it holds on a GPU.
-    pub on_gpu: u64,
+    /// What a GPU's memory is to hold.
+    pub operation: StreamedOp,
+}
+
+/// The operations that stream a store.
+#[derive(Clone, Copy, Debug)]
+pub enum StreamedOp {
+    /// MTTKRP of all its modes from each pass.
+    Mttkrp,
+    /// A CP decomposition: one mode in a pass.
+    CpAls,
 }
 
 /// Where an operation runs.

@@ -1,7 +1,7 @@
 //! `blco-run`.
 
 use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::{Demand, EngineArgs, Place, PrecisionArg};
+use super::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
 use super::outputs::{Outputs, Pending};
 use super::pack::TextArgs;
 use super::progress::Progress;
@@ -168,7 +168,7 @@ impl Run {
             passes: self.repeat,
             on_cpu: host_bytes::<T>(&shape, &modes, rank) + decoded_bytes(shape.order()),
             beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
-            on_gpu: device::mttkrp_bytes::<T>(&shape, &modes, rank),
+            operation: StreamedOp::Mttkrp,
         };
         let place = self.engine.choose_place::<T>(&store, &demand)?;
         let plan = self.engine.plan(&store, &demand, threads, &place)?;

@@ -4,11 +4,13 @@
 //! length one in each mode's factor. [`run`] is the main path: it starts from given or seeded factors, iterates
 //! ([`Als::iterate`]), keeps the best of several **starts** and writes **checkpoints**.
 //!
-//! A [`Place`] is where factors live and passes run: [`host`], or a GPU. All that this module knows of a factor
+//! A [`Place`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
 //! there are matrices of rank x rank.
 
 pub mod checkpoint;
 mod cp_als;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 mod run;
 pub mod score;
