@@ -11,6 +11,16 @@ use blco::store::Store;
 use blco::sys::Sys;
 use std::path::Path;
 
+/// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's.
+fn backends() -> Vec<&'static str> {
+    let has_gpu =
+        std::env::var_os("BLCO_MOCK_CUDA").is_some() || std::env::var_os("BLCO_REAL_CUDA").is_some();
+    if !has_gpu {
+        eprintln!("skipped on a GPU: BLCO_MOCK_CUDA does not name the mock driver; tools/test.sh builds it");
+    }
+    if has_gpu && cfg!(feature = "cuda") { vec!["cpu", "cuda"] } else { vec!["cpu"] }
+}
+
 /// `blco-gen`, `blco-cpd` and its score, as users run them.
 fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
     let path = match name {
@@ -18,7 +28,12 @@ fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
         "blco-export" => env!("CARGO_BIN_EXE_blco-export"),
         _ => env!("CARGO_BIN_EXE_blco-cpd"),
     };
-    let output = std::process::Command::new(path).current_dir(dir).args(args).arg("--json").output().unwrap();
+    let mut command = std::process::Command::new(path);
+    command.current_dir(dir).args(args).arg("--json");
+    if let (Some(mock), None) = (std::env::var_os("BLCO_MOCK_CUDA"), std::env::var_os("BLCO_REAL_CUDA")) {
+        command.env("LD_LIBRARY_PATH", mock);
+    }
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -29,40 +44,23 @@ fn planted_components_are_found() {
         [("80,70,60", "9", false), ("60,50,40,30", "6", true), ("40,24,30,20,12", "5", false)]
     {
         let dir = tempfile::tempdir().unwrap();
-        let generated =
-            ["--dims", dims, "--planted-rank", "3", "--support", support, "--model", "true", "t.blco"];
-        program("blco-gen", dir.path(), &generated);
-        let mut args = vec![
-            "t.blco",
-            "--rank",
-            "3",
-            "--starts",
-            "4",
-            "--tol",
-            "1e-8",
-            "--max-iters",
-            "100",
-            "--output",
-            "m",
-        ];
-        args.extend(["--backend", "cpu"]);
-        args.extend(nonneg.then_some("--nonneg"));
-        let report = program("blco-cpd", dir.path(), &args);
-        assert!(report["fit"].as_f64().unwrap() > 0.9999, "{}", report["fit"]);
-        let score = program("blco-cpd", dir.path(), &["--score", "true", "m"])["score"].as_f64().unwrap();
-        assert!(score > 0.99, "{dims}: {score}");
-        let other = program(
-            "blco-cpd",
-            dir.path(),
-            &["t.blco", "--rank", "3", "--max-iters", "1", "--output", "bad"],
-        );
-        assert_eq!(other["stop"], "iterations");
-        let written: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(dir.path().join("m/report.json")).unwrap()).unwrap();
-        assert_eq!(written, report);
-        // The library reads what the program writes.
-        let model = Model::load(&Sys::default(), &dir.path().join("m")).unwrap();
-        assert!((score - self_score(&model, &dir.path().join("true"))).abs() < 1e-12);
+        let cpd = |args: &str| program("blco-cpd", dir.path(), &args.split(' ').collect::<Vec<_>>());
+        let args = ["--dims", dims, "--planted-rank", "3", "--support", support, "--model", "true", "t.blco"];
+        program("blco-gen", dir.path(), &args);
+        for backend in backends() {
+            let sign = if nonneg { " --nonneg" } else { "" };
+            let how = "t.blco --rank 3 --starts 4 --tol 1e-8 --max-iters 100 --output m";
+            let report = cpd(&format!("{how} --backend {backend}{sign}"));
+            assert!(report["fit"].as_f64().unwrap() > 0.9999, "{}", report["fit"]);
+            assert_eq!((&report["backend"], &report["starts"][3]["seed"]), (&backend.into(), &3.into()));
+            let score = cpd("--score true m")["score"].as_f64().unwrap();
+            assert!(score > 0.99, "{dims}: {score}");
+            let written = std::fs::read(dir.path().join("m/report.json")).unwrap();
+            assert_eq!(serde_json::from_slice::<serde_json::Value>(&written).unwrap(), report);
+            // The library reads what the program writes.
+            let model = Model::load(&Sys::default(), &dir.path().join("m")).unwrap();
+            assert!((score - self_score(&model, &dir.path().join("true"))).abs() < 1e-12);
+        }
     }
 }
 
@@ -93,16 +91,22 @@ fn models_are_those_of_pyttb() {
                 Sys::default().create(&dir.path().join(format!("initial/mode-{}.npy", m + 1))).unwrap();
             factor.write(&file).unwrap();
         }
-        let mut command = std::process::Command::new(&python);
-        command.current_dir(dir.path()).arg(root.join("tools/cpd_peer.py")).args(["t.tns", dims, "initial"]);
-        for k in ["1", "2", "3", "4", "5"] {
-            let args = ["t.blco", "--factors", "initial", "--tol", "0", "--max-iters", k, "--output", k];
-            program("blco-cpd", dir.path(), &args);
-            command.arg(k);
+        for backend in backends() {
+            let mut command = std::process::Command::new(&python);
+            command
+                .current_dir(dir.path())
+                .arg(root.join("tools/cpd_peer.py"))
+                .args(["t.tns", dims, "initial"]);
+            for k in ["1", "2", "3", "4", "5"] {
+                let args = ["t.blco", "--factors", "initial", "--tol", "0", "--max-iters", k, "--output", k];
+                program("blco-cpd", dir.path(), &[&args[..], &["--backend", backend]].concat());
+                command.arg(k);
+            }
+            let output = command.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            eprintln!("{dims} on {backend}:\n{text}");
+            assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(text.lines().count(), 5, "{text}");
         }
-        let output = command.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(text.lines().count(), 5, "{text}");
     }
 }

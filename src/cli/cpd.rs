@@ -29,8 +29,8 @@ use std::time::Duration;
 /// Decomposes a store: CP by alternating least squares
 ///
 /// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
-/// iteration takes one pass over the store for each mode. On the CPU the result is the same to the bit for any number of
-/// threads and workers and any chunk size, and after --resume.
+/// iteration takes one pass over the store for each mode. On one machine's CPU the result is the same to the bit for any number
+/// of threads and workers and any chunk size, and after --resume; on a GPU the last bits differ from run to run.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-cpd",

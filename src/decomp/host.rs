@@ -1,6 +1,7 @@
 //! Factors in host memory, passes on the host backend.
 //!
-//! A decomposition is independent of threads, workers and chunks, to the bit: MTTKRP is, and so is the update.
+//! On one machine a decomposition is independent of threads, workers and chunks, to the bit: MTTKRP is, and so is the update.
+//! Machines with other vector instructions may differ in the last bits, which the matrix products of the update depend on.
 
 use super::cp_als::Place;
 use super::update::{self, Moments, Rule};

@@ -6,18 +6,19 @@
 //! accounts for it in rank x rank matrices. No second pass over a factor is needed.
 //!
 //! **Order of additions.** Rows are parted by their number and the rank alone, blocks of [`ROWS`] rows are added up
-//! within a part, the parts in order. So the result does not depend on threads, nor on the vector width: products
-//! and sums are never fused.
+//! within a part, the parts in order. So the result does not depend on threads. Matrix products are faer's, on one
+//! thread each: their last bits depend on the vector instructions of the machine.
 
 use crate::dense::{Matrix, Real};
+use faer::linalg::matmul::matmul;
+use faer::linalg::matmul::triangular::{self, BlockStructure};
+use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
 /// Numbers that are worked on together.
 const LANES: usize = 8;
-/// Rows whose products with a matrix are formed together.
-const TOGETHER: usize = 8;
-/// Rows of a block.
-const ROWS: usize = 32;
+/// Rows of a block: a few stay in the first cache.
+const ROWS: usize = 128;
 /// Parts at most.
 const PARTS: usize = 64;
 /// The least number of a factor that may have no negative ones, its columns having a length near one: no column becomes zero, which
@@ -66,8 +67,7 @@ fn parts(rows: usize, rank: usize) -> usize {
 /// Bytes that an update holds.
 #[must_use]
 pub fn host_bytes(rows: usize, rank: usize) -> u64 {
-    let stride = rank.next_multiple_of(LANES);
-    (parts(rows, rank) * (stride + 1 + ROWS) * stride * size_of::<f64>()) as u64
+    (parts(rows, rank) * (rank + 1 + ROWS) * rank * size_of::<f64>()) as u64
 }
 
 /// Makes `factor` from `sums`, which has its shape and is zero afterwards, by `rule`.
@@ -76,14 +76,10 @@ pub fn host_bytes(rows: usize, rank: usize) -> u64 {
 pub fn update<T: Real>(sums: &mut [f64], factor: &mut Matrix<T>, rule: &Rule) -> Moments {
     let (rows, rank) = (factor.rows(), factor.columns());
     let chunk = rows.div_ceil(parts(rows, rank)) * rank;
-    let (rule, simd) = (Prepared::new(rule, rank), pulp::Arch::new());
     let parts = sums.par_chunks_mut(chunk).zip(factor.data_mut().par_chunks_mut(chunk)).with_max_len(1);
     let part = |(sums, rows): (&mut [f64], &mut [T])| {
         let mut part = Part::new(rank);
-        simd.dispatch(
-            #[inline(always)]
-            || part.update(&rule, sums, rows),
-        );
+        part.update(rule, sums, rows);
         part
     };
     Part::add_up(parts.map(part).collect(), rank)
@@ -94,41 +90,18 @@ pub fn update<T: Real>(sums: &mut [f64], factor: &mut Matrix<T>, rule: &Rule) ->
 pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     let (rows, rank) = (factor.rows(), factor.columns());
     let chunk = rows.div_ceil(parts(rows, rank)) * rank;
-    let simd = pulp::Arch::new();
     let part = |rows: &[T]| {
         let mut part = Part::new(rank);
-        simd.dispatch(
-            #[inline(always)]
-            || part.measure(rows),
-        );
+        part.measure(rows);
         part
     };
     Part::add_up(factor.data().par_chunks(chunk).with_max_len(1).map(part).collect(), rank).gram
 }
 
-/// A rule with its matrix's rows padded with zeros to whole lanes.
-struct Prepared<'a> {
-    rule: &'a Rule,
-    matrix: Vec<f64>,
-}
-
-impl<'a> Prepared<'a> {
-    fn new(rule: &'a Rule, rank: usize) -> Self {
-        let (Rule::Linear { matrix } | Rule::NonNegative { gram: matrix, .. }) = rule;
-        let stride = rank.next_multiple_of(LANES);
-        let mut padded = vec![0.0; rank * stride];
-        for (to, from) in padded.chunks_exact_mut(stride).zip(matrix.chunks_exact(rank)) {
-            to[..rank].copy_from_slice(from);
-        }
-        Self { rule, matrix: padded }
-    }
-}
-
-/// What is added up of a part's rows. Rows in here are padded to `stride`.
+/// What is added up of a part's rows.
 struct Part {
     rank: usize,
-    stride: usize,
-    /// The upper triangle in blocks of [`LANES`] x [`LANES`]; the rest is not used.
+    /// The upper triangle; the rest is not used.
     gram: Vec<f64>,
     inner: Vec<f64>,
     /// [`ROWS`] rows.
@@ -137,70 +110,61 @@ struct Part {
 
 impl Part {
     fn new(rank: usize) -> Self {
-        let stride = rank.next_multiple_of(LANES);
         let zeros = |n: usize| vec![0.0; n];
-        Self { rank, stride, gram: zeros(stride * stride), inner: zeros(rank), block: zeros(ROWS * stride) }
+        Self { rank, gram: zeros(rank * rank), inner: zeros(rank), block: zeros(ROWS * rank) }
     }
 
-    #[inline(always)]
-    fn update<T: Real>(&mut self, rule: &Prepared<'_>, sums: &mut [f64], rows: &mut [T]) {
-        let rank = self.rank;
+    fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T]) {
+        let (rank, simd) = (self.rank, pulp::Arch::new());
         for (sums, rows) in sums.chunks_mut(ROWS * rank).zip(rows.chunks_mut(ROWS * rank)) {
-            match rule.rule {
-                Rule::Linear { .. } => multiply(sums, &rule.matrix, rank, &mut self.block),
-                Rule::NonNegative { of_sums, of_old, of_new, .. } => {
-                    let scales = [of_sums, of_old, of_new].map(|s| &s[..rank]);
-                    for (i, (m, a)) in sums.chunks_exact(rank).zip(rows.chunks_exact(rank)).enumerate() {
-                        let new = &mut self.block[i * self.stride..][..self.stride];
-                        descend(m, a, &rule.matrix, scales, new);
-                    }
+            let new = &mut self.block[..rows.len()];
+            match rule {
+                Rule::Linear { matrix } => {
+                    let matrix = MatRef::from_row_major_slice(matrix, rank, rank);
+                    let sums = MatRef::from_row_major_slice(sums, rows.len() / rank, rank);
+                    let new = MatMut::from_row_major_slice_mut(new, rows.len() / rank, rank);
+                    matmul(new, Accum::Replace, sums, matrix, 1.0, Par::Seq);
                 }
+                Rule::NonNegative { gram, of_sums, of_old, of_new } => simd.dispatch(
+                    #[inline(always)]
+                    || {
+                        let scales = [of_sums, of_old, of_new].map(|s| &s[..rank]);
+                        let rows = sums.chunks_exact(rank).zip(rows.chunks_exact(rank));
+                        for ((m, a), new) in rows.zip(new.chunks_exact_mut(rank)) {
+                            descend(m, a, gram, scales, new);
+                        }
+                    },
+                ),
             }
-            for ((m, a), new) in sums
-                .chunks_exact_mut(rank)
-                .zip(rows.chunks_exact_mut(rank))
-                .zip(self.block.chunks_exact_mut(self.stride))
-            {
-                for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut self.inner) {
-                    *a = T::nearest(*new);
-                    *new = a.widen();
-                    *inner += std::mem::take(m) * *new;
-                }
-            }
-            self.add_gram(rows.len() / rank);
+            simd.dispatch(
+                #[inline(always)]
+                || store(sums, rows, new, &mut self.inner),
+            );
+            self.add_gram(rows.len());
         }
     }
 
-    #[inline(always)]
     fn measure<T: Real>(&mut self, rows: &[T]) {
         for rows in rows.chunks(ROWS * self.rank) {
-            for (a, new) in rows.chunks_exact(self.rank).zip(self.block.chunks_exact_mut(self.stride)) {
-                new.iter_mut().zip(a).for_each(|(new, a)| *new = a.widen());
-            }
-            self.add_gram(rows.len() / self.rank);
+            self.block.iter_mut().zip(rows).for_each(|(new, a)| *new = a.widen());
+            self.add_gram(rows.len());
         }
     }
 
-    /// Adds the products of the first `n` rows of the block.
-    #[inline(always)]
+    /// Adds the products of the columns of the rows in the first `n` numbers of the block.
     fn add_gram(&mut self, n: usize) {
-        let stride = self.stride;
-        for top in (0..stride).step_by(LANES) {
-            for left in (top..stride).step_by(LANES) {
-                let mut sums = [[0.0; LANES]; LANES];
-                for row in self.block.chunks_exact(stride).take(n) {
-                    let x: &[f64; LANES] = row[top..].first_chunk().expect("whole lanes");
-                    let y: &[f64; LANES] = row[left..].first_chunk().expect("whole lanes");
-                    for (sums, x) in sums.iter_mut().zip(x) {
-                        sums.iter_mut().zip(y).for_each(|(s, y)| *s += x * y);
-                    }
-                }
-                for (i, sums) in sums.iter().enumerate() {
-                    let gram = &mut self.gram[(top + i) * stride + left..][..LANES];
-                    gram.iter_mut().zip(sums).for_each(|(g, s)| *g += s);
-                }
-            }
-        }
+        let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
+        triangular::matmul(
+            MatMut::from_row_major_slice_mut(&mut self.gram, self.rank, self.rank),
+            BlockStructure::TriangularUpper,
+            Accum::Add,
+            rows.transpose(),
+            BlockStructure::Rectangular,
+            rows,
+            BlockStructure::Rectangular,
+            1.0,
+            Par::Seq,
+        );
     }
 
     /// All parts, in order.
@@ -213,68 +177,53 @@ impl Part {
         }
         let element = |i: usize| {
             let (r, q) = (i / rank, i % rank);
-            all.gram[r.min(q) * all.stride + r.max(q)]
+            all.gram[r.min(q) * rank + r.max(q)]
         };
         Moments { gram: (0..rank * rank).map(element).collect(), inner: all.inner }
     }
 }
 
-/// `new = m w` for some rows: `m` of `rank` numbers each, `w` and `new` padded to whole lanes.
+/// Stores `new` rows in `rows`, rounded, and leaves them rounded; adds their products with `sums`, which are zero afterwards, to
+/// `inner`.
 #[inline(always)]
-fn multiply(m: &[f64], w: &[f64], rank: usize, new: &mut [f64]) {
-    let stride = rank.next_multiple_of(LANES);
-    let (mut from, mut to) = (m.chunks_exact(TOGETHER * rank), new.chunks_exact_mut(TOGETHER * stride));
-    for (m, new) in (&mut from).zip(&mut to) {
-        multiply_rows::<TOGETHER>(m, w, rank, new);
-    }
-    let rest = from.remainder();
-    let at = (m.len() - rest.len()) / rank * stride;
-    for (m, new) in rest.chunks_exact(rank).zip(new[at..].chunks_exact_mut(stride)) {
-        multiply_rows::<1>(m, w, rank, new);
-    }
-}
-
-#[inline(always)]
-fn multiply_rows<const N: usize>(m: &[f64], w: &[f64], rank: usize, new: &mut [f64]) {
-    let stride = new.len() / N;
-    let rows: [&[f64]; N] = std::array::from_fn(|i| &m[i * rank..][..rank]);
-    for left in (0..stride).step_by(LANES) {
-        let mut sums = [[0.0; LANES]; N];
-        for (k, w) in w.chunks_exact(stride).enumerate().take(rank) {
-            let w: &[f64; LANES] = w[left..].first_chunk().expect("whole lanes");
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let x = row[k];
-                sums.iter_mut().zip(w).for_each(|(s, w)| *s += x * w);
-            }
-        }
-        for (i, sums) in sums.iter().enumerate() {
-            new[i * stride + left..][..LANES].copy_from_slice(sums);
+fn store<T: Real>(sums: &mut [f64], rows: &mut [T], new: &mut [f64], inner: &mut [f64]) {
+    let rank = inner.len();
+    let all = sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).zip(new.chunks_exact_mut(rank));
+    for ((m, a), new) in all {
+        for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut *inner) {
+            *a = T::nearest(*new);
+            *new = a.widen();
+            *inner += std::mem::take(m) * *new;
         }
     }
 }
 
-/// HALS of a row: `m` of the sums, `a` of the old factor, with what each and the result are to be multiplied by. `gram` and
-/// `new` are padded to whole lanes. Sweeps over the columns end when one changes the row by less than [`SWEEP`] of what the first
-/// did (Gillis and Glineur, Neural Computation 24, 2012, section 4.2): the pass costs far more than they do.
+/// The inner product of two rows.
+#[inline(always)]
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let (mut lanes, mut a, mut b) = ([0.0; LANES], a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (a, b) in (&mut a).zip(&mut b) {
+        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(s, (a, b))| *s += a * b);
+    }
+    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// HALS of a row: `m` of the sums, `a` of the old factor, with what each and the result are to be multiplied by. Sweeps over the columns
+/// end when one changes the row by less than [`SWEEP`] of what the first did (Gillis and Glineur, Neural Computation 24, 2012,
+/// section 4.2): the pass costs far more than they do.
 #[inline(always)]
 fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: &mut [f64]) {
-    let (stride, [of_sums, of_old, of_new]) = (new.len(), scales);
-    new.fill(0.0);
+    let (rank, [of_sums, of_old, of_new]) = (new.len(), scales);
     new.iter_mut().zip(a.iter().zip(of_old)).for_each(|(new, (a, s))| *new = a.widen() * s);
     let mut first = 0.0;
     for sweep in 0..SWEEPS {
         let mut change = 0.0;
         for (r, (m, s)) in m.iter().zip(of_sums).enumerate() {
-            let gram = &gram[r * stride..][..stride];
-            let mut sums = [0.0; LANES];
-            for (g, x) in gram.chunks_exact(LANES).zip(new.chunks_exact(LANES)) {
-                for (s, (g, x)) in sums.iter_mut().zip(g.iter().zip(x)) {
-                    *s += g * x;
-                }
-            }
-            let sum = sums.iter().sum::<f64>();
+            let gram = &gram[r * rank..][..rank];
             // A column of zeros that was given: nothing is known of it.
-            let x = if gram[r] > 0.0 { (new[r] + (m * s - sum) / gram[r]).max(0.0) } else { 0.0 };
+            let better = if gram[r] > 0.0 { new[r] + (m * s - dot(gram, new)) / gram[r] } else { 0.0 };
+            let x = better.max(0.0);
             change += (x - new[r]) * (x - new[r]);
             new[r] = x;
         }
