@@ -2,12 +2,13 @@
 
 use super::device::{self, DevicePlan, KernelReport, Real};
 use super::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
-use super::outputs::Outputs;
+use super::outputs::{Outputs, Pending};
 use super::progress::Progress;
 use super::{Common, Program, Report, on_pool};
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::host::{HostPlace, host_bytes};
+use crate::decomp::report::{Page, html};
 use crate::decomp::score::{Score, score};
 use crate::decomp::{
     self, Init, Iteration, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, StartReport, Stop, Watch,
@@ -39,6 +40,7 @@ use std::time::Duration;
                   blco-cpd movies.blco --rank 16 --starts 5 --nonneg\n  \
                   blco-cpd movies.blco --rank 16 --max-iters 200 --checkpoint C    # then the same with --resume\n  \
                   blco-cpd movies.blco --factors A --tol 1e-6           # starts from A\n  \
+                  blco-cpd movies.blco --report movies.html             # to look at\n  \
                   blco-cpd --score A B                                  # how well two results agree"
 )]
 pub struct Cpd {
@@ -75,6 +77,9 @@ pub struct Cpd {
     /// Write mode-1.npy, …, lambda.npy and report.json here
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Write a page of HTML here: fit by iteration, weights, each component's largest rows, similarity of components
+    #[arg(long, value_name = "FILE", conflicts_with = "plan")]
+    report: Option<PathBuf>,
     /// Keep what --resume needs here
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -167,6 +172,7 @@ impl Cpd {
         }
         let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
         let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
+        let page = self.report.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
         let identity = self.identity::<T>(&report, given.as_deref());
         let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
         let mut job = Job {
@@ -208,6 +214,10 @@ impl Cpd {
             None if i == shape.order() => outcome.model.lambda.write(file),
             None => write_json(file, &out.json),
         })?;
+        if let Some(pending) = page {
+            pending.file().write_all_at(page_of(&report, &outcome).as_bytes(), 0)?;
+            pending.publish()?;
+        }
         Ok(out)
     }
 
@@ -234,7 +244,7 @@ impl Cpd {
             Some(_) => "given factors".to_owned(),
             None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
         };
-        let precision = format!("{:?}", T::PRECISION).to_lowercase();
+        let precision = precision_name(T::PRECISION).to_owned();
         Identity::from([
             ("store digest".into(), report.digest.clone()),
             ("precision".into(), precision),
@@ -337,6 +347,51 @@ impl CpdReport {
     }
 }
 
+/// The report as a page of HTML.
+fn page_of<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
+    let store = report.store.file_name().unwrap_or_default().to_string_lossy();
+    let dims: Vec<String> = report.dims.iter().map(u32::to_string).collect();
+    let seconds: f64 = report.iterations.iter().map(|i| i.seconds).sum();
+    let mut facts = vec![
+        ("store", report.store.display().to_string()),
+        ("digest", report.digest.clone()),
+        ("shape", format!("{}, {} nonzeros", dims.join(" x "), report.nnz)),
+        ("fit", format!("{:.8} after {} iterations, {seconds:.3} s", report.fit, report.iterations.len())),
+        ("stopped because", stop_text(report)),
+        ("computed", format!("in {}, on {}", precision_name(report.precision), place_name(report))),
+    ];
+    let starts = report.starts.iter();
+    let start = |s: &StartReport| match s.seed {
+        Some(seed) => format!("seed {seed}: {:.6}", s.fit),
+        None => format!("given factors: {:.6}", s.fit),
+    };
+    facts.push(("starts", starts.map(start).collect::<Vec<_>>().join(", ")));
+    facts.extend(report.notes.iter().map(|note| ("note", note.clone())));
+    let title = format!("{store}: CP of rank {}", report.settings.rank);
+    html(&Page { title: &title, facts: &facts, iterations: &report.iterations, model: &outcome.model })
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F64 => "f64",
+        Precision::F32 => "f32",
+    }
+}
+
+fn place_name(report: &CpdReport) -> String {
+    report.device.as_ref().map_or_else(
+        || format!("the CPU with {} threads", report.plan.threads),
+        |device| device::name(device).to_owned(),
+    )
+}
+
+fn stop_text(report: &CpdReport) -> String {
+    match report.stop {
+        Some(Stop::Tolerance) => format!("the fit changes by less than {:e}", report.tol),
+        _ => "as many iterations as allowed".to_owned(),
+    }
+}
+
 /// The score of the models in two directories.
 fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
     let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
@@ -380,22 +435,16 @@ fn plan_text(report: &CpdReport) -> String {
 /// The report for people.
 fn text(report: &CpdReport) -> String {
     let seconds = |of: fn(&Iteration) -> f64| report.iterations.iter().map(of).sum::<f64>();
-    let stop = match report.stop {
-        Some(Stop::Tolerance) => format!("the fit changes by less than {:e}", report.tol),
-        _ => "as many as allowed".to_owned(),
-    };
     let mut text = format!(
-        "{}: CP of rank {}, {}, on {}\n  fit {:.6} after {} iterations ({stop})\n  {:.4} s: passes {:.4}, updates {:.4}, rank x rank algebra \
+        "{}: CP of rank {}, {}, on {}\n  fit {:.6} after {} iterations ({})\n  {:.4} s: passes {:.4}, updates {:.4}, rank x rank algebra \
          {:.4}\n",
         report.store.display(),
         report.settings.rank,
-        format!("{:?}", report.precision).to_lowercase(),
-        report.device.as_ref().map_or_else(
-            || format!("the CPU with {} threads", report.plan.threads),
-            |device| device::name(device).to_owned()
-        ),
+        precision_name(report.precision),
+        place_name(report),
         report.fit,
         report.iterations.len(),
+        stop_text(report),
         seconds(|i| i.seconds),
         seconds(|i| i.mttkrp_seconds),
         seconds(|i| i.update_seconds),

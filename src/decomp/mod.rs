@@ -12,6 +12,7 @@ mod cp_als;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+pub mod report;
 mod run;
 pub mod score;
 pub mod solve;

@@ -5,7 +5,7 @@
 //! the models' score is the mean over the components of the one that has fewer. 1 is equality.
 
 use super::Model;
-use crate::dense::Matrix;
+use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -34,13 +34,13 @@ pub struct Score {
 const ROWS: usize = 1 << 14;
 
 /// Inner products of the columns of `a` with those of `b`: rank of `a` x rank of `b`.
-fn products(a: &Matrix<f64>, b: &Matrix<f64>) -> Vec<f64> {
+fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>) -> Vec<f64> {
     let (p, q) = (a.columns(), b.columns());
     let parts = a.data().par_chunks(ROWS * p).zip(b.data().par_chunks(ROWS * q)).map(|(a, b)| {
         let mut sums = vec![0.0; p * q];
         for (a, b) in a.chunks_exact(p).zip(b.chunks_exact(q)) {
             for (sums, x) in sums.chunks_exact_mut(q).zip(a) {
-                sums.iter_mut().zip(b).for_each(|(s, y)| *s += x * y);
+                sums.iter_mut().zip(b).for_each(|(s, y)| *s += x.widen() * y.widen());
             }
         }
         sums
@@ -53,11 +53,11 @@ fn products(a: &Matrix<f64>, b: &Matrix<f64>) -> Vec<f64> {
 }
 
 /// The lengths of the columns.
-fn lengths(factor: &Matrix<f64>) -> Vec<f64> {
+fn lengths<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     let squares = factor.data().chunks_exact(factor.columns()).fold(
         vec![0.0; factor.columns()],
         |mut sums: Vec<f64>, row| {
-            sums.iter_mut().zip(row).for_each(|(s, x)| *s += x * x);
+            sums.iter_mut().zip(row).for_each(|(s, x)| *s += x.widen() * x.widen());
             sums
         },
     );
@@ -65,7 +65,7 @@ fn lengths(factor: &Matrix<f64>) -> Vec<f64> {
 }
 
 /// The score of every component of `a` with every one of `b`: rank of `a` x rank of `b`. With `weights`, these count.
-pub(super) fn similarities(a: &Model<f64>, b: &Model<f64>, weights: bool) -> Vec<f64> {
+pub(super) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Vec<f64> {
     let (p, q) = (a.lambda.rows(), b.lambda.rows());
     let mut scores = vec![1.0; p * q];
     let (mut of_a, mut of_b) = (a.lambda.data().to_vec(), b.lambda.data().to_vec());
