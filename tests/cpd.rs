@@ -153,7 +153,7 @@ fn threads_memory_and_chunks_do_not_change_a_bit() {
         let of = |store: &Store, threads: usize, memory: Option<u64>| {
             let ask = ask::<f64>(50, seeded(2), 3);
             let settings = Settings { nonneg, ..ask.settings };
-            bits(&decompose(store, Ask { threads, memory, settings, ..ask }).unwrap().model)
+            bits(&decompose(store, Ask { settings, threads, memory, ..ask }).unwrap().model)
         };
         let wanted = of(&store, 1, None);
         assert_eq!(of(&store, 3, None), wanted);
@@ -188,7 +188,7 @@ fn resumed_runs_end_the_same() {
             let fits = |o: &Outcome<T>| o.starts.iter().map(|s| s.fit.to_bits()).collect::<Vec<_>>();
             assert_eq!(fits(&resumed), fits(&whole));
             let place = k.checked_sub(1).map(|k| (u32::try_from(k / 6 + 1).unwrap(), k % 6 + 1));
-            assert_eq!(resumed.resumed.map(|(s, i)| (s, i as u64)), place.map(|(s, i)| (s, i as u64)));
+            assert_eq!(resumed.resumed.map(|(s, i)| (s, i as u64)), place);
         }
     }
     check::<f64>(false);

@@ -39,12 +39,7 @@ enum Residency {
     Sorted,
 }
 
-fn job<'a>(
-    store: &'a Store,
-    settings: Settings,
-    max_iters: usize,
-    checkpoint: Option<(PathBuf, bool)>,
-) -> Job<'a> {
+fn job(store: &Store, settings: Settings, max_iters: usize, checkpoint: Option<(PathBuf, bool)>) -> Job<'_> {
     let open = |(dir, resume): (PathBuf, bool)| {
         Checkpointer::open(store.sys(), &dir, 1, Identity::new(), resume).unwrap()
     };

@@ -6,7 +6,7 @@
 
 use blco::decomp::Model;
 use blco::decomp::score::score;
-use blco::dense::seeded_factors;
+use blco::dense::{Matrix, seeded_factors};
 use blco::store::Store;
 use blco::sys::Sys;
 use std::path::Path;
@@ -62,6 +62,55 @@ fn planted_components_are_found() {
             assert!((score - self_score(&model, &dir.path().join("true"))).abs() < 1e-12);
         }
     }
+}
+
+/// One line on standard error, status 2, and nothing left behind: neither results nor checkpoints that are not whole.
+#[test]
+fn what_goes_wrong_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    program("blco-gen", dir.path(), &["--dims", "6,5,4", "--nnz", "60", "--values", "1..9", "t.blco"]);
+    std::fs::create_dir(dir.path().join("nan")).unwrap();
+    for (m, rows) in [6, 5, 4].into_iter().enumerate() {
+        let mut numbers = vec![0.5; rows * 2];
+        numbers[rows] = if m == 1 { f64::NAN } else { 0.25 };
+        let file = Sys::default().create(&dir.path().join(format!("nan/mode-{}.npy", m + 1))).unwrap();
+        Matrix::from_rows(rows, 2, numbers).write(&file).unwrap();
+    }
+    let run = |args: &str, fault: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
+        command
+            .current_dir(dir.path())
+            .args(args.split(' '))
+            .args(["--backend", "cpu"])
+            .env_remove("BLCO_FAULT");
+        if !fault.is_empty() {
+            command.env("BLCO_FAULT", fault);
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (args, fault, fragment) in [
+        ("t.blco --factors nan --output o", "", "mode-2.npy: holds NaN in row 2, which is not finite"),
+        ("t.blco --rank 2 --output o --report r.html", "write:2:28", "No space left on device"),
+        ("t.blco --rank 2 --output o --checkpoint c --every 1", "write:1:28", "No space left on device"),
+        ("t.blco --rank 2 --output o", "rename:1:28", "No space left on device"),
+        ("t.blco --rank 2 --checkpoint none/c", "", "none/c: cannot create"),
+        ("t.blco --rank 2 --checkpoint c --resume", "", "holds no checkpoint to resume"),
+        ("--score t.blco nan", "", "t.blco: holds no model"),
+        ("--score nan nan", "", "holds NaN in row 2"),
+    ] {
+        let (status, said) = run(args, fault);
+        assert_eq!((status, said.lines().count()), (Some(2), 1), "{args}: {said}");
+        assert!(said.starts_with("blco-cpd: ") && said.contains(fragment), "{args}: {said}");
+        for name in ["o", "r.html", "c/next", "c/current"] {
+            assert!(!dir.path().join(name).exists(), "{args} left {name}");
+        }
+    }
+    assert_eq!(run("t.blco --rank 2 --resume", "").0, Some(2));
+    // A rank beyond every dim works.
+    let (status, said) = run("t.blco --rank 9 --output o --report r.html --quiet", "");
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+    assert!(std::fs::read_to_string(dir.path().join("r.html")).unwrap().contains("Component 9, weight"));
 }
 
 fn self_score(model: &Model<f64>, dir: &Path) -> f64 {

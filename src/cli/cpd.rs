@@ -1,29 +1,24 @@
 //! `blco-cpd`.
 
-use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
+use super::cpd_report::{self, CpdReport};
+use super::device::{self, Real};
+use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
 use super::outputs::{Outputs, Pending};
 use super::progress::Progress;
 use super::{Common, Program, Report, on_pool};
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::host::{HostPlace, host_bytes};
-use crate::decomp::report::{Page, html};
-use crate::decomp::score::{Score, score};
-use crate::decomp::{
-    self, Init, Iteration, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, StartReport, Stop, Watch,
-    factor_bytes,
-};
-use crate::dense::{Matrix, Precision, load_factors, mode_file};
+use crate::decomp::score::{Pair, Score, score};
+use crate::decomp::{self, Init, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, Watch, factor_bytes};
+use crate::dense::{Matrix, load_factors, mode_file};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::Mttkrp;
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::Plan;
 use crate::sys::{File, Sys};
-use bytesize::ByteSize;
 use clap::Parser;
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -105,35 +100,6 @@ fn not_negative(text: &str) -> std::result::Result<f64, String> {
     }
 }
 
-/// What a decomposition reports as JSON.
-#[derive(Debug, Serialize)]
-struct CpdReport {
-    store: PathBuf,
-    digest: String,
-    dims: Vec<u32>,
-    nnz: u64,
-    backend: &'static str,
-    /// Why not on a GPU, what was less than planned.
-    notes: Vec<String>,
-    precision: Precision,
-    settings: Settings,
-    max_iters: u32,
-    tol: f64,
-    plan: Plan,
-    device: Option<DevicePlan>,
-    kernels: Option<KernelReport>,
-    /// The start and the iteration of the checkpoint that was continued.
-    resumed: Option<(u32, usize)>,
-    starts: Vec<StartReport>,
-    /// The best start, from 1.
-    best: u32,
-    stop: Option<Stop>,
-    fit: f64,
-    lambda: Vec<f64>,
-    /// Of the best start.
-    iterations: Vec<Iteration>,
-}
-
 impl Program for Cpd {
     fn common(&self) -> &Common {
         &self.common
@@ -166,9 +132,9 @@ impl Cpd {
         let place = self.engine.choose_place::<T>(&store, &demand)?;
         let plan = self.engine.plan(&store, &demand, threads, &place)?;
         let store = store.with_direct_reads(plan.direct_reads);
-        let mut report = self.empty_report::<T>(&store, settings, plan, &place);
+        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), plan, &place);
         if self.plan {
-            return Report::new::<Self>(plan_text(&report), &report);
+            return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
         let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
         let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
@@ -208,14 +174,14 @@ impl Cpd {
             }
         };
         report.fill(&outcome);
-        let out = Report::new::<Self>(text(&report), &report)?;
+        let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
         outputs.publish(|i, file| match outcome.model.factors.get(i) {
             Some(factor) => factor.write(file),
             None if i == shape.order() => outcome.model.lambda.write(file),
             None => write_json(file, &out.json),
         })?;
         if let Some(pending) = page {
-            pending.file().write_all_at(page_of(&report, &outcome).as_bytes(), 0)?;
+            pending.file().write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0)?;
             pending.publish()?;
         }
         Ok(out)
@@ -244,7 +210,7 @@ impl Cpd {
             Some(_) => "given factors".to_owned(),
             None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
         };
-        let precision = precision_name(T::PRECISION).to_owned();
+        let precision = cpd_report::precision_name(T::PRECISION).to_owned();
         Identity::from([
             ("store digest".into(), report.digest.clone()),
             ("precision".into(), precision),
@@ -279,116 +245,13 @@ impl Cpd {
             what = format!("start {} of {}, {what}", at.start + 1, self.starts);
         }
         if let Some(last) = at.als.history().last() {
-            let left = last.seconds * f64::from(self.max_iters - u32::try_from(last.iteration).unwrap_or(0));
+            let left = last.seconds
+                * f64::from(self.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
             let left =
                 humantime::format_duration(Duration::from_secs(Duration::from_secs_f64(left).as_secs()));
-            what += &format!(", fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
+            what = format!("{what}, fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
         }
         progress.iterate(&what, at.mode as u64 * nnz + at.nnz, order * nnz);
-    }
-
-    fn empty_report<T: Real>(
-        &self,
-        store: &Store,
-        settings: Settings,
-        plan: Plan,
-        place: &Place,
-    ) -> CpdReport {
-        CpdReport {
-            store: store.path().to_path_buf(),
-            digest: format!("{:016x}", store.id()),
-            dims: store.manifest().shape.dims().to_vec(),
-            nnz: store.manifest().nnz,
-            backend: if place.device.is_some() { "cuda" } else { "cpu" },
-            notes: place.notes.clone(),
-            precision: T::PRECISION,
-            settings,
-            max_iters: self.max_iters,
-            tol: self.tol,
-            plan,
-            device: place.device.as_ref().map(|(_, plan)| plan.clone()),
-            kernels: None,
-            resumed: None,
-            starts: Vec::new(),
-            best: 0,
-            stop: None,
-            fit: 0.0,
-            lambda: Vec::new(),
-            iterations: Vec::new(),
-        }
-    }
-}
-
-impl CpdReport {
-    fn fill<T>(&mut self, outcome: &Outcome<T>) {
-        let best = outcome.starts.iter().find(|s| s.start as usize == outcome.best + 1);
-        self.resumed = outcome.resumed;
-        self.starts.clone_from(&outcome.starts);
-        self.best = u32::try_from(outcome.best + 1).unwrap_or(0);
-        self.stop = best.map(|best| best.stop);
-        self.fit = outcome.als.fit();
-        self.lambda = outcome.model.lambda.data().to_vec();
-        self.iterations = outcome.als.history().to_vec();
-        let singular: usize = self.iterations.iter().map(|i| i.pseudo_inverses).sum();
-        if singular > 0 {
-            self.notes.push(format!(
-                "{singular} updates used a pseudo-inverse: components depend on each other; a smaller --rank or a --ridge \
-                 avoids that"
-            ));
-        }
-        let Some(last) = self.iterations.last() else { return };
-        if last.vanished > 0 {
-            self.notes.push(format!("{} components have vanished", last.vanished));
-        }
-        if 1.0 - last.fit < last.fit_floor {
-            let floor = last.fit_floor;
-            self.notes.push(format!("the fit is 1 within what rounding lets it tell: {floor:.1e}"));
-        }
-    }
-}
-
-/// The report as a page of HTML.
-fn page_of<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
-    let store = report.store.file_name().unwrap_or_default().to_string_lossy();
-    let dims: Vec<String> = report.dims.iter().map(u32::to_string).collect();
-    let seconds: f64 = report.iterations.iter().map(|i| i.seconds).sum();
-    let mut facts = vec![
-        ("store", report.store.display().to_string()),
-        ("digest", report.digest.clone()),
-        ("shape", format!("{}, {} nonzeros", dims.join(" x "), report.nnz)),
-        ("fit", format!("{:.8} after {} iterations, {seconds:.3} s", report.fit, report.iterations.len())),
-        ("stopped because", stop_text(report)),
-        ("computed", format!("in {}, on {}", precision_name(report.precision), place_name(report))),
-    ];
-    let starts = report.starts.iter();
-    let start = |s: &StartReport| match s.seed {
-        Some(seed) => format!("seed {seed}: {:.6}", s.fit),
-        None => format!("given factors: {:.6}", s.fit),
-    };
-    facts.push(("starts", starts.map(start).collect::<Vec<_>>().join(", ")));
-    facts.extend(report.notes.iter().map(|note| ("note", note.clone())));
-    let title = format!("{store}: CP of rank {}", report.settings.rank);
-    html(&Page { title: &title, facts: &facts, iterations: &report.iterations, model: &outcome.model })
-}
-
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F64 => "f64",
-        Precision::F32 => "f32",
-    }
-}
-
-fn place_name(report: &CpdReport) -> String {
-    report.device.as_ref().map_or_else(
-        || format!("the CPU with {} threads", report.plan.threads),
-        |device| device::name(device).to_owned(),
-    )
-}
-
-fn stop_text(report: &CpdReport) -> String {
-    match report.stop {
-        Some(Stop::Tolerance) => format!("the fit changes by less than {:e}", report.tol),
-        _ => "as many iterations as allowed".to_owned(),
     }
 }
 
@@ -396,69 +259,11 @@ fn stop_text(report: &CpdReport) -> String {
 fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
     let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
     let score: Score = score(&models[0], &models[1])?;
-    let mut text = format!("score {:.6}\n", score.score);
-    for pair in &score.pairs {
-        text += &format!("  {:4} {:4}  {:.6}\n", pair.a, pair.b, pair.score);
-    }
-    Report::new::<Cpd>(text, &score)
+    let line = |pair: &Pair| format!("  {:4} {:4}  {:.6}\n", pair.a, pair.b, pair.score);
+    let lines: String = score.pairs.iter().map(line).collect();
+    Report::new::<Cpd>(format!("score {:.6}\n{lines}", score.score), &score)
 }
 
 fn write_json(file: &File, json: &serde_json::Value) -> Result<()> {
     file.write_all_at(format!("{json:#}\n").as_bytes(), 0)
-}
-
-fn plan_text(report: &CpdReport) -> String {
-    let plan = &report.plan;
-    if let Some(device) = &report.device {
-        let modes: Vec<usize> = (1..=report.dims.len()).collect();
-        return device::plan_text(&report.store, &modes, report.settings.rank, plan, device);
-    }
-    format!(
-        "{}: CP of rank {} on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
-         chunks kept, {}\n  a pass  {} in {} chunks; an iteration takes {} passes{}\n",
-        report.store.display(),
-        report.settings.rank,
-        ByteSize(plan.memory_bytes),
-        ByteSize(plan.operation_bytes),
-        plan.workers,
-        plan.buffers_per_worker,
-        ByteSize(plan.buffer_bytes as u64),
-        plan.kept.len(),
-        ByteSize(plan.kept_bytes),
-        ByteSize(plan.file_bytes),
-        plan.chunks,
-        report.dims.len(),
-        if plan.direct_reads { ", read past the page cache" } else { "" },
-    )
-}
-
-/// The report for people.
-fn text(report: &CpdReport) -> String {
-    let seconds = |of: fn(&Iteration) -> f64| report.iterations.iter().map(of).sum::<f64>();
-    let mut text = format!(
-        "{}: CP of rank {}, {}, on {}\n  fit {:.6} after {} iterations ({})\n  {:.4} s: passes {:.4}, updates {:.4}, rank x rank algebra \
-         {:.4}\n",
-        report.store.display(),
-        report.settings.rank,
-        precision_name(report.precision),
-        place_name(report),
-        report.fit,
-        report.iterations.len(),
-        stop_text(report),
-        seconds(|i| i.seconds),
-        seconds(|i| i.mttkrp_seconds),
-        seconds(|i| i.update_seconds),
-        seconds(|i| i.solve_seconds),
-    );
-    if report.starts.len() > 1 {
-        let fits: Vec<String> = report.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
-        text += &format!("  best of {} starts, with fits {}\n", fits.len(), fits.join(", "));
-    }
-    let shown: Vec<String> = report.lambda.iter().take(8).map(|l| format!("{l:.4}")).collect();
-    let more = if report.lambda.len() > 8 { ", …" } else { "" };
-    text += &format!("  lambda {}{more}\n", shown.join(", "));
-    for note in &report.notes {
-        text.extend(["  note: ", note, "\n"]);
-    }
-    text
 }

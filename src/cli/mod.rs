@@ -5,6 +5,7 @@
 //! error. 130: interrupted.
 
 pub mod cpd;
+mod cpd_report;
 mod device;
 mod engine;
 pub mod export;

@@ -88,8 +88,8 @@ impl DenseKernels {
         };
         let names = match rank {
             ..=16 => vec![format!("dense_update_{real}_r16")],
-            ..=32 => vec![format!("dense_update_{real}_r32")],
-            ..=FUSED_RANK_MAX => vec![format!("dense_update_{real}_r64")],
+            17..=32 => vec![format!("dense_update_{real}_r32")],
+            33..=FUSED_RANK_MAX => vec![format!("dense_update_{real}_r64")],
             _ => vec![format!("dense_product_{real}"), format!("dense_gram_{real}")],
         };
         let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -188,6 +188,7 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
     }
 
     /// What was allocated, and where that was less than planned.
+    #[must_use]
     pub fn allocated(&self) -> (DevicePlan, Vec<String>) {
         (self.backend.plan().clone(), self.backend.notes().to_vec())
     }

@@ -23,7 +23,7 @@ pub use run::{Init, Job, Outcome, StartReport, Stop, Watch, run};
 
 use crate::dense::{Matrix, Real, mode_file};
 use crate::error::{Error, Result};
-use crate::shape::Shape;
+use crate::shape::{ORDER_MAX, Shape};
 use crate::sys::Sys;
 use rayon::prelude::*;
 use solve::Columns;
@@ -71,7 +71,7 @@ impl<T: Real> Model<T> {
 impl Model<f64> {
     /// Reads `mode-1.npy` … and `lambda.npy` from `dir`; without the latter all weights are 1.
     pub fn load(sys: &Sys, dir: &Path) -> Result<Self> {
-        let order = (0..).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
+        let order = (0..ORDER_MAX).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
         if order < 2 {
             let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
             return Err(Error::input(dir.display().to_string(), what));

@@ -185,12 +185,11 @@ pub fn run<T: Real>(
         (best, starts) = (best_saved.take(), std::mem::take(finished));
     }
     for start in resumed.map_or(0, |(start, _)| start - 1)..init.starts() {
-        let (mut als, factors) = match saved.take() {
-            Some(saved) => (saved.als, saved.factors),
-            None => {
-                let factors = init.factors(job, start)?;
-                (Als::new(job.problem, job.settings, factors.iter().map(gram).collect()), factors)
-            }
+        let (mut als, factors) = if let Some(saved) = saved.take() {
+            (saved.als, saved.factors)
+        } else {
+            let factors = init.factors(job, start)?;
+            (Als::new(job.problem, job.settings, factors.iter().map(gram).collect()), factors)
         };
         place.put(factors)?;
         let stop = loop {

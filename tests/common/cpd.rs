@@ -73,7 +73,9 @@ pub fn naive_iteration(tensor: &Dense, factors: &mut [Vec<Vec<f64>>], ridge: f64
         for factor in factors.iter_mut().enumerate().filter(|(m, _)| *m != mode).map(|(_, f)| f) {
             for r in 0..rank {
                 let length = factor.iter().map(|row| row[r] * row[r]).sum::<f64>().sqrt();
-                factor.iter_mut().for_each(|row| row[r] /= length);
+                for row in factor.iter_mut() {
+                    row[r] /= length;
+                }
             }
         }
         let mut gram = vec![vec![1.0; rank]; rank];
