@@ -1,7 +1,7 @@
 //! A decomposition as one page of HTML that needs nothing else: how the fit grew, the weights, each component's columns, and how similar
 //! components are. Drawings are SVG; there is no script.
 //!
-//! Of a short mode ([`SHORT_ROWS`]) all of a column is drawn, of others the [`TOP`] numbers of largest magnitude. Indices count from 1.
+//! Of a short mode (at most 64 rows) all of a column is drawn, of others the ten numbers of largest magnitude. Indices count from 1.
 
 use super::score::similarities;
 use super::{Iteration, Model};

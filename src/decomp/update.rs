@@ -2,10 +2,10 @@
 //!
 //! **One pass.** Each row of the sums is read once and left zero for the next pass; the factor's row is written once, and
 //! what the rest of the iteration needs of the new factor (its Gram matrix, its products with the sums) is added up
-//! while the row is at hand. Nothing is normalised here: columns keep the length that they get, and [`super::cp_als`]
+//! while the row is at hand. Nothing is normalised here: columns keep the length that they get, and [`super::Als`]
 //! accounts for it in rank x rank matrices. No second pass over a factor is needed.
 //!
-//! **Order of additions.** Rows are parted by their number and the rank alone, blocks of [`ROWS`] rows are added up
+//! **Order of additions.** Rows are parted by their number and the rank alone, blocks of some rows are added up
 //! within a part, the parts in order. So the result does not depend on threads. Matrix products are faer's, on one
 //! thread each: their last bits depend on the vector instructions of the machine.
 
