@@ -1,6 +1,7 @@
 //! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that a decomposition on it
 //! computes what the definition and the host do: orders 3 to 5, ranks in each kernel's range and beyond, both precisions,
-//! a ridge, HALS; with chunks streamed, partly resident, resident and sorted by the target's rows; and after a checkpoint.
+//! a ridge, HALS; with chunks streamed, partly resident, resident and sorted by the target's rows; and that deterministic runs do so
+//! to the bit, from checkpoints too.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -19,9 +20,9 @@ use blco::decomp::checkpoint::{Checkpointer, Identity};
 use blco::decomp::cuda::{DevicePlace, device_bytes};
 use blco::decomp::host::{HostPlace, host_bytes};
 use blco::decomp::{Init, Job, Outcome, Problem, Settings, run};
-use blco::dense::{Real, seeded_factors};
+use blco::dense::{Matrix, Real, seeded_factors};
 use blco::op::mttkrp::Mttkrp;
-use blco::op::mttkrp::cuda::DeviceMttkrp;
+use blco::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
 use blco::store::Store;
 use blco::stream::{Limits, plan};
 use blco::sys::Sys;
@@ -37,6 +38,8 @@ enum Residency {
     Half,
     All,
     Sorted,
+    /// Sorted from the first pass on.
+    Deterministic,
 }
 
 fn job(store: &Store, settings: Settings, max_iters: usize, checkpoint: Option<(PathBuf, bool)>) -> Job<'_> {
@@ -74,17 +77,19 @@ fn on_device<T: Real + bytemuck::Pod>(
     let bytes = device_bytes::<T>(&manifest.shape, rank, device.facts.multiprocessors as usize);
     let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
+    let sorted = matches!(residency, Residency::Sorted | Residency::Deterministic);
     let passes = if residency == Residency::Streamed { 1 } else { 9 };
     let memory = (residency == Residency::Half).then_some(bytes + 2 * largest + images / 2);
-    let order = if residency == Residency::Sorted { DeviceOrder::Target } else { DeviceOrder::Store };
-    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION };
-    let limits = DeviceLimits { memory, lanes: Some(2), passes, order };
+    let order = if sorted { DeviceOrder::Target } else { DeviceOrder::Store };
+    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
+    let deterministic = residency == Residency::Deterministic;
+    let limits = DeviceLimits { memory, lanes: Some(2), passes, order, deterministic };
     let device_plan = plan_device(device, store, &operation, &limits).unwrap();
     let chunks = manifest.chunks.len();
     match residency {
         Residency::Streamed => assert_eq!(device_plan.resident_chunks, 0),
         Residency::Half => assert!(device_plan.resident_chunks > 0 && device_plan.resident_chunks < chunks),
-        Residency::All | Residency::Sorted => assert_eq!(device_plan.resident_chunks, chunks),
+        _ => assert_eq!(device_plan.resident_chunks, chunks),
     }
     let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
@@ -94,8 +99,8 @@ fn on_device<T: Real + bytemuck::Pod>(
     let outcome = run(job, init, &mut place, &|_| ()).unwrap();
     let (plan, notes) = place.allocated();
     assert!(notes.is_empty(), "{notes:?}");
-    let sorted = plan.orders.iter().filter(|order| order.target).count();
-    assert_eq!(sorted, if residency == Residency::Sorted { modes.len() } else { 0 });
+    let targets = plan.orders.iter().filter(|order| order.target).count();
+    assert_eq!(targets, if sorted { modes.len() } else { 0 });
     outcome
 }
 
@@ -166,34 +171,31 @@ fn models_are_those_of_the_host() {
     });
 }
 
-/// What a checkpoint holds is what the device had.
+/// From sorted nonzeros every run gives the same bits, one that is continued from any checkpoint too.
 #[test]
-fn resumed_runs_end_nearly_the_same() {
-    on_a_device("resumed_runs_end_nearly_the_same", |device| {
+fn deterministic_runs_resume_to_the_same_bits() {
+    fn check<T: Real + bytemuck::Pod>(device: &Arc<Device>, nonneg: bool) {
         let tensor = Tensor::random(&[30, 300, 17], 20_000, 3, values::integer);
         let dir = tempfile::tempdir().unwrap();
         let store = store_at(dir.path(), &tensor);
-        let settings = Settings { rank: 6, ridge: 0.0, nonneg: false };
-        let init = || Init::<f64>::Seeded { seed: 3, starts: 2 };
-        let run = |iterations: usize, resume: Option<bool>| {
-            let checkpoint = resume.map(|resume| (dir.path().join("c"), resume));
-            on_device(
-                device,
-                &mut job(&store, settings, iterations, checkpoint),
-                &store,
-                init(),
-                Residency::All,
-            )
+        let settings = Settings { rank: 6, ridge: 0.0, nonneg };
+        let run = |iterations: usize, checkpoint: Option<(PathBuf, bool)>| {
+            let init = Init::<T>::Seeded { seed: 3, starts: 1 };
+            let mut job = job(&store, settings, iterations, checkpoint);
+            let model = on_device(device, &mut job, &store, init, Residency::Deterministic).model;
+            let bits = model.factors.iter().flat_map(Matrix::data).map(|x| x.widen().to_bits());
+            (bits.collect::<Vec<u64>>(), model.lambda)
         };
-        let whole = run(5, None);
-        run(3, Some(false));
-        let resumed = run(5, Some(true));
-        assert_eq!(resumed.resumed, Some((2, 3)));
-        assert_eq!(resumed.als.history().len(), if resumed.best == 1 { 5 } else { 3 });
-        if resumed.best == whole.best && resumed.best == 1 {
-            let distance = Dense::of_model(&resumed.model).distance(&Dense::of_model(&whole.model));
-            assert!(distance < 1e-16, "{distance:e}");
+        let whole = run(4, None);
+        for done in 1..=3 {
+            let place = dir.path().join(format!("s{done}"));
+            run(done, Some((place.clone(), false)));
+            assert_eq!(run(4, Some((place, true))), whole, "{done}");
         }
+    }
+    on_a_device("deterministic_runs_resume_to_the_same_bits", |device| {
+        check::<f64>(device, false);
+        check::<f32>(device, true);
     });
 }
 
@@ -205,8 +207,15 @@ fn large_ranks_have_no_hals() {
         let store = store_at(dir.path(), &Tensor::random(&[4, 5, 6], 40, 3, values::one));
         let plan = plan(&store, 0, &Limits::default()).unwrap();
         let bytes = device_bytes::<f64>(&store.manifest().shape, 65, device.facts.multiprocessors as usize);
-        let operation = Operation { bytes, modes: &[0, 1, 2], rank: 65, precision: f64::PRECISION };
-        let limits = DeviceLimits { memory: None, lanes: Some(1), passes: 1, order: DeviceOrder::Store };
+        let operation =
+            Operation { bytes, modes: &[0, 1, 2], rank: 65, precision: f64::PRECISION, sorted_bytes };
+        let limits = DeviceLimits {
+            memory: None,
+            lanes: Some(1),
+            passes: 1,
+            order: DeviceOrder::Store,
+            deterministic: false,
+        };
         let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
         let kernels = Source { compile: Some(false), ..Source::default() };
         let mut op = DeviceMttkrp::<f64>::alternating(device, &store, 65, &kernels).unwrap();

@@ -26,7 +26,7 @@ use std::time::Duration;
 ///
 /// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
 /// iteration takes one pass over the store for each mode. On one machine's CPU the result is the same to the bit for any number
-/// of threads and workers and any chunk size, and after --resume; on a GPU the last bits differ from run to run.
+/// of threads and workers and any chunk size, and after --resume; on a GPU with --deterministic.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-cpd",
@@ -210,7 +210,7 @@ impl Cpd {
             Some(_) => "given factors".to_owned(),
             None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
         };
-        let precision = cpd_report::precision_name(T::PRECISION).to_owned();
+        let precision = T::PRECISION.name().to_owned();
         Identity::from([
             ("store digest".into(), report.digest.clone()),
             ("precision".into(), precision),

@@ -112,7 +112,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
         ("shape", format!("{}, {} nonzeros", dims.join(" x "), report.nnz)),
         ("fit", format!("{:.8} after {} iterations, {seconds:.3} s", report.fit, report.iterations.len())),
         ("stopped because", stop_text(report)),
-        ("computed", format!("in {}, on {}", precision_name(report.precision), place_name(report))),
+        ("computed", format!("in {}, on {}", report.precision.name(), place_name(report))),
     ];
     let starts = report.starts.iter();
     let start = |s: &StartReport| match s.seed {
@@ -123,13 +123,6 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
     facts.extend(report.notes.iter().map(|note| ("note", note.clone())));
     let title = format!("{store}: CP of rank {}", report.settings.rank);
     html(&Page { title: &title, facts: &facts, iterations: &report.iterations, model: &outcome.model })
-}
-
-pub fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F64 => "f64",
-        Precision::F32 => "f32",
-    }
 }
 
 fn place_name(report: &CpdReport) -> String {
@@ -180,7 +173,7 @@ pub fn text(report: &CpdReport) -> String {
          {:.4}\n",
         report.store.display(),
         report.settings.rank,
-        precision_name(report.precision),
+        report.precision.name(),
         place_name(report),
         report.fit,
         report.iterations.len(),

@@ -82,10 +82,7 @@ pub fn device_bytes<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize)
 impl DenseKernels {
     /// Those for a precision and rank, from what is embedded.
     fn load(device: &Arc<Device>, precision: Precision, rank: usize) -> Result<Self> {
-        let real = match precision {
-            Precision::F64 => "f64",
-            Precision::F32 => "f32",
-        };
+        let real = precision.name();
         let names = match rank {
             ..=16 => vec![format!("dense_update_{real}_r16")],
             17..=32 => vec![format!("dense_update_{real}_r32")],
