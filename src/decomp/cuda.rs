@@ -7,8 +7,8 @@
 use super::cp_als::Place;
 use super::update::{Moments, Rule};
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
-use crate::backend::cuda::driver::{Device, Kernel, Memory, Stream};
-use crate::backend::cuda::kernels::embedded_ptx;
+use crate::backend::cuda::dense::{DenseKernels, FUSED_RANK_MAX};
+use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::{CudaBackend, DevicePlan};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
@@ -20,9 +20,7 @@ use bytemuck::{Pod, Zeroable};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The largest rank that one kernel updates.
-const FUSED_RANK_MAX: usize = 64;
-/// Thread blocks of that kernel for each multiprocessor.
+/// Thread blocks of a kernel that does all, for each multiprocessor.
 const BLOCKS: usize = 4;
 /// Parts of a factor's rows whose inner products are added up apart, at most, for larger ranks.
 const SLABS: usize = 64;
@@ -51,14 +49,6 @@ struct Dense {
     partials: Memory,
 }
 
-#[derive(Debug)]
-enum DenseKernels {
-    /// All in one.
-    Fused { update: Kernel, reduce: Kernel },
-    /// For large ranks.
-    Apart { product: Kernel, gram: Kernel, reduce: Kernel },
-}
-
 /// The numbers of a partial sum: inner products of columns with each other and with the sums'.
 fn numbers(rank: usize) -> usize {
     rank * (rank + 1)
@@ -77,28 +67,6 @@ fn slabs(rank: usize, multiprocessors: usize) -> usize {
 pub fn device_bytes<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize) -> u64 {
     let own = rank * rank + 3 * rank + slabs(rank, multiprocessors) * numbers(rank);
     alternating_bytes::<T>(shape, rank) + (own * size_of::<f64>()) as u64
-}
-
-impl DenseKernels {
-    /// Those for a precision and rank, from what is embedded.
-    fn load(device: &Arc<Device>, precision: Precision, rank: usize) -> Result<Self> {
-        let real = precision.name();
-        let names = match rank {
-            ..=16 => vec![format!("dense_update_{real}_r16")],
-            17..=32 => vec![format!("dense_update_{real}_r32")],
-            33..=FUSED_RANK_MAX => vec![format!("dense_update_{real}_r64")],
-            _ => vec![format!("dense_product_{real}"), format!("dense_gram_{real}")],
-        };
-        let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
-        all.push("dense_reduce");
-        let module = device.module(&embedded_ptx(&all))?;
-        let reduce = module.kernel("dense_reduce")?;
-        let first = module.kernel(&names[0])?;
-        Ok(match names.get(1) {
-            None => Self::Fused { update: first, reduce },
-            Some(gram) => Self::Apart { product: first, gram: module.kernel(gram)?, reduce },
-        })
-    }
 }
 
 impl Dense {

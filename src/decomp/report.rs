@@ -81,6 +81,10 @@ fn escaped(text: &str) -> String {
 /// The fit of each iteration.
 fn fit_curve(out: &mut String, iterations: &[Iteration]) {
     let (left, above, height) = (70.0, 12.0, 220.0);
+    if iterations.is_empty() {
+        out.push_str("<p>No iteration was made.</p>\n");
+        return;
+    }
     let fits = iterations.iter().map(|i| i.fit);
     let (low, high) = fits.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), f| (l.min(f), h.max(f)));
     let (low, high) = if high > low { (low, high) } else { (low - 0.5, low + 0.5) };

@@ -22,6 +22,7 @@ pub mod abi;
 mod cache;
 mod choose;
 mod clock;
+pub mod dense;
 pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
