@@ -169,7 +169,31 @@ struct ScanArgs {
     u32 row;
 };
 
+// Threads of a thread block of the dense update, and numbers of a factor that it holds at a time.
+#define BLCO_DENSE_THREADS 256
+#define BLCO_DENSE_TILE 1024
+
+// The arguments of a dense update. All matrices are row-major, in f64 but for the factor.
+struct DenseArgs {
+    // `copies` matrices of rows x rank: the MTTKRP, in f64, or where `rounded` in the kernel's precision.
+    u64 sums;
+    // rows x rank, in the kernel's precision: the old factor where `scales` is not 0; the new one afterwards.
+    u64 factor;
+    // rank x rank: what rows of the sums are multiplied by, or for HALS the inner products of the other modes' columns.
+    u64 matrix;
+    // 0, or for HALS three times rank numbers: what columns of the sums, the old factor and the new one are multiplied by.
+    u64 scales;
+    // `slabs` times rank x rank inner products of the new columns and rank inner products of them with the sums'.
+    u64 partials;
+    u64 rows;
+    u32 copies;
+    u32 rank;
+    u32 slabs;
+    u32 rounded;
+};
+
 #ifdef __cplusplus
+static_assert(sizeof(struct DenseArgs) == 64, "DenseArgs differs from abi.rs");
 static_assert(sizeof(struct Chunk) == 16, "Chunk differs from abi.rs");
 static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");
 static_assert(sizeof(struct OrderArgs) == 96, "OrderArgs differs from abi.rs");

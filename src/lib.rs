@@ -21,6 +21,7 @@
 //! | [`stream`] | the executor: plan, workers, passes |
 //! | [`backend`] | where the work is done |
 //! | [`op`] | MTTKRP, its oracle, TTV, inspection, verification, salvage |
+//! | [`decomp`] | CP decompositions |
 //! | [`cli`] | the programs |
 //!
 //! # Example
@@ -56,6 +57,7 @@ compile_error!("stores are little-endian and used as they lie; a big-endian port
 pub mod backend;
 pub mod cli;
 pub mod coo;
+pub mod decomp;
 pub mod dense;
 pub mod encoding;
 pub mod error;

@@ -14,7 +14,7 @@ use std::process::{Child, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PROGRAMS: [&str; 5] = ["blco-pack", "blco-run", "blco-info", "blco-export", "blco-gen"];
+const PROGRAMS: [&str; 6] = ["blco-pack", "blco-run", "blco-cpd", "blco-info", "blco-export", "blco-gen"];
 
 /// A small tensor, 3 x 3 x 4.
 const ROWS: &str = "1 2 3 4.5\n3 1 1 -1\n2 3 4 0\n2 2 2 7\n";
@@ -23,6 +23,7 @@ fn binary(program: &str) -> &'static str {
     match program {
         "blco-pack" => env!("CARGO_BIN_EXE_blco-pack"),
         "blco-run" => env!("CARGO_BIN_EXE_blco-run"),
+        "blco-cpd" => env!("CARGO_BIN_EXE_blco-cpd"),
         "blco-info" => env!("CARGO_BIN_EXE_blco-info"),
         "blco-export" => env!("CARGO_BIN_EXE_blco-export"),
         "blco-gen" => env!("CARGO_BIN_EXE_blco-gen"),

@@ -9,12 +9,12 @@ data=${2:-../shared/data}
 profile=${PROFILE:-quick}
 cargo build --profile "$profile" --bins --quiet
 mkdir -p "$dir/bin" "$dir/data"
-for test in device order; do
+for test in device order cpd_device; do
     built=$(cargo test --profile "$profile" --test $test --no-run --message-format json --quiet |
         sed -n 's/.*"name":"'$test'".*"executable":"\([^"]*\)".*/\1/p')
     strip -o "$dir/bin/$test-test" "$built"
 done
-for program in pack run info gen export; do
+for program in pack run cpd info gen export; do
     strip -o "$dir/bin/blco-$program" "${CARGO_TARGET_DIR:-target}/$profile/blco-$program"
 done
 for tensor in uber-aprjun2014-4d darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail; do

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# All tests: unit, integration, documentation, and the second reader of the format (Python with numpy, installed here
-# into .venv on the first run). Where there is a C++ compiler, the CUDA path too, on a mock driver. Arguments go to
+# All tests: unit, integration, documentation, the second reader of the format and an independent CP-ALS (Python with numpy and
+# pyttb, installed here into .venv on the first run). Where there is a C++ compiler, the CUDA path too, on a mock driver. Arguments go to
 # `cargo test`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! .venv/bin/python -c 'import numpy, zstandard' 2>/dev/null; then
     python3 -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check numpy zstandard
+fi
+if ! .venv/bin/python -c 'import pyttb' 2>/dev/null; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check pyttb || echo "no pyttb: what compares with it is skipped" >&2
 fi
 export BLCO_PYTHON=$PWD/.venv/bin/python
 if command -v "${CXX:-g++}" >/dev/null; then

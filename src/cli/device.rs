@@ -59,6 +59,9 @@ pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 mod with_cuda {
     use super::{DeviceRequest, Passes, Ran};
     use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation, abi};
+    use crate::cli::engine::{Demand, StreamedOp};
+    use crate::decomp::cuda::{DevicePlace, device_bytes as cpd_bytes};
+    use crate::decomp::{Init, Job, Outcome, Settings, Watch};
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
@@ -89,13 +92,17 @@ mod with_cuda {
     pub fn find<T: Real>(
         request: &DeviceRequest,
         store: &Store,
-        modes: &[usize],
-        rank: usize,
+        demand: &Demand<'_>,
     ) -> Result<(Device, DevicePlan)> {
         encoding(store)?;
         let device = cuda::driver::Device::open(request.number)?;
-        let bytes = device_bytes::<T>(&store.manifest().shape, modes, rank);
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
+        let Demand { modes, rank, .. } = *demand;
+        let shape = &store.manifest().shape;
+        let bytes = match demand.operation {
+            StreamedOp::Mttkrp => device_bytes::<T>(shape, modes, rank),
+            StreamedOp::CpAls => cpd_bytes::<T>(shape, rank, device.facts.multiprocessors as usize),
+        };
         let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes };
         let limits = DeviceLimits { memory, lanes, passes, order, deterministic };
         let plan = cuda::plan(&device, store, &operation, &limits)?;
@@ -116,6 +123,11 @@ mod with_cuda {
     }
 
     impl Passes<'_> {
+        /// Where kernels come from, with what the plan knows.
+        fn kernels(&self) -> KernelSource {
+            KernelSource { rows_per_nonzero: self.device_plan.rows_per_nonzero, ..self.kernels.clone() }
+        }
+
         /// MTTKRP of `modes`: the results of the last pass.
         pub fn mttkrp<T: Real>(
             &self,
@@ -124,9 +136,7 @@ mod with_cuda {
             modes: &[usize],
             progress: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
-            let kernels =
-                KernelSource { rows_per_nonzero: self.device_plan.rows_per_nonzero, ..self.kernels.clone() };
-            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, &kernels)?;
+            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, &self.kernels())?;
             let mut backend = CudaBackend::new(device, self.store, self.device_plan, &mut op)?;
             let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
             let passes =
@@ -136,6 +146,27 @@ mod with_cuda {
             drop((executor, backend));
             let kernels = op.kernels().clone();
             Ok((op.results(self.store.sys())?, Ran { passes, spans, plan, notes, kernels }))
+        }
+    }
+
+    impl Passes<'_> {
+        /// A CP decomposition.
+        pub fn decompose<T: Real>(
+            &self,
+            device: &Device,
+            job: &mut Job<'_>,
+            init: Init<T>,
+            watch: &(dyn Fn(&Watch<'_>) + Sync),
+        ) -> Result<(Outcome<T>, Ran)> {
+            let Settings { rank, nonneg, .. } = job.settings;
+            let mut op = DeviceMttkrp::alternating(device, self.store, rank, &self.kernels())?;
+            let plans = (self.plan, self.device_plan);
+            let mut place = DevicePlace::new(device, self.store, plans, &mut op, rank, nonneg)?;
+            let outcome = crate::decomp::run(job, init, &mut place, watch)?;
+            let (plan, notes) = place.allocated();
+            drop(place);
+            let kernels = op.kernels().clone();
+            Ok((outcome, Ran { passes: Vec::new(), spans: Vec::new(), plan, notes, kernels }))
         }
     }
 
@@ -190,6 +221,8 @@ mod with_cuda {
 #[expect(clippy::extra_unused_type_parameters, clippy::unused_self, reason = "the shapes of `with_cuda`")]
 mod without_cuda {
     use super::{DeviceRequest, Passes, Ran};
+    use crate::cli::engine::Demand;
+    use crate::decomp::{Init, Job, Outcome, Watch};
     use crate::dense::Matrix;
     use crate::error::{Error, Result};
     use crate::op::mttkrp::ModeMatrix;
@@ -231,7 +264,7 @@ mod without_cuda {
         false
     }
 
-    pub fn find<T>(_: &DeviceRequest, _: &Store, _: &[usize], _: usize) -> Result<(Device, DevicePlan)> {
+    pub fn find<T>(_: &DeviceRequest, _: &Store, _: &Demand<'_>) -> Result<(Device, DevicePlan)> {
         Err(Error::request("this program was built without CUDA (feature `cuda`)"))
     }
 
@@ -253,6 +286,18 @@ mod without_cuda {
             _: &[usize],
             _: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
+            match *device {}
+        }
+    }
+
+    impl Passes<'_> {
+        pub fn decompose<T: Real>(
+            &self,
+            device: &Device,
+            _: &mut Job<'_>,
+            _: Init<T>,
+            _: &(dyn Fn(&Watch<'_>) + Sync),
+        ) -> Result<(Outcome<T>, Ran)> {
             match *device {}
         }
     }

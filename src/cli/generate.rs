@@ -1,12 +1,13 @@
 //! `blco-gen`.
 
-use super::outputs::Pending;
+use super::outputs::{Outputs, Pending};
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
 use super::{Common, Program, Report, count, on_pool};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::TnsWriter;
 use crate::coo::{Batch, Extent, Source};
+use crate::dense::{Matrix, mode_file};
 use crate::error::{Error, Result};
 use crate::sys::Sys;
 use clap::Parser;
@@ -27,7 +28,8 @@ use std::path::{Path, PathBuf};
     version,
     after_help = "Examples:\n  blco-gen --dims 183,24,1140,1717 --nnz 3.3M --skew 1,1,2,2 --values 1..5 uber-like.tns\n  \
                   blco-gen --dims 12092,9184,28818 --nnz 10M --skew 2 nell2-like.blco\n  \
-                  blco-gen --dims 100,100,100 --nnz 1000 --planted-rank 3 -"
+                  blco-gen --dims 100,100,100 --nnz 1000 --planted-rank 3 -\n  \
+                  blco-gen --dims 500,400,300 --planted-rank 4 --support 20 --model TRUE exact.blco"
 )]
 pub struct Gen {
     /// The output: a store if it ends in .blco, otherwise text; - for text on standard output
@@ -36,8 +38,8 @@ pub struct Gen {
     #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
     dims: Vec<u64>,
     /// Nonzeros, for example 3300000 or 3.3M
-    #[arg(long, value_name = "N", value_parser = count)]
-    nnz: u64,
+    #[arg(long, value_name = "N", value_parser = count, required_unless_present = "support")]
+    nnz: Option<u64>,
     /// The skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
     #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', value_parser = skew, default_value = "1")]
     skew: Vec<Skew>,
@@ -50,6 +52,12 @@ pub struct Gen {
     /// Take the values from a random model of this rank
     #[arg(long, value_name = "R")]
     planted_rank: Option<u32>,
+    /// Make the tensor that model, of sparse columns with so many entries in each mode, or in all: it has exactly the planted rank
+    #[arg(long, value_name = "S1,S2,…", value_delimiter = ',', value_parser = count, requires = "planted_rank", conflicts_with_all = ["nnz", "skew"])]
+    support: Option<Vec<u64>>,
+    /// Write that model's factors mode-1.npy, … here
+    #[arg(long, value_name = "DIR", requires = "support")]
+    model: Option<PathBuf>,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -78,8 +86,27 @@ impl Gen {
             [one] => vec![one; self.dims.len()],
             _ => self.skew.clone(),
         };
-        let (dims, nnz, values, seed) = (self.dims.clone(), self.nnz, self.values, self.seed);
-        Generator::new(sys, GenerateSpec { dims, nnz, skew, values, seed, planted_rank: self.planted_rank })
+        let support = self.support.clone().map(|support| match support[..] {
+            [one] => vec![one; self.dims.len()],
+            _ => support,
+        });
+        let (dims, nnz, values, seed) = (self.dims.clone(), self.nnz.unwrap_or(0), self.values, self.seed);
+        let planted_rank = self.planted_rank;
+        Generator::new(sys, GenerateSpec { dims, nnz, skew, values, seed, planted_rank, support })
+    }
+
+    /// Writes the factors of the model that is the tensor.
+    fn write_model(&self, sys: &Sys) -> Result<()> {
+        let generator = self.generator(sys)?;
+        let Some((low_rank, rank)) = generator.low_rank().zip(self.planted_rank) else { return Ok(()) };
+        let names = (0..self.dims.len()).map(mode_file);
+        let outputs = Outputs::create(sys, self.model.as_deref(), names)?;
+        outputs.publish(|mode, file| {
+            let (rows, rank) = (usize::try_from(self.dims[mode]).unwrap_or(usize::MAX), rank as usize);
+            let mut factor = sys.vec(0.0, rows.saturating_mul(rank))?;
+            low_rank.entries(mode).for_each(|(row, r, value)| factor[row as usize * rank + r] = value);
+            Matrix::from_rows(rows, rank, factor).write(file)
+        })
     }
 
     /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
@@ -98,7 +125,7 @@ impl Gen {
         let extent = self.generator(sys)?.drain(&mut |batch| {
             done += batch.nnz() as u64;
             pending.push(batch);
-            progress.show("writing", done, Some(self.nnz));
+            progress.show("writing", done, self.nnz);
             if pending.len() < threads { Ok(()) } else { write(&mut pending) }
         })?;
         write(&mut pending)?;
@@ -119,6 +146,7 @@ impl Program for Gen {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        self.write_model(sys)?;
         if self.output == Path::new("-") {
             if self.common.json {
                 return Err(Error::request(

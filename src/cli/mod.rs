@@ -4,7 +4,10 @@
 //! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
 //! error. 130: interrupted.
 
+pub mod cpd;
+mod cpd_report;
 mod device;
+mod engine;
 pub mod export;
 pub mod generate;
 pub mod info;

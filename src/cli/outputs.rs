@@ -1,8 +1,6 @@
 //! Files that appear whole or not at all: written under a temporary name, renamed last.
 
-use crate::dense::{Real, mode_file};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::ModeMatrix;
 use crate::sys::{File, Sys, Temporary};
 use std::path::{Path, PathBuf};
 
@@ -67,39 +65,37 @@ impl Pending {
     }
 }
 
-/// `DIR/mode-1.npy` … for results; nothing without a directory. Dropped before [`Results::publish`], it leaves
+/// Files of a directory that appear together; nothing without a directory. Dropped before [`Outputs::publish`], it leaves
 /// nothing, the directory included where it made that.
 #[derive(Debug)]
-pub struct Results {
-    files: Vec<(usize, Pending)>,
+pub struct Outputs {
+    files: Vec<Pending>,
     made: Option<PathBuf>,
 }
 
-impl Results {
-    /// Prepares to write results of `modes`, from 0, creating the directory where it is missing and replacing
-    /// results that are there.
-    pub fn create(sys: &Sys, dir: Option<&Path>, modes: &[usize]) -> Result<Self> {
-        let mut results = Self { files: Vec::new(), made: None };
-        let Some(dir) = dir else { return Ok(results) };
+impl Outputs {
+    /// Prepares to write files of these names, creating the directory where it is missing and replacing files that are
+    /// there.
+    pub fn create(sys: &Sys, dir: Option<&Path>, names: impl Iterator<Item = String>) -> Result<Self> {
+        let mut outputs = Self { files: Vec::new(), made: None };
+        let Some(dir) = dir else { return Ok(outputs) };
         if !dir.is_dir() {
             sys.create_dir(dir)?;
-            results.made = Some(dir.to_path_buf());
+            outputs.made = Some(dir.to_path_buf());
         }
-        for &mode in modes {
-            results.files.push((mode, Pending::create(sys, &dir.join(mode_file(mode)), true)?));
+        for name in names {
+            outputs.files.push(Pending::create(sys, &dir.join(name), true)?);
         }
-        Ok(results)
+        Ok(outputs)
     }
 
-    /// Writes all results, then gives all of them their names. If that fails, those that replaced nothing go again.
-    pub fn publish<T: Real>(mut self, results: &[ModeMatrix<T>]) -> Result<()> {
-        for (mode, pending) in &self.files {
-            let result = results.iter().find(|(m, _)| m == mode);
-            result.map_or(Ok(()), |(_, matrix)| matrix.write(pending.file()))?;
-        }
-        self.files.iter().try_for_each(|(_, pending)| pending.sync())?;
+    /// Has `write` write each file by its number, then gives all of them their names. If that fails, those that replaced
+    /// nothing go again.
+    pub fn publish(mut self, write: impl Fn(usize, &File) -> Result<()>) -> Result<()> {
+        self.files.iter().enumerate().try_for_each(|(i, pending)| write(i, pending.file()))?;
+        self.files.iter().try_for_each(Pending::sync)?;
         let mut named = Vec::with_capacity(self.files.len());
-        for (_, pending) in std::mem::take(&mut self.files) {
+        for pending in std::mem::take(&mut self.files) {
             let (sys, target) = (pending.sys.clone(), pending.target.clone());
             let replaces = target.symlink_metadata().is_ok();
             pending.rename()?;
@@ -112,7 +108,7 @@ impl Results {
     }
 }
 
-impl Drop for Results {
+impl Drop for Outputs {
     fn drop(&mut self) {
         self.files.clear();
         if let Some(dir) = &self.made {

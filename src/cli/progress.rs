@@ -17,6 +17,23 @@ impl Progress {
         Self { bar: ProgressBar::with_draw_target(None, target) }
     }
 
+    /// Shows how far iterations are: `what` is being done, of which `done` nonzeros of `total`.
+    pub fn iterate(&self, what: &str, done: u64, total: u64) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        if self.bar.length() != Some(total) {
+            if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent}%") {
+                self.bar.set_style(style);
+            }
+            self.bar.set_length(total);
+        }
+        if self.bar.message() != what {
+            self.bar.set_message(what.to_owned());
+        }
+        self.bar.set_position(done);
+    }
+
     /// Shows that `phase` has done `done` nonzeros, of `total` where that is known.
     pub fn show(&self, phase: &'static str, done: u64, total: Option<u64>) {
         if self.bar.is_hidden() {

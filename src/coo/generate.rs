@@ -15,9 +15,12 @@
 //!   `a_m(j, r) = unit(j * R + r)` of stream `64 + m` under `s` and `i_m` counts from 0. A nonzero whose
 //!   coordinates repeat repeats its value too.
 //!
+//! * **With a support**, `R` makes all of it: see [`super::low_rank`].
+//!
 //! Coordinates may repeat, and duplicates are kept. All arithmetic is f64, each operation rounded by
 //! IEEE 754 (no fused ones), so that every platform makes the same bits.
 
+use crate::coo::low_rank::LowRank;
 use crate::coo::{Batch, Extent, Size, Source};
 use crate::error::{Error, Result};
 use crate::random::Counter;
@@ -153,7 +156,7 @@ impl FromStr for Values {
 pub struct GenerateSpec {
     /// The dims, mode 1 first.
     pub dims: Vec<u64>,
-    /// Nonzeros, duplicates counted each time.
+    /// Nonzeros, duplicates counted each time. Where there is a support, it says how many.
     pub nnz: u64,
     /// The skew of each mode; empty means skew 1 for all.
     pub skew: Vec<Skew>,
@@ -163,6 +166,9 @@ pub struct GenerateSpec {
     pub seed: u64,
     /// The rank of the model whose elements the values are.
     pub planted_rank: Option<u32>,
+    /// Entries of that model's columns, for each mode, where it is to be the whole tensor: every element of the model
+    /// that is not zero is a nonzero, and there are no others.
+    pub support: Option<Vec<u64>>,
 }
 
 /// Makes the tensor of a [`GenerateSpec`], as the module's text defines it.
@@ -174,6 +180,7 @@ pub struct Generator {
     sys: Sys,
     spec: GenerateSpec,
     shape: Shape,
+    low_rank: Option<LowRank>,
 }
 
 impl Generator {
@@ -185,6 +192,11 @@ impl Generator {
     /// nor the order, a range of values that is empty or not exact, a planted rank of 0.
     pub fn new(sys: &Sys, mut spec: GenerateSpec) -> Result<Self> {
         let shape = Shape::new(&spec.dims)?;
+        let low_rank = match &spec.support {
+            Some(support) => Some(LowRank::new(&shape, spec.planted_rank.unwrap_or(0), support, spec.seed)?),
+            None => None,
+        };
+        spec.nnz = low_rank.as_ref().map_or(spec.nnz, LowRank::nnz);
         if spec.nnz == 0 {
             return Err(Error::request("a tensor needs at least one nonzero; raise --nnz"));
         }
@@ -202,7 +214,13 @@ impl Generator {
         if spec.planted_rank == Some(0) {
             return Err(Error::request("a planted rank must be at least 1"));
         }
-        Ok(Self { sys: sys.clone(), spec, shape })
+        Ok(Self { sys: sys.clone(), spec, shape, low_rank })
+    }
+
+    /// The model that is the tensor, if one is.
+    #[must_use]
+    pub fn low_rank(&self) -> Option<&LowRank> {
+        self.low_rank.as_ref()
     }
 
     /// Batch number `number`, from 0.
@@ -213,6 +231,10 @@ impl Generator {
         #[expect(clippy::cast_possible_truncation, reason = "at most BATCH_NNZ")]
         let rows = len as usize;
         let mut batch = Batch { indices: self.sys.vec(0, rows * order)?, values: self.sys.vec(0.0, rows)? };
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.fill(first, &mut batch);
+            return Ok(batch);
+        }
         for (m, (&dim, skew)) in self.shape.dims().iter().zip(&self.spec.skew).enumerate() {
             let stream = Counter::new(self.spec.seed, m as u64);
             for (row, i) in batch.indices.chunks_exact_mut(order).zip(first..) {

@@ -1,9 +1,10 @@
 //! Coordinate form: batches of nonzeros, where they come from, and text.
 //!
 //! A [`Source`] hands over [`Batch`]es in a fixed order; the packer, the oracle and the exporter's tests
-//! take any source. [`tns`] reads text, [`generate`] makes tensors.
+//! take any source. [`tns`] reads text, [`generate`] and [`low_rank`] make tensors.
 
 pub mod generate;
+pub mod low_rank;
 pub mod tns;
 
 use crate::error::Result;

@@ -122,6 +122,12 @@ impl<T: Real> Matrix<T> {
         &self.data
     }
 
+    /// All elements, row after row, to be changed.
+    #[must_use]
+    pub fn data_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+
     /// Row `row`.
     #[must_use]
     pub fn row(&self, row: usize) -> &[T] {
@@ -145,6 +151,15 @@ impl<T: Real> Matrix<T> {
     /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of numbers that are finite
     /// in `T`.
     pub fn load(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
+        Self::load_rows(sys, path, Some(rows))
+    }
+
+    /// The same with any number of rows.
+    pub fn load_any(sys: &Sys, path: &Path) -> Result<Self> {
+        Self::load_rows(sys, path, None)
+    }
+
+    fn load_rows(sys: &Sys, path: &Path, rows: Option<usize>) -> Result<Self> {
         let place = path.display().to_string();
         let wrong = |what: String| Error::input(&place, what);
         let file = sys.open(path, false)?;
@@ -166,20 +181,21 @@ impl<T: Real> Matrix<T> {
         if file_rows != rows as u64 {
             return Err(wrong(format!("has {file_rows} numbers; this mode has {rows} indices")));
         }
-        Self::load_axes(sys, (&file, &header), [file_rows, 1], rows)
+        Self::load_axes(sys, (&file, &header), [file_rows, 1], Some(rows))
     }
 
-    /// Reads the numbers behind the header.
+    /// Reads the numbers behind the header, in `rows` rows or any number of them.
     fn load_axes(
         sys: &Sys,
         (file, header): (&File, &Header),
         [file_rows, columns]: [u64; 2],
-        rows: usize,
+        rows: Option<usize>,
     ) -> Result<Self> {
         let place = file.path().display().to_string();
         let wrong = |what: String| Error::input(&place, what);
         let length = file.metadata()?.len();
-        if file_rows != rows as u64 || columns == 0 {
+        let rows = rows.map_or(file_rows, |rows| rows as u64);
+        if file_rows != rows || file_rows == 0 || columns == 0 {
             return Err(wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank")));
         }
         let room = length.saturating_sub(header.bytes as u64) / header.width as u64;
@@ -190,7 +206,8 @@ impl<T: Real> Matrix<T> {
             )));
         };
         let mut data = sys.vec(T::nearest(0.0), elements)?;
-        let columns = usize::try_from(columns).map_err(|e| wrong(e.to_string()))?;
+        let narrow = |n: u64| usize::try_from(n).map_err(|e| wrong(e.to_string()));
+        let (rows, columns) = (narrow(rows)?, narrow(columns)?);
         let slot = |i: usize| if header.fortran { i % rows * columns + i / rows } else { i };
         let mut block = vec![0; BLOCK_BYTES.min(elements * header.width)];
         for first in (0..elements).step_by(BLOCK_BYTES / header.width) {

@@ -214,6 +214,38 @@ pub struct ScanArgs {
     pub row: u32,
 }
 
+/// Threads of a thread block of the dense update.
+pub const DENSE_THREADS: u32 = 256;
+/// Numbers of a factor that such a thread block holds at a time.
+pub const DENSE_TILE: u32 = 1024;
+
+/// The arguments of a dense update.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct DenseArgs {
+    /// Address of the MTTKRP: `copies` matrices.
+    pub sums: u64,
+    /// Address of the factor.
+    pub factor: u64,
+    /// Address of the rank x rank matrix.
+    pub matrix: u64,
+    /// Address of three times rank numbers for HALS, or 0.
+    pub scales: u64,
+    /// Address of `slabs` times rank x (rank + 1) numbers.
+    pub partials: u64,
+    /// Rows of the factor.
+    pub rows: u64,
+    /// Copies of the sums.
+    pub copies: u32,
+    /// Columns of the factor.
+    pub rank: u32,
+    /// How many partials there are.
+    pub slabs: u32,
+    /// Whether the sums are in the precision of the factor, not in f64.
+    pub rounded: u32,
+}
+
+const _: () = assert!(size_of::<DenseArgs>() == 64);
 const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 96);
 const _: () = assert!(size_of::<JoinArgs>() == 48 && size_of::<ClearArgs>() == 24);
 const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);

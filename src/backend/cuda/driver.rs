@@ -335,9 +335,15 @@ impl Stream {
 
     /// Sets the bytes of `memory` to `byte`.
     pub fn fill(&self, memory: &mut Memory, byte: u8) -> Result<()> {
+        self.fill_first(memory, memory.bytes, byte)
+    }
+
+    /// Sets the first `bytes` of `memory` to `byte`.
+    pub fn fill_first(&self, memory: &mut Memory, bytes: usize, byte: u8) -> Result<()> {
+        assert!(bytes <= memory.bytes, "what is cleared is inside the device memory");
         self.device.bind()?;
-        // SAFETY: the range is the allocation.
-        unsafe { result::memset_d8_async(memory.at, byte, memory.bytes, self.stream) }
+        // SAFETY: the range is inside the allocation.
+        unsafe { result::memset_d8_async(memory.at, byte, bytes, self.stream) }
             .map_err(failed("clear device memory"))
     }
 

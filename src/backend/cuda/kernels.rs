@@ -27,8 +27,9 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 8] = [
+const HEADERS: [SourceFile; 9] = [
     source!("abi.h"),
+    source!("dense.cuh"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),

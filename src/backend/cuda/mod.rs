@@ -22,6 +22,7 @@ pub mod abi;
 mod cache;
 mod choose;
 mod clock;
+pub mod dense;
 pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
@@ -63,6 +64,11 @@ pub struct Work {
 pub trait DeviceOp {
     /// Independent parts, each of which works on every chunk.
     fn parts(&self) -> usize;
+
+    /// Whether the next pass computes a part; at least one it does.
+    fn is_active(&self, _part: usize) -> bool {
+        true
+    }
 
     /// Bytes of device memory that a part takes besides to work on so many sorted nonzeros.
     fn sorted_bytes(&self, nnz: u64) -> u64;
@@ -237,13 +243,17 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     fn begin_parts(&mut self) -> Result<()> {
         for (p, part) in self.parts.iter_mut().enumerate() {
             part.resident_done = None;
+            if !self.op.is_active(p) {
+                continue;
+            }
             // All that is timed comes after the pass's zero.
             part.streamed.wait(&self.clock.base)?;
             let empty = part.derived.as_ref().map(|order| &order.derived.empty);
             self.op.begin(p, empty, &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
-        self.sharing = (0..self.parts.len()).filter(|&p| self.parts[p].derived.is_none()).collect();
+        let shares = |&p: &usize| self.op.is_active(p) && self.parts[p].derived.is_none();
+        self.sharing = (0..self.parts.len()).filter(shares).collect();
         for &p in self.sharing.iter().skip(1) {
             self.parts[self.sharing[0]].streamed.wait(&self.parts[p].cleared)?;
         }
@@ -265,8 +275,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         if !self.sharing.is_empty() {
             launches.push((self.sharing.clone(), work(&resident.list, count, resident.blocks, false)));
         }
-        let of_parts = self.parts.iter().enumerate();
-        launches.extend(of_parts.filter_map(|(p, part)| {
+        launches.extend(active(self.op, &self.parts).filter_map(|(p, part)| {
             let order = part.derived.as_ref()?;
             Some((vec![p], work(&order.list, order.images, order.blocks, true)))
         }));
@@ -360,6 +369,11 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
+}
+
+/// The parts that this pass computes, with their numbers.
+fn active<'p, O: DeviceOp>(op: &'p O, parts: &'p [Part]) -> impl Iterator<Item = (usize, &'p Part)> {
+    parts.iter().enumerate().filter(|(p, _)| op.is_active(*p))
 }
 
 /// As many lanes as there is memory for, at least one.
@@ -555,6 +569,9 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             }
         }
         for (p, part) in self.parts.iter().enumerate() {
+            if !self.op.is_active(p) {
+                continue;
+            }
             if let Some(done) = &part.resident_done {
                 part.streamed.wait(done)?;
             }
@@ -570,7 +587,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         }
         self.resident.iter_mut().for_each(|resident| resident.there = true);
         let wall = self.begun.elapsed().as_secs_f64();
-        for part in &self.parts {
+        for (_, part) in active(self.op, &self.parts) {
             let ended = part.ended.seconds_since(&self.clock.base)?;
             self.pass.device_seconds = self.pass.device_seconds.max(ended);
         }

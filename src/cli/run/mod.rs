@@ -3,21 +3,20 @@
 mod ttv;
 
 use crate::backend::host::{HostBackend, decoded_bytes};
-use crate::cli::device::{
-    self, Device, DeviceOrder, DevicePlan, DeviceRequest, KernelReport, KernelSource, Real, Variant,
-};
-use crate::cli::outputs::{Pending, Results};
+use crate::cli::device::{self, DevicePlan, KernelReport, Real};
+use crate::cli::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
+use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
-use crate::cli::{Common, Program, Report, machine, on_pool, size};
+use crate::cli::{Common, Program, Report, on_pool};
 use crate::coo::tns::TnsReader;
-use crate::dense::{Matrix, Precision, load_factors, seeded_factors};
+use crate::dense::{Matrix, Precision, load_factors, mode_file, seeded_factors};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
 use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
 use crate::store::Store;
-use crate::stream::{Executor, Limits, PassReport, Plan, Span, plan};
+use crate::stream::{Executor, PassReport, Plan, Span};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
@@ -64,27 +63,6 @@ pub struct Run {
     /// Write results here: mode-1.npy, …; of TTV, result.tns
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Where to compute: on a GPU, on the CPU, or on a GPU where there is one that has room
-    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
-    backend: BackendArg,
-    /// Which GPU, from 0
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    device: usize,
-    /// Take at most this much memory of the GPU
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    device_memory: Option<u64>,
-    /// Lanes: copies to the GPU under way at once [default: 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    streams: Option<u16>,
-    /// Precision of factors, products and results
-    #[arg(long, value_enum, default_value_t = PrecisionArg::F64)]
-    precision: PrecisionArg,
-    /// Reading threads [default: as many as compute threads, 2 to 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    workers: Option<u16>,
-    /// Take at most this much memory
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    memory: Option<u64>,
     /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
     /// directory for them]
     #[arg(long, value_name = "DIR")]
@@ -92,26 +70,11 @@ pub struct Run {
     /// Passes over the store
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Order of the nonzeros on the GPU, where all of them stay there for several passes: the store's, or sorted by the row of
-    /// each target mode, which is derived there; auto takes what is expected to take less time
-    #[arg(long, value_enum, default_value_t = OrderArg::Auto)]
-    device_order: OrderArg,
-    /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of
-    /// which have to stay there; on the CPU they always are
-    #[arg(long)]
-    deterministic: bool,
-    /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
-    #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
-    kernels: KernelsArg,
-    /// GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split
-    #[arg(long, value_name = "VARIANT", value_parser = device::variant)]
-    kernel: Option<Variant>,
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     trace: Option<PathBuf>,
-    /// Read the store past the page cache [default: where the cache could not hold it]
-    #[arg(long)]
-    direct: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Print memory, bytes and passes, and run nothing
     #[arg(long)]
     plan: bool,
@@ -128,33 +91,6 @@ pub struct Run {
 enum OpArg {
     Mttkrp,
     Ttv,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum BackendArg {
-    Auto,
-    Cpu,
-    Cuda,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OrderArg {
-    Auto,
-    Store,
-    Target,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum KernelsArg {
-    Auto,
-    Compiled,
-    Embedded,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PrecisionArg {
-    F64,
-    F32,
 }
 
 /// What a run reports as JSON.
@@ -206,20 +142,13 @@ impl Program for Run {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        on_pool(sys, self.common.threads, |threads| match (self.op, self.precision) {
+        on_pool(sys, self.common.threads, |threads| match (self.op, self.engine.precision) {
             (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, threads),
             (OpArg::Mttkrp, PrecisionArg::F32) => self.mttkrp::<f32>(sys, threads),
             (OpArg::Ttv, PrecisionArg::F64) => ttv::run::<f64>(self, sys, threads),
             (OpArg::Ttv, PrecisionArg::F32) => ttv::run::<f32>(self, sys, threads),
         })
     }
-}
-
-/// Where a run computes.
-struct Place {
-    /// The GPU with what is to be used of it; `None` for the CPU.
-    device: Option<(Device, DevicePlan)>,
-    notes: Vec<String>,
 }
 
 /// What a run gives.
@@ -247,21 +176,28 @@ impl Run {
             None => None,
         };
         let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
-        let place = self.choose_place::<T>(&store, &modes, rank)?;
-        let mut plan = self.make_plan::<T>(&store, &modes, rank, threads, &place)?;
-        plan.direct_reads |= self.direct;
+        let demand = Demand {
+            modes: &modes,
+            rank,
+            passes: self.repeat,
+            on_cpu: host_bytes::<T>(&shape, &modes, rank) + decoded_bytes(shape.order()),
+            beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
+            operation: StreamedOp::Mttkrp,
+        };
+        let place = self.engine.choose_place::<T>(&store, &demand)?;
+        let plan = self.engine.plan(&store, &demand, threads, &place)?;
         let store = store.with_direct_reads(plan.direct_reads);
         let mut report = self.empty_report::<T>(&store, modes.clone(), rank, plan, &place);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
-        let outputs = Results::create(sys, self.output.as_deref(), &modes)?;
+        let outputs = Outputs::create(sys, self.output.as_deref(), modes.iter().map(|&m| mode_file(m)))?;
         let trace = self.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
         let factors = given.map_or_else(|| seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0)), Ok)?;
         let outcome = match place.device {
             None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
             Some((device, plan)) => {
-                let kernels = self.kernels();
+                let kernels = self.engine.kernels();
                 let on_device = device::Passes {
                     store: &store,
                     plan: &report.plan,
@@ -284,82 +220,13 @@ impl Run {
             report.check =
                 Some(self.check(sys, input, &shape, &factors, &outcome.results, report.chain())?);
         }
-        outputs.publish(&outcome.results)?;
+        outputs.publish(|i, file| outcome.results[i].1.write(file))?;
         if let Some(trace) = trace {
             write_trace(trace, &outcome.spans)?;
         }
         let mut out = Report::new::<Self>(run_text(&report), &report)?;
         out.failed = report.check.iter().flatten().any(|c| !c.holds);
         Ok(out)
-    }
-
-    /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
-    fn choose_place<T: Real>(&self, store: &Store, modes: &[usize], rank: usize) -> Result<Place> {
-        let request = DeviceRequest {
-            number: self.device,
-            memory: self.device_memory,
-            lanes: self.streams.map(usize::from),
-            passes: self.repeat,
-            deterministic: self.deterministic,
-            order: match self.device_order {
-                OrderArg::Auto => DeviceOrder::Auto,
-                OrderArg::Store => DeviceOrder::Store,
-                OrderArg::Target => DeviceOrder::Target,
-            },
-        };
-        let found = match self.backend {
-            BackendArg::Cpu => return Ok(Place { device: None, notes: Vec::new() }),
-            // Nobody who has no GPU wants to read about it.
-            BackendArg::Auto if !device::is_installed() => {
-                return Ok(Place { device: None, notes: Vec::new() });
-            }
-            BackendArg::Cuda | BackendArg::Auto => device::find::<T>(&request, store, modes, rank),
-        };
-        match found {
-            Ok(device) => Ok(Place { device: Some(device), notes: Vec::new() }),
-            Err(e) if self.backend == BackendArg::Auto => {
-                Ok(Place { device: None, notes: vec![format!("on the CPU: {e}")] })
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    fn make_plan<T: Real>(
-        &self,
-        store: &Store,
-        modes: &[usize],
-        rank: usize,
-        threads: usize,
-        place: &Place,
-    ) -> Result<Plan> {
-        let shape = &store.manifest().shape;
-        let limits = Limits {
-            memory: self.memory,
-            threads,
-            workers: self.workers.map(usize::from),
-            available: machine::available_memory(),
-            passes: self.repeat,
-            held: place.device.as_ref().map_or(0, |(_, plan)| device::held(plan)),
-        };
-        let bytes = match &place.device {
-            None => host_bytes::<T>(shape, modes, rank) + decoded_bytes(shape.order()),
-            Some(_) => device::host_bytes::<T>(shape, modes, rank),
-        };
-        plan(store, bytes, &limits)
-    }
-
-    fn kernels(&self) -> KernelSource {
-        let compile = match self.kernels {
-            KernelsArg::Auto => None,
-            KernelsArg::Compiled => Some(true),
-            KernelsArg::Embedded => Some(false),
-        };
-        KernelSource {
-            compile,
-            cache: machine::cache_directory(),
-            variant: self.kernel,
-            ..KernelSource::default()
-        }
     }
 
     fn progress(&self) -> Progress {

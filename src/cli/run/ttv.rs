@@ -1,7 +1,8 @@
 //! `blco-run --op ttv`.
 
-use super::{BackendArg, Run, parse_modes};
+use super::{Run, parse_modes};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use crate::cli::engine::BackendArg;
 use crate::cli::outputs::Pending;
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
@@ -116,12 +117,12 @@ fn refuse_others(run: &Run) -> Result<()> {
         (run.rank.is_some(), "--rank"),
         (run.factors.is_some(), "--factors"),
         (run.check.is_some(), "--check"),
-        (run.kernel.is_some(), "--kernel"),
+        (run.engine.kernel.is_some(), "--kernel"),
     ];
     if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
         return Err(Error::request(format!("{option} is not an option of --op ttv")));
     }
-    match run.backend {
+    match run.engine.backend {
         BackendArg::Cuda => Err(Error::request("--op ttv runs on the CPU: leave --backend cuda away")),
         BackendArg::Auto | BackendArg::Cpu => Ok(()),
     }
@@ -129,15 +130,15 @@ fn refuse_others(run: &Run) -> Result<()> {
 
 /// Bytes that partial results may take of what is allowed or there.
 fn merge_memory(run: &Run) -> u64 {
-    run.memory.unwrap_or(machine::available_memory() / 2) / MERGE_SHARE
+    run.engine.memory.unwrap_or(machine::available_memory() / 2) / MERGE_SHARE
 }
 
 fn make_plan<T: Real>(run: &Run, store: &Store, mode: usize, threads: usize) -> Result<Plan> {
     let manifest = store.manifest();
     let limits = Limits {
-        memory: run.memory,
+        memory: run.engine.memory,
         threads,
-        workers: run.workers.map(usize::from),
+        workers: run.engine.workers.map(usize::from),
         available: machine::available_memory(),
         passes: run.repeat,
         held: 0,
@@ -149,7 +150,7 @@ fn make_plan<T: Real>(run: &Run, store: &Store, mode: usize, threads: usize) -> 
         vector + merging_bytes(run, manifest)
     };
     let mut plan = plan(store, bytes + decoded_bytes(manifest.shape.order()), &limits)?;
-    plan.direct_reads |= run.direct;
+    plan.direct_reads |= run.engine.direct;
     Ok(plan)
 }
 

@@ -50,14 +50,26 @@ pub fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> u64
     factors + modes.iter().map(|&m| sums(m) + results(m)).sum::<u64>()
 }
 
+/// Bytes of device memory that [`DeviceMttkrp::alternating`] holds: all factors and the largest sums.
+#[must_use]
+pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+    let elements = |&dim: &u32| u64::from(dim) * rank as u64;
+    let factors: u64 = shape.dims().iter().map(elements).sum();
+    let sums = shape.dims().iter().map(|d| elements(d) * copies(*d as usize) as u64).max();
+    factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64
+}
+
 /// MTTKRP of some modes on a GPU.
 #[derive(Debug)]
 pub struct DeviceMttkrp<T> {
     arguments: MttkrpArgs,
-    /// Held for their addresses.
-    _factors: Vec<Memory>,
+    factors: Vec<Memory>,
     fault: Memory,
+    /// What targets' sums are in.
+    sums: Vec<Memory>,
     targets: Vec<Target>,
+    /// The only target that passes compute, where it is not all of them.
+    active: Option<usize>,
     kernels: Loaded,
     device: Arc<Device>,
     rank: usize,
@@ -70,18 +82,32 @@ struct Target {
     mode: usize,
     rows: usize,
     copies: u32,
-    sums: Memory,
-    /// `None` where the first copy of the sums becomes the result.
+    /// Which sums are its own, or, one target at a time, every target's.
+    sums: usize,
+    /// `None` where the sums' memory becomes the result's.
     result: Option<Memory>,
     /// Once the nonzeros are sorted.
     ends: Option<[Ends; 2]>,
 }
 
 impl Target {
-    /// What becomes `dims[mode]` x rank numbers in the precision of the factors.
-    fn result(&self) -> &Memory {
-        self.result.as_ref().unwrap_or(&self.sums)
+    /// Bytes of all copies of its sums.
+    fn sum_bytes(&self, rank: usize) -> usize {
+        self.copies as usize * self.rows * rank * size_of::<f64>()
     }
+}
+
+/// The MTTKRP of a mode on the device, with the mode's factor, as addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Update {
+    /// `copies` matrices to be added up.
+    pub sums: u64,
+    /// How many.
+    pub copies: u32,
+    /// Whether they are in the precision of the factors, not in f64.
+    pub rounded: bool,
+    /// The factor.
+    pub factor: u64,
 }
 
 /// Rows at the ends of stretches of sorted nonzeros, which can go on in the next stretch, and their sums.
@@ -131,34 +157,93 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
         kernels: &Source,
     ) -> Result<Self> {
-        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store)?);
-        let (rank, order) = (factors[0].columns(), shape.order());
-        let spec = Specialisation { layout: encoding, precision: T::PRECISION, order, rank };
-        let factor_bytes = factors.iter().map(|f| size_of_val(f.data()) as u64).sum();
-        let kernels = kernels.load(device, sys, &spec, factor_bytes)?;
-        let mut arguments = arguments(shape, rank)?;
-        let mut on_device = Vec::with_capacity(order);
-        for (factor, address) in factors.iter().zip(&mut arguments.factors) {
-            let mut memory = device.memory(size_of_val(factor.data()))?;
-            memory.write(factor.data())?;
-            *address = memory.address();
-            on_device.push(memory);
-        }
-        let fault = device.memory(size_of::<u32>())?;
-        arguments.fault = fault.address();
+        let rank = factors[0].columns();
+        let mut made = Self::without_targets(device, store, rank, kernels)?;
+        made.put(factors)?;
         let target = |&mode: &usize| {
             let rows = factors[mode].rows();
             let copies = copies(rows);
-            let sums = device.memory(copies * rows * rank * size_of::<f64>())?;
+            made.sums.push(device.memory(copies * rows * rank * size_of::<f64>())?);
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
             let copies = u32::try_from(copies).unwrap_or(1);
-            Ok(Target { mode, rows, copies, sums, result, ends: None })
+            Ok(Target { mode, rows, copies, sums: made.sums.len() - 1, result, ends: None })
         };
-        let targets = modes.iter().map(target).collect::<Result<_>>()?;
-        let marker = std::marker::PhantomData;
-        let device = Arc::clone(device);
-        Ok(Self { arguments, _factors: on_device, fault, targets, kernels, device, rank, marker })
+        made.targets = modes.iter().map(target).collect::<Result<_>>()?;
+        Ok(made)
+    }
+
+    /// MTTKRP of one mode at a time, which [`DeviceMttkrp::aim`] names, with factors of `rank` columns that change between passes.
+    /// Part m is mode m. Its sums stay on the device, in one memory for all modes: [`DeviceMttkrp::update`].
+    pub fn alternating(device: &Arc<Device>, store: &Store, rank: usize, kernels: &Source) -> Result<Self> {
+        let mut made = Self::without_targets(device, store, rank, kernels)?;
+        let target = |(mode, &dim): (usize, &u32)| {
+            let rows = dim as usize;
+            let copies = u32::try_from(copies(rows)).unwrap_or(1);
+            Target { mode, rows, copies, sums: 0, result: None, ends: None }
+        };
+        made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
+        let bytes = made.targets.iter().map(|target| target.sum_bytes(rank)).max();
+        made.sums.push(device.memory(bytes.unwrap_or(0))?);
+        made.active = Some(0);
+        Ok(made)
+    }
+
+    /// With room for factors.
+    fn without_targets(device: &Arc<Device>, store: &Store, rank: usize, kernels: &Source) -> Result<Self> {
+        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store)?);
+        let spec = Specialisation { layout: encoding, precision: T::PRECISION, order: shape.order(), rank };
+        let bytes = |&dim: &u32| dim as usize * rank * size_of::<T>();
+        let factor_bytes = shape.dims().iter().map(|dim| bytes(dim) as u64).sum();
+        let kernels = kernels.load(device, sys, &spec, factor_bytes)?;
+        let mut arguments = arguments(shape, rank)?;
+        let mut factors = Vec::with_capacity(shape.order());
+        for (dim, address) in shape.dims().iter().zip(&mut arguments.factors) {
+            let memory = device.memory(bytes(dim))?;
+            *address = memory.address();
+            factors.push(memory);
+        }
+        let fault = device.memory(size_of::<u32>())?;
+        arguments.fault = fault.address();
+        let (device, marker) = (Arc::clone(device), std::marker::PhantomData);
+        let (sums, targets, active) = (Vec::new(), Vec::new(), None);
+        Ok(Self { arguments, factors, fault, sums, targets, active, kernels, device, rank, marker })
+    }
+
+    /// Copies `factors` to the device, in place of those before.
+    pub fn put(&mut self, factors: &[Matrix<T>]) -> Result<()> {
+        let mut both = self.factors.iter_mut().zip(factors);
+        both.try_for_each(|(memory, factor)| memory.write(factor.data()))
+    }
+
+    /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
+    pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
+        let read = |(memory, target): (&Memory, &Target)| {
+            let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
+            memory.read(&mut data)?;
+            Ok(Matrix::from_rows(target.rows, self.rank, data))
+        };
+        self.factors.iter().zip(&self.targets).map(read).collect()
+    }
+
+    /// The next pass computes `mode`.
+    pub fn aim(&mut self, mode: usize) {
+        self.active = Some(mode);
+    }
+
+    /// What a pass has left of `mode`; for one of [`DeviceMttkrp::alternating`].
+    #[must_use]
+    pub fn update(&self, mode: usize) -> Update {
+        let target = &self.targets[mode];
+        let (sums, factor) = (self.sums[target.sums].address(), self.factors[mode].address());
+        // Sorted nonzeros leave the result itself.
+        let rounded = target.ends.is_some();
+        Update { sums, copies: if rounded { 1 } else { target.copies }, rounded, factor }
+    }
+
+    /// What becomes `dims[mode]` x rank numbers in the precision of the factors.
+    fn result<'s>(&'s self, target: &'s Target) -> &'s Memory {
+        target.result.as_ref().unwrap_or(&self.sums[target.sums])
     }
 
     /// Which kernels serve.
@@ -171,7 +256,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
         let read = |target: &Target| {
             let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
-            target.result().read(&mut data)?;
+            self.result(target).read(&mut data)?;
             Ok((target.mode, Matrix::from_rows(target.rows, self.rank, data)))
         };
         self.targets.iter().map(read).collect()
@@ -191,7 +276,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             return Err(Error::request("no nonzeros were sorted"));
         };
         let (mut from, mut to) = (&ends[0], &ends[1]);
-        arguments.targets[0].sums = target.result().address();
+        arguments.targets[0].sums = self.result(target).address();
         (arguments.end_rows, arguments.end_sums) = (from.rows.address(), from.sums.address());
         stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
         let mut left = 2 * u64::from(work.blocks);
@@ -201,7 +286,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 sums: from.sums.address(),
                 end_rows: to.rows.address(),
                 end_sums: to.sums.address(),
-                result: target.result().address(),
+                result: self.result(target).address(),
                 count: u32::try_from(left).unwrap_or(u32::MAX),
                 rank: arguments.rank,
             };
@@ -254,14 +339,22 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         Ok(())
     }
 
+    fn is_active(&self, part: usize) -> bool {
+        self.active.is_none_or(|active| active == part)
+    }
+
     fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()> {
-        if part == 0 {
+        if part == self.active.unwrap_or(0) {
             self.fault.write(&[u32::MAX])?;
         }
-        let target = &mut self.targets[part];
-        let Some(empty) = empty else { return stream.fill(&mut target.sums, 0) };
+        let target = &self.targets[part];
+        let Some(empty) = empty else {
+            let bytes = target.sum_bytes(self.rank);
+            return stream.fill_first(&mut self.sums[target.sums], bytes, 0);
+        };
         let (rows, rank) = (u32::try_from(target.rows).unwrap_or(u32::MAX), self.arguments.rank);
-        let arguments = ClearArgs { empty: empty.address(), result: target.result().address(), rows, rank };
+        let result = self.result(target).address();
+        let arguments = ClearArgs { empty: empty.address(), result, rows, rank };
         stream.launch(&self.kernels.clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
 
@@ -270,7 +363,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         let mut arguments = MttkrpArgs { chunks, chunk_count, one: work.one, ..self.arguments };
         for (to, target) in arguments.targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {
             let mode = u32::try_from(target.mode).unwrap_or(0);
-            *to = abi::Target { sums: target.sums.address(), mode, copies: target.copies };
+            *to = abi::Target { sums: self.sums[target.sums].address(), mode, copies: target.copies };
         }
         arguments.target_count = u32::try_from(parts.len()).unwrap_or(0);
         if let (true, &[part]) = (work.sorted, parts) {
@@ -282,11 +375,12 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {
         let target = &self.targets[part];
-        if sorted || (target.copies == 1 && target.result.is_none()) {
+        if sorted || self.active.is_some() || (target.copies == 1 && target.result.is_none()) {
             return Ok(());
         }
         let elements = (target.rows * self.rank) as u64;
-        stream.launch_finish(&self.kernels.finish, &target.sums, target.copies, elements, target.result())
+        let sums = &self.sums[target.sums];
+        stream.launch_finish(&self.kernels.finish, sums, target.copies, elements, self.result(target))
     }
 
     fn precision(&self) -> Precision {
@@ -298,7 +392,8 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn bytes_per_nonzero(&self) -> f64 {
-        let rows = self.targets.len() as f64 * (f64::from(self.arguments.order) - 1.0);
+        let targets = if self.active.is_some() { 1 } else { self.targets.len() };
+        let rows = targets as f64 * (f64::from(self.arguments.order) - 1.0);
         rows * (self.rank * size_of::<T>()) as f64
     }
 

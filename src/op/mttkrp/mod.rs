@@ -23,6 +23,7 @@ use crate::format::DecodedTile;
 use crate::shape::Shape;
 use crate::sys::Sys;
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// The result of a mode, with the mode, from 0.
 pub type ModeMatrix<T> = (usize, Matrix<T>);
@@ -36,8 +37,8 @@ const SAMPLE: usize = 32;
 
 /// MTTKRP of some modes on the host.
 #[derive(Debug)]
-pub struct Mttkrp<'a, T> {
-    factors: &'a [Matrix<T>],
+pub struct Mttkrp<'a, T: Clone> {
+    factors: Cow<'a, [Matrix<T>]>,
     rank: usize,
     threads: usize,
     simd: pulp::Arch,
@@ -51,10 +52,31 @@ struct Accumulator {
     mode: usize,
     rows: usize,
     copies: usize,
-    /// `copies` matrices of `rows` x rank, one behind the other.
+    /// `copies` matrices of `rows` x rank, one behind the other, then room that this mode does not need.
     sums: Vec<f64>,
     /// Rows at which a batch is parted between tasks, when there is one copy: parts + 1 of them.
     cuts: Vec<usize>,
+}
+
+/// The sums of a mode after a pass.
+#[derive(Debug)]
+pub struct Sums<'s> {
+    /// `copies` matrices, one behind the other.
+    sums: &'s mut [f64],
+    copies: usize,
+}
+
+impl<'s> Sums<'s> {
+    /// One matrix, row after row: the copies added up in order. The others are zero afterwards.
+    #[must_use]
+    pub fn fold(self) -> &'s mut [f64] {
+        let one = self.sums.len() / self.copies;
+        let (first, others) = self.sums.split_at_mut(one);
+        for other in others.chunks_exact_mut(one) {
+            first.par_iter_mut().zip(other).for_each(|(a, b)| *a += std::mem::take(b));
+        }
+        first
+    }
 }
 
 /// The part of one mode's sums that one task adds to.
@@ -72,6 +94,15 @@ struct Task<'a> {
 fn copies(rows: usize, rank: usize) -> usize {
     let bytes = (rows as u64).saturating_mul(rank as u64).saturating_mul(8);
     if bytes <= COPY_BYTES_MAX { COPIES } else { 1 }
+}
+
+/// Bytes that [`Mttkrp::alternating`] holds: all factors and the largest sums.
+#[must_use]
+pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+    let elements = |&dim: &u32| u64::from(dim) * rank as u64;
+    let factors: u64 = shape.dims().iter().map(elements).sum();
+    let sums = shape.dims().iter().map(|d| elements(d) * copies(*d as usize, rank) as u64).max();
+    factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64
 }
 
 /// Bytes that MTTKRP of `modes` holds on the host, factors and results included.
@@ -98,7 +129,43 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             return Err(Error::request(format!("mode {} of a tensor of order {}", mode + 1, factors.len())));
         }
         let results = modes.iter().map(accumulator).collect::<Result<_>>()?;
+        let factors = Cow::Borrowed(factors);
         Ok(Self { factors, rank, threads, simd: pulp::Arch::new(), results, sample: Vec::new() })
+    }
+
+    /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
+    /// none until [`Mttkrp::put`].
+    pub fn alternating(sys: &Sys, shape: &Shape, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
+        let room = shape.dims().iter().map(|&d| copies(d as usize, rank) * d as usize * rank).max();
+        let sums = sys.vec(0.0, room.unwrap_or(0))?;
+        let results = vec![Accumulator { mode: 0, rows: 0, copies: 1, sums, cuts: Vec::new() }];
+        let (factors, simd) = (Cow::Owned(Vec::new()), pulp::Arch::new());
+        Ok(Mttkrp { factors, rank, threads, simd, results, sample: Vec::new() })
+    }
+
+    /// Takes `factors` of the shape and rank that this was made for and returns those that it had.
+    pub fn put(&mut self, factors: Vec<Matrix<T>>) -> Vec<Matrix<T>> {
+        std::mem::replace(self.factors.to_mut(), factors)
+    }
+
+    /// The factors.
+    #[must_use]
+    pub fn factors(&self) -> &[Matrix<T>] {
+        &self.factors
+    }
+
+    /// The next pass computes `mode`. The sums must be zero, as whoever took them left them.
+    pub fn aim(&mut self, mode: usize) {
+        let rows = self.factors[mode].rows();
+        let result = &mut self.results[0];
+        (result.mode, result.rows, result.copies) = (mode, rows, copies(rows, self.rank));
+    }
+
+    /// The sums of the mode that [`Mttkrp::aim`] named, to be left zero, and the mode's factor, which may change.
+    pub fn sums_and_factor(&mut self) -> (Sums<'_>, &mut Matrix<T>) {
+        let result = &mut self.results[0];
+        let (copies, factor) = (result.copies, &mut self.factors.to_mut()[result.mode]);
+        (Sums { sums: result.sums_mut(self.rank), copies }, factor)
     }
 
     /// Sets all sums to zero, for another pass.
@@ -113,11 +180,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     pub fn finish(self) -> Vec<ModeMatrix<T>> {
         let rank = self.rank;
         let finish = |mut result: Accumulator| {
-            let one = result.rows * rank;
-            let (first, others) = result.sums.split_at_mut(one);
-            for other in others.chunks_exact(one) {
-                first.par_iter_mut().zip(other).for_each(|(a, b)| *a += b);
-            }
+            let copies = result.copies;
+            let one = Sums { sums: result.sums_mut(rank), copies }.fold().len();
             result.sums.truncate(one);
             (result.mode, Matrix::from_rows(result.rows, rank, T::from_f64s(result.sums)))
         };
@@ -127,7 +191,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
 impl<T: Real> HostOp for Mttkrp<'_, T> {
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        let (rank, threads, factors, simd) = (self.rank, self.threads, self.factors, self.simd);
+        let (rank, threads, factors, simd) = (self.rank, self.threads, &*self.factors, self.simd);
         let mut tasks = Vec::with_capacity(self.results.len() * COPIES.max(threads));
         for result in &mut self.results {
             if result.copies == 1 {
@@ -146,15 +210,21 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
 }
 
 impl Accumulator {
+    /// All copies.
+    fn sums_mut(&mut self, rank: usize) -> &mut [f64] {
+        &mut self.sums[..self.copies * self.rows * rank]
+    }
+
     /// Appends the tasks of this mode: one for each copy, or for each part of the rows.
     fn tasks<'s>(&'s mut self, rank: usize, tasks: &mut Vec<Task<'s>>) {
         let (mode, copies) = (self.mode, self.copies);
+        let (one, all) = (self.rows * rank, self.copies * self.rows * rank);
         if copies > 1 {
-            let parts = self.sums.chunks_exact_mut(self.rows * rank).enumerate();
+            let parts = self.sums[..all].chunks_exact_mut(one).enumerate();
             tasks.extend(parts.map(|(copy, sums)| Task { mode, copy, copies, first_row: 0, sums }));
             return;
         }
-        let mut rest = &mut self.sums[..];
+        let mut rest = &mut self.sums[..all];
         for cut in self.cuts.windows(2) {
             let (sums, behind) = std::mem::take(&mut rest).split_at_mut((cut[1] - cut[0]) * rank);
             tasks.push(Task { mode, copy: 0, copies: 1, first_row: cut[0], sums });

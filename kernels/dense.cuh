@@ -1,0 +1,234 @@
+// The dense update of a decomposition: what turns the MTTKRP of a mode into its new factor, with what the rest of the iteration needs
+// of it (src/decomp/update.rs says the same for the host). Ranks up to 64: `update`, one read of the sums and one write of
+// the factor. Larger ones: `product`, then `gram`. `reduce` adds up what their thread blocks found.
+//
+// All is in f64 but for the factor as it is stored, and added up in an order that depends on the launch alone.
+#pragma once
+#include "abi.h"
+
+namespace dense {
+
+constexpr u32 SIDE = 16;
+static_assert(SIDE * SIDE == BLCO_DENSE_THREADS, "a square of threads");
+// As in src/decomp/update.rs: where sweeps of HALS end, and what stands for zero.
+constexpr int SWEEPS = 50;
+constexpr double SWEEP = 0.01, FLOOR = 2.220446049250313e-16;
+
+// Element `at` of the sums: the copies of a short mode added up in order.
+template <class Real> __device__ __forceinline__ double sum_at(const DenseArgs& a, u64 at)
+{
+    if (a.rounded) return (double)((const Real*)a.sums)[at];
+    const double* sums = (const double*)a.sums + at;
+    double sum = *sums;
+    for (u32 copy = 1; copy < a.copies; ++copy) sum += sums[a.rows * a.rank * copy];
+    return sum;
+}
+
+__device__ __forceinline__ double sum_of_warp(double x)
+{
+#pragma unroll
+    for (u32 distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+}
+
+// HALS of a row by a warp: lane l has columns l and l + 32. `old` is the factor's row as it was, `gram` has RANK columns,
+// those from a.rank on zero.
+template <class Real, u32 RANK>
+__device__ __forceinline__ void descend(const DenseArgs& a, const double* m, const Real* old, const double* gram, double* row)
+{
+    constexpr u32 COLUMNS = (RANK + 31) / 32;
+    const double* scales = (const double*)a.scales;
+    const u32 lane = threadIdx.x % 32;
+    double x[COLUMNS], target[COLUMNS];
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS; ++j) {
+        const u32 c = lane + 32 * j;
+        x[j] = c < a.rank ? (double)old[c] * scales[a.rank + c] : 0;
+        target[j] = c < a.rank ? m[c] * scales[c] : 0;
+    }
+    double first = 0;
+    for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+        double change = 0;
+        for (u32 r = 0; r < a.rank; ++r) {
+            double sum = 0;
+#pragma unroll
+            for (u32 j = 0; j < COLUMNS; ++j) {
+                const u32 c = lane + 32 * j;
+                if (c < RANK) sum += gram[r * RANK + c] * x[j];
+            }
+            sum = sum_of_warp(sum);
+            const double own = gram[r * RANK + r];
+#pragma unroll
+            for (u32 j = 0; j < COLUMNS; ++j) {
+                if (lane + 32 * j != r) continue;
+                const double better = own > 0 ? x[j] + (target[j] - sum) / own : 0;
+                const double next = better > 0 ? better : 0;
+                change += (next - x[j]) * (next - x[j]);
+                x[j] = next;
+            }
+        }
+        change = sum_of_warp(change);
+        if (sweep == 0) first = change;
+        if (change <= SWEEP * SWEEP * first) break;
+    }
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS; ++j) {
+        const u32 c = lane + 32 * j;
+        if (c >= a.rank) continue;
+        const double scaled = x[j] * scales[2 * a.rank + c];
+        row[c] = scaled > FLOOR ? scaled : FLOOR;
+    }
+}
+
+// Any number of thread blocks of BLCO_DENSE_THREADS, for a.rank up to RANK. Each takes every gridDim.x-th tile of ROWS rows, makes and
+// writes their new rows, and adds up their products in registers: thread (y, x) those of columns y + 16 i and x + 16 j.
+// Overwritten: the factor, and the thread block's partials.
+template <class Real, u32 RANK> __device__ __forceinline__ void update(const DenseArgs& a)
+{
+    constexpr u32 ROWS = BLCO_DENSE_TILE / RANK, DOWN = ROWS / SIDE, ACROSS = RANK / SIDE;
+    constexpr u32 PER_THREAD = BLCO_DENSE_TILE / BLCO_DENSE_THREADS, GROUPS = BLCO_DENSE_THREADS / RANK;
+    __shared__ double matrix[RANK * RANK], sums[BLCO_DENSE_TILE], rows[BLCO_DENSE_TILE];
+    const u32 x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, column = threadIdx.x % RANK;
+    for (u32 e = threadIdx.x; e < RANK * RANK; e += BLCO_DENSE_THREADS) {
+        const u32 r = e / RANK, c = e % RANK;
+        matrix[e] = r < a.rank && c < a.rank ? ((const double*)a.matrix)[r * a.rank + c] : 0;
+    }
+    double gram[ACROSS][ACROSS] = {}, inner = 0;
+    const u64 tiles = (a.rows + ROWS - 1) / ROWS;
+    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const u64 first = tile * ROWS;
+#pragma unroll
+        for (u32 i = 0; i < PER_THREAD; ++i) {
+            const u32 e = threadIdx.x + BLCO_DENSE_THREADS * i;
+            const u64 row = first + e / RANK;
+            sums[e] = row < a.rows && column < a.rank ? sum_at<Real>(a, row * a.rank + column) : 0;
+        }
+        __syncthreads();
+        if (a.scales) {
+            const u32 warp = threadIdx.x / 32;
+            for (u32 row = warp; row < ROWS; row += BLCO_DENSE_THREADS / 32) {
+                if (first + row >= a.rows) continue;
+                const Real* old = (const Real*)a.factor + (first + row) * a.rank;
+                descend<Real, RANK>(a, sums + row * RANK, old, matrix, rows + row * RANK);
+            }
+        } else {
+            double product[DOWN][ACROSS] = {};
+            for (u32 k = 0; k < a.rank; ++k) {
+#pragma unroll
+                for (u32 i = 0; i < DOWN; ++i) {
+                    const double m = sums[(y + SIDE * i) * RANK + k];
+#pragma unroll
+                    for (u32 j = 0; j < ACROSS; ++j) product[i][j] += m * matrix[k * RANK + x + SIDE * j];
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < DOWN; ++i) {
+#pragma unroll
+                for (u32 j = 0; j < ACROSS; ++j) rows[(y + SIDE * i) * RANK + x + SIDE * j] = product[i][j];
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < PER_THREAD; ++i) {
+            const u32 e = threadIdx.x + BLCO_DENSE_THREADS * i;
+            const u64 row = first + e / RANK;
+            const bool inside = row < a.rows && column < a.rank;
+            const Real stored = inside ? (Real)rows[e] : (Real)0;
+            if (inside) ((Real*)a.factor)[row * a.rank + column] = stored;
+            rows[e] = (double)stored;
+            inner += sums[e] * (double)stored;
+        }
+        __syncthreads();
+        for (u32 row = 0; row < ROWS; ++row) {
+#pragma unroll
+            for (u32 i = 0; i < ACROSS; ++i) {
+                const double left = rows[row * RANK + y + SIDE * i];
+#pragma unroll
+                for (u32 j = 0; j < ACROSS; ++j) gram[i][j] += left * rows[row * RANK + x + SIDE * j];
+            }
+        }
+    }
+    __syncthreads();
+    double* partials = (double*)a.partials + (u64)blockIdx.x * a.rank * (a.rank + 1);
+#pragma unroll
+    for (u32 i = 0; i < ACROSS; ++i) {
+#pragma unroll
+        for (u32 j = 0; j < ACROSS; ++j) {
+            const u32 r = y + SIDE * i, c = x + SIDE * j;
+            if (r < a.rank && c < a.rank) partials[r * a.rank + c] = gram[i][j];
+        }
+    }
+    sums[threadIdx.x] = inner;
+    __syncthreads();
+    if (threadIdx.x >= a.rank || threadIdx.x >= RANK) return;
+    double sum = 0;
+    for (u32 g = 0; g < GROUPS; ++g) sum += sums[threadIdx.x + RANK * g];
+    partials[a.rank * a.rank + threadIdx.x] = sum;
+}
+
+// Any number of thread blocks: the factor is the sums times the matrix, a thread for each element.
+template <class Real> __device__ __forceinline__ void product(const DenseArgs& a)
+{
+    const double* matrix = (const double*)a.matrix;
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    for (u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x; e < a.rows * a.rank; e += threads) {
+        const u64 row = e / a.rank, column = e % a.rank;
+        double sum = 0;
+        for (u32 k = 0; k < a.rank; ++k) sum += sum_at<Real>(a, row * a.rank + k) * matrix[(u64)k * a.rank + column];
+        ((Real*)a.factor)[e] = (Real)sum;
+    }
+}
+
+// A multiple of a.slabs thread blocks: each finds some numbers of a slab of rows' partials, a thread for each.
+template <class Real> __device__ __forceinline__ void gram(const DenseArgs& a)
+{
+    const u32 slab = blockIdx.x % a.slabs;
+    const u64 first = a.rows * slab / a.slabs, end = a.rows * (slab + 1) / a.slabs;
+    const u64 square = (u64)a.rank * a.rank, numbers = square + a.rank;
+    const u64 threads = (u64)(gridDim.x / a.slabs) * blockDim.x;
+    const Real* factor = (const Real*)a.factor;
+    double* partials = (double*)a.partials + numbers * slab;
+    for (u64 i = (u64)(blockIdx.x / a.slabs) * blockDim.x + threadIdx.x; i < numbers; i += threads) {
+        const u64 left = i < square ? i / a.rank : i - square, right = i % a.rank;
+        double sum = 0;
+        for (u64 row = first; row < end; ++row) {
+            const double x = (double)factor[row * a.rank + left];
+            sum += x * (i < square ? (double)factor[row * a.rank + right] : sum_at<Real>(a, row * a.rank + left));
+        }
+        partials[i] = sum;
+    }
+}
+
+// Any number of thread blocks: the first a.rank * (a.rank + 1) partials become the sums of all a.slabs, in order.
+__device__ inline void reduce(const DenseArgs& a)
+{
+    const u64 numbers = (u64)a.rank * (a.rank + 1), threads = (u64)gridDim.x * blockDim.x;
+    double* partials = (double*)a.partials;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < numbers; i += threads) {
+        double sum = partials[i];
+        for (u32 slab = 1; slab < a.slabs; ++slab) sum += partials[numbers * slab + i];
+        partials[i] = sum;
+    }
+}
+
+}  // namespace dense
+
+// The kernels: X(name, body).
+#define BLCO_DENSE_KERNELS(X)                                                                                          \
+    X(update_f64_r16, (dense::update<double, 16>))                                                                     \
+    X(update_f64_r32, (dense::update<double, 32>))                                                                     \
+    X(update_f64_r64, (dense::update<double, 64>))                                                                     \
+    X(update_f32_r16, (dense::update<float, 16>))                                                                      \
+    X(update_f32_r32, (dense::update<float, 32>))                                                                      \
+    X(update_f32_r64, (dense::update<float, 64>))                                                                      \
+    X(product_f64, dense::product<double>)                                                                             \
+    X(product_f32, dense::product<float>)                                                                              \
+    X(gram_f64, dense::gram<double>)                                                                                   \
+    X(gram_f32, dense::gram<float>)                                                                                    \
+    X(reduce, dense::reduce)
+
+#define BLCO_DENSE(name, body)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(BLCO_DENSE_THREADS, 2) dense_##name(const DenseArgs args)                \
+    {                                                                                                                  \
+        body(args);                                                                                                    \
+    }

@@ -1,0 +1,67 @@
+//! The kernels of a decomposition's dense update (kernels/dense.cuh), for a precision and rank.
+
+use super::driver::{Device, Kernel};
+use super::kernels::embedded_ptx;
+use crate::dense::Precision;
+use crate::error::Result;
+use std::sync::Arc;
+
+/// All of them.
+pub const KERNELS: [&str; 11] = [
+    "dense_update_f64_r16",
+    "dense_update_f64_r32",
+    "dense_update_f64_r64",
+    "dense_update_f32_r16",
+    "dense_update_f32_r32",
+    "dense_update_f32_r64",
+    "dense_product_f64",
+    "dense_product_f32",
+    "dense_gram_f64",
+    "dense_gram_f32",
+    "dense_reduce",
+];
+
+/// The largest rank that one kernel updates.
+pub const FUSED_RANK_MAX: usize = 64;
+
+/// Those for a precision and rank.
+#[derive(Debug)]
+pub enum DenseKernels {
+    /// The new factor and its partial sums from one.
+    Fused {
+        /// Makes both.
+        update: Kernel,
+        /// Adds up partial sums.
+        reduce: Kernel,
+    },
+    /// For ranks above [`FUSED_RANK_MAX`].
+    Apart {
+        /// Makes the new factor.
+        product: Kernel,
+        /// Makes its partial sums.
+        gram: Kernel,
+        /// Adds up partial sums.
+        reduce: Kernel,
+    },
+}
+
+impl DenseKernels {
+    /// Loads them from what is embedded.
+    pub fn load(device: &Arc<Device>, precision: Precision, rank: usize) -> Result<Self> {
+        let real = precision.name();
+        let names = match rank {
+            0..=16 => vec![format!("dense_update_{real}_r16")],
+            17..=32 => vec![format!("dense_update_{real}_r32")],
+            33..=FUSED_RANK_MAX => vec![format!("dense_update_{real}_r64")],
+            _ => vec![format!("dense_product_{real}"), format!("dense_gram_{real}")],
+        };
+        let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
+        all.push("dense_reduce");
+        let module = device.module(&embedded_ptx(&all))?;
+        let (first, reduce) = (module.kernel(&names[0])?, module.kernel("dense_reduce")?);
+        Ok(match names.get(1) {
+            None => Self::Fused { update: first, reduce },
+            Some(gram) => Self::Apart { product: first, gram: module.kernel(gram)?, reduce },
+        })
+    }
+}

@@ -1,0 +1,269 @@
+//! `blco-cpd`.
+
+use super::cpd_report::{self, CpdReport};
+use super::device::{self, Real};
+use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
+use super::outputs::{Outputs, Pending};
+use super::progress::Progress;
+use super::{Common, Program, Report, on_pool};
+use crate::backend::host::decoded_bytes;
+use crate::decomp::checkpoint::{Checkpointer, Identity};
+use crate::decomp::host::{HostPlace, host_bytes};
+use crate::decomp::score::{Pair, Score, score};
+use crate::decomp::{self, Init, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, Watch, factor_bytes};
+use crate::dense::{Matrix, load_factors, mode_file};
+use crate::error::{Error, Result};
+use crate::op::mttkrp::Mttkrp;
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::Plan;
+use crate::sys::{File, Sys};
+use clap::Parser;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Decomposes a store: CP by alternating least squares
+///
+/// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
+/// iteration takes one pass over the store for each mode. On one machine's CPU the result is the same to the bit for any number
+/// of threads and workers and any chunk size, and after --resume; on a GPU with --deterministic.
+#[derive(Debug, Parser)]
+#[command(
+    name = "blco-cpd",
+    version,
+    after_help = "Examples:\n  blco-cpd movies.blco --rank 16 --output A             # A/mode-1.npy …, A/lambda.npy, A/report.json\n  \
+                  blco-cpd movies.blco --rank 16 --starts 5 --nonneg\n  \
+                  blco-cpd movies.blco --rank 16 --max-iters 200 --checkpoint C    # then the same with --resume\n  \
+                  blco-cpd movies.blco --factors A --tol 1e-6           # starts from A\n  \
+                  blco-cpd movies.blco --report movies.html             # to look at\n  \
+                  blco-cpd --score A B                                  # how well two results agree"
+)]
+pub struct Cpd {
+    /// The store
+    #[arg(required_unless_present = "score")]
+    store: Option<PathBuf>,
+    /// Compare two results instead: their factor-match score, 1 where all components agree
+    #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with = "store")]
+    score: Option<Vec<PathBuf>>,
+    /// Components [default: 16]
+    #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
+    rank: Option<u32>,
+    /// Start from the factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) in here
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["seed", "starts"])]
+    factors: Option<PathBuf>,
+    /// Seed of generated initial factors [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Starts, with seeds from --seed on: the best fit is kept
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    starts: u32,
+    /// Iterations at most
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    max_iters: u32,
+    /// Stop when an iteration changes the fit by less; 0 never does
+    #[arg(long, value_name = "T", default_value_t = 1e-4, value_parser = not_negative)]
+    tol: f64,
+    /// Added to the diagonal of the Hadamard product of the other modes' Gram matrices, whose columns have length one
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    ridge: f64,
+    /// Allow no negative numbers in factors (HALS)
+    #[arg(long)]
+    nonneg: bool,
+    /// Write mode-1.npy, …, lambda.npy and report.json here
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Write a page of HTML here: fit by iteration, weights, each component's largest rows, similarity of components
+    #[arg(long, value_name = "FILE", conflicts_with = "plan")]
+    report: Option<PathBuf>,
+    /// Keep what --resume needs here
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Iterations between checkpoints
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "checkpoint", value_parser = clap::value_parser!(u32).range(1..))]
+    every: u32,
+    /// Continue from the checkpoint; the other options are to be as they were, but for --max-iters, --tol and where to compute
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
+    /// Print memory, bytes and passes, and run nothing
+    #[arg(long)]
+    plan: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn not_negative(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
+        _ => Err("give a number that is not negative, such as 1e-4".into()),
+    }
+}
+
+impl Program for Cpd {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn run(&self, sys: &Sys) -> Result<Report> {
+        on_pool(sys, self.common.threads, |threads| match (&self.score, &self.store, self.engine.precision) {
+            (Some(dirs), ..) => compare(sys, dirs),
+            (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, threads),
+            (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, threads),
+            (None, None, _) => Err(Error::request("name a store")),
+        })
+    }
+}
+
+impl Cpd {
+    /// Opens, plans, iterates, writes.
+    fn decompose<T: Real>(&self, sys: &Sys, path: &Path, threads: usize) -> Result<Report> {
+        let store = Store::open(sys, path)?;
+        let problem = Problem::of(store.manifest())?;
+        let shape = store.manifest().shape.clone();
+        let given = match &self.factors {
+            Some(dir) => Some(load_factors::<T>(sys, dir, &shape)?),
+            None => None,
+        };
+        let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
+        let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
+        let modes: Vec<usize> = (0..shape.order()).collect();
+        let demand = self.demand::<T>(&shape, &modes, rank);
+        let place = self.engine.choose_place::<T>(&store, &demand)?;
+        let plan = self.engine.plan(&store, &demand, threads, &place)?;
+        let store = store.with_direct_reads(plan.direct_reads);
+        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), plan, &place);
+        if self.plan {
+            return Report::new::<Self>(cpd_report::plan_text(&report), &report);
+        }
+        let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
+        let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
+        let page = self.report.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
+        let identity = self.identity::<T>(&report, given.as_deref());
+        let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
+        let mut job = Job {
+            sys,
+            shape: &shape,
+            problem,
+            settings,
+            tol: self.tol,
+            max_iters: self.max_iters as usize,
+            checkpoint: self.checkpoint.as_deref().map(open).transpose()?,
+        };
+        let init = match given {
+            Some(factors) => Init::Given(factors),
+            None => Init::Seeded { seed: self.seed.unwrap_or(0), starts: self.starts },
+        };
+        let outcome = match place.device {
+            None => self.on_host(&mut job, init, &store, &report.plan)?,
+            Some((device, device_plan)) => {
+                let on_device = device::Passes {
+                    store: &store,
+                    plan: &report.plan,
+                    device_plan: &device_plan,
+                    repeat: demand.passes,
+                    kernels: &self.engine.kernels(),
+                };
+                let progress = self.progress();
+                let watch = |at: &Watch<'_>| self.show(&progress, &store, at);
+                let (outcome, ran) = on_device.decompose(&device, &mut job, init, &watch)?;
+                report.notes.extend(ran.notes);
+                report.device = Some(ran.plan);
+                report.kernels = Some(ran.kernels);
+                outcome
+            }
+        };
+        report.fill(&outcome);
+        let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
+        outputs.publish(|i, file| match outcome.model.factors.get(i) {
+            Some(factor) => factor.write(file),
+            None if i == shape.order() => outcome.model.lambda.write(file),
+            None => write_json(file, &out.json),
+        })?;
+        if let Some(pending) = page {
+            pending.file().write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0)?;
+            pending.publish()?;
+        }
+        Ok(out)
+    }
+
+    /// What it asks of the machine.
+    fn demand<'a, T: Real>(&self, shape: &Shape, modes: &'a [usize], rank: usize) -> Demand<'a> {
+        // Each iteration is several passes: what stays in memory pays from the first on.
+        let passes = self.starts.saturating_mul(self.max_iters).max(2);
+        let factors = factor_bytes::<T>(shape, rank);
+        // The best start's factors, besides those of the present one.
+        let best = if self.starts > 1 { factors } else { 0 };
+        Demand {
+            modes,
+            rank,
+            passes,
+            on_cpu: host_bytes::<T>(shape, rank) + decoded_bytes(shape.order()) + best,
+            beside_gpu: factors + best,
+            operation: StreamedOp::CpAls,
+        }
+    }
+
+    /// What a checkpoint must agree on to be continued.
+    fn identity<T: Real>(&self, report: &CpdReport, given: Option<&[Matrix<T>]>) -> Identity {
+        let start = match given {
+            Some(_) => "given factors".to_owned(),
+            None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
+        };
+        let precision = T::PRECISION.name().to_owned();
+        Identity::from([
+            ("store digest".into(), report.digest.clone()),
+            ("precision".into(), precision),
+            ("rank".into(), report.settings.rank.to_string()),
+            ("ridge".into(), format!("{:e}", self.ridge)),
+            ("sign".into(), if self.nonneg { "--nonneg" } else { "any" }.into()),
+            ("start".into(), start),
+        ])
+    }
+
+    fn on_host<T: Real>(
+        &self,
+        job: &mut Job<'_>,
+        init: Init<T>,
+        store: &Store,
+        plan: &Plan,
+    ) -> Result<Outcome<T>> {
+        let progress = self.progress();
+        let mut op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, plan.threads)?;
+        let mut place = HostPlace::new(store, plan, &mut op)?;
+        decomp::run(job, init, &mut place, &|at| self.show(&progress, store, at))
+    }
+
+    fn progress(&self) -> Progress {
+        Progress::new(self.common.quiet || self.common.json)
+    }
+
+    fn show(&self, progress: &Progress, store: &Store, at: &Watch<'_>) {
+        let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
+        let mut what = format!("iteration {} of {}", at.als.history().len() + 1, self.max_iters);
+        if self.starts > 1 {
+            what = format!("start {} of {}, {what}", at.start + 1, self.starts);
+        }
+        if let Some(last) = at.als.history().last() {
+            let left = last.seconds
+                * f64::from(self.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
+            let left =
+                humantime::format_duration(Duration::from_secs(Duration::from_secs_f64(left).as_secs()));
+            what = format!("{what}, fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
+        }
+        progress.iterate(&what, at.mode as u64 * nnz + at.nnz, order * nnz);
+    }
+}
+
+/// The score of the models in two directories.
+fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
+    let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
+    let score: Score = score(&models[0], &models[1])?;
+    let line = |pair: &Pair| format!("  {:4} {:4}  {:.6}\n", pair.a, pair.b, pair.score);
+    let lines: String = score.pairs.iter().map(line).collect();
+    Report::new::<Cpd>(format!("score {:.6}\n{lines}", score.score), &score)
+}
+
+fn write_json(file: &File, json: &serde_json::Value) -> Result<()> {
+    file.write_all_at(format!("{json:#}\n").as_bytes(), 0)
+}

@@ -1,0 +1,184 @@
+//! What the programs that stream a store share: where to compute, with how much memory and which precision.
+
+use super::device::{Device, DeviceOrder, DevicePlan, DeviceRequest, KernelSource, Real, Variant};
+use super::{device, machine, size};
+use crate::error::Result;
+use crate::store::Store;
+use crate::stream::{Limits, Plan, plan};
+use clap::{Args, ValueEnum};
+
+/// The options of programs that stream a store.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Where to compute: on a GPU, on the CPU, or on a GPU where there is one that has room
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
+    pub backend: BackendArg,
+    /// Which GPU, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: usize,
+    /// Take at most this much memory of the GPU
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    device_memory: Option<u64>,
+    /// Lanes: copies to the GPU under way at once [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: Option<u16>,
+    /// Precision of factors, products and results
+    #[arg(long, value_enum, default_value_t = PrecisionArg::F64)]
+    pub precision: PrecisionArg,
+    /// Reading threads [default: as many as compute threads, 2 to 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub workers: Option<u16>,
+    /// Take at most this much memory
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// Order of the nonzeros on the GPU, where all of them stay there for several passes: the store's, or sorted by the row of
+    /// each target mode, which is derived there; auto takes what is expected to take less time
+    #[arg(long, value_enum, default_value_t = OrderArg::Auto)]
+    device_order: OrderArg,
+    /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of
+    /// which have to stay there; on the CPU they always are
+    #[arg(long)]
+    deterministic: bool,
+    /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
+    #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
+    kernels: KernelsArg,
+    /// GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split
+    #[arg(long, value_name = "VARIANT", value_parser = device::variant)]
+    pub kernel: Option<Variant>,
+    /// Read the store past the page cache [default: where the cache could not hold it]
+    #[arg(long)]
+    pub direct: bool,
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendArg {
+    /// On a GPU where there is one that has room.
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On a GPU.
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OrderArg {
+    Auto,
+    Store,
+    Target,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KernelsArg {
+    Auto,
+    Compiled,
+    Embedded,
+}
+
+/// The precision of factors.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum PrecisionArg {
+    /// 64-bit floats.
+    F64,
+    /// 32-bit floats.
+    F32,
+}
+
+/// What an operation asks of a machine.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Demand<'a> {
+    /// Its modes, from 0.
+    pub modes: &'a [usize],
+    /// Columns of its factors.
+    pub rank: usize,
+    /// How often each mode is to be computed.
+    pub passes: u32,
+    /// Bytes of host memory that it holds where it runs on the CPU.
+    pub on_cpu: u64,
+    /// The same where it runs on a GPU.
+    pub beside_gpu: u64,
+    /// What a GPU's memory is to hold.
+    pub operation: StreamedOp,
+}
+
+/// The operations that stream a store.
+#[derive(Clone, Copy, Debug)]
+pub enum StreamedOp {
+    /// MTTKRP of all its modes from each pass.
+    Mttkrp,
+    /// A CP decomposition: one mode in a pass.
+    CpAls,
+}
+
+/// Where an operation runs.
+pub struct Place {
+    /// The GPU with what is to be used of it; `None` for the CPU.
+    pub device: Option<(Device, DevicePlan)>,
+    /// Why not on a GPU.
+    pub notes: Vec<String>,
+}
+
+impl EngineArgs {
+    /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
+    pub fn choose_place<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<Place> {
+        let request = DeviceRequest {
+            number: self.device,
+            memory: self.device_memory,
+            lanes: self.streams.map(usize::from),
+            passes: demand.passes,
+            deterministic: self.deterministic,
+            order: match self.device_order {
+                OrderArg::Auto => DeviceOrder::Auto,
+                OrderArg::Store => DeviceOrder::Store,
+                OrderArg::Target => DeviceOrder::Target,
+            },
+        };
+        let found = match self.backend {
+            BackendArg::Cpu => return Ok(Place { device: None, notes: Vec::new() }),
+            // Nobody who has no GPU wants to read about it.
+            BackendArg::Auto if !device::is_installed() => {
+                return Ok(Place { device: None, notes: Vec::new() });
+            }
+            BackendArg::Cuda | BackendArg::Auto => device::find::<T>(&request, store, demand),
+        };
+        match found {
+            Ok(device) => Ok(Place { device: Some(device), notes: Vec::new() }),
+            Err(e) if self.backend == BackendArg::Auto => {
+                Ok(Place { device: None, notes: vec![format!("on the CPU: {e}")] })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What passes will use of the host.
+    pub fn plan(&self, store: &Store, demand: &Demand<'_>, threads: usize, place: &Place) -> Result<Plan> {
+        let limits = Limits {
+            memory: self.memory,
+            threads,
+            workers: self.workers.map(usize::from),
+            available: machine::available_memory(),
+            passes: demand.passes,
+            held: place.device.as_ref().map_or(0, |(_, plan)| device::held(plan)),
+        };
+        let bytes = if place.device.is_some() { demand.beside_gpu } else { demand.on_cpu };
+        let mut plan = plan(store, bytes, &limits)?;
+        plan.direct_reads |= self.direct;
+        Ok(plan)
+    }
+
+    /// Where a GPU's kernels come from.
+    pub fn kernels(&self) -> KernelSource {
+        let compile = match self.kernels {
+            KernelsArg::Auto => None,
+            KernelsArg::Compiled => Some(true),
+            KernelsArg::Embedded => Some(false),
+        };
+        KernelSource {
+            compile,
+            cache: machine::cache_directory(),
+            variant: self.kernel,
+            ..KernelSource::default()
+        }
+    }
+}

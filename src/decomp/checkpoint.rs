@@ -1,0 +1,231 @@
+//! Checkpoints: what a decomposition needs to go on after an iteration, as if it had not ended.
+//!
+//! ```text
+//! DIR/current/   checkpoint.json, mode-1.npy …, gram-1.npy …; best/ with the same of the best start before
+//! DIR/next/      the next one while it is written
+//! ```
+//!
+//! A checkpoint is written to `next`, made durable, and takes the place of `current` in one step; whatever ends a program, the last
+//! complete one stays. Factors are stored as they are, numbers in JSON to the bit. The directory is locked while
+//! a program uses it.
+
+use super::cp_als::{Als, Iteration};
+use super::run::{Best, Job, StartReport};
+use crate::dense::{Matrix, Real, mode_file};
+use crate::error::{Error, Result};
+use crate::sys::{File, Sys, Temporary};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const CURRENT: &str = "current";
+const NEXT: &str = "next";
+const BEST: &str = "best";
+const FACTS: &str = "checkpoint.json";
+const VERSION: u32 = 1;
+/// No `checkpoint.json` is longer.
+const FACTS_BYTES_MAX: u64 = 1 << 30;
+
+/// What must be the same for a checkpoint to be continued: names and values, as people call them.
+pub type Identity = BTreeMap<String, String>;
+
+/// Writes and reads the checkpoints of one decomposition.
+#[derive(Debug)]
+pub struct Checkpointer {
+    sys: Sys,
+    dir: PathBuf,
+    every: usize,
+    identity: Identity,
+    resume: bool,
+    _lock: File,
+}
+
+/// What a checkpoint holds.
+pub(super) struct Saved<T> {
+    pub start: u32,
+    pub als: Als,
+    pub factors: Vec<Matrix<T>>,
+    pub finished: Vec<StartReport>,
+    pub best: Option<Best<T>>,
+}
+
+/// `checkpoint.json`.
+#[derive(Serialize, Deserialize)]
+struct Facts {
+    version: u32,
+    identity: Identity,
+    finished: Vec<StartReport>,
+    current: State,
+    best: Option<State>,
+}
+
+/// A start, but for its matrices.
+#[derive(Serialize, Deserialize)]
+struct State {
+    start: u32,
+    lambda: Vec<f64>,
+    history: Vec<Iteration>,
+}
+
+impl State {
+    fn of(start: u32, als: &Als) -> Self {
+        Self { start, lambda: als.lambda.clone(), history: als.history.clone() }
+    }
+}
+
+fn gram_file(mode: usize) -> String {
+    format!("gram-{}.npy", mode + 1)
+}
+
+impl Checkpointer {
+    /// Checkpoints in `dir`, which is made where it is missing, after every `every` iterations. With `resume` the one that is
+    /// there is continued; without, one that is there is an error.
+    pub fn open(sys: &Sys, dir: &Path, every: usize, identity: Identity, resume: bool) -> Result<Self> {
+        if !dir.is_dir() {
+            sys.create_dir(dir)?;
+        }
+        let lock = sys.open_dir(dir)?;
+        if !lock.try_lock()? {
+            return Err(Error::request(format!(
+                "{}: another program uses this directory now",
+                dir.display()
+            )));
+        }
+        if !resume && dir.join(CURRENT).exists() {
+            let what = "holds a checkpoint; --resume continues it, another directory leaves it alone";
+            return Err(Error::request(format!("{}: {what}", dir.display())));
+        }
+        Ok(Self { sys: sys.clone(), dir: dir.to_path_buf(), every, identity, resume, _lock: lock })
+    }
+
+    /// Whether one is to be written after the last iteration.
+    pub(super) fn is_due(&self, als: &Als) -> bool {
+        als.history().len().is_multiple_of(self.every)
+    }
+
+    /// Replaces the checkpoint, in one step.
+    pub(super) fn save<T: Real>(
+        &mut self,
+        start: u32,
+        als: &Als,
+        factors: &[Matrix<T>],
+        finished: &[StartReport],
+        best: Option<&Best<T>>,
+    ) -> Result<()> {
+        let (sys, next, current) = (&self.sys, self.dir.join(NEXT), self.dir.join(CURRENT));
+        if next.exists() {
+            sys.remove_tree(&next)?;
+        }
+        sys.create_dir(&next)?;
+        let next = Temporary::at(sys, next);
+        write_matrices(sys, next.path(), als, factors)?;
+        if let Some(best) = best {
+            let dir = next.path().join(BEST);
+            sys.create_dir(&dir)?;
+            write_matrices(sys, &dir, &best.als, &best.factors)?;
+        }
+        let facts = Facts {
+            version: VERSION,
+            identity: self.identity.clone(),
+            finished: finished.to_vec(),
+            current: State::of(start, als),
+            best: best.map(|best| State::of(best.start, &best.als)),
+        };
+        let text = serde_json::to_vec(&facts).map_err(|e| Error::request(format!("a checkpoint: {e}")))?;
+        let file = sys.create(&next.path().join(FACTS))?;
+        file.write_all_at(&text, 0)?;
+        file.sync()?;
+        sys.sync_dir(next.path())?;
+        if current.exists() {
+            // The old one has the temporary name then, and goes with it.
+            sys.exchange(next.path(), &current)?;
+        } else {
+            sys.rename(next.path(), &current)?;
+        }
+        sys.sync_dir(&self.dir)
+    }
+
+    /// The checkpoint to be continued, checked against `job`; `None` where the start is to be from nothing.
+    pub(super) fn load<T: Real>(&self, job: &Job<'_>) -> Result<Option<Saved<T>>> {
+        let dir = self.dir.join(CURRENT);
+        if !self.resume {
+            return Ok(None);
+        }
+        if !dir.exists() {
+            return Err(Error::request(format!("{}: holds no checkpoint to resume", self.dir.display())));
+        }
+        let facts = self.read_facts(&dir.join(FACTS))?;
+        for (name, here) in &self.identity {
+            let there = facts.identity.get(name).map_or("unknown", String::as_str);
+            if there != here {
+                let what = format!("its {name} is {there}, that of this command is {here}");
+                return Err(Error::request(format!("{}: {what}; repeat the options", self.dir.display())));
+            }
+        }
+        let (als, factors) = read_matrices(job, &dir, &facts.current)?;
+        let best = match &facts.best {
+            Some(state) => {
+                let (als, factors) = read_matrices(job, &dir.join(BEST), state)?;
+                Some(Best { start: state.start, als, factors })
+            }
+            None => None,
+        };
+        Ok(Some(Saved { start: facts.current.start, als, factors, finished: facts.finished, best }))
+    }
+
+    fn read_facts(&self, path: &Path) -> Result<Facts> {
+        let file = self.sys.open(path, false)?;
+        let bytes = file.metadata()?.len().min(FACTS_BYTES_MAX);
+        let mut text = self.sys.vec(0, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let read = file.read_at(&mut text, 0)?;
+        let facts: Facts = serde_json::from_slice(&text[..read])
+            .map_err(|e| Error::corrupt(path, format!("not a checkpoint: {e}")))?;
+        if facts.version != VERSION {
+            let what = format!("a checkpoint of version {}; this program continues {VERSION}", facts.version);
+            return Err(Error::corrupt(path, what));
+        }
+        Ok(facts)
+    }
+}
+
+/// Factors and Gram matrices, durable.
+fn write_matrices<T: Real>(sys: &Sys, dir: &Path, als: &Als, factors: &[Matrix<T>]) -> Result<()> {
+    for (mode, (factor, columns)) in factors.iter().zip(&als.columns).enumerate() {
+        let file = sys.create(&dir.join(mode_file(mode)))?;
+        factor.write(&file)?;
+        file.sync()?;
+        let file = sys.create(&dir.join(gram_file(mode)))?;
+        let rank = factor.columns();
+        Matrix::from_rows(rank, rank, columns.gram.clone()).write(&file)?;
+        file.sync()?;
+    }
+    sys.sync_dir(dir)
+}
+
+/// The reverse.
+fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(Als, Vec<Matrix<T>>)> {
+    let (mut factors, mut grams) = (Vec::new(), Vec::new());
+    let rank = job.settings.rank;
+    let check = |path: PathBuf, columns: usize| {
+        let what = format!("has {columns} columns, not {rank}");
+        if columns == rank { Ok(()) } else { Err(Error::corrupt(path, what)) }
+    };
+    for (mode, &dim) in job.shape.dims().iter().enumerate() {
+        let path = dir.join(mode_file(mode));
+        let factor = Matrix::load(job.sys, &path, dim as usize)?;
+        check(path, factor.columns())?;
+        factors.push(factor);
+        let path = dir.join(gram_file(mode));
+        let gram = Matrix::<f64>::load(job.sys, &path, rank)?;
+        check(path, gram.columns())?;
+        grams.push(gram.data().to_vec());
+    }
+    if state.lambda.len() != rank {
+        return Err(Error::corrupt(
+            dir.join(FACTS),
+            format!("has {} weights, not {rank}", state.lambda.len()),
+        ));
+    }
+    let als = Als::new(job.problem, job.settings, grams);
+    Ok((als.resumed(state.lambda.clone(), state.history.clone()), factors))
+}

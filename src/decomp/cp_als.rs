@@ -1,0 +1,284 @@
+//! An iteration of CP-ALS: Algorithm 1 of Nguyen et al., ICS 2022, with columns normalised, a ridge, and HALS where factors may
+//! not be negative.
+//!
+//! **Columns keep their length.** A factor is stored as its update leaves it, with columns of any length `d`;
+//! only their Gram matrix is normalised. With `s` the product of the other modes' lengths and `V` the Hadamard product of
+//! their normalised Gram matrices, the new factor of a mode with sums `M` is
+//!
+//! ```text
+//! A = M W,   W = diag(1 / s) (V + ridge I)^-1 diag(1 / p),   lambda = p * lengths of A's columns
+//! ```
+//!
+//! which reads and writes the factor once ([`super::update`]). `p` holds powers of two near the weights before, so that
+//! columns stay near length one and products of many modes neither overflow nor lose digits; scaling by them
+//! is exact.
+//!
+//! **Fit.** `1 - |X - model| / |X|` with `|X - model|^2 = |X|^2 + |model|^2 - 2 <X, model>`; the inner product is that of the last
+//! mode's sums with its new factor, so no pass is needed for it. Where the model is close, these terms cancel: what rounding
+//! leaves is [`Iteration::fit_floor`].
+
+use super::solve::{Columns, hadamard, inverse};
+use super::update::{Moments, Rule};
+use crate::dense::{Matrix, Real};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::time::Instant;
+
+/// The weight, relative to the largest, at which a component counts as vanished.
+const VANISHED: f64 = 1e-12;
+
+/// Where factors live, passes run and factors are updated.
+pub trait Place<T: Real> {
+    /// Takes factors of the tensor's shape and the rank that the place was made for, instead of any before.
+    fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()>;
+
+    /// The factors as they are.
+    fn factors(&mut self) -> Result<Cow<'_, [Matrix<T>]>>;
+
+    /// The factors, which are no longer there afterwards.
+    fn take(&mut self) -> Result<Vec<Matrix<T>>>;
+
+    /// Computes the MTTKRP of `mode`, from 0, in one pass; its sums stay here. `progress` gets nonzeros done.
+    fn mttkrp(&mut self, mode: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()>;
+
+    /// Makes the factor of the mode whose MTTKRP was last computed, from its sums, by `rule`.
+    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Moments>;
+}
+
+/// The tensor, as far as an iteration needs to know.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Problem {
+    /// Its modes.
+    pub order: usize,
+    /// Its norm: the square root of the sum of the squares of its values.
+    pub norm: f64,
+}
+
+/// How to iterate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Components.
+    pub rank: usize,
+    /// Added to the diagonal of `V`: penalises the squared norm of the factor that is updated, the other modes' columns
+    /// having length one.
+    pub ridge: f64,
+    /// Whether factors may hold no negative numbers.
+    pub nonneg: bool,
+}
+
+/// An iteration, for reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Iteration {
+    /// Its number, from 1.
+    pub iteration: usize,
+    /// `1 - |X - model| / |X|`.
+    pub fit: f64,
+    /// How much the fit differs from that of the iteration before; from 0 in the first.
+    pub change: f64,
+    /// An estimate of what rounding makes of the relative residual `1 - fit` of a perfect model: smaller ones mean nothing.
+    pub fit_floor: f64,
+    /// Updates with a pseudo-inverse, because the other modes' columns depend on each other.
+    pub pseudo_inverses: usize,
+    /// The largest condition number of a Hadamard product of Gram matrices.
+    pub condition: f64,
+    /// Components whose weight is nothing beside the largest.
+    pub vanished: usize,
+    /// Seconds in all.
+    pub seconds: f64,
+    /// Seconds of passes.
+    pub mttkrp_seconds: f64,
+    /// Seconds of updates of factors.
+    pub update_seconds: f64,
+    /// Seconds of rank x rank algebra.
+    pub solve_seconds: f64,
+}
+
+/// What an iteration is doing, for progress.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// The mode, from 0.
+    pub mode: usize,
+    /// Nonzeros that its pass has done.
+    pub nnz: u64,
+}
+
+/// A decomposition under way: all of it but the factors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Als {
+    problem: Problem,
+    settings: Settings,
+    /// Of the factors as they are stored.
+    pub(super) columns: Vec<Columns>,
+    /// The weights of the model, its columns having length one.
+    pub(super) lambda: Vec<f64>,
+    /// All iterations so far.
+    pub(super) history: Vec<Iteration>,
+}
+
+/// The largest power of two that is at most `x`; 1 for zero.
+fn power_of_two(x: f64) -> f64 {
+    const EXPONENT: u64 = 0x7ff << 52;
+    if x.is_normal() { f64::from_bits(x.to_bits() & EXPONENT) } else { 1.0 }
+}
+
+impl Als {
+    /// A decomposition that starts from factors whose Gram matrices, as they are, are `grams`.
+    #[must_use]
+    pub fn new(problem: Problem, settings: Settings, grams: Vec<Vec<f64>>) -> Self {
+        let rank = settings.rank;
+        let columns: Vec<_> = grams.into_iter().map(|gram| Columns::of(gram, rank)).collect();
+        let length = |r: usize| columns.iter().map(|c| c.norms[r]).product();
+        let lambda = (0..rank).map(length).collect();
+        Self { problem, settings, columns, lambda, history: Vec::new() }
+    }
+
+    /// The same, continued after `history`.
+    pub(super) fn resumed(self, lambda: Vec<f64>, history: Vec<Iteration>) -> Self {
+        Self { lambda, history, ..self }
+    }
+
+    /// The iterations so far.
+    #[must_use]
+    pub fn history(&self) -> &[Iteration] {
+        &self.history
+    }
+
+    /// The fit so far; 0 before the first iteration.
+    #[must_use]
+    pub fn fit(&self) -> f64 {
+        self.history.last().map_or(0.0, |last| last.fit)
+    }
+
+    /// Updates each mode's factor once, in order.
+    ///
+    /// After an error the factors are of no use.
+    pub fn iterate<T: Real>(
+        &mut self,
+        place: &mut impl Place<T>,
+        progress: &(dyn Fn(Step) + Sync),
+    ) -> Result<()> {
+        let begun = Instant::now();
+        let mut done = Iteration {
+            iteration: self.history.len() + 1,
+            fit: 0.0,
+            change: 0.0,
+            fit_floor: 0.0,
+            pseudo_inverses: 0,
+            condition: 1.0,
+            vanished: 0,
+            seconds: 0.0,
+            mttkrp_seconds: 0.0,
+            update_seconds: 0.0,
+            solve_seconds: 0.0,
+        };
+        for mode in 0..self.problem.order {
+            let started = Instant::now();
+            let (rule, scale) = self.rule::<T>(mode, &mut done)?;
+            let solved = Instant::now();
+            place.mttkrp(mode, &|nnz| progress(Step { mode, nnz }))?;
+            let passed = Instant::now();
+            let moments = place.update(mode, &rule)?;
+            done.update_seconds += passed.elapsed().as_secs_f64();
+            done.mttkrp_seconds += (passed - solved).as_secs_f64();
+            done.solve_seconds += (solved - started).as_secs_f64();
+            if !moments.gram.iter().chain(&moments.inner).all(|x| x.is_finite()) {
+                return Err(self.overflow(mode));
+            }
+            self.columns[mode] = Columns::of(moments.gram, self.settings.rank);
+            let lengths = &self.columns[mode].norms;
+            self.lambda = scale.iter().zip(lengths).map(|(p, d)| p * d).collect();
+            if mode + 1 == self.problem.order {
+                self.measure::<T>(&scale, &moments.inner, &mut done);
+            }
+        }
+        let largest = self.lambda.iter().copied().fold(0.0, f64::max);
+        done.vanished = self.lambda.iter().filter(|&&l| l <= VANISHED * largest).count();
+        done.change = (done.fit - self.fit()).abs();
+        done.seconds = begun.elapsed().as_secs_f64();
+        self.history.push(done);
+        Ok(())
+    }
+
+    /// The product of the lengths of the other modes' columns `r`.
+    fn others(&self, mode: usize, r: usize) -> f64 {
+        let others = self.columns.iter().enumerate().filter(|(m, _)| *m != mode);
+        others.map(|(_, columns)| columns.norms[r]).product()
+    }
+
+    /// How `mode` is updated, and the powers of two that its columns are divided by.
+    fn rule<T: Real>(&self, mode: usize, done: &mut Iteration) -> Result<(Rule, Vec<f64>)> {
+        let Settings { rank, ridge, nonneg } = self.settings;
+        let others = self.columns.iter().enumerate().filter(|(m, _)| *m != mode).map(|(_, c)| c);
+        let mut gram = hadamard(others, rank);
+        (0..rank).for_each(|r| gram[r * rank + r] += ridge);
+        // A column of zeros has no part in the sums, whatever they are multiplied by.
+        let inverse_or_zero = |x: f64| if x > 0.0 { 1.0 / x } else { 0.0 };
+        let of_sums: Vec<f64> = (0..rank).map(|r| inverse_or_zero(self.others(mode, r))).collect();
+        // Nothing is known of the weights before the first update; the tensor's norm has their size. A component that has
+        // vanished can come back.
+        let (first, least) = (self.history.is_empty() && mode == 0, VANISHED * self.problem.norm);
+        let weight = |r: usize| if first { self.problem.norm } else { self.lambda[r].max(least) };
+        let scale: Vec<f64> = (0..rank).map(|r| power_of_two(weight(r))).collect();
+        let of_new: Vec<f64> = scale.iter().map(|p| 1.0 / p).collect();
+        if nonneg {
+            let old = self.lambda.iter().zip(&self.columns[mode].norms);
+            let of_old = old.map(|(l, d)| l * inverse_or_zero(*d)).collect();
+            return Ok((Rule::NonNegative { gram, of_sums, of_old, of_new }, scale));
+        }
+        let inverse = inverse(&gram, rank, 2.0 * T::ROUNDOFF)?;
+        done.pseudo_inverses += usize::from(inverse.kept.is_some());
+        done.condition = done.condition.max(inverse.condition);
+        let mut matrix = inverse.matrix;
+        for (i, x) in matrix.iter_mut().enumerate() {
+            *x = of_sums[i / rank] * *x * of_new[i % rank];
+        }
+        Ok((Rule::Linear { matrix }, scale))
+    }
+
+    /// The fit after the last mode's update, whose columns were divided by `scale` and have the inner products `inner`
+    /// with the sums.
+    fn measure<T: Real>(&self, scale: &[f64], inner: &[f64], done: &mut Iteration) {
+        let (rank, order) = (self.settings.rank, self.problem.order);
+        let square = self.problem.norm * self.problem.norm;
+        let product: f64 = (0..rank)
+            .map(|r| match self.others(order - 1, r) {
+                0.0 => 0.0,
+                s => inner[r] * scale[r] / s,
+            })
+            .sum();
+        let gram = hadamard(self.columns.iter(), rank);
+        let term = |i: usize| self.lambda[i / rank] * self.lambda[i % rank] * gram[i];
+        let (mut model, mut absolute) = (0.0, 0.0);
+        for i in 0..rank * rank {
+            model += term(i);
+            absolute += term(i).abs();
+        }
+        let residual = (square + model - 2.0 * product).max(0.0);
+        // Each of the three has roundings of its own size; the inner product is at most that of the norms.
+        let size = square + absolute + 2.0 * (square * absolute).sqrt();
+        done.fit = 1.0 - residual.sqrt() / self.problem.norm;
+        done.fit_floor = ((order + 2) as f64 * T::ROUNDOFF * size).sqrt() / self.problem.norm;
+    }
+
+    fn overflow(&self, mode: usize) -> Error {
+        let number = self.history.len() + 1;
+        let what =
+            format!("iteration {number}: the factor of mode {} has numbers that are not finite", mode + 1);
+        Error::request(format!("{what}; try a --ridge, --precision f64 or another start"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_are_below() {
+        for (x, wanted) in
+            [(1.0, 1.0), (3.9, 2.0), (4.0, 4.0), (0.3, 0.25), (1e300, 2f64.powi(996)), (0.0, 1.0)]
+        {
+            assert_eq!(power_of_two(x).to_bits(), wanted.to_bits(), "{x}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Factors in device memory, passes on the CUDA backend, updates by kernels/dense.cuh. Between the place's taking factors and giving them
+//! back, only matrices of rank x rank cross the link.
+//!
+//! The dense update adds up in an order that depends on the device alone, so that a decomposition is as deterministic as its passes
+//! ([`crate::op::mttkrp::cuda`]): in the store's order the last bits differ from run to run, from sorted nonzeros they do not.
+
+use super::cp_als::Place;
+use super::update::{Moments, Rule};
+use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
+use crate::backend::cuda::dense::{DenseKernels, FUSED_RANK_MAX};
+use crate::backend::cuda::driver::{Device, Memory, Stream};
+use crate::backend::cuda::{CudaBackend, DevicePlan};
+use crate::dense::{Matrix, Precision, Real};
+use crate::error::{Error, Result};
+use crate::op::mttkrp::cuda::{DeviceMttkrp, Update, alternating_bytes};
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::{Executor, Plan};
+use bytemuck::{Pod, Zeroable};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Thread blocks of a kernel that does all, for each multiprocessor.
+const BLOCKS: usize = 4;
+/// Parts of a factor's rows whose inner products are added up apart, at most, for larger ranks.
+const SLABS: usize = 64;
+/// Bytes of such sums, at most, unless one part has more.
+const PARTIAL_BYTES_MAX: usize = 256 << 20;
+
+/// Passes and factors on a GPU. Chunks that the plans keep stay from pass to pass.
+#[derive(Debug)]
+pub struct DevicePlace<'a, T: Real + Pod> {
+    executor: Executor<'a, CudaBackend<'a, DeviceMttkrp<T>>>,
+    backend: CudaBackend<'a, DeviceMttkrp<T>>,
+    store: &'a Store,
+    rank: usize,
+    dense: Dense,
+}
+
+/// What the dense update needs besides sums and factors.
+#[derive(Debug)]
+struct Dense {
+    stream: Stream,
+    kernels: DenseKernels,
+    slabs: usize,
+    multiprocessors: usize,
+    matrix: Memory,
+    scales: Memory,
+    partials: Memory,
+}
+
+/// The numbers of a partial sum: inner products of columns with each other and with the sums'.
+fn numbers(rank: usize) -> usize {
+    rank * (rank + 1)
+}
+
+/// Partial sums that an update makes.
+fn slabs(rank: usize, multiprocessors: usize) -> usize {
+    if rank <= FUSED_RANK_MAX {
+        return BLOCKS * multiprocessors;
+    }
+    (PARTIAL_BYTES_MAX / (numbers(rank) * size_of::<f64>())).clamp(1, SLABS)
+}
+
+/// Bytes of device memory that a decomposition holds on a device with so many multiprocessors.
+#[must_use]
+pub fn device_bytes<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize) -> u64 {
+    let own = rank * rank + 3 * rank + slabs(rank, multiprocessors) * numbers(rank);
+    alternating_bytes::<T>(shape, rank) + (own * size_of::<f64>()) as u64
+}
+
+impl Dense {
+    fn new(device: &Arc<Device>, precision: Precision, rank: usize) -> Result<Self> {
+        let multiprocessors = device.facts.multiprocessors as usize;
+        let slabs = slabs(rank, multiprocessors);
+        let memory = |numbers: usize| device.memory(numbers * size_of::<f64>());
+        Ok(Self {
+            stream: device.stream(true)?,
+            kernels: DenseKernels::load(device, precision, rank)?,
+            slabs,
+            multiprocessors,
+            matrix: memory(rank * rank)?,
+            scales: memory(3 * rank)?,
+            partials: memory(slabs * numbers(rank))?,
+        })
+    }
+
+    /// Runs the update that `arguments` describe, by `rule`.
+    fn update(&mut self, mut arguments: DenseArgs, rule: &Rule) -> Result<Moments> {
+        let rank = arguments.rank as usize;
+        match rule {
+            Rule::Linear { matrix } => self.matrix.write(matrix)?,
+            Rule::NonNegative { gram, of_sums, of_old, of_new } => {
+                self.matrix.write(gram)?;
+                self.scales.write(&[&of_sums[..], of_old, of_new].concat())?;
+                arguments.scales = self.scales.address();
+            }
+        }
+        (arguments.matrix, arguments.partials) = (self.matrix.address(), self.partials.address());
+        let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        let threads = u64::from(DENSE_THREADS);
+        let reduce = match &self.kernels {
+            DenseKernels::Fused { update, reduce } => {
+                let columns = if rank <= 16 { 16 } else { rank.next_power_of_two() as u64 };
+                let tiles = arguments.rows.div_ceil(u64::from(DENSE_TILE) / columns);
+                arguments.slabs = narrow(tiles.min(self.slabs as u64));
+                self.stream.launch(update, arguments.slabs, DENSE_THREADS, &arguments)?;
+                reduce
+            }
+            DenseKernels::Apart { product, gram, reduce } => {
+                arguments.slabs = narrow(arguments.rows.min(self.slabs as u64));
+                let blocks = (arguments.rows * rank as u64).div_ceil(threads);
+                let blocks = blocks.min((8 * self.multiprocessors) as u64);
+                self.stream.launch(product, narrow(blocks), DENSE_THREADS, &arguments)?;
+                let blocks = (numbers(rank) as u64).div_ceil(threads) * u64::from(arguments.slabs);
+                self.stream.launch(gram, narrow(blocks), DENSE_THREADS, &arguments)?;
+                reduce
+            }
+        };
+        let blocks = narrow((numbers(rank) as u64).div_ceil(threads));
+        self.stream.launch(reduce, blocks, DENSE_THREADS, &arguments)?;
+        self.stream.synchronize()?;
+        let mut moments = vec![0.0; numbers(rank)];
+        self.partials.read(&mut moments)?;
+        let inner = moments.split_off(rank * rank);
+        Ok(Moments { gram: moments, inner })
+    }
+}
+
+impl<'a, T: Real + Pod> DevicePlace<'a, T> {
+    /// A place for a decomposition of `store` by these plans; `op` is one of [`DeviceMttkrp::alternating`] for factors of `rank`
+    /// columns, which may have negative numbers unless `nonneg`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] for `nonneg` and a rank above 64.
+    pub fn new(
+        device: &Arc<Device>,
+        store: &'a Store,
+        (plan, device_plan): (&Plan, &DevicePlan),
+        op: &'a mut DeviceMttkrp<T>,
+        rank: usize,
+        nonneg: bool,
+    ) -> Result<Self> {
+        if nonneg && rank > FUSED_RANK_MAX {
+            let what = format!("--nonneg on a GPU goes up to rank {FUSED_RANK_MAX}; take --backend cpu");
+            return Err(Error::request(what));
+        }
+        let dense = Dense::new(device, T::PRECISION, rank)?;
+        let mut backend = CudaBackend::new(device, store, device_plan, op)?;
+        let executor = Executor::new(store, plan, &mut backend)?;
+        Ok(Self { executor, backend, store, rank, dense })
+    }
+
+    /// What was allocated, and where that was less than planned.
+    #[must_use]
+    pub fn allocated(&self) -> (DevicePlan, Vec<String>) {
+        (self.backend.plan().clone(), self.backend.notes().to_vec())
+    }
+}
+
+impl<T: Real + Pod> Place<T> for DevicePlace<'_, T> {
+    fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
+        self.backend.op().put(&factors)
+    }
+
+    fn factors(&mut self) -> Result<Cow<'_, [Matrix<T>]>> {
+        self.take().map(Cow::Owned)
+    }
+
+    fn take(&mut self) -> Result<Vec<Matrix<T>>> {
+        self.backend.op().factors(self.store.sys())
+    }
+
+    fn mttkrp(&mut self, mode: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        self.backend.op().aim(mode);
+        self.executor.pass(&mut self.backend, progress).map(drop)
+    }
+
+    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Moments> {
+        let Update { sums, copies, rounded, factor } = self.backend.op().update(mode);
+        let rows = self.store.manifest().shape.dims()[mode].into();
+        let (rank, rounded) = (u32::try_from(self.rank).unwrap_or(u32::MAX), rounded.into());
+        self.dense.update(DenseArgs { sums, factor, rows, copies, rank, rounded, ..Zeroable::zeroed() }, rule)
+    }
+}

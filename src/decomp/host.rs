@@ -1,0 +1,63 @@
+//! Factors in host memory, passes on the host backend.
+//!
+//! On one machine a decomposition is independent of threads, workers and chunks, to the bit: MTTKRP is, and so is the update.
+//! Machines with other vector instructions may differ in the last bits, which the matrix products of the update depend on.
+
+use super::cp_als::Place;
+use super::update::{self, Moments, Rule};
+use crate::backend::host::HostBackend;
+use crate::dense::{Matrix, Real};
+use crate::error::Result;
+use crate::op::mttkrp::{Mttkrp, alternating_bytes};
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::{Executor, Plan};
+use std::borrow::Cow;
+
+/// Passes and factors on the host, on the current rayon pool. Chunks that the plan keeps stay from pass to pass.
+#[derive(Debug)]
+pub struct HostPlace<'a, T: Real> {
+    backend: HostBackend<'a, Mttkrp<'static, T>>,
+    executor: Executor<'a, HostBackend<'a, Mttkrp<'static, T>>>,
+}
+
+/// Bytes that a decomposition holds on the host, decoded tiles not included.
+#[must_use]
+pub fn host_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+    let update = shape.dims().iter().map(|&d| update::host_bytes(d as usize, rank)).max();
+    alternating_bytes::<T>(shape, rank) + update.unwrap_or(0)
+}
+
+impl<'a, T: Real> HostPlace<'a, T> {
+    /// A place for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
+    pub fn new(store: &'a Store, plan: &Plan, op: &'a mut Mttkrp<'static, T>) -> Result<Self> {
+        let mut backend = HostBackend::new(store, op)?;
+        let executor = Executor::new(store, plan, &mut backend)?;
+        Ok(Self { backend, executor })
+    }
+}
+
+impl<T: Real> Place<T> for HostPlace<'_, T> {
+    fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
+        self.backend.op().put(factors);
+        Ok(())
+    }
+
+    fn factors(&mut self) -> Result<Cow<'_, [Matrix<T>]>> {
+        Ok(Cow::Borrowed(self.backend.op().factors()))
+    }
+
+    fn take(&mut self) -> Result<Vec<Matrix<T>>> {
+        Ok(self.backend.op().put(Vec::new()))
+    }
+
+    fn mttkrp(&mut self, mode: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        self.backend.op().aim(mode);
+        self.executor.pass(&mut self.backend, progress).map(drop)
+    }
+
+    fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Moments> {
+        let (sums, factor) = self.backend.op().sums_and_factor();
+        Ok(update::update(sums.fold(), factor, rule))
+    }
+}

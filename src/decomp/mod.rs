@@ -1,0 +1,114 @@
+//! Decompositions of stored tensors: CP by alternating least squares (Nguyen et al., ICS 2022, Algorithm 1).
+//!
+//! A CP **model** of rank R approximates a tensor by R **components**: for each a weight, `lambda`, and a column of
+//! length one in each mode's factor. [`run`] is the main path: it starts from given or seeded factors, iterates
+//! ([`Als::iterate`]), keeps the best of several **starts** and writes **checkpoints**.
+//!
+//! A [`Place`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
+//! there are matrices of rank x rank.
+
+pub mod checkpoint;
+mod cp_als;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod host;
+pub mod report;
+mod run;
+pub mod score;
+pub mod solve;
+pub mod update;
+
+pub use cp_als::{Als, Iteration, Place, Problem, Settings, Step};
+pub use run::{Init, Job, Outcome, StartReport, Stop, Watch, run};
+
+use crate::dense::{Matrix, Real, mode_file};
+use crate::error::{Error, Result};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::sys::Sys;
+use rayon::prelude::*;
+use solve::Columns;
+use std::path::Path;
+
+/// The file of the weights beside the factors' `mode-1.npy` …
+pub const LAMBDA_FILE: &str = "lambda.npy";
+
+/// A CP model: components in order of their weights, the largest first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model<T> {
+    /// The weights, a column of rank numbers.
+    pub lambda: Matrix<f64>,
+    /// `factors[m]` is `dims[m]` x rank. Its columns have length one, or are zero where the weight is.
+    pub factors: Vec<Matrix<T>>,
+}
+
+impl<T: Real> Model<T> {
+    /// The model of weights `lambda` and factors whose columns are to be brought to length one. Numbers of magnitude `zero` or
+    /// less become zero.
+    #[must_use]
+    pub fn new(lambda: &[f64], mut factors: Vec<Matrix<T>>, columns: &[Columns], zero: f64) -> Self {
+        let rank = lambda.len();
+        let mut order: Vec<usize> = (0..rank).collect();
+        order.sort_by(|&a, &b| lambda[b].total_cmp(&lambda[a]));
+        for (factor, columns) in factors.iter_mut().zip(columns) {
+            let norms: Vec<f64> = order.iter().map(|&r| columns.norms[r]).collect();
+            factor.data_mut().par_chunks_mut(rank * 1024).for_each_init(
+                || vec![0.0; rank],
+                |old, rows| {
+                    for row in rows.chunks_exact_mut(rank) {
+                        old.iter_mut().zip(&*row).for_each(|(old, x)| *old = x.widen());
+                        for (x, (&r, &norm)) in row.iter_mut().zip(order.iter().zip(&norms)) {
+                            *x = T::nearest(if old[r].abs() > zero { old[r] / norm } else { 0.0 });
+                        }
+                    }
+                },
+            );
+        }
+        let lambda = order.iter().map(|&r| lambda[r]).collect();
+        Self { lambda: Matrix::from_rows(rank, 1, lambda), factors }
+    }
+}
+
+impl Model<f64> {
+    /// Reads `mode-1.npy` … and `lambda.npy` from `dir`; without the latter all weights are 1.
+    pub fn load(sys: &Sys, dir: &Path) -> Result<Self> {
+        let order = (0..ORDER_MAX).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
+        if order < 2 {
+            let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
+            return Err(Error::input(dir.display().to_string(), what));
+        }
+        let load = |m| Matrix::load_any(sys, &dir.join(mode_file(m)));
+        let factors: Vec<Matrix<f64>> = (0..order).map(load).collect::<Result<_>>()?;
+        let rank = factors[0].columns();
+        if let Some(mode) = factors.iter().position(|f| f.columns() != rank) {
+            let what = format!("has rank {}, {} has {rank}", factors[mode].columns(), mode_file(0));
+            return Err(Error::input(dir.join(mode_file(mode)).display().to_string(), what));
+        }
+        let path = dir.join(LAMBDA_FILE);
+        let lambda = if path.exists() {
+            Matrix::load(sys, &path, rank)?
+        } else {
+            Matrix::from_rows(rank, 1, vec![1.0; rank])
+        };
+        Ok(Self { lambda, factors })
+    }
+}
+
+/// An error where `factors` do not suit a decomposition that may have no negative numbers.
+pub fn check_non_negative<T: Real>(factors: &[Matrix<T>]) -> Result<()> {
+    for (mode, factor) in factors.iter().enumerate() {
+        if let Some(at) = factor.data().iter().position(|x| x.widen() < 0.0) {
+            let (row, x) = (at / factor.columns() + 1, factor.data()[at].widen());
+            let what =
+                format!("row {row} of mode {}'s initial factor holds {x}, which is negative", mode + 1);
+            return Err(Error::request(format!("{what}; --nonneg starts from numbers that are not")));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of the factors of a model.
+#[must_use]
+pub fn factor_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+    let rows: u64 = shape.dims().iter().map(|&d| u64::from(d)).sum();
+    rows * rank as u64 * size_of::<T>() as u64
+}

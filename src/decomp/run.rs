@@ -1,0 +1,227 @@
+//! The main path of a decomposition: starts, iterations, checkpoints.
+
+use super::checkpoint::{Checkpointer, Saved};
+use super::cp_als::{Als, Place, Problem, Settings};
+use super::update::{FLOOR, gram};
+use super::{Model, check_non_negative};
+use crate::dense::{Matrix, Real, seeded_factors};
+use crate::error::{Error, Result};
+use crate::shape::Shape;
+use crate::store::Manifest;
+use crate::sys::Sys;
+use serde::{Deserialize, Serialize};
+
+/// What to start from.
+#[derive(Clone, Debug)]
+pub enum Init<T> {
+    /// These factors.
+    Given(Vec<Matrix<T>>),
+    /// Seeded factors, in [0, 1): start k, from 0, has seed `seed + k`.
+    Seeded {
+        /// The seed of the first start.
+        seed: u64,
+        /// How many.
+        starts: u32,
+    },
+}
+
+/// A decomposition to be made.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// The handle to the system.
+    pub sys: &'a Sys,
+    /// The tensor's shape.
+    pub shape: &'a Shape,
+    /// What iterations need to know of the tensor.
+    pub problem: Problem,
+    /// How to iterate.
+    pub settings: Settings,
+    /// Stop after an iteration, from the second on, that changes the fit by less; 0 never does.
+    pub tol: f64,
+    /// Iterations at most, of each start.
+    pub max_iters: usize,
+    /// Where checkpoints go.
+    pub checkpoint: Option<Checkpointer>,
+}
+
+/// Why iterations ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stop {
+    /// The fit changed by less than the tolerance.
+    Tolerance,
+    /// As many as were allowed have been made.
+    Iterations,
+}
+
+/// How a start went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartReport {
+    /// Its number, from 1.
+    pub start: u32,
+    /// Its seed; `None` for given factors.
+    pub seed: Option<u64>,
+    /// Iterations.
+    pub iterations: usize,
+    /// The last fit.
+    pub fit: f64,
+    /// Why it ended.
+    pub stop: Stop,
+}
+
+/// What a decomposition gives.
+#[derive(Clone, Debug)]
+pub struct Outcome<T> {
+    /// The best start's model.
+    pub model: Model<T>,
+    /// Its iterations.
+    pub als: Als,
+    /// Its number, from 0.
+    pub best: usize,
+    /// All starts.
+    pub starts: Vec<StartReport>,
+    /// The iteration that this run continued, of that start, both from 1.
+    pub resumed: Option<(u32, usize)>,
+}
+
+/// Where a decomposition is, for progress.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch<'a> {
+    /// The start, from 0.
+    pub start: u32,
+    /// The iterations that it has made.
+    pub als: &'a Als,
+    /// The mode that is computed, from 0.
+    pub mode: usize,
+    /// Nonzeros that its pass has done.
+    pub nnz: u64,
+}
+
+/// A start that may be the best.
+pub(super) struct Best<T> {
+    pub start: u32,
+    pub als: Als,
+    pub factors: Vec<Matrix<T>>,
+}
+
+impl Problem {
+    /// The problem of the store that `manifest` describes; an error where it has no fit.
+    pub fn of(manifest: &Manifest) -> Result<Self> {
+        if manifest.may_repeat {
+            let what = "coordinates may repeat in this store, so that its norm is not known; pack with";
+            return Err(Error::request(format!("{what} --duplicates sum")));
+        }
+        let norm = manifest.sum_squares.sqrt();
+        if norm == 0.0 {
+            return Err(Error::request("all values of this store are zero: there is nothing to decompose"));
+        }
+        if !norm.is_finite() {
+            return Err(Error::request(
+                "this store has values that are not finite, or too large to be squared",
+            ));
+        }
+        Ok(Self { order: manifest.shape.order(), norm })
+    }
+}
+
+impl<T: Real> Init<T> {
+    fn starts(&self) -> u32 {
+        match self {
+            Self::Given(_) => 1,
+            Self::Seeded { starts, .. } => *starts,
+        }
+    }
+
+    fn seed(&self, start: u32) -> Option<u64> {
+        match self {
+            Self::Given(_) => None,
+            Self::Seeded { seed, .. } => Some(seed.wrapping_add(start.into())),
+        }
+    }
+
+    /// The factors of a start. Given ones are handed out once.
+    fn factors(&mut self, job: &Job<'_>, start: u32) -> Result<Vec<Matrix<T>>> {
+        let factors = match (self.seed(start), &mut *self) {
+            (Some(seed), _) => seeded_factors(job.sys, job.shape, job.settings.rank, seed)?,
+            (None, Self::Given(factors)) => std::mem::take(factors),
+            (None, Self::Seeded { .. }) => unreachable!("seeded factors have a seed"),
+        };
+        if job.settings.nonneg {
+            check_non_negative(&factors)?;
+        }
+        Ok(factors)
+    }
+}
+
+impl Job<'_> {
+    fn stop(&self, als: &Als) -> Option<Stop> {
+        let done = als.history().len();
+        let change = als.history().last().map_or(f64::INFINITY, |last| last.change);
+        match done {
+            2.. if change < self.tol => Some(Stop::Tolerance),
+            _ if done >= self.max_iters => Some(Stop::Iterations),
+            _ => None,
+        }
+    }
+}
+
+/// Decomposes from each start in turn and keeps the model of the best fit, the first of equals.
+///
+/// The result depends on the tensor, the job and the initial factors, and on what [`Place`] says of itself; a checkpoint at any
+/// iteration does not change it.
+pub fn run<T: Real>(
+    job: &mut Job<'_>,
+    mut init: Init<T>,
+    place: &mut impl Place<T>,
+    watch: &(dyn Fn(&Watch<'_>) + Sync),
+) -> Result<Outcome<T>> {
+    let mut saved = match &job.checkpoint {
+        Some(checkpoint) => checkpoint.load::<T>(job)?,
+        None => None,
+    };
+    let resumed = saved.as_ref().map(|s| (s.start + 1, s.als.history().len()));
+    let (mut best, mut starts) = (None, Vec::new());
+    if let Some(Saved { best: best_saved, finished, .. }) = &mut saved {
+        (best, starts) = (best_saved.take(), std::mem::take(finished));
+    }
+    for start in resumed.map_or(0, |(start, _)| start - 1)..init.starts() {
+        let (mut als, factors) = if let Some(saved) = saved.take() {
+            (saved.als, saved.factors)
+        } else {
+            let factors = init.factors(job, start)?;
+            (Als::new(job.problem, job.settings, factors.iter().map(gram).collect()), factors)
+        };
+        place.put(factors)?;
+        let stop = loop {
+            if let Some(stop) = job.stop(&als) {
+                break stop;
+            }
+            let before = als.clone();
+            als.iterate(place, &|step| {
+                watch(&Watch { start, als: &before, mode: step.mode, nnz: step.nnz });
+            })?;
+            let ended = job.stop(&als).is_some();
+            if let Some(checkpoint) = job.checkpoint.as_mut().filter(|c| ended || c.is_due(&als)) {
+                checkpoint.save(start, &als, &place.factors()?, &starts, best.as_ref())?;
+            }
+        };
+        let iterations = als.history().len();
+        starts.push(StartReport {
+            start: start + 1,
+            seed: init.seed(start),
+            iterations,
+            fit: als.fit(),
+            stop,
+        });
+        let factors = place.take()?;
+        if best.as_ref().is_none_or(|best: &Best<T>| als.fit() > best.als.fit()) {
+            best = Some(Best { start, als, factors });
+        }
+    }
+    let Some(Best { start, als, factors }) = best else {
+        return Err(Error::request("no start: give at least one"));
+    };
+    let zero = if job.settings.nonneg { FLOOR } else { 0.0 };
+    let model = Model::new(&als.lambda, factors, &als.columns, zero);
+    Ok(Outcome { model, als, best: start as usize, starts, resumed })
+}

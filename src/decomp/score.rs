@@ -1,0 +1,163 @@
+//! The factor-match score of two CP models: how well their components agree, whatever their order and signs.
+//!
+//! The score of two components is the product over the modes of the absolute cosines of their columns, times `1 - |a - b| / max(a, b)` of their
+//! weights. Components are matched greedily, the best pair first, as the Tensor Toolbox's `score` does by default;
+//! the models' score is the mean over the components of the one that has fewer. 1 is equality.
+
+use super::Model;
+use crate::dense::{Matrix, Real};
+use crate::error::{Error, Result};
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Two components that were matched.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// Of the first model, from 1.
+    pub a: usize,
+    /// Of the second model, from 1.
+    pub b: usize,
+    /// How well they agree, from 0 to 1.
+    pub score: f64,
+}
+
+/// How two models agree.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Score {
+    /// From 0 to 1.
+    pub score: f64,
+    /// The matched components, the best pair first.
+    pub pairs: Vec<Pair>,
+}
+
+/// Rows that are added up together.
+const ROWS: usize = 1 << 14;
+
+/// Inner products of the columns of `a` with those of `b`: rank of `a` x rank of `b`.
+fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>) -> Vec<f64> {
+    let (p, q) = (a.columns(), b.columns());
+    let parts = a.data().par_chunks(ROWS * p).zip(b.data().par_chunks(ROWS * q)).map(|(a, b)| {
+        let mut sums = vec![0.0; p * q];
+        for (a, b) in a.chunks_exact(p).zip(b.chunks_exact(q)) {
+            for (sums, x) in sums.chunks_exact_mut(q).zip(a) {
+                sums.iter_mut().zip(b).for_each(|(s, y)| *s += x.widen() * y.widen());
+            }
+        }
+        sums
+    });
+    let parts: Vec<Vec<f64>> = parts.collect();
+    parts.into_iter().fold(vec![0.0; p * q], |mut all, part| {
+        all.iter_mut().zip(part).for_each(|(a, x)| *a += x);
+        all
+    })
+}
+
+/// The lengths of the columns.
+fn lengths<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
+    let squares = factor.data().chunks_exact(factor.columns()).fold(
+        vec![0.0; factor.columns()],
+        |mut sums: Vec<f64>, row| {
+            sums.iter_mut().zip(row).for_each(|(s, x)| *s += x.widen() * x.widen());
+            sums
+        },
+    );
+    squares.into_iter().map(f64::sqrt).collect()
+}
+
+/// The score of every component of `a` with every one of `b`: rank of `a` x rank of `b`. With `weights`, these count.
+pub(super) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Vec<f64> {
+    let (p, q) = (a.lambda.rows(), b.lambda.rows());
+    let mut scores = vec![1.0; p * q];
+    let (mut of_a, mut of_b) = (a.lambda.data().to_vec(), b.lambda.data().to_vec());
+    for (a, b) in a.factors.iter().zip(&b.factors) {
+        let (lengths_a, lengths_b) = (lengths(a), lengths(b));
+        for (i, (score, dot)) in scores.iter_mut().zip(products(a, b)).enumerate() {
+            let length = lengths_a[i / q] * lengths_b[i % q];
+            *score *= if length > 0.0 { (dot / length).abs().min(1.0) } else { 0.0 };
+        }
+        of_a.iter_mut().zip(lengths_a).for_each(|(w, l)| *w *= l);
+        of_b.iter_mut().zip(lengths_b).for_each(|(w, l)| *w *= l);
+    }
+    if weights {
+        for (i, score) in scores.iter_mut().enumerate() {
+            let (x, y) = (of_a[i / q].abs(), of_b[i % q].abs());
+            *score *= if x.max(y) > 0.0 { 1.0 - (x - y).abs() / x.max(y) } else { 0.0 };
+        }
+    }
+    scores
+}
+
+/// Compares two models, which must be of the same shape. Columns need not have length one.
+pub fn score(a: &Model<f64>, b: &Model<f64>) -> Result<Score> {
+    let dims = |model: &Model<f64>| -> Vec<usize> { model.factors.iter().map(Matrix::rows).collect() };
+    if dims(a) != dims(b) {
+        return Err(Error::request(format!(
+            "models of {:?} and {:?} rows cannot be compared",
+            dims(a),
+            dims(b)
+        )));
+    }
+    let (p, q) = (a.lambda.rows(), b.lambda.rows());
+    let scores = similarities(a, b, true);
+    let (mut free_a, mut free_b) = (vec![true; p], vec![true; q]);
+    let mut pairs = Vec::with_capacity(p.min(q));
+    let mut order: Vec<usize> = (0..p * q).collect();
+    order.sort_by(|&x, &y| scores[y].total_cmp(&scores[x]));
+    for i in order {
+        let (r, s) = (i / q, i % q);
+        if free_a[r] && free_b[s] {
+            (free_a[r], free_b[s]) = (false, false);
+            pairs.push(Pair { a: r + 1, b: s + 1, score: scores[i] });
+        }
+    }
+    let mean = pairs.iter().map(|pair| pair.score).sum::<f64>() / pairs.len() as f64;
+    Ok(Score { score: mean, pairs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Counter;
+
+    fn model(rank: usize, seed: u64) -> Model<f64> {
+        let factor = |(m, &rows): (usize, &usize)| {
+            let numbers = Counter::new(seed, m as u64);
+            Matrix::from_rows(rows, rank, (0..rows * rank).map(|i| numbers.unit(i as u64) - 0.5).collect())
+        };
+        let factors = [30, 20, 10].iter().enumerate().map(factor).collect();
+        Model { lambda: Matrix::from_rows(rank, 1, (1..=rank).map(|r| r as f64).collect()), factors }
+    }
+
+    /// The columns in the order `order`, those of the first mode multiplied by `scale`, the weights divided by it.
+    fn disguised(model: &Model<f64>, order: &[usize], scale: f64) -> Model<f64> {
+        let pick = |matrix: &Matrix<f64>, scale: f64| {
+            let row = |i: usize| order.iter().map(move |&r| matrix.row(i)[r] * scale);
+            Matrix::from_rows(matrix.rows(), order.len(), (0..matrix.rows()).flat_map(row).collect())
+        };
+        let factors =
+            model.factors.iter().enumerate().map(|(m, f)| pick(f, if m == 0 { scale } else { 1.0 }));
+        let lambda = order.iter().map(|&r| model.lambda.data()[r] / scale.abs()).collect();
+        Model { lambda: Matrix::from_rows(order.len(), 1, lambda), factors: factors.collect() }
+    }
+
+    #[test]
+    fn order_sign_and_length_do_not_matter() {
+        let a = model(4, 1);
+        let same = score(&a, &disguised(&a, &[2, 0, 3, 1], -8.0)).unwrap();
+        assert!((same.score - 1.0).abs() < 1e-12, "{}", same.score);
+        let matched = |a: usize| same.pairs.iter().find(|p| p.a == a).unwrap().b;
+        assert_eq!([matched(1), matched(2), matched(3), matched(4)], [2, 4, 1, 3]);
+        assert!((score(&a, &disguised(&a, &[3, 1], 1.0)).unwrap().score - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn other_models_score_less() {
+        let (a, b) = (model(3, 1), model(3, 2));
+        assert!(score(&a, &b).unwrap().score < 0.2);
+        let mut heavier = a.clone();
+        heavier.lambda = Matrix::from_rows(3, 1, vec![2.0, 4.0, 6.0]);
+        assert!((score(&a, &heavier).unwrap().score - 0.5).abs() < 1e-12);
+        let short = Model { lambda: a.lambda.clone(), factors: a.factors[..2].to_vec() };
+        assert!(score(&a, &short).unwrap_err().to_string().contains("cannot be compared"));
+    }
+}

@@ -1,0 +1,317 @@
+//! The dense update on the host: what turns the MTTKRP of a mode into its new factor.
+//!
+//! **One pass.** Each row of the sums is read once and left zero for the next pass; the factor's row is written once, and
+//! what the rest of the iteration needs of the new factor (its Gram matrix, its products with the sums) is added up
+//! while the row is at hand. Nothing is normalised here: columns keep the length that they get, and [`super::Als`]
+//! accounts for it in rank x rank matrices. No second pass over a factor is needed.
+//!
+//! **Order of additions.** Rows are parted by their number and the rank alone, blocks of some rows are added up
+//! within a part, the parts in order. So the result does not depend on threads. Matrix products are faer's, on one
+//! thread each: their last bits depend on the vector instructions of the machine.
+
+use crate::dense::{Matrix, Real};
+use faer::linalg::matmul::matmul;
+use faer::linalg::matmul::triangular::{self, BlockStructure};
+use faer::{Accum, MatMut, MatRef, Par};
+use rayon::prelude::*;
+
+/// Numbers that are worked on together.
+const LANES: usize = 8;
+/// Rows of a block: a few stay in the first cache.
+const ROWS: usize = 128;
+/// Parts at most.
+const PARTS: usize = 64;
+/// The least number of a factor that may have no negative ones, its columns having a length near one: no column becomes zero, which
+/// it would stay. It stands for zero.
+pub const FLOOR: f64 = f64::EPSILON;
+/// Sweeps of HALS over a row at most.
+const SWEEPS: usize = 50;
+/// The change of a row, relative to that of the first sweep, which is the last one's.
+const SWEEP: f64 = 0.01;
+
+/// How rows `a` of a new factor follow from rows `m` of the sums. Matrices are rank x rank, the rest has rank numbers.
+#[derive(Clone, Debug)]
+pub enum Rule {
+    /// `a = m matrix`.
+    Linear {
+        /// The matrix.
+        matrix: Vec<f64>,
+    },
+    /// Hierarchical alternating least squares: each column in turn takes its best values that are not negative, all others being fixed.
+    NonNegative {
+        /// Inner products of the other modes' columns, with the ridge.
+        gram: Vec<f64>,
+        /// What the columns of the sums are to be multiplied by.
+        of_sums: Vec<f64>,
+        /// The same for those of the old factor.
+        of_old: Vec<f64>,
+        /// The same for those of the result, before it is stored.
+        of_new: Vec<f64>,
+    },
+}
+
+/// What is known of a new factor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moments {
+    /// Inner products of its columns, rank x rank.
+    pub gram: Vec<f64>,
+    /// Of each column: its inner product with the same column of the sums.
+    pub inner: Vec<f64>,
+}
+
+/// Parts of a factor's rows. A function of its shape alone.
+fn parts(rows: usize, rank: usize) -> usize {
+    (rows / (4 * rank).max(256)).clamp(1, PARTS)
+}
+
+/// Bytes that an update holds.
+#[must_use]
+pub fn host_bytes(rows: usize, rank: usize) -> u64 {
+    (parts(rows, rank) * (rank + 1 + ROWS) * rank * size_of::<f64>()) as u64
+}
+
+/// Makes `factor` from `sums`, which has its shape and is zero afterwards, by `rule`.
+///
+/// What is stored is rounded to `T`; the moments are those of what is stored.
+pub fn update<T: Real>(sums: &mut [f64], factor: &mut Matrix<T>, rule: &Rule) -> Moments {
+    let (rows, rank) = (factor.rows(), factor.columns());
+    let chunk = rows.div_ceil(parts(rows, rank)) * rank;
+    let parts = sums.par_chunks_mut(chunk).zip(factor.data_mut().par_chunks_mut(chunk)).with_max_len(1);
+    let part = |(sums, rows): (&mut [f64], &mut [T])| {
+        let mut part = Part::new(rank);
+        part.update(rule, sums, rows);
+        part
+    };
+    Part::add_up(parts.map(part).collect(), rank)
+}
+
+/// The Gram matrix of `factor`, added up as [`update`] does.
+#[must_use]
+pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
+    let (rows, rank) = (factor.rows(), factor.columns());
+    let chunk = rows.div_ceil(parts(rows, rank)) * rank;
+    let part = |rows: &[T]| {
+        let mut part = Part::new(rank);
+        part.measure(rows);
+        part
+    };
+    Part::add_up(factor.data().par_chunks(chunk).with_max_len(1).map(part).collect(), rank).gram
+}
+
+/// What is added up of a part's rows.
+struct Part {
+    rank: usize,
+    /// The upper triangle; the rest is not used.
+    gram: Vec<f64>,
+    inner: Vec<f64>,
+    /// [`ROWS`] rows.
+    block: Vec<f64>,
+}
+
+impl Part {
+    fn new(rank: usize) -> Self {
+        let zeros = |n: usize| vec![0.0; n];
+        Self { rank, gram: zeros(rank * rank), inner: zeros(rank), block: zeros(ROWS * rank) }
+    }
+
+    fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T]) {
+        let (rank, simd) = (self.rank, pulp::Arch::new());
+        for (sums, rows) in sums.chunks_mut(ROWS * rank).zip(rows.chunks_mut(ROWS * rank)) {
+            let new = &mut self.block[..rows.len()];
+            match rule {
+                Rule::Linear { matrix } => {
+                    let matrix = MatRef::from_row_major_slice(matrix, rank, rank);
+                    let sums = MatRef::from_row_major_slice(sums, rows.len() / rank, rank);
+                    let new = MatMut::from_row_major_slice_mut(new, rows.len() / rank, rank);
+                    matmul(new, Accum::Replace, sums, matrix, 1.0, Par::Seq);
+                }
+                Rule::NonNegative { gram, of_sums, of_old, of_new } => simd.dispatch(
+                    #[inline(always)]
+                    || {
+                        let scales = [of_sums, of_old, of_new].map(|s| &s[..rank]);
+                        let rows = sums.chunks_exact(rank).zip(rows.chunks_exact(rank));
+                        for ((m, a), new) in rows.zip(new.chunks_exact_mut(rank)) {
+                            descend(m, a, gram, scales, new);
+                        }
+                    },
+                ),
+            }
+            simd.dispatch(
+                #[inline(always)]
+                || store(sums, rows, new, &mut self.inner),
+            );
+            self.add_gram(rows.len());
+        }
+    }
+
+    fn measure<T: Real>(&mut self, rows: &[T]) {
+        for rows in rows.chunks(ROWS * self.rank) {
+            self.block.iter_mut().zip(rows).for_each(|(new, a)| *new = a.widen());
+            self.add_gram(rows.len());
+        }
+    }
+
+    /// Adds the products of the columns of the rows in the first `n` numbers of the block.
+    fn add_gram(&mut self, n: usize) {
+        let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
+        triangular::matmul(
+            MatMut::from_row_major_slice_mut(&mut self.gram, self.rank, self.rank),
+            BlockStructure::TriangularUpper,
+            Accum::Add,
+            rows.transpose(),
+            BlockStructure::Rectangular,
+            rows,
+            BlockStructure::Rectangular,
+            1.0,
+            Par::Seq,
+        );
+    }
+
+    /// All parts, in order.
+    fn add_up(parts: Vec<Self>, rank: usize) -> Moments {
+        let mut parts = parts.into_iter();
+        let mut all = parts.next().unwrap_or_else(|| Self::new(rank));
+        for part in parts {
+            all.gram.iter_mut().zip(part.gram).for_each(|(a, b)| *a += b);
+            all.inner.iter_mut().zip(part.inner).for_each(|(a, b)| *a += b);
+        }
+        let element = |i: usize| {
+            let (r, q) = (i / rank, i % rank);
+            all.gram[r.min(q) * rank + r.max(q)]
+        };
+        Moments { gram: (0..rank * rank).map(element).collect(), inner: all.inner }
+    }
+}
+
+/// Stores `new` rows in `rows`, rounded, and leaves them rounded; adds their products with `sums`, which are zero afterwards, to
+/// `inner`.
+#[inline(always)]
+fn store<T: Real>(sums: &mut [f64], rows: &mut [T], new: &mut [f64], inner: &mut [f64]) {
+    let rank = inner.len();
+    let all = sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).zip(new.chunks_exact_mut(rank));
+    for ((m, a), new) in all {
+        for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut *inner) {
+            *a = T::nearest(*new);
+            *new = a.widen();
+            *inner += std::mem::take(m) * *new;
+        }
+    }
+}
+
+/// The inner product of two rows.
+#[inline(always)]
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let (mut lanes, mut a, mut b) = ([0.0; LANES], a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (a, b) in (&mut a).zip(&mut b) {
+        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(s, (a, b))| *s += a * b);
+    }
+    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// HALS of a row: `m` of the sums, `a` of the old factor, with what each and the result are to be multiplied by. Sweeps over the columns
+/// end when one changes the row by less than [`SWEEP`] of what the first did (Gillis and Glineur, Neural Computation 24, 2012,
+/// section 4.2): the pass costs far more than they do.
+#[inline(always)]
+fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: &mut [f64]) {
+    let (rank, [of_sums, of_old, of_new]) = (new.len(), scales);
+    new.iter_mut().zip(a.iter().zip(of_old)).for_each(|(new, (a, s))| *new = a.widen() * s);
+    let mut first = 0.0;
+    for sweep in 0..SWEEPS {
+        let mut change = 0.0;
+        for (r, (m, s)) in m.iter().zip(of_sums).enumerate() {
+            let gram = &gram[r * rank..][..rank];
+            // A column of zeros that was given: nothing is known of it.
+            let better = if gram[r] > 0.0 { new[r] + (m * s - dot(gram, new)) / gram[r] } else { 0.0 };
+            let x = better.max(0.0);
+            change += (x - new[r]) * (x - new[r]);
+            new[r] = x;
+        }
+        if sweep == 0 {
+            first = change;
+        }
+        if change <= SWEEP * SWEEP * first {
+            break;
+        }
+    }
+    new.iter_mut().zip(of_new).for_each(|(new, s)| *new = (*new * s).max(FLOOR));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Counter;
+
+    fn random(n: usize, stream: u64) -> Vec<f64> {
+        (0..n as u64).map(|i| Counter::new(5, stream).unit(i) - 0.5).collect()
+    }
+
+    /// Ranks around the lanes, rows around blocks and parts.
+    #[test]
+    fn a_linear_update_is_a_product_with_its_gram() {
+        for (rows, rank) in [(1, 1), (7, 3), (33, 8), (100, 9), (700, 16), (2000, 17)] {
+            let (m, w) = (random(rows * rank, 0), random(rank * rank, 1));
+            let (mut sums, mut factor) =
+                (m.clone(), Matrix::from_rows(rows, rank, vec![f64::NAN; rows * rank]));
+            let got = update(&mut sums, &mut factor, &Rule::Linear { matrix: w.clone() });
+            assert!(sums.iter().all(|&x| x == 0.0));
+            let wanted =
+                |i: usize, r: usize| (0..rank).map(|k| m[i * rank + k] * w[k * rank + r]).sum::<f64>();
+            let tolerance = 4.0 * rows as f64 * rank as f64 * f64::EPSILON;
+            for i in 0..rows {
+                (0..rank).for_each(|r| assert!((factor.row(i)[r] - wanted(i, r)).abs() <= tolerance));
+            }
+            for r in 0..rank {
+                let inner: f64 = (0..rows).map(|i| m[i * rank + r] * factor.row(i)[r]).sum();
+                assert!((got.inner[r] - inner).abs() <= tolerance);
+                for q in 0..rank {
+                    let dot: f64 = (0..rows).map(|i| factor.row(i)[r] * factor.row(i)[q]).sum();
+                    assert!((got.gram[r * rank + q] - dot).abs() <= tolerance, "{rows} x {rank}");
+                }
+            }
+            assert_eq!(gram(&factor), got.gram);
+        }
+    }
+
+    #[test]
+    fn threads_do_not_matter() {
+        let (rows, rank) = (5000, 11);
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let (mut sums, mut factor) =
+                (random(rows * rank, 0), Matrix::<f32>::from_rows(rows, rank, vec![0.0; rows * rank]));
+            let rule = Rule::Linear { matrix: random(rank * rank, 1) };
+            (pool.install(|| update(&mut sums, &mut factor, &rule)), factor)
+        };
+        assert_eq!(run(1), run(3));
+    }
+
+    /// After many sweeps no column can be bettered: where it is positive the slope is zero, where it is zero the
+    /// slope points down.
+    #[test]
+    fn hals_ends_where_nothing_can_be_bettered() {
+        let (rows, rank) = (40, 5);
+        let basis = random(9 * rank, 2);
+        let gram: Vec<f64> = (0..rank * rank)
+            .map(|i| (0..9).map(|k| basis[k * rank + i / rank] * basis[k * rank + i % rank]).sum())
+            .collect();
+        let m = random(rows * rank, 0);
+        let ones = vec![1.0; rank];
+        let (of_sums, of_old, of_new) = (vec![2.0; rank], ones.clone(), ones);
+        let rule = Rule::NonNegative { gram: gram.clone(), of_sums, of_old, of_new };
+        let mut factor = Matrix::from_rows(rows, rank, vec![0.5; rows * rank]);
+        (0..3000).for_each(|_| drop(update(&mut m.clone(), &mut factor, &rule)));
+        for i in 0..rows {
+            for r in 0..rank {
+                let a = factor.row(i);
+                let slope = 2.0 * m[i * rank + r] - (0..rank).map(|k| a[k] * gram[k * rank + r]).sum::<f64>();
+                assert!(
+                    a[r] >= FLOOR && slope < 1e-9 && (a[r] <= FLOOR || slope > -1e-9),
+                    "{} {slope}",
+                    a[r]
+                );
+            }
+        }
+        assert!(factor.data().contains(&FLOOR));
+    }
+}

@@ -1,0 +1,225 @@
+//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that a decomposition on it
+//! computes what the definition and the host do: orders 3 to 5, ranks in each kernel's range and beyond, both precisions,
+//! a ridge, HALS; with chunks streamed, partly resident, resident and sorted by the target's rows; and that deterministic runs do so
+//! to the bit, from checkpoints too.
+
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::print_stderr, reason = "says what was skipped")]
+
+mod common;
+#[path = "common/cpd.rs"]
+mod naive;
+#[path = "common/on_a_device.rs"]
+mod on_a_device;
+
+use blco::backend::cuda::driver::Device;
+use blco::backend::cuda::kernels::Source;
+use blco::backend::cuda::{DeviceLimits, DeviceOrder, Operation, plan as plan_device};
+use blco::decomp::checkpoint::{Checkpointer, Identity};
+use blco::decomp::cuda::{DevicePlace, device_bytes};
+use blco::decomp::host::{HostPlace, host_bytes};
+use blco::decomp::{Init, Job, Outcome, Problem, Settings, run};
+use blco::dense::{Matrix, Real, seeded_factors};
+use blco::op::mttkrp::Mttkrp;
+use blco::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
+use blco::store::Store;
+use blco::stream::{Limits, plan};
+use blco::sys::Sys;
+use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use naive::{Dense, naive_iteration, rows};
+use on_a_device::on_a_device;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Residency {
+    Streamed,
+    Half,
+    All,
+    Sorted,
+    /// Sorted from the first pass on.
+    Deterministic,
+}
+
+fn job(store: &Store, settings: Settings, max_iters: usize, checkpoint: Option<(PathBuf, bool)>) -> Job<'_> {
+    let open = |(dir, resume): (PathBuf, bool)| {
+        Checkpointer::open(store.sys(), &dir, 1, Identity::new(), resume).unwrap()
+    };
+    Job {
+        sys: store.sys(),
+        shape: &store.manifest().shape,
+        problem: Problem::of(store.manifest()).unwrap(),
+        settings,
+        tol: 0.0,
+        max_iters,
+        checkpoint: checkpoint.map(open),
+    }
+}
+
+fn on_host<T: Real>(store: &Store, settings: Settings, init: Init<T>, max_iters: usize) -> Outcome<T> {
+    let shape = &store.manifest().shape;
+    let plan = plan(store, host_bytes::<T>(shape, settings.rank), &Limits::default()).unwrap();
+    let mut op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
+    let mut place = HostPlace::new(store, &plan, &mut op).unwrap();
+    run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()
+}
+
+fn on_device<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    job: &mut Job<'_>,
+    store: &Store,
+    init: Init<T>,
+    residency: Residency,
+) -> Outcome<T> {
+    let (manifest, Settings { rank, nonneg, .. }) = (store.manifest(), job.settings);
+    let modes: Vec<usize> = (0..manifest.shape.order()).collect();
+    let bytes = device_bytes::<T>(&manifest.shape, rank, device.facts.multiprocessors as usize);
+    let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
+    let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
+    let sorted = matches!(residency, Residency::Sorted | Residency::Deterministic);
+    let passes = if residency == Residency::Streamed { 1 } else { 9 };
+    let memory = (residency == Residency::Half).then_some(bytes + 2 * largest + images / 2);
+    let order = if sorted { DeviceOrder::Target } else { DeviceOrder::Store };
+    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
+    let deterministic = residency == Residency::Deterministic;
+    let limits = DeviceLimits { memory, lanes: Some(2), passes, order, deterministic };
+    let device_plan = plan_device(device, store, &operation, &limits).unwrap();
+    let chunks = manifest.chunks.len();
+    match residency {
+        Residency::Streamed => assert_eq!(device_plan.resident_chunks, 0),
+        Residency::Half => assert!(device_plan.resident_chunks > 0 && device_plan.resident_chunks < chunks),
+        _ => assert_eq!(device_plan.resident_chunks, chunks),
+    }
+    let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
+    let plan = plan(store, 0, &limits).unwrap();
+    let kernels = Source { compile: Some(false), ..Source::default() };
+    let mut op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
+    let mut place = DevicePlace::new(device, store, (&plan, &device_plan), &mut op, rank, nonneg).unwrap();
+    let outcome = run(job, init, &mut place, &|_| ()).unwrap();
+    let (plan, notes) = place.allocated();
+    assert!(notes.is_empty(), "{notes:?}");
+    let targets = plan.orders.iter().filter(|order| order.target).count();
+    assert_eq!(targets, if sorted { modes.len() } else { 0 });
+    outcome
+}
+
+fn store_at(dir: &Path, tensor: &Tensor) -> Store {
+    packed(tensor, &options(&dir.join("s"), Kind::Tiled, SMALL_CHUNKS))
+}
+
+/// The definition, after each of five iterations.
+#[test]
+fn models_are_those_of_the_definition() {
+    on_a_device("models_are_those_of_the_definition", |device| {
+        for dims in [&[9, 8, 7][..], &[7, 5, 6, 4], &[5, 4, 3, 6, 4]] {
+            let tensor = Tensor::random(dims, 150, 3, values::fraction);
+            let dir = tempfile::tempdir().unwrap();
+            let store = store_at(dir.path(), &tensor);
+            let dense = Dense::of(&tensor);
+            let initial = seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 4, 7).unwrap();
+            let mut factors: Vec<_> = initial.iter().map(rows).collect();
+            for iterations in 1..=5 {
+                naive_iteration(&dense, &mut factors, 0.5);
+                let wanted = Dense::of_factors(&factors, &[1.0; 4]);
+                let settings = Settings { rank: 4, ridge: 0.5, nonneg: false };
+                let (mut job, init) = (job(&store, settings, iterations, None), Init::Given(initial.clone()));
+                let outcome = on_device(device, &mut job, &store, init, Residency::All);
+                let distance = Dense::of_model(&outcome.model).distance(&wanted);
+                assert!(distance < 1e-20, "{dims:?}, iteration {iterations}: {distance:e}");
+            }
+        }
+    });
+}
+
+/// Ranks on both sides of each kernel's limit; the host's model, wherever chunks are.
+#[test]
+fn models_are_those_of_the_host() {
+    fn check<T: Real + bytemuck::Pod>(
+        device: &Arc<Device>,
+        store: &Store,
+        settings: Settings,
+        at: Residency,
+        bound: f64,
+    ) {
+        let init = || -> Init<T> {
+            Init::Given(seeded_factors(&Sys::default(), &store.manifest().shape, settings.rank, 3).unwrap())
+        };
+        let mut job = job(store, settings, 3, None);
+        let got = on_device(device, &mut job, store, init(), at);
+        let wanted = on_host(store, settings, init(), 3);
+        let distance = Dense::of_model(&got.model).distance(&Dense::of_model(&wanted.model));
+        assert!(distance < bound, "{settings:?} {at:?}: {distance:e}");
+        assert!((got.als.fit() - wanted.als.fit()).abs() < bound.sqrt(), "{settings:?} {at:?}");
+    }
+    on_a_device("models_are_those_of_the_host", |device| {
+        let tensor = Tensor::random(&[30, 300, 17], 40_000, 3, values::fraction);
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_at(dir.path(), &tensor);
+        let residencies = [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted];
+        for (i, rank) in [1, 16, 17, 32, 33, 64, 65].into_iter().enumerate() {
+            let at = residencies[i % 4];
+            for nonneg in [false, true].into_iter().filter(|nonneg| !nonneg || rank <= 64) {
+                let settings = Settings { rank, ridge: 1e-3, nonneg };
+                check::<f64>(device, &store, settings, at, 1e-16);
+                check::<f32>(device, &store, settings, residencies[(i + 1) % 4], 1e-8);
+            }
+        }
+        for at in residencies {
+            check::<f64>(device, &store, Settings { rank: 5, ridge: 0.0, nonneg: false }, at, 1e-16);
+        }
+    });
+}
+
+/// From sorted nonzeros every run gives the same bits, one that is continued from any checkpoint too.
+#[test]
+fn deterministic_runs_resume_to_the_same_bits() {
+    fn check<T: Real + bytemuck::Pod>(device: &Arc<Device>, nonneg: bool) {
+        let tensor = Tensor::random(&[30, 300, 17], 20_000, 3, values::integer);
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_at(dir.path(), &tensor);
+        let settings = Settings { rank: 6, ridge: 0.0, nonneg };
+        let run = |iterations: usize, checkpoint: Option<(PathBuf, bool)>| {
+            let init = Init::<T>::Seeded { seed: 3, starts: 1 };
+            let mut job = job(&store, settings, iterations, checkpoint);
+            let model = on_device(device, &mut job, &store, init, Residency::Deterministic).model;
+            let bits = model.factors.iter().flat_map(Matrix::data).map(|x| x.widen().to_bits());
+            (bits.collect::<Vec<u64>>(), model.lambda)
+        };
+        let whole = run(4, None);
+        for done in 1..=3 {
+            let place = dir.path().join(format!("s{done}"));
+            run(done, Some((place.clone(), false)));
+            assert_eq!(run(4, Some((place, true))), whole, "{done}");
+        }
+    }
+    on_a_device("deterministic_runs_resume_to_the_same_bits", |device| {
+        check::<f64>(device, false);
+        check::<f32>(device, true);
+    });
+}
+
+/// A rank that one kernel does not hold has no HALS there.
+#[test]
+fn large_ranks_have_no_hals() {
+    on_a_device("large_ranks_have_no_hals", |device| {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_at(dir.path(), &Tensor::random(&[4, 5, 6], 40, 3, values::one));
+        let plan = plan(&store, 0, &Limits::default()).unwrap();
+        let bytes = device_bytes::<f64>(&store.manifest().shape, 65, device.facts.multiprocessors as usize);
+        let operation =
+            Operation { bytes, modes: &[0, 1, 2], rank: 65, precision: f64::PRECISION, sorted_bytes };
+        let limits = DeviceLimits {
+            memory: None,
+            lanes: Some(1),
+            passes: 1,
+            order: DeviceOrder::Store,
+            deterministic: false,
+        };
+        let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
+        let kernels = Source { compile: Some(false), ..Source::default() };
+        let mut op = DeviceMttkrp::<f64>::alternating(device, &store, 65, &kernels).unwrap();
+        let refused = DevicePlace::new(device, &store, (&plan, &device_plan), &mut op, 65, true);
+        assert!(refused.unwrap_err().to_string().contains("--backend cpu"));
+    });
+}

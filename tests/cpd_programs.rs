@@ -1,0 +1,161 @@
+//! Establishes that `blco-cpd` finds the components that `blco-gen` plants, writes what it reports, and computes the models of an
+//! independent implementation, pyttb, where `BLCO_PYTHON` has it.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::print_stderr, reason = "says what was skipped")]
+
+use blco::decomp::Model;
+use blco::decomp::score::score;
+use blco::dense::{Matrix, seeded_factors};
+use blco::store::Store;
+use blco::sys::Sys;
+use std::path::Path;
+
+/// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's.
+fn backends() -> Vec<&'static str> {
+    let has_gpu =
+        std::env::var_os("BLCO_MOCK_CUDA").is_some() || std::env::var_os("BLCO_REAL_CUDA").is_some();
+    if !has_gpu {
+        eprintln!("skipped on a GPU: BLCO_MOCK_CUDA does not name the mock driver; tools/test.sh builds it");
+    }
+    if has_gpu && cfg!(feature = "cuda") { vec!["cpu", "cuda"] } else { vec!["cpu"] }
+}
+
+/// `blco-gen`, `blco-cpd` and its score, as users run them.
+fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
+    let path = match name {
+        "blco-gen" => env!("CARGO_BIN_EXE_blco-gen"),
+        "blco-export" => env!("CARGO_BIN_EXE_blco-export"),
+        _ => env!("CARGO_BIN_EXE_blco-cpd"),
+    };
+    let mut command = std::process::Command::new(path);
+    command.current_dir(dir).args(args).arg("--json");
+    if let (Some(mock), None) = (std::env::var_os("BLCO_MOCK_CUDA"), std::env::var_os("BLCO_REAL_CUDA")) {
+        command.env("LD_LIBRARY_PATH", mock);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn planted_components_are_found() {
+    for (dims, support, nonneg) in
+        [("80,70,60", "9", false), ("60,50,40,30", "6", true), ("40,24,30,20,12", "5", false)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let cpd = |args: &str| program("blco-cpd", dir.path(), &args.split(' ').collect::<Vec<_>>());
+        let args = ["--dims", dims, "--planted-rank", "3", "--support", support, "--model", "true", "t.blco"];
+        program("blco-gen", dir.path(), &args);
+        for backend in backends() {
+            let sign = if nonneg { " --nonneg" } else { "" };
+            let how = "t.blco --rank 3 --starts 4 --tol 1e-8 --max-iters 100 --output m";
+            let report = cpd(&format!("{how} --backend {backend}{sign}"));
+            assert!(report["fit"].as_f64().unwrap() > 0.9999, "{}", report["fit"]);
+            assert_eq!((&report["backend"], &report["starts"][3]["seed"]), (&backend.into(), &3.into()));
+            let score = cpd("--score true m")["score"].as_f64().unwrap();
+            assert!(score > 0.99, "{dims}: {score}");
+            let written = std::fs::read(dir.path().join("m/report.json")).unwrap();
+            assert_eq!(serde_json::from_slice::<serde_json::Value>(&written).unwrap(), report);
+            // The library reads what the program writes.
+            let model = Model::load(&Sys::default(), &dir.path().join("m")).unwrap();
+            assert!((score - self_score(&model, &dir.path().join("true"))).abs() < 1e-12);
+        }
+    }
+}
+
+/// One line on standard error, status 2, and nothing left behind: neither results nor checkpoints that are not whole.
+#[test]
+fn what_goes_wrong_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    program("blco-gen", dir.path(), &["--dims", "6,5,4", "--nnz", "60", "--values", "1..9", "t.blco"]);
+    std::fs::create_dir(dir.path().join("nan")).unwrap();
+    for (m, rows) in [6, 5, 4].into_iter().enumerate() {
+        let mut numbers = vec![0.5; rows * 2];
+        numbers[rows] = if m == 1 { f64::NAN } else { 0.25 };
+        let file = Sys::default().create(&dir.path().join(format!("nan/mode-{}.npy", m + 1))).unwrap();
+        Matrix::from_rows(rows, 2, numbers).write(&file).unwrap();
+    }
+    let run = |args: &str, fault: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
+        command
+            .current_dir(dir.path())
+            .args(args.split(' '))
+            .args(["--backend", "cpu"])
+            .env_remove("BLCO_FAULT");
+        if !fault.is_empty() {
+            command.env("BLCO_FAULT", fault);
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (args, fault, fragment) in [
+        ("t.blco --factors nan --output o", "", "mode-2.npy: holds NaN in row 2, which is not finite"),
+        ("t.blco --rank 2 --output o --report r.html", "write:2:28", "No space left on device"),
+        ("t.blco --rank 2 --output o --checkpoint c --every 1", "write:1:28", "No space left on device"),
+        ("t.blco --rank 2 --output o", "rename:1:28", "No space left on device"),
+        ("t.blco --rank 2 --checkpoint none/c", "", "none/c: cannot create"),
+        ("t.blco --rank 2 --checkpoint c --resume", "", "holds no checkpoint to resume"),
+        ("--score t.blco nan", "", "t.blco: holds no model"),
+        ("--score nan nan", "", "holds NaN in row 2"),
+    ] {
+        let (status, said) = run(args, fault);
+        assert_eq!((status, said.lines().count()), (Some(2), 1), "{args}: {said}");
+        assert!(said.starts_with("blco-cpd: ") && said.contains(fragment), "{args}: {said}");
+        for name in ["o", "r.html", "c/next", "c/current"] {
+            assert!(!dir.path().join(name).exists(), "{args} left {name}");
+        }
+    }
+    assert_eq!(run("t.blco --rank 2 --resume", "").0, Some(2));
+    // A rank beyond every dim works.
+    let (status, said) = run("t.blco --rank 9 --output o --report r.html --quiet", "");
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+    assert!(std::fs::read_to_string(dir.path().join("r.html")).unwrap().contains("Component 9, weight"));
+}
+
+fn self_score(model: &Model<f64>, dir: &Path) -> f64 {
+    score(&Model::load(&Sys::default(), dir).unwrap(), model).unwrap().score
+}
+
+/// An independent implementation from the same initial factors, after 1 to 5 iterations.
+#[test]
+fn models_are_those_of_pyttb() {
+    let python = std::env::var_os("BLCO_PYTHON").unwrap_or_else(|| "python3".into());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let has = std::process::Command::new(&python).args(["-c", "import pyttb"]).output();
+    if !has.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no pyttb in BLCO_PYTHON; tools/test.sh installs it");
+        return;
+    }
+    for dims in ["30,40,50", "30,24,20,12", "20,10,12,8,9"] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ["--dims", dims, "--nnz", "3000", "--values", "1..9", "--seed", "5", "t.blco"];
+        program("blco-gen", dir.path(), &args);
+        program("blco-export", dir.path(), &["t.blco", "t.tns"]);
+        let store = Store::open(&Sys::default(), &dir.path().join("t.blco")).unwrap();
+        std::fs::create_dir(dir.path().join("initial")).unwrap();
+        let initial = seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 5, 4).unwrap();
+        for (m, factor) in initial.iter().enumerate() {
+            let file =
+                Sys::default().create(&dir.path().join(format!("initial/mode-{}.npy", m + 1))).unwrap();
+            factor.write(&file).unwrap();
+        }
+        for backend in backends() {
+            let mut command = std::process::Command::new(&python);
+            command
+                .current_dir(dir.path())
+                .arg(root.join("tools/cpd_peer.py"))
+                .args(["t.tns", dims, "initial"]);
+            for k in ["1", "2", "3", "4", "5"] {
+                let args = ["t.blco", "--factors", "initial", "--tol", "0", "--max-iters", k, "--output", k];
+                program("blco-cpd", dir.path(), &[&args[..], &["--backend", backend]].concat());
+                command.arg(k);
+            }
+            let output = command.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            eprintln!("{dims} on {backend}:\n{text}");
+            assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(text.lines().count(), 5, "{text}");
+        }
+    }
+}
