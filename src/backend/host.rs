@@ -130,6 +130,28 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
     }
 }
 
+/// Decodes a tile of a chunk into its room.
+struct DecodeTile<'a, 'v> {
+    view: &'a ChunkView<'v>,
+    t: usize,
+    indices: &'a mut [u32],
+    values: &'a mut [f64],
+    meta: &'a mut TileMeta,
+}
+
+/// Compiled for the vectors that the machine has. (A closure would not be, where it is called by way of a shim: what it calls is
+/// inlined into the shim, and that not into what `pulp` compiles.)
+impl pulp::WithSimd for DecodeTile<'_, '_> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
+        let tile = self.view.decode(self.t, self.indices, self.values)?;
+        *self.meta = TileMeta { nnz: tile.nnz, low: tile.low, high: tile.high };
+        Ok(())
+    }
+}
+
 impl<O: HostOp> Backend for HostBackend<'_, O> {
     type Buffer = PageBuf;
 
@@ -155,14 +177,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
                 .zip(&mut self.metas)
                 .take(tiles);
             rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
-                simd.dispatch(
-                    #[inline(always)]
-                    || {
-                        let tile = view.decode(first + t, indices, values)?;
-                        *meta = TileMeta { nnz: tile.nnz, low: tile.low, high: tile.high };
-                        Ok(())
-                    },
-                )
+                simd.dispatch(DecodeTile { view: &view, t: first + t, indices, values, meta })
             })?;
             self.op.batch(&Batch {
                 first_tile: view.first_tile() + first as u64,

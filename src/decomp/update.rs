@@ -125,21 +125,12 @@ impl Part {
                     let new = MatMut::from_row_major_slice_mut(new, rows.len() / rank, rank);
                     matmul(new, Accum::Replace, sums, matrix, 1.0, Par::Seq);
                 }
-                Rule::NonNegative { gram, of_sums, of_old, of_new } => simd.dispatch(
-                    #[inline(always)]
-                    || {
-                        let scales = [of_sums, of_old, of_new].map(|s| &s[..rank]);
-                        let rows = sums.chunks_exact(rank).zip(rows.chunks_exact(rank));
-                        for ((m, a), new) in rows.zip(new.chunks_exact_mut(rank)) {
-                            descend(m, a, gram, scales, new);
-                        }
-                    },
-                ),
+                Rule::NonNegative { gram, of_sums, of_old, of_new } => {
+                    let scales = [of_sums, of_old, of_new].map(|s| &s[..rank]);
+                    simd.dispatch(Descend { sums, rows, gram, scales, new });
+                }
             }
-            simd.dispatch(
-                #[inline(always)]
-                || store(sums, rows, new, &mut self.inner),
-            );
+            simd.dispatch(Store { sums, rows, new, inner: &mut self.inner });
             self.add_gram(rows.len());
         }
     }
@@ -185,15 +176,51 @@ impl Part {
 
 /// Stores `new` rows in `rows`, rounded, and leaves them rounded; adds their products with `sums`, which are zero afterwards, to
 /// `inner`.
-#[inline(always)]
-fn store<T: Real>(sums: &mut [f64], rows: &mut [T], new: &mut [f64], inner: &mut [f64]) {
-    let rank = inner.len();
-    let all = sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).zip(new.chunks_exact_mut(rank));
-    for ((m, a), new) in all {
-        for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut *inner) {
-            *a = T::nearest(*new);
-            *new = a.widen();
-            *inner += std::mem::take(m) * *new;
+struct Store<'a, T> {
+    sums: &'a mut [f64],
+    rows: &'a mut [T],
+    new: &'a mut [f64],
+    inner: &'a mut [f64],
+}
+
+/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+impl<T: Real> pulp::WithSimd for Store<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        let Self { sums, rows, new, inner } = self;
+        let rank = inner.len();
+        let all =
+            sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).zip(new.chunks_exact_mut(rank));
+        for ((m, a), new) in all {
+            for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut *inner) {
+                *a = T::nearest(*new);
+                *new = a.widen();
+                *inner += std::mem::take(m) * *new;
+            }
+        }
+    }
+}
+
+/// [`descend`] for each row.
+struct Descend<'a, T> {
+    sums: &'a [f64],
+    rows: &'a [T],
+    gram: &'a [f64],
+    scales: [&'a [f64]; 3],
+    new: &'a mut [f64],
+}
+
+impl<T: Real> pulp::WithSimd for Descend<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        let rank = self.scales[0].len();
+        let rows = self.sums.chunks_exact(rank).zip(self.rows.chunks_exact(rank));
+        for ((m, a), new) in rows.zip(self.new.chunks_exact_mut(rank)) {
+            descend(m, a, self.gram, self.scales, new);
         }
     }
 }

@@ -199,12 +199,8 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
             }
             result.tasks(rank, &mut tasks);
         }
-        tasks.into_par_iter().with_max_len(1).for_each(|mut task| {
-            simd.dispatch(
-                #[inline(always)]
-                || task.run(batch, factors, rank),
-            );
-        });
+        let tasks = tasks.into_par_iter().with_max_len(1);
+        tasks.for_each(|task| simd.dispatch(Run { task, batch, factors, rank }));
         Ok(())
     }
 }
@@ -248,6 +244,24 @@ fn part_rows(batch: &Batch<'_>, result: &mut Accumulator, threads: usize, sample
         result.cuts.extend(cuts);
     }
     result.cuts.push(result.rows);
+}
+
+/// A task with what it works on.
+struct Run<'a, 's, T> {
+    task: Task<'s>,
+    batch: &'a Batch<'a>,
+    factors: &'a [Matrix<T>],
+    rank: usize,
+}
+
+/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+impl<T: Real> pulp::WithSimd for Run<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(mut self, _: S) {
+        self.task.run(self.batch, self.factors, self.rank);
+    }
 }
 
 impl Task<'_> {
