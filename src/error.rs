@@ -58,7 +58,7 @@ pub enum Error {
         out_of_memory: bool,
     },
     /// The user asked to stop; everything temporary is gone.
-    #[error("interrupted; nothing was written")]
+    #[error("interrupted; no result was written")]
     Cancelled,
 }
 

@@ -657,7 +657,7 @@ fn an_interrupt_of_packing_leaves_nothing() {
         feeder.join().unwrap();
         assert_eq!(
             (status.code(), message.as_str()),
-            (Some(130), "blco-pack: interrupted; nothing was written\n")
+            (Some(130), "blco-pack: interrupted; no result was written\n")
         );
         assert!(tree(place.dir.path()).is_empty(), "{:?}", tree(place.dir.path()).keys());
     }
