@@ -74,8 +74,8 @@ template <class S, bool WHOLE> struct Sweep {
 // Loads into `rows` what nonzeros i to i + BATCH - 1 ask of the factor whose indices are the group's column k, and
 // multiplies `product` by it where `more` factors follow.
 template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode,
-                                          u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
+__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group,
+                                          const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
     const T* const factor = sweep.base((const T*)a.factors[k - (k <= mode)]);

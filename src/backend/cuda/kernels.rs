@@ -126,7 +126,7 @@ impl Source {
             let refused = |why| Error::request(format!("kernel {variant}: {why}"));
             variant.suits(precision, order).map_err(refused)?;
         }
-        let spread = self.rows_per_nonzero.is_some_and(|rows| rows > SPREAD_ROWS);
+        let spread = self.rows_per_nonzero.is_some_and(|rows| rows > HARDLY_MEET);
         let variant =
             self.variant.unwrap_or_else(|| Variant::compiled(precision, order, rank, factor_bytes, spread));
         let why = match self.compiled(device, sys, spec, &variant) {
@@ -215,7 +215,7 @@ pub struct Variant {
 
 /// Rows that a mode has in a group of tiles for each nonzero, on average, from which on few of them meet again before the L2
 /// cache has lost them.
-const SPREAD_ROWS: f64 = 0.65;
+const HARDLY_MEET: f64 = 0.65;
 /// Factors that are too large for the rows of a group of tiles to meet often.
 const MANY_ROWS_BYTES: u64 = 16 << 20;
 /// Bytes of shared memory that every device lets a thread block have.
