@@ -2,7 +2,7 @@
 
 use super::device::{self, DevicePlan, KernelReport, Real};
 use super::engine::Place;
-use crate::decomp::report::{Page, html};
+use crate::decomp::report::{Page, html, number};
 use crate::decomp::{Iteration, Outcome, Settings, StartReport, Stop};
 use crate::dense::Precision;
 use crate::store::Store;
@@ -92,7 +92,10 @@ impl CpdReport {
         }
         let Some(last) = self.iterations.last() else { return };
         if last.vanished > 0 {
-            self.notes.push(format!("{} components have vanished", last.vanished));
+            let all = last.vanished == self.settings.rank;
+            let which = if all { "all".to_owned() } else { last.vanished.to_string() };
+            let advice = if all { "; try --precision f64, another start or a smaller --ridge" } else { "" };
+            self.notes.push(format!("{which} components have vanished{advice}"));
         }
         if 1.0 - last.fit < last.fit_floor {
             let floor = last.fit_floor;
@@ -187,7 +190,7 @@ pub fn text(report: &CpdReport) -> String {
         let fits: Vec<String> = report.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
         text = format!("{text}  best of {} starts, with fits {}\n", fits.len(), fits.join(", "));
     }
-    let shown: Vec<String> = report.lambda.iter().take(8).map(|l| format!("{l:.4}")).collect();
+    let shown: Vec<String> = report.lambda.iter().take(8).map(|&l| number(l)).collect();
     let more = if report.lambda.len() > 8 { ", …" } else { "" };
     text = format!("{text}  lambda {}{more}\n", shown.join(", "));
     for note in &report.notes {
