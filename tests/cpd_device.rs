@@ -202,7 +202,7 @@ fn dependent_components_do_no_harm() {
             let init = || Init::Given(factors.clone());
             let got = on_device(device, &mut job(&store, settings, 3, None), &store, init(), Residency::All);
             let wanted = on_host(&store, settings, init(), 3);
-            let numbers = got.model.factors.iter().flat_map(|f| f.data());
+            let numbers = got.model.factors.iter().flat_map(Matrix::data);
             assert!(numbers.chain(got.model.lambda.data()).all(|x| x.is_finite()));
             let inverses =
                 |o: &Outcome<f64>| o.als.history().iter().map(|i| i.pseudo_inverses).sum::<usize>();

@@ -8,6 +8,7 @@
 
 mod common;
 
+use assert_cmd::cargo::cargo_bin;
 use blco::random::Counter;
 use common::{SMALL_CHUNKS, tree};
 use std::collections::{BTreeMap, HashMap};
@@ -50,7 +51,7 @@ const ALWAYS: &str =
 impl Place {
     fn new(backend: &'static [&'static str], dims: &str, nnz: &str) -> Self {
         let place = Self { dir: tempfile::tempdir().unwrap(), backend };
-        let mut command = Command::new(env!("CARGO_BIN_EXE_blco-gen"));
+        let mut command = Command::new(cargo_bin("blco-gen"));
         let chunk_bytes = SMALL_CHUNKS.to_string();
         command.current_dir(place.dir.path()).args(["--dims", dims, "--nnz", nnz, "--values", "1..9"]);
         command.args(["--chunk-bytes", &chunk_bytes, "--quiet", "t.blco"]);
@@ -63,7 +64,7 @@ impl Place {
     }
 
     fn command(&self, more: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
+        let mut command = Command::new(cargo_bin("blco-cpd"));
         command.current_dir(self.dir.path()).args(ALWAYS.split(' ')).args(self.backend);
         command.args(more.split(' ').filter(|word| !word.is_empty())).env_remove("BLCO_FAULT");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

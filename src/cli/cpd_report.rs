@@ -145,15 +145,15 @@ fn stop_text(report: &CpdReport) -> String {
 /// What `--plan` prints.
 pub fn plan_text(report: &CpdReport) -> String {
     let plan = &report.plan;
+    let what = format!("CP of rank {}", report.settings.rank);
+    let passes = format!("an iteration takes {} passes", report.dims.len());
     if let Some(device) = &report.device {
-        let modes: Vec<usize> = (1..=report.dims.len()).collect();
-        return device::plan_text(&report.store, &modes, report.settings.rank, plan, device);
+        return device::plan_text(&report.store, &what, &passes, plan, device);
     }
     format!(
-        "{}: CP of rank {} on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
-         chunks kept, {}\n  a pass  {} in {} chunks; an iteration takes {} passes{}\n",
+        "{}: {what}, on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
+         chunks kept, {}\n  a pass  {} in {} chunks; {passes}{}\n",
         report.store.display(),
-        report.settings.rank,
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
         plan.workers,
@@ -163,7 +163,6 @@ pub fn plan_text(report: &CpdReport) -> String {
         ByteSize(plan.kept_bytes),
         ByteSize(plan.file_bytes),
         plan.chunks,
-        report.dims.len(),
         if plan.direct_reads { ", read past the page cache" } else { "" },
     )
 }
