@@ -107,6 +107,26 @@ fn what_goes_wrong_is_told() {
         }
     }
     assert_eq!(run("t.blco --rank 2 --resume", "").0, Some(2));
+    for (model, rows) in [("a", [6, 5]), ("b", [6, 4])] {
+        std::fs::create_dir(dir.path().join(model)).unwrap();
+        for (name, rows, columns) in [("mode-1", rows[0], 2), ("mode-2", rows[1], 2), ("lambda", 3, 1)] {
+            let file = Sys::default().create(&dir.path().join(format!("{model}/{name}.npy"))).unwrap();
+            Matrix::from_rows(rows, columns, vec![0.5; rows * columns]).write(&file).unwrap();
+        }
+    }
+    let (status, said) = run("--score a b", "");
+    assert_eq!(
+        (status, &said[..]),
+        (Some(2), "blco-cpd: a/lambda.npy: is 3 x 1; factors of rank 2 have 2 x 1 weights\n")
+    );
+    for model in ["a", "b"] {
+        std::fs::remove_file(dir.path().join(model).join("lambda.npy")).unwrap();
+    }
+    let (status, said) = run("--score a b", "");
+    assert!(
+        status == Some(2) && said.starts_with("blco-cpd: a and b: models of [6, 5] and [6, 4] rows"),
+        "{said}"
+    );
     // A rank beyond every dim works, and takes away what a killed run left. Directories that are there stay.
     std::fs::create_dir(dir.path().join("o")).unwrap();
     std::fs::write(dir.path().join("o/.mode-1.npy.partial-1"), "").unwrap();

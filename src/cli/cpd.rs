@@ -256,7 +256,8 @@ impl Cpd {
 /// The score of the models in two directories.
 fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
     let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
-    let score: Score = score(&models[0], &models[1])?;
+    let score: Score = score(&models[0], &models[1])
+        .map_err(|e| Error::request(format!("{} and {}: {e}", dirs[0].display(), dirs[1].display())))?;
     let line = |pair: &Pair| format!("  {:4} {:4}  {:.6}\n", pair.a, pair.b, pair.score);
     let lines: String = score.pairs.iter().map(line).collect();
     Report::new::<Cpd>(format!("score {:.6}\n{lines}", score.score), &score)

@@ -120,7 +120,13 @@ impl Model<f64> {
         }
         let path = dir.join(LAMBDA_FILE);
         let lambda = if path.exists() {
-            Matrix::load(sys, &path, rank)?
+            let lambda = Matrix::load_any(sys, &path)?;
+            if (lambda.rows(), lambda.columns()) != (rank, 1) {
+                let (rows, columns) = (lambda.rows(), lambda.columns());
+                let what = format!("is {rows} x {columns}; factors of rank {rank} have {rank} x 1 weights");
+                return Err(Error::input(path.display().to_string(), what));
+            }
+            lambda
         } else {
             Matrix::from_rows(rank, 1, vec![1.0; rank])
         };
