@@ -26,11 +26,35 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// "Times" are the loop's seconds over TTV's: by one thread, by all; of cached files, of kept chunks.
+/// Each of the four as seconds on the clock and of processors (all threads'), these in brackets. "Times" are the seconds of a loop over TTV's.
 const HEAD: &str = "\
-| mode | elements | nonzeros an element | bytes a nonzero | loop, 1 thread, s | loop, all, s | TTV, files, s | TTV, kept, s | \
-times, files, 1 | all | times, kept, 1 | all | M nonzeros/s, kept | M fibers/s, kept | GB/s moved, files | of a copy's |\n\
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+| mode | elements | nonzeros an element | bytes a nonzero | loop, 1 thread | loop, all threads | TTV, files | TTV, kept | \
+times loop 1: files | kept | times loop all: files | kept | M nonzeros, M fibers a processor second, kept | GB/s moved, files | of a copy's |\n\
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+
+/// Seconds on the clock, and of processors.
+#[derive(Clone, Copy, Default)]
+struct Seconds {
+    clock: f64,
+    processors: f64,
+}
+
+impl std::fmt::Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.4} ({:.4})", self.clock, self.processors)
+    }
+}
+
+/// What `work` takes.
+fn seconds(work: &mut dyn FnMut()) -> Seconds {
+    let used = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    let (start, before) = (Instant::now(), used());
+    work();
+    Seconds { clock: start.elapsed().as_secs_f64(), processors: used() - before }
+}
 
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
@@ -109,19 +133,19 @@ fn copy_rate(threads: usize, runs: usize) -> f64 {
     2.0 * BYTES as f64 / median(seconds.collect::<Vec<_>>().split_off(1))
 }
 
-/// Seconds of `runs` runs of each, taking turns, after one that brings memory and files into the caches.
-fn turns<const N: usize>(runs: usize, mut each: [&mut dyn FnMut(); N]) -> [f64; N] {
-    let mut seconds = [const { Vec::new() }; N];
+/// Medians of `runs` runs of each, taking turns, after one that brings memory and files into the caches.
+fn turns<const N: usize>(runs: usize, mut each: [&mut dyn FnMut(); N]) -> [Seconds; N] {
+    let mut all = [const { Vec::new() }; N];
     for run in 0..=runs {
-        for (work, seconds) in each.iter_mut().zip(&mut seconds) {
-            let start = Instant::now();
-            work();
-            if run > 0 {
-                seconds.push(start.elapsed().as_secs_f64());
-            }
+        for (work, all) in each.iter_mut().zip(&mut all) {
+            let taken = seconds(work);
+            all.extend((run > 0).then_some(taken));
         }
     }
-    seconds.map(median)
+    all.map(|all| {
+        let part = |of: fn(&Seconds) -> f64| median(all.iter().map(of).collect());
+        Seconds { clock: part(|s| s.clock), processors: part(|s| s.processors) }
+    })
 }
 
 /// One mode's row of the table. `rate` is that of copies.
@@ -164,18 +188,21 @@ fn mode(sys: &Sys, input: &Path, (mode, order): (usize, usize), threads: usize, 
     let found = [one[0].len() as u64, several.iter().map(|out| out.len() as u64).sum(), again];
     assert_eq!(found, [elements; 3], "all find the same fibers");
     // Read once: images, and the copy of them from the page cache; written once: elements.
-    let moved = (3 * report.bytes + 8 * elements) as f64 / ours_cached;
+    let moved = (3 * report.bytes + 8 * elements) as f64 / ours_cached.clock;
+    let times = |of: Seconds, by: Seconds| {
+        format!("{:.2} ({:.2})", of.clock / by.clock, of.processors / by.processors)
+    };
     println!(
-        "| {} | {elements} | {:.2} | {:.3} | {loop_one:.4} | {loop_all:.4} | {ours_cached:.4} | {ours_kept:.4} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0} | {:.1} | {:.0} % |",
+        "| {} | {elements} | {:.2} | {:.3} | {loop_one} | {loop_all} | {ours_cached} | {ours_kept} | {} | {} | {} | {} | {:.0}, {:.0} | {:.1} | {:.0} % |",
         mode + 1,
         report.nnz as f64 / elements as f64,
         report.bytes_per_nnz,
-        loop_one / ours_cached,
-        loop_all / ours_cached,
-        loop_one / ours_kept,
-        loop_all / ours_kept,
-        report.nnz as f64 / ours_kept / 1e6,
-        elements as f64 / ours_kept / 1e6,
+        times(loop_one, ours_cached),
+        times(loop_one, ours_kept),
+        times(loop_all, ours_cached),
+        times(loop_all, ours_kept),
+        report.nnz as f64 / ours_kept.processors / 1e6,
+        elements as f64 / ours_kept.processors / 1e6,
         moved / 1e9,
         100.0 * moved / rate,
     );

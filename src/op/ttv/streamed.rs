@@ -272,8 +272,6 @@ impl<T: Real> pulp::WithSimd for AddFibers<'_, T> {
 
 /// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
 const ROUNDS: usize = 4;
-/// Fibers that are begun one after the other without a branch.
-const UNROLLED: usize = 8;
 /// Long fibers that are added up side by side: one addition would wait for the one before.
 const ABREAST: usize = 4;
 
@@ -299,23 +297,11 @@ fn add_inside(
     let (starts, sums) = (&starts[..=fibers], &mut sums[..fibers]);
     // `at` begins a tile. Remainders stand for checks: all places are inside.
     let product = |start: u32, k: usize| products[(start as usize + k) % TILE_NNZ];
-    let (mut longer, mut count, mut fiber) = ([0u16; TILE_NNZ], 0, 0);
-    let mut begin = |sum: &mut f64, start: u32, end: u32| {
-        *sum = product(start, 0);
+    let (mut longer, mut count) = ([0u16; TILE_NNZ], 0);
+    for ((fiber, sum), bounds) in (0u16..).zip(&mut *sums).zip(starts.windows(2)) {
+        *sum = product(bounds[0], 0);
         longer[count % TILE_NNZ] = fiber;
-        count += usize::from(end - start > 1);
-        fiber += 1;
-    };
-    // So many at a time that nothing is asked between them.
-    let whole = fibers / UNROLLED * UNROLLED;
-    let groups = sums.chunks_exact_mut(UNROLLED).zip(starts.windows(UNROLLED + 1).step_by(UNROLLED));
-    for (sums, starts) in groups {
-        for k in 0..UNROLLED {
-            begin(&mut sums[k], starts[k], starts[k + 1]);
-        }
-    }
-    for i in whole..fibers {
-        begin(&mut sums[i], starts[i], starts[i + 1]);
+        count += usize::from(bounds[1] - bounds[0] > 1);
     }
     if let Some(first) = sums.first_mut() {
         *first += std::mem::replace(before, NOTHING);
