@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
-cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
+cold disk against direct reads of the same files; a billion nonzeros in a fraction of the device's memory; and iterations of CP-ALS
+against their passes.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|tensors|cold|billion|start ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|tensors|cold|billion|cpd|start ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
@@ -283,6 +284,32 @@ class Bench:
                           copied_gb=p["device"]["copied_bytes"] / 1e9, link_share=p["device"]["link_share"])
         subprocess.run(["rm", "-rf", path], check=True)
 
+    def cpd(self):
+        """An iteration of CP-ALS against the passes of its modes, each by itself, taking turns; updates against passes where factors
+        are larger than the tensor."""
+        options, rank = TENSORS["nell2"]
+        path, iterations = self.store("nell2", options), 22
+        for _ in range(3):
+            steps = self.decompose(path, rank, iterations)
+            row = {"tensor": "nell2", "rank": rank, "iteration_ms": 1e3 * statistics.median(i["seconds"] for i in steps)}
+            for part in ("mttkrp", "update", "solve"):
+                row[part + "_ms"] = 1e3 * statistics.median(i[part + "_seconds"] for i in steps)
+            row["modes_ms"] = 0.0
+            for mode in "123":
+                report = self.run(path, "--rank", str(rank), "--modes", mode, "--repeat", str(iterations))
+                row["modes_ms"] += 1e3 * statistics.median(p["seconds"] for p in report["passes"][2:])
+            self.note(**row, ratio=row["iteration_ms"] / row["modes_ms"])
+        rows = ["--dims", "532924,17262471,2480308", "--nnz", "10M", "--skew", "2"]
+        for order in ("store", "auto"):
+            steps = self.decompose(self.store("rows", rows), 16, 6, "--device-order", order)
+            passes, updates = (statistics.median(i[part + "_seconds"] for i in steps) for part in ("mttkrp", "update"))
+            self.note(tensor="20.3M rows", rank=16, order=order, mttkrp_ms=1e3 * passes, update_ms=1e3 * updates, ratio=updates / passes)
+
+    def decompose(self, path, rank, iterations, *flags):
+        """The iterations of a decomposition, without the first two, which copy and sort."""
+        common = ["--rank", str(rank), "--tol", "0", "--max-iters", str(iterations), "--backend", "cuda", "-q"]
+        return self.tool("blco-cpd", path, *common, *flags)["iterations"][2:]
+
     def start(self):
         """What a program's start costs with each kind of kernels, first and again."""
         path = self.store("uber", TENSORS["uber"][0])
@@ -327,7 +354,7 @@ def main(arguments):
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
             "ranks": lambda: bench.ranks(chosen), "tune": lambda: bench.tune(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
-            "billion": bench.billion}
+            "billion": bench.billion, "cpd": bench.cpd}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:
             print(f"## {job}", flush=True)
