@@ -31,13 +31,6 @@ struct Slots {
     __device__ __forceinline__ u32 operator()(u32 k) const { return real(k) ? first + k * step : nnz - 1; }
 };
 
-// Puts an index that a damaged file holds inside its mode.
-__device__ __forceinline__ u32 inside(u32 index, u32 highest, bool& bad)
-{
-    bad |= index > highest;
-    return index > highest ? highest : index;
-}
-
 // Tile t of a `tiled` chunk.
 struct Tiled {
     static __device__ __forceinline__ Header header_of(const u8* image)
@@ -63,18 +56,7 @@ struct Tiled {
         const u32 width = load<u32>(record + 4);
         const i64 base = load<i64>(record + 8);
 #pragma unroll
-        for (int k = 0; k < PER; ++k) {
-            double v;
-            if (h.value_encoding == VALUES_INTEGER) {
-                v = (double)(base + (i64)unpack64(words, width, slots(k)));
-            } else if (h.value_encoding == VALUES_DICTIONARY) {
-                const u32 entry = inside(unpack32(words, width, slots(k)), h.values.bytes / 8 - 1, bad);
-                v = load<double>(h.values.at + 8ull * entry);
-            } else {
-                v = section_value(h, t * BLCO_TILE_NNZ + slots(k), bad);
-            }
-            value[k] = (T)v;
-        }
+        for (int k = 0; k < PER; ++k) value[k] = (T)tile_value(h, words, width, base, t * BLCO_TILE_NNZ, slots(k), bad);
     }
 };
 

@@ -8,6 +8,7 @@ pub use without_cuda::*;
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{PassReport, Plan, Span};
+use std::str::FromStr;
 
 /// What is asked of the GPU.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
@@ -25,6 +26,22 @@ pub struct DeviceRequest {
     pub order: DeviceOrder,
     /// Whether results must have the same bits in every run.
     pub deterministic: bool,
+}
+
+/// A kernel's variant by name.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
+#[derive(Clone, Copy, Debug)]
+pub enum KernelVariant {
+    Mttkrp(Variant),
+    Ttv(TtvVariant),
+}
+
+impl FromStr for KernelVariant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self::Ttv).or_else(|_| text.parse().map(Self::Mttkrp))
+    }
 }
 
 /// Passes over a store on a GPU.
@@ -74,12 +91,8 @@ mod with_cuda {
 
     pub use crate::backend::cuda::driver::is_installed;
     pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource, Variant};
+    pub use crate::backend::cuda::ttv::Variant as TtvVariant;
     pub use crate::backend::cuda::{DeviceOrder, DevicePlan};
-
-    /// A kernel's variant by name.
-    pub fn variant(text: &str) -> std::result::Result<Variant, String> {
-        text.parse()
-    }
 
     /// An open GPU.
     pub type Device = Arc<cuda::driver::Device>;
@@ -253,10 +266,15 @@ mod without_cuda {
         pub variant: Option<Variant>,
         pub rows_per_nonzero: Option<f64>,
     }
-    pub type Variant = ();
+    pub type Variant = Nothing;
+    pub type TtvVariant = Nothing;
 
-    pub fn variant(_: &str) -> std::result::Result<Variant, String> {
-        Err("this program was built without CUDA (feature `cuda`)".into())
+    impl std::str::FromStr for Nothing {
+        type Err = String;
+
+        fn from_str(_: &str) -> std::result::Result<Self, String> {
+            Err("this program was built without CUDA (feature `cuda`)".into())
+        }
     }
     pub use crate::dense::Real;
 

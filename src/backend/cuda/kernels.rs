@@ -27,7 +27,7 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 9] = [
+const HEADERS: [SourceFile; 11] = [
     source!("abi.h"),
     source!("dense.cuh"),
     source!("image.cuh"),
@@ -37,6 +37,8 @@ const HEADERS: [SourceFile; 9] = [
     source!("sort.cuh"),
     source!("sorted.cuh"),
     source!("tile.cuh"),
+    source!("tree.cuh"),
+    source!("ttv.cuh"),
 ];
 
 /// The names of the kernels in a specialised [`Image`].

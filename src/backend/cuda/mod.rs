@@ -27,7 +27,9 @@ pub mod driver;
 pub mod kernels;
 pub mod nvrtc;
 pub mod order;
+pub mod pipeline;
 pub mod plan;
+pub mod ttv;
 
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
