@@ -177,6 +177,53 @@ fn fibers_of_every_length() {
     });
 }
 
+/// Passes that count elements.
+fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: Variant) -> Result<u64> {
+    let mode = store.manifest().shape.order() - 1;
+    let demand = device_demand::<f64>(store.manifest(), mode);
+    let device_plan = plan_device(device, store, &demand, &DeviceLimits::default())?;
+    let mut op = DeviceTtv::new(device, store, x, variant, None)?;
+    let mut backend = PipelineBackend::new(device, store, &device_plan, &mut op)?;
+    let plan = plan(store, 0, &Limits::default())?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+    drop(backend);
+    op.finish()
+}
+
+/// Numbers that only kernels look at: in the middle of the columns, where workers have seen that the ends are well. Whatever they are,
+/// nothing outside of the chunk and the vector is read or written (the mock would end the process).
+#[test]
+fn numbers_that_only_kernels_read_are_found_there() {
+    on_a_device("numbers_that_only_kernels_read_are_found_there", |device| {
+        let tensor = Tensor::random(&[100, 90, 800], 20_000, 1, values::few);
+        let x = vector::<f64>(800, 1);
+        let mut found = 0;
+        for leaf in [LeafRule::Csr, LeafRule::Ell] {
+            for turn in 0..12u64 {
+                let dir = tempfile::tempdir().unwrap();
+                let store = trees(&tensor, dir.path(), leaf, 16 << 20);
+                let random = Counter::new(turn, 5);
+                let damaged = common::with_columns(&store, |columns| {
+                    let (from, to) = (columns.len() / 8, columns.len() / 8 * 7);
+                    let at = from + usize::try_from(random.bits(0)).unwrap_or(0) % (to - from);
+                    let bytes = if turn == 0 { 64 } else { (columns.len() / 16).min(to - at) };
+                    for (i, byte) in columns[at..at + bytes].iter_mut().enumerate() {
+                        *byte = if turn % 2 == 0 { 0xff } else { random.bits(i as u64 + 1).to_le_bytes()[0] };
+                    }
+                });
+                match counted(device, &damaged, &x, VARIANTS[usize::from(turn % 3 == 0)]) {
+                    Ok(_) => {}
+                    Err(e) => {
+                        assert!(e.to_string().contains("chunk 0: corrupt: "), "{e}");
+                        found += usize::from(e.to_string().ends_with("chunk 0: corrupt: a number out of range"));
+                    }
+                }
+            }
+        }
+        assert!(found >= 12, "{found} of 24 found by kernels");
+    });
+}
+
 /// A chunk whose checksums are right and whose numbers are not is an error, and nothing outside the vector is read.
 #[test]
 fn numbers_out_of_range_are_found_on_the_device() {
