@@ -2,7 +2,7 @@
 """Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
 cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|passes|tensors|cold|billion|start ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|passes|tensors|cold|billion|start|ttv ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
@@ -41,6 +41,15 @@ ORDERS = {
     "large-3": (["--dims", "4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
     "large-4": (["--dims", "4000000,4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
     "large-5": (["--dims", "4000000,4000000,4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
+}
+
+
+# For TTV along the last mode: fibers of hardly more than a nonzero, as many bytes in as out; fibers of some hundred; slices and
+# fibers of very different lengths.
+FIBERS = {
+    "short": ["--dims", "4000,2000000,16000000", "--nnz", "50M", "--values", "1..200000"],
+    "long": ["--dims", "400,500,4000000", "--nnz", "50M", "--values", "1..5"],
+    "skewed": ["--dims", "20000,20000,4000000", "--nnz", "50M", "--skew", "3,3,1.5", "--values", "1..5"],
 }
 
 
@@ -203,6 +212,29 @@ class Bench:
                           copied_gb=p["device"]["copied_bytes"] / 1e9, link_share=p["device"]["link_share"])
         subprocess.run(["rm", "-rf", path], check=True)
 
+    def ttv(self):
+        """TTV along the last mode, results consumed in memory: the steps one after the other (T_s), overlapped (T_p, as section 6.2
+        of the paper has it, and measured), and with one lane, where nothing overlaps."""
+        for name, options in FIBERS.items():
+            path = os.path.join(self.work, name + "-fibers.blco")
+            if not os.path.exists(path):
+                self.tool("blco-gen", *options, "--format", "hocfs", "-q", path)
+            for precision in PRECISIONS:
+                for kernel, lanes in (("balanced", 4), ("two-level", 4), ("balanced", 1), ("balanced", 3), ("balanced", 5)):
+                    report = self.run(path, "--op", "ttv", "--modes", "3", "--precision", precision, "--kernel", kernel,
+                                      "--streams", str(lanes), "--repeat", "9")
+                    last, steps = report["passes"][-1], report["pipeline"]
+                    device, measured = last["device"], report["pipeline_measured_seconds"]
+                    later = statistics.median(p["device"]["device_seconds"] for p in report["passes"][2:])
+                    self.note(tensor=name, precision=precision, kernel=kernel, lanes=lanes, chunks=last["chunks"],
+                              nnz_of_fiber=last["nnz"] / report["elements"], in_mb=device["copied_bytes"] / 1e6,
+                              out_mb=device["returned_bytes"] / 1e6, copy_ms=device["copy_seconds"] * 1e3,
+                              kernel_ms=device["kernel_seconds"] * 1e3, return_ms=device["return_seconds"] * 1e3,
+                              t_s_ms=steps["sequential_seconds"] * 1e3, t_p_ms=steps["pipelined_seconds"] * 1e3,
+                              measured_ms=measured * 1e3, measured_of_t_s=measured / steps["sequential_seconds"],
+                              median_ms=later * 1e3, pass_ms=last["seconds"] * 1e3)
+            subprocess.run(["rm", "-rf", path], check=True)
+
     def start(self):
         """What a program's start costs with each kind of kernels, first and again."""
         path = self.store("uber", TENSORS["uber"][0])
@@ -247,7 +279,7 @@ def main(arguments):
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
             "ranks": lambda: bench.ranks(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
-            "billion": bench.billion}
+            "billion": bench.billion, "ttv": bench.ttv}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:
             print(f"## {job}", flush=True)

@@ -15,11 +15,12 @@ check() {
     BLCO_DEVICE_FULL=1 BLCO_DATA=$dir/data "$dir/bin/device-test" --nocapture >"$out/check.txt" 2>&1
     "$dir/bin/order-test" --nocapture --test-threads 1 >>"$out/check.txt" 2>&1
     "$dir/bin/cpd_device-test" --nocapture >>"$out/check.txt" 2>&1
+    "$dir/bin/ttv_device-test" --nocapture >>"$out/check.txt" 2>&1
     grep -E '^test |^Tally|test result|bound' "$out/check.txt"
 }
 sanitize() {
     for tool in memcheck racecheck initcheck; do
-        for test in device order cpd_device; do
+        for test in device order cpd_device ttv_device; do
             local log=$out/$tool-$test.txt
             echo "## compute-sanitizer $tool, $test test"
             compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/$test-test" --test-threads 1 >"$log" 2>&1
