@@ -221,7 +221,23 @@ struct TtvArgs {
     u32 carried;
 };
 
+// The arguments of a launch that makes a `tiled` image of a tree's.
+struct ExpandArgs {
+    u64 tree;
+    u64 image;
+    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    u64 fault;
+    u32 number;
+    u32 order;
+    // Where the sections TILES, COLUMNS and VALUES begin in the image.
+    u32 tiles_at;
+    u32 columns_at;
+    u32 values_at;
+    u32 unused;
+};
+
 #ifdef __cplusplus
+static_assert(sizeof(struct ExpandArgs) == 48, "ExpandArgs differs from abi.rs");
 static_assert(sizeof(struct TtvArgs) == 80, "TtvArgs differs from abi.rs");
 static_assert(sizeof(struct DenseArgs) == 64, "DenseArgs differs from abi.rs");
 static_assert(sizeof(struct Chunk) == 16, "Chunk differs from abi.rs");

@@ -41,6 +41,7 @@ SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATC
 #endif
 #else
 #include "dense.cuh"
+#include "expand.cuh"
 #include "instances.h"
 #include "order.cuh"
 #include "ttv.cuh"
@@ -57,4 +58,5 @@ BLCO_ORDER_KERNELS(ORDER)
 BLCO_ROW_KERNELS(OF_ROWS)
 BLCO_DENSE_KERNELS(BLCO_DENSE)
 BLCO_TTV_KERNELS(BLCO_TTV)
+BLCO_EXPAND
 #endif

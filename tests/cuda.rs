@@ -13,7 +13,7 @@ mod common;
 
 use blco::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
 use blco::sys::Sys;
-use common::{BLCO_KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
+use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -250,7 +250,7 @@ fn one_nonzero_and_dims_of_one() {
     let Some(gpu) = gpu() else { return };
     let one = Tensor::of([1, 1], &[([0, 0], -2.5)]);
     let last = Tensor::of([1, 6, 1, 70_000], &[([0, 5, 0, 69_999], 3.0), ([0, 5, 0, 0], 1e-3)]);
-    for kind in BLCO_KINDS {
+    for kind in KINDS {
         check(&Place::new(gpu.clone(), &one, kind, SMALL_CHUNKS), 5, &[], &[]);
         check(&Place::new(gpu.clone(), &last, kind, SMALL_CHUNKS), 1, &["--repeat", "2"], &[]);
     }

@@ -82,7 +82,7 @@ mod with_cuda {
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
-    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, encoding, sorted_bytes};
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
     use crate::store::Store;
     use crate::stream::{Executor, Plan};
     use bytesize::ByteSize;
@@ -107,7 +107,6 @@ mod with_cuda {
         store: &Store,
         demand: &Demand<'_>,
     ) -> Result<(Device, DevicePlan)> {
-        encoding(store)?;
         let device = cuda::driver::Device::open(request.number)?;
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
         let Demand { modes, rank, .. } = *demand;
@@ -197,7 +196,7 @@ mod with_cuda {
             ByteSize(device.memory_bytes),
             ByteSize(device.operation_bytes),
             device.lanes,
-            ByteSize(device.lane_bytes),
+            ByteSize(device.lane_bytes + device.staging_bytes),
             device.resident_chunks,
             plan.chunks,
             ByteSize(device.resident_bytes),

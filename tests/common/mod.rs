@@ -168,7 +168,7 @@ pub enum Kind {
 pub const KINDS: [Kind; 6] =
     [Kind::Raw, Kind::Tiled, Kind::TiledZstd, Kind::HocfsCsr, Kind::HocfsEll, Kind::HocfsZstd];
 
-/// Those whose MTTKRP a device computes.
+/// Those whose order is the linear index of the BLCO paper.
 pub const BLCO_KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
 
 impl Kind {

@@ -280,6 +280,31 @@ pub struct TtvArgs {
     pub carried: u32,
 }
 
+/// The arguments of a launch that makes a `tiled` image of a tree's.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct ExpandArgs {
+    /// Address of the tree's image.
+    pub tree: u64,
+    /// Address of the image that is made.
+    pub image: u64,
+    /// Address of the smallest number of a chunk with a number out of range.
+    pub fault: u64,
+    /// The chunk's number in the store.
+    pub number: u32,
+    /// The tensor's order.
+    pub order: u32,
+    /// Where its tile records begin.
+    pub tiles_at: u32,
+    /// Where its columns begin.
+    pub columns_at: u32,
+    /// Where its values begin.
+    pub values_at: u32,
+    /// Not used.
+    pub unused: u32,
+}
+
+const _: () = assert!(size_of::<ExpandArgs>() == 48);
 const _: () = assert!(size_of::<TtvArgs>() == 80);
 const _: () = assert!(size_of::<DenseArgs>() == 64);
 const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 96);

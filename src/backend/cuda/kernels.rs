@@ -27,9 +27,10 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 11] = [
+const HEADERS: [SourceFile; 12] = [
     source!("abi.h"),
     source!("dense.cuh"),
+    source!("expand.cuh"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
