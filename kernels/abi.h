@@ -204,7 +204,7 @@ struct TtvArgs {
     u64 vector;
     // The result: a number of the kernel's precision for each fiber of the chunk.
     u64 sums;
-    // f64[2] of each window of BLCO_TTV_SEGMENT places: sums of segments (ttv.cuh); of whole tiles of places, and one window more.
+    // f64[2] of each window of BLCO_TTV_SEGMENT spots: sums of segments (ttv.cuh); of whole tiles of spots, and one window more.
     u64 parts;
     // u32 of each window: the fiber that begins there and has several segments, or ~0.
     u64 owners;

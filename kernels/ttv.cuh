@@ -41,8 +41,8 @@ struct Fibers {
     __device__ __forceinline__ bool is_last(u32 fiber) const { return fiber + 1 == fibers.nodes; }
 };
 
-// Where a fiber begins and ends. Places count slots, from SEGMENT on: nonzeros of the first fiber's open segment that lie in the chunk
-// before have the places before SEGMENT.
+// Where a fiber begins and ends. Spots count slots, from SEGMENT on: nonzeros of the first fiber's open segment that lie in the chunk
+// before have the spots before SEGMENT.
 struct Stretch {
     u32 begin, end;
 };
@@ -116,8 +116,8 @@ template <class T> __device__ __forceinline__ void two_level(const TtvArgs& a)
                     segment = NOTHING;
                 }
                 const u32 first = begin > SEGMENT ? begin : SEGMENT, end = begin + SEGMENT < all.end ? begin + SEGMENT : all.end;
-                for (u32 place = first; place < end; ++place) {
-                    segment = __dadd_rn(segment, product<T>(a, f, place - SEGMENT, bad));
+                for (u32 spot = first; spot < end; ++spot) {
+                    segment = __dadd_rn(segment, product<T>(a, f, spot - SEGMENT, bad));
                 }
             }
             if (all.begin < all.end) write<T>(a, f, fiber, sum, segment);
@@ -126,11 +126,11 @@ template <class T> __device__ __forceinline__ void two_level(const TtvArgs& a)
     note(a, bad);
 }
 
-// Where the sum of the segment that begins at `place` goes, of a fiber that `join` adds up. Of such fibers at most one begins and at
-// most one goes on in a window of SEGMENT places.
-__device__ __forceinline__ double& part_of(const TtvArgs& a, u32 place, bool first)
+// Where the sum of the segment that begins at `spot` goes, of a fiber that `join` adds up. Of such fibers at most one begins and at
+// most one goes on in a window of SEGMENT spots.
+__device__ __forceinline__ double& part_of(const TtvArgs& a, u32 spot, bool first)
 {
-    return ((double*)a.parts)[2 * (place / SEGMENT) + first];
+    return ((double*)a.parts)[2 * (spot / SEGMENT) + first];
 }
 
 // A thread block of BLCO_TTV_THREADS for each tile of the leaves before a.end: all segments that begin in it. Fibers of one segment are
@@ -146,7 +146,7 @@ template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
     const u32 count = rest < BLCO_TILE_NNZ + SEGMENT - 1 ? rest : BLCO_TILE_NNZ + SEGMENT - 1;
     bool bad = false;
     for (u32 i = threadIdx.x; i < count; i += BLCO_TTV_THREADS) products[i] = product<T>(a, f, first + i, bad);
-    // Places, those before the chunk in the first thread block.
+    // Spots, those before the chunk in the first thread block.
     const u32 from = blockIdx.x == 0 ? 0 : SEGMENT + first, to = SEGMENT + first + (rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ);
     if (threadIdx.x < WINDOWS) ((u32*)a.owners)[first / SEGMENT + 1 + threadIdx.x] = NOBODY;
     if (threadIdx.x == WINDOWS && blockIdx.x == 0) *(u32*)a.owners = NOBODY;
@@ -159,8 +159,8 @@ template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
         for (u32 begin = all.begin + skipped * SEGMENT; begin < all.end && begin < to; begin += SEGMENT) {
             double sum = begin == all.begin ? carried_segment(a, fiber) : NOTHING;
             const u32 end = begin + SEGMENT < all.end ? begin + SEGMENT : all.end;
-            for (u32 place = begin > SEGMENT ? begin : SEGMENT; place < end; ++place) {
-                sum = __dadd_rn(sum, products[place - SEGMENT - first]);
+            for (u32 spot = begin > SEGMENT ? begin : SEGMENT; spot < end; ++spot) {
+                sum = __dadd_rn(sum, products[spot - SEGMENT - first]);
             }
             if (!apart) ((T*)a.sums)[fiber] = (T)sum;
             else part_of(a, begin, begin == all.begin) = sum;
@@ -170,7 +170,7 @@ template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
     note(a, bad);
 }
 
-// A thread for each window of places: adds up the segments of the fiber that begins there, if `balanced` has left one.
+// A thread for each window of spots: adds up the segments of the fiber that begins there, if `balanced` has left one.
 template <class T> __device__ __forceinline__ void join(const TtvArgs& a)
 {
     const u32 window = blockIdx.x * BLCO_TTV_THREADS + threadIdx.x;
@@ -187,8 +187,8 @@ template <class T> __device__ __forceinline__ void join(const TtvArgs& a)
         double next[BATCH];
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) {
-            const u32 place = begin + b * SEGMENT;
-            next[b] = place < all.end ? part_of(a, place, false) : 0.0;
+            const u32 spot = begin + b * SEGMENT;
+            next[b] = spot < all.end ? part_of(a, spot, false) : 0.0;
         }
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) {

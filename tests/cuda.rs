@@ -403,6 +403,14 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
+    /// MTTKRP of trees.
+    fn trees(gpu: Gpu) -> Self {
+        let tensor = Tensor::random(&[90, 300, 40], 15_000, 1, values::fraction);
+        let place = Place::new(gpu, &tensor, Kind::HocfsEll, SMALL_CHUNKS);
+        let args = ["--streams", "2", "--repeat", "2", "--rank", "4"];
+        Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
+    }
+
     /// Elements stream out of trees, with fibers that go on in the next chunk.
     fn ttv(gpu: Gpu) -> Self {
         let tensor = Tensor::random(&[20, 3, 900], 40_000, 1, values::fraction);
@@ -452,6 +460,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
     let Some(gpu) = mock() else { return };
     every_failing_call_ends(&Failing::partly_resident(gpu.clone()));
     every_failing_call_ends(&Failing::sorted(gpu.clone()));
+    every_failing_call_ends(&Failing::trees(gpu.clone()));
     every_failing_call_ends(&Failing::ttv(gpu));
 }
 
@@ -482,6 +491,7 @@ fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     let Some(gpu) = mock() else { return };
     every_failing_allocation(&Failing::partly_resident(gpu.clone()));
     every_failing_allocation(&Failing::sorted(gpu.clone()));
+    every_failing_allocation(&Failing::trees(gpu.clone()));
     every_failing_allocation(&Failing::ttv(gpu));
 }
 
@@ -510,6 +520,7 @@ fn less_memory_than_planned_is_told() {
     let Some(gpu) = mock() else { return };
     told_of_less_memory(&Failing::partly_resident(gpu.clone()));
     told_of_less_memory(&Failing::sorted(gpu.clone()));
+    told_of_less_memory(&Failing::trees(gpu.clone()));
     told_of_less_memory(&Failing::ttv(gpu));
 }
 
@@ -586,7 +597,12 @@ fn damage_in_a_chunk_ends_a_run() {
 #[test]
 fn ttv_plans_and_reports() {
     let Some(gpu) = mock() else { return };
-    let place = Place::new(gpu, &Tensor::random(&[90, 300, 40], 40_000, 1, values::fraction), Kind::HocfsCsr, SMALL_CHUNKS);
+    let place = Place::new(
+        gpu,
+        &Tensor::random(&[90, 300, 40], 40_000, 1, values::fraction),
+        Kind::HocfsCsr,
+        SMALL_CHUNKS,
+    );
     let ttv = |more: &[&str]| {
         let output = place.blco_run(&[&["--op", "ttv", "--json"], more].concat(), &[]);
         // Where nobody opens the driver, there is none.
@@ -600,13 +616,22 @@ fn ttv_plans_and_reports() {
     let (status, planned, error) = ttv(&["--modes", "3", "--plan"]);
     assert_eq!((status, &planned["device"]["lanes"]), (Some(0), &4.into()), "{error}");
     for kernel in ["balanced", "two-level"] {
-        let args = ["--modes", "3", "--kernel", kernel, "--repeat", "2", "--streams", "3", "--trace", "trace.json"];
+        let args =
+            ["--modes", "3", "--kernel", kernel, "--repeat", "2", "--streams", "3", "--trace", "trace.json"];
         let (status, report, error) = ttv(&args);
-        assert_eq!((status, &report["kernel"], &report["backend"]), (Some(0), &kernel.into(), &"cuda".into()), "{error}");
+        assert_eq!(
+            (status, &report["kernel"], &report["backend"]),
+            (Some(0), &kernel.into(), &"cuda".into()),
+            "{error}"
+        );
         let seconds = |of: &str| report["pipeline"][of].as_f64().unwrap();
-        assert!(0.0 < seconds("pipelined_seconds") && seconds("pipelined_seconds") <= seconds("sequential_seconds"));
+        assert!(
+            0.0 < seconds("pipelined_seconds")
+                && seconds("pipelined_seconds") <= seconds("sequential_seconds")
+        );
         assert!(report["pipeline_measured_seconds"].as_f64().unwrap() > 0.0);
-        let spans: serde_json::Value = serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
+        let spans: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
         for stage in ["copy", "kernel", "return"] {
             let of_stage = spans.as_array().unwrap().iter().filter(|span| span["stage"] == stage);
             assert_eq!(of_stage.count() as u64, report["plan"]["chunks"].as_u64().unwrap(), "{stage}");
@@ -621,7 +646,10 @@ fn ttv_plans_and_reports() {
         (&["--modes", "3", "--kernel", "t4l16c2b4"], "a kernel of MTTKRP"),
     ] {
         let (status, _, error) = ttv(args);
-        assert!(status == Some(2) && error.contains(wanted) && error.lines().count() == 1, "{args:?}: {error}");
+        assert!(
+            status == Some(2) && error.contains(wanted) && error.lines().count() == 1,
+            "{args:?}: {error}"
+        );
     }
     let (status, report, error) = ttv(&["--modes", "3", "--device-memory", "1K", "--backend", "auto"]);
     assert_eq!((status, &report["backend"]), (Some(0), &"cpu".into()), "{error}");

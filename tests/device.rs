@@ -70,7 +70,8 @@ fn run<T: Real + bytemuck::Pod>(
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
     let unlimited = |passes| {
-        let limits = DeviceLimits { lanes: Some(lanes), passes, order: DeviceOrder::Store, ..DeviceLimits::default() };
+        let limits =
+            DeviceLimits { lanes: Some(lanes), passes, order: DeviceOrder::Store, ..DeviceLimits::default() };
         plan_device(device, store, &operation, &limits).unwrap()
     };
     let memory = (residency == Residency::Half).then(|| {
@@ -340,11 +341,15 @@ fn numbers_out_of_range_are_found(device: &Arc<Device>) {
         }
         // Each part of the columns on its own: levels, leaves, where children begin.
         for part in 0..16 {
-            let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{part}")), kind, 16 << 20));
-            error_of_damaged(device, &common::with_columns(&store, |columns| {
-                let bytes = columns.len() / 16;
-                columns[part * bytes..][..bytes].fill(0xff);
-            }));
+            let store =
+                packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{part}")), kind, 16 << 20));
+            error_of_damaged(
+                device,
+                &common::with_columns(&store, |columns| {
+                    let bytes = columns.len() / 16;
+                    columns[part * bytes..][..bytes].fill(0xff);
+                }),
+            );
         }
     }
 }

@@ -106,8 +106,10 @@ fn check_as<T: Real + bytemuck::Pod>(device: &Arc<Device>, name: &str, tensor: &
         for leaf in [LeafRule::Csr, LeafRule::Ell] {
             let store = trees(tensor, dir.path(), leaf, chunk_bytes);
             for variant in VARIANTS {
-                let (lanes, passes) = (lanes.next().unwrap(), if variant == Variant::Balanced { 2 } else { 1 });
-                let what = format!("{name}, {leaf:?}, {chunk_bytes}, {variant}, {lanes} lanes, {:?}", T::PRECISION);
+                let (lanes, passes) =
+                    (lanes.next().unwrap(), if variant == Variant::Balanced { 2 } else { 1 });
+                let what =
+                    format!("{name}, {leaf:?}, {chunk_bytes}, {variant}, {lanes} lanes, {:?}", T::PRECISION);
                 let (found, report) = run(device, &store, &x, variant, lanes, passes).unwrap();
                 compare(&found, tensor, mode, &x, &what);
                 check_order(&found, &store, mode, &what);
@@ -152,12 +154,20 @@ fn the_shapes_that_are_hard() {
         check(device, "one slice holds everything", &slice);
         let fiber = Tensor::random(&[1, 1, 900_000], 40_000, 8, values::fraction);
         check(device, "one fiber holds everything", &fiber);
-        check(device, "two fibers hold everything", &Tensor::random(&[2, 1, 900_000], 40_000, 8, values::single));
+        check(
+            device,
+            "two fibers hold everything",
+            &Tensor::random(&[2, 1, 900_000], 40_000, 8, values::single),
+        );
         let rows: Vec<([u32; 3], f64)> =
             (0..20_000).map(|i| ([i, i * 7 % 20_011, i], f64::from(i))).collect();
         check(device, "fibers of length one", &Tensor::of([20_000, 20_011, 20_000], &rows));
         check(device, "one nonzero", &Tensor::of([5, 6, 7], &[([4, 0, 6], -2.0)]));
-        check(device, "negative zeros", &Tensor::of([2, 1, 2], &[([0, 0, 0], -0.0), ([1, 0, 0], -0.0), ([1, 0, 1], 0.0)]));
+        check(
+            device,
+            "negative zeros",
+            &Tensor::of([2, 1, 2], &[([0, 0, 0], -0.0), ([1, 0, 0], -0.0), ([1, 0, 1], 0.0)]),
+        );
     });
 }
 
@@ -166,7 +176,8 @@ fn the_shapes_that_are_hard() {
 fn fibers_of_every_length() {
     on_a_device("fibers_of_every_length", |device| {
         let random = Counter::new(3, 1);
-        let lengths = [1, 2, 127, 128, 129, 255, 256, 257, 383, 384, 385, 511, 512, 513, 640, 1024, 1025, 3000];
+        let lengths =
+            [1, 2, 127, 128, 129, 255, 256, 257, 383, 384, 385, 511, 512, 513, 640, 1024, 1025, 3000];
         let mut rows = Vec::new();
         for fiber in 0..140u32 {
             let length = lengths[usize::try_from(random.bits(fiber.into()) % lengths.len() as u64).unwrap()];
@@ -215,7 +226,8 @@ fn numbers_that_only_kernels_read_are_found_there() {
                     Ok(_) => {}
                     Err(e) => {
                         assert!(e.to_string().contains("chunk 0: corrupt: "), "{e}");
-                        found += usize::from(e.to_string().ends_with("chunk 0: corrupt: a number out of range"));
+                        found +=
+                            usize::from(e.to_string().ends_with("chunk 0: corrupt: a number out of range"));
                     }
                 }
             }

@@ -18,7 +18,10 @@ pub fn vector<T: Real>(dim: u64, seed: u64) -> Vec<T> {
 }
 
 /// Puts elements into `found` as they come.
-pub fn gather<'a>(store: &Store, found: &'a mut Elements) -> impl FnMut(Vec<Batch>) -> Result<()> + Send + 'a {
+pub fn gather<'a>(
+    store: &Store,
+    found: &'a mut Elements,
+) -> impl FnMut(Vec<Batch>) -> Result<()> + Send + 'a {
     let order = store.manifest().shape.order();
     move |batches| {
         for batch in batches {

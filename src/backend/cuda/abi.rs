@@ -260,7 +260,7 @@ pub struct TtvArgs {
     pub vector: u64,
     /// Address of the result: a number for each fiber.
     pub sums: u64,
-    /// Address of sums of segments, two for each window of [`TTV_SEGMENT`] places.
+    /// Address of sums of segments, two for each window of [`TTV_SEGMENT`] spots.
     pub parts: u64,
     /// Address of the fiber that begins in each window.
     pub owners: u64,

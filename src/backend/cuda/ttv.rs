@@ -64,7 +64,7 @@ impl FromStr for Variant {
     }
 }
 
-/// Windows of [`TTV_SEGMENT`] places that a chunk of so many slots has, those of the fiber that goes on from the chunk before among
+/// Windows of [`TTV_SEGMENT`] spots that a chunk of so many slots has, those of the fiber that goes on from the chunk before among
 /// them.
 #[must_use]
 pub fn windows(slots: u64) -> u64 {

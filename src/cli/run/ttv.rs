@@ -155,7 +155,8 @@ fn choose_device<T: Real>(
     if streams(store.manifest(), mode) {
         return run.engine.choose(run.repeat, |request| ttv_device::find::<T>(request, store, mode));
     }
-    let why = "on the CPU: products and partial results of a mode that does not stream are made and merged there";
+    let why =
+        "on the CPU: products and partial results of a mode that does not stream are made and merged there";
     let asked = run.engine.backend == BackendArg::Cuda;
     Ok((None, asked.then(|| why.to_owned()).into_iter().collect()))
 }

@@ -92,7 +92,8 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         let Format::Hocfs { levels, .. } = manifest.format else {
             return Err(Error::request("elements stream out of hocfs stores alone"));
         };
-        let windows = usize::try_from(windows(SLOTS_PER_NONZERO * fibers_max(manifest))).unwrap_or(usize::MAX);
+        let windows =
+            usize::try_from(windows(SLOTS_PER_NONZERO * fibers_max(manifest))).unwrap_or(usize::MAX);
         let mut on_device = device.memory(size_of_val(vector))?;
         on_device.write(vector)?;
         Ok(Self {
