@@ -29,7 +29,6 @@ pub struct DeviceRequest {
 }
 
 /// A kernel's variant by name.
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
 #[derive(Clone, Copy, Debug)]
 pub enum KernelVariant {
     Mttkrp(Variant),
@@ -245,6 +244,9 @@ mod without_cuda {
     /// What only a GPU has: nothing.
     #[derive(Clone, Debug, serde::Serialize)]
     pub enum Nothing {}
+    /// No kernel has a name.
+    #[derive(Clone, Copy, Debug, serde::Serialize)]
+    pub enum NoKernel {}
 
     pub type Device = Nothing;
     pub type DevicePlan = Nothing;
@@ -265,10 +267,10 @@ mod without_cuda {
         pub variant: Option<Variant>,
         pub rows_per_nonzero: Option<f64>,
     }
-    pub type Variant = Nothing;
-    pub type TtvVariant = Nothing;
+    pub type Variant = NoKernel;
+    pub type TtvVariant = NoKernel;
 
-    impl std::str::FromStr for Nothing {
+    impl std::str::FromStr for NoKernel {
         type Err = String;
 
         fn from_str(_: &str) -> std::result::Result<Self, String> {

@@ -115,9 +115,9 @@ pub enum StreamedOp {
 }
 
 /// Where an operation runs.
-pub struct Place {
+pub struct Place<P = DevicePlan> {
     /// The GPU with what is to be used of it; `None` for the CPU.
-    pub device: Option<(Device, DevicePlan)>,
+    pub device: Option<(Device, P)>,
     /// Why not on a GPU.
     pub notes: Vec<String>,
 }
@@ -125,17 +125,15 @@ pub struct Place {
 impl EngineArgs {
     /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
     pub fn choose_place<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<Place> {
-        let (device, notes) =
-            self.choose(demand.passes, |request| device::find::<T>(request, store, demand))?;
-        Ok(Place { device, notes })
+        self.choose(demand.passes, |request| device::find::<T>(request, store, demand))
     }
 
-    /// What `find` finds on the GPU where that is asked for, or where nobody asks and it succeeds; otherwise why not.
-    pub fn choose<D>(
+    /// The same by what `find` plans.
+    pub fn choose<P>(
         &self,
         passes: u32,
-        find: impl FnOnce(&DeviceRequest) -> Result<D>,
-    ) -> Result<(Option<D>, Vec<String>)> {
+        find: impl FnOnce(&DeviceRequest) -> Result<(Device, P)>,
+    ) -> Result<Place<P>> {
         let request = DeviceRequest {
             number: self.device,
             memory: self.device_memory,
@@ -149,14 +147,18 @@ impl EngineArgs {
             },
         };
         let found = match self.backend {
-            BackendArg::Cpu => return Ok((None, Vec::new())),
+            BackendArg::Cpu => return Ok(Place { device: None, notes: Vec::new() }),
             // Nobody who has no GPU wants to read about it.
-            BackendArg::Auto if !device::is_installed() => return Ok((None, Vec::new())),
+            BackendArg::Auto if !device::is_installed() => {
+                return Ok(Place { device: None, notes: Vec::new() });
+            }
             BackendArg::Cuda | BackendArg::Auto => find(&request),
         };
         match found {
-            Ok(device) => Ok((Some(device), Vec::new())),
-            Err(e) if self.backend == BackendArg::Auto => Ok((None, vec![format!("on the CPU: {e}")])),
+            Ok(device) => Ok(Place { device: Some(device), notes: Vec::new() }),
+            Err(e) if self.backend == BackendArg::Auto => {
+                Ok(Place { device: None, notes: vec![format!("on the CPU: {e}")] })
+            }
             Err(e) => Err(e),
         }
     }

@@ -1,7 +1,7 @@
 //! Trees become `tiled` images on the device (kernels/expand.cuh), behind the copy, so that every kernel reads them. Such an image is not
 //! packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
 
-use super::abi::{ExpandArgs, TILE_THREADS};
+use super::abi::{ExpandArgs, TILE, TILE_THREADS};
 use super::driver::{Device, Kernel, Memory, Stream};
 use super::kernels::embedded_ptx;
 use crate::encoding::TILE_NNZ;
@@ -104,7 +104,7 @@ impl Expander {
             values_at: at(layout.values_at),
             unused: 0,
         };
-        let tiles = header.nnz.div_ceil(TILE_NNZ as u32);
+        let tiles = header.nnz.div_ceil(TILE);
         stream.launch(&self.kernel, tiles, TILE_THREADS, &arguments)
     }
 

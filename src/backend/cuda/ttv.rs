@@ -1,10 +1,9 @@
 //! The kernels of TTV along the leaves' mode of trees (kernels/ttv.cuh), by variant and precision.
 
-use super::abi::{TTV_SEGMENT, TTV_THREADS, TtvArgs};
+use super::abi::{TILE, TTV_SEGMENT, TTV_THREADS, TtvArgs};
 use super::driver::{Device, Kernel, Stream};
 use super::kernels::embedded_ptx;
 use crate::dense::Precision;
-use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use serde::Serialize;
 use std::fmt;
@@ -68,7 +67,7 @@ impl FromStr for Variant {
 /// them.
 #[must_use]
 pub fn windows(slots: u64) -> u64 {
-    slots.div_ceil(TILE_NNZ as u64) * (TILE_NNZ as u64 / u64::from(TTV_SEGMENT)) + 1
+    slots.div_ceil(TILE.into()) * u64::from(TILE / TTV_SEGMENT) + 1
 }
 
 /// The kernels of a variant and precision.
@@ -102,7 +101,7 @@ impl TtvKernels {
             let columns = (fibers / slices).div_ceil(FIBERS).clamp(1, GRID_MAX.1);
             return stream.launch_grid(&self.kernel, (columns, rows), TTV_THREADS, arguments);
         };
-        let tiles = arguments.end.div_ceil(TILE_NNZ as u32);
+        let tiles = arguments.end.div_ceil(TILE);
         stream.launch(&self.kernel, tiles, TTV_THREADS, arguments)?;
         let windows = u32::try_from(windows(arguments.end.into())).unwrap_or(u32::MAX);
         stream.launch(join, windows.div_ceil(TTV_THREADS), TTV_THREADS, arguments)

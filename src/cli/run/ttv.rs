@@ -4,7 +4,7 @@ use super::ttv_device::{self, Passes, PipelinePlan};
 use super::{Run, parse_modes};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
-use crate::cli::engine::BackendArg;
+use crate::cli::engine::{BackendArg, Place};
 use crate::cli::outputs::Pending;
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
@@ -75,7 +75,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     };
     refuse_others(run)?;
     let streamed = streams(manifest, mode);
-    let (mut device, notes) = choose_device::<T>(run, &store, mode)?;
+    let Place { mut device, notes } = choose_place::<T>(run, &store, mode)?;
     let kernel = run.engine.ttv_kernel()?;
     if kernel.is_some() && device.is_none() {
         return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
@@ -94,7 +94,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         streamed,
         plan,
         device: device.as_ref().map(|(_, plan)| plan.clone()),
-        kernel: device.as_ref().map(|_| kernel.unwrap_or_default()),
+        kernel: device.as_ref().map(|(device, _)| ttv_device::kernel(device, kernel)),
         elements: 0,
         spilled: SpillReport::default(),
         merge_seconds: 0.0,
@@ -147,18 +147,14 @@ fn refuse_others(run: &Run) -> Result<()> {
 }
 
 /// The GPU where elements stream out of the store, and it is to be used; and why not.
-fn choose_device<T: Real>(
-    run: &Run,
-    store: &Store,
-    mode: usize,
-) -> Result<(Option<(Device, PipelinePlan)>, Vec<String>)> {
+fn choose_place<T: Real>(run: &Run, store: &Store, mode: usize) -> Result<Place<PipelinePlan>> {
     if streams(store.manifest(), mode) {
         return run.engine.choose(run.repeat, |request| ttv_device::find::<T>(request, store, mode));
     }
     let why =
         "on the CPU: products and partial results of a mode that does not stream are made and merged there";
     let asked = run.engine.backend == BackendArg::Cuda;
-    Ok((None, asked.then(|| why.to_owned()).into_iter().collect()))
+    Ok(Place { device: None, notes: asked.then(|| why.to_owned()).into_iter().collect() })
 }
 
 /// Bytes that partial results may take of what is allowed or there.
@@ -401,7 +397,7 @@ fn plan_text(report: &TtvReport) -> String {
 }
 
 fn notes_text(report: &TtvReport) -> String {
-    report.notes.iter().map(|note| format!("  note: {note}\n")).collect()
+    report.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
 }
 
 /// Where it runs.

@@ -10,6 +10,7 @@ use crate::store::Store;
 use crate::stream::{PassReport, Plan, Span};
 
 /// Passes of TTV along the leaves' mode of a store of trees.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
 pub struct Passes<'a, T> {
     pub store: &'a Store,
     pub plan: &'a Plan,
@@ -53,6 +54,11 @@ mod with_cuda {
         let limits = DeviceLimits { memory, lanes, passes, ..DeviceLimits::default() };
         let plan = pipeline::plan(&device, store, &device_demand::<T>(store.manifest(), mode), &limits)?;
         Ok((device, plan))
+    }
+
+    /// The kernel that is asked for, or the one that serves where nobody asks.
+    pub fn kernel(_: &Device, asked: Option<TtvVariant>) -> TtvVariant {
+        asked.unwrap_or_default()
     }
 
     /// Bytes of host memory that passes by `plan` hold.
@@ -120,6 +126,10 @@ mod without_cuda {
 
     pub fn find<T>(_: &DeviceRequest, _: &Store, _: usize) -> Result<(Device, PipelinePlan)> {
         Err(Error::request("this program was built without CUDA (feature `cuda`)"))
+    }
+
+    pub fn kernel(device: &Device, _: Option<TtvVariant>) -> TtvVariant {
+        match *device {}
     }
 
     pub fn host_bytes<T>(_: &Store, _: usize, plan: &PipelinePlan) -> u64 {
