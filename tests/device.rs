@@ -1,5 +1,5 @@
 //! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
-//! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
+//! 64 linear bits, every value encoding, both index encodings and trees, both precisions, ranks 1 to 128, 1 to 8 lanes, small
 //! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
 //! tensors in the directory `BLCO_DATA` too.
 

@@ -2,7 +2,7 @@
 """Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
 cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|passes|tensors|cold|billion|start|ttv ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|passes|tensors|cold|billion|start|ttv|trees ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
@@ -235,6 +235,25 @@ class Bench:
                               median_ms=later * 1e3, pass_ms=last["seconds"] * 1e3)
             subprocess.run(["rm", "-rf", path], check=True)
 
+    def trees(self):
+        """MTTKRP of the same nonzeros as trees and as BLCO tiles, resident and streamed."""
+        options, rank = PARTS["nell2-20M"]
+        for form in ("blco", "hocfs"):
+            path = os.path.join(self.work, f"trees-{form}.blco")
+            if not os.path.exists(path):
+                self.tool("blco-gen", *options, "--values", "1..5", "--format", form, "-q", path)
+            for precision in PRECISIONS:
+                row = {"format": form, "precision": precision}
+                common = [path, "--rank", str(rank), "--precision", precision, "--device-order", "store"]
+                self.resident(row, "resident", *common)
+                least = self.run(*common, "--plan")["device"]["memory_bytes"]
+                report = self.run(*common, "--repeat", "9", "--device-memory", str(least))
+                last = report["passes"][-1]
+                row.update(streamed_ms=last["seconds"] * 1e3, copied_mb=last["device"]["copied_bytes"] / 1e6,
+                           copy_ms=last["device"]["copy_seconds"] * 1e3, kernel_ms=last["device"]["kernel_seconds"] * 1e3)
+                self.note(**row)
+            subprocess.run(["rm", "-rf", path], check=True)
+
     def start(self):
         """What a program's start costs with each kind of kernels, first and again."""
         path = self.store("uber", TENSORS["uber"][0])
@@ -279,7 +298,8 @@ def main(arguments):
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
             "ranks": lambda: bench.ranks(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
-            "billion": bench.billion, "ttv": bench.ttv}
+            "billion": bench.billion, "ttv": bench.ttv,
+            "trees": bench.trees}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:
             print(f"## {job}", flush=True)

@@ -81,27 +81,12 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
     }
     let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
-    let mut report = TtvReport {
-        store: run.store.clone(),
-        digest: format!("{:016x}", store.id()),
-        op: "ttv",
-        backend: if device.is_some() { "cuda" } else { "cpu" },
-        notes,
-        precision: T::PRECISION,
-        dims: manifest.shape.dims().to_vec(),
-        nnz: manifest.nnz,
-        mode: mode + 1,
-        streamed,
-        plan,
-        device: device.as_ref().map(|(_, plan)| plan.clone()),
-        kernel: device.as_ref().map(|(device, _)| ttv_device::kernel(device, kernel)),
-        elements: 0,
-        spilled: SpillReport::default(),
-        merge_seconds: 0.0,
-        pipeline: None,
-        pipeline_measured_seconds: None,
-        passes: Vec::new(),
-    };
+    let mut report = TtvReport { notes, ..empty_report::<T>(&store, mode, plan) };
+    if let Some((device, device_plan)) = &device {
+        report.backend = "cuda";
+        report.device = Some(device_plan.clone());
+        report.kernel = Some(ttv_device::kernel(device, kernel));
+    }
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
     }
@@ -131,6 +116,32 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     report.device = device.map(|(_, plan)| plan);
     report.passes = outcome.passes;
     Report::new::<Run>(text(&report), &report)
+}
+
+/// The report of a run on the CPU that has not begun.
+fn empty_report<T: Real>(store: &Store, mode: usize, plan: Plan) -> TtvReport {
+    let manifest = store.manifest();
+    TtvReport {
+        store: store.path().to_path_buf(),
+        digest: format!("{:016x}", store.id()),
+        op: "ttv",
+        backend: "cpu",
+        notes: Vec::new(),
+        precision: T::PRECISION,
+        dims: manifest.shape.dims().to_vec(),
+        nnz: manifest.nnz,
+        mode: mode + 1,
+        streamed: streams(manifest, mode),
+        plan,
+        device: None,
+        kernel: None,
+        elements: 0,
+        spilled: SpillReport::default(),
+        merge_seconds: 0.0,
+        pipeline: None,
+        pipeline_measured_seconds: None,
+        passes: Vec::new(),
+    }
 }
 
 /// An error where an option is given that TTV does not have.
@@ -418,8 +429,7 @@ fn text(report: &TtvReport) -> String {
     by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let pass = by_time[(by_time.len() - 1) / 2];
     let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; \
-         compute {:.4} s, waited for data {:.4} s\n",
+        "{}: ttv along mode {}, {}, on {}: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; {}{}\n",
         report.store.display(),
         report.mode,
         how(report),
@@ -429,8 +439,12 @@ fn text(report: &TtvReport) -> String {
         if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
         pass.nnz_per_second / 1e6,
         ByteSize(pass.bytes),
-        pass.compute_seconds,
-        pass.compute_stall_seconds,
+        super::stages_text(pass),
+        pass.device.as_ref().map_or_else(String::new, |device| format!(
+            ", results {:.4} s: {}",
+            device.return_seconds,
+            ByteSize(device.returned_bytes)
+        )),
     );
     if let Some(pipeline) = &report.pipeline {
         let last = report.pipeline_measured_seconds.unwrap_or_default();
