@@ -47,7 +47,7 @@ ORDERS = {
 # For TTV along the last mode: fibers of hardly more than a nonzero, as many bytes in as out; fibers of some hundred; slices and
 # fibers of very different lengths.
 FIBERS = {
-    "short": ["--dims", "4000,2000000,16000000", "--nnz", "50M", "--values", "1..200000"],
+    "short": ["--dims", "4000,2000000,16000000", "--nnz", "50M", "--values", "1..200000", "--slice", "csr", "--chunk-bytes", "16MiB"],
     "long": ["--dims", "400,500,4000000", "--nnz", "50M", "--values", "1..5"],
     "skewed": ["--dims", "20000,20000,4000000", "--nnz", "50M", "--skew", "3,3,1.5", "--values", "1..5"],
 }

@@ -81,12 +81,13 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
     }
     let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
-    let mut report = TtvReport { notes, ..empty_report::<T>(&store, mode, plan) };
-    if let Some((device, device_plan)) = &device {
-        report.backend = "cuda";
-        report.device = Some(device_plan.clone());
-        report.kernel = Some(ttv_device::kernel(device, kernel));
-    }
+    let mut report = TtvReport {
+        backend: if device.is_some() { "cuda" } else { "cpu" },
+        notes,
+        device: device.as_ref().map(|(_, plan)| plan.clone()),
+        kernel: device.as_ref().map(|(device, _)| ttv_device::kernel(device, kernel)),
+        ..empty_report::<T>(&store, mode, plan)
+    };
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
     }
