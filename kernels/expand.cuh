@@ -158,7 +158,7 @@ __device__ inline void tree(const ExpandArgs& a)
 
 // A kernel for every order and encoding.
 #define BLCO_EXPAND                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) expand_tree(const ExpandArgs args)                 \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 4) expand_tree(const ExpandArgs args)              \
     {                                                                                                                  \
         expand::tree(args);                                                                                            \
     }

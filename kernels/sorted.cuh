@@ -98,16 +98,14 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
             const Sweep<S, WHOLE> sweep(start, rank);
             T* const out = sweep.base((T*)target.sums);
             const u32 first = group.index[0][begin];
-            const auto keep = [&](u32 which, T (&sum)[S::COLUMNS]) {
+            // The share's first and last row have an end each; a row that is both has the first.
+            const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
 #pragma unroll
-                for (int c = 0; c < S::COLUMNS; ++c) {
-                    ends.sum[which][share][sweep.lane + c * S::LANES] = (double)sum[c];
-                    sum[c] = T(0);
-                }
+                for (int c = 0; c < S::COLUMNS; ++c) ends.sum[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
             };
-            accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, T (&sum)[S::COLUMNS], bool last) {
-                if (row == first) keep(0, sum);
-                if (last) keep(1, sum);
+            accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
+                if (row == first) keep(0, sum, true);
+                if (last) keep(1, sum, row != first);
                 else if (row != first) sweep.write(out + (u64)row * rank, sum);
             });
         }

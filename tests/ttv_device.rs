@@ -7,29 +7,30 @@
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
 
 mod common;
-#[path = "common/ttv.rs"]
+#[path = "common/ttv_elements.rs"]
 mod elements;
 #[path = "common/on_a_device.rs"]
 mod on_a_device;
+#[path = "common/ttv.rs"]
+mod runner;
 
 use blco::backend::cuda::DeviceLimits;
 use blco::backend::cuda::abi::TTV_SEGMENT;
 use blco::backend::cuda::driver::Device;
 use blco::backend::cuda::pipeline::{PipelineBackend, plan as plan_device};
 use blco::backend::cuda::ttv::Variant;
-use blco::backend::host::HostBackend;
 use blco::dense::Real;
 use blco::encoding::LeafRule;
 use blco::error::Result;
-use blco::op::ttv::Streamed;
 use blco::op::ttv::cuda::{DeviceTtv, device_demand};
 use blco::pack::{FormatOption, PackOptions};
 use blco::random::Counter;
 use blco::store::Store;
 use blco::stream::{Executor, Limits, PassReport, plan};
 use common::{SMALL_CHUNKS, Tensor, packed, values};
-use elements::{Elements, bits, check_order, compare, gather, vector};
+use elements::{Elements, bits, check_order, compare};
 use on_a_device::on_a_device;
+use runner::vector;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -55,8 +56,11 @@ fn run<T: Real + bytemuck::Pod>(
     let limits = DeviceLimits { lanes: Some(lanes), passes, ..DeviceLimits::default() };
     let device_plan = plan_device(device, store, &device_demand::<T>(store.manifest(), mode), &limits)?;
     let plan = plan(store, 0, &Limits { passes, ..Limits::default() })?;
-    let mut found = Vec::new();
-    let mut sink = gather(store, &mut found);
+    let mut found = Elements::new();
+    let mut sink = |batches| {
+        found.extend(runner::elements(batches, mode + 1));
+        Ok(())
+    };
     let mut op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
     let mut backend = PipelineBackend::new(device, store, &device_plan, &mut op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
@@ -69,22 +73,19 @@ fn run<T: Real + bytemuck::Pod>(
     drop((executor, backend));
     let elements = op.finish()?;
     drop(op);
-    drop(sink);
     assert_eq!(elements, found.len() as u64);
     Ok((found, report))
 }
 
 fn on_host<T: Real>(store: &Store, x: &[T]) -> Elements {
-    let mut found = Vec::new();
-    let mut sink = gather(store, &mut found);
-    let mut op = Streamed::new(store, x, Some(&mut sink)).unwrap();
-    let mut backend = HostBackend::new(store, &mut op).unwrap();
-    let plan = plan(store, 0, &Limits::default()).unwrap();
-    Executor::new(store, &plan, &mut backend).unwrap().pass(&mut backend, &|_| ()).unwrap();
-    drop(backend);
-    op.finish().unwrap();
-    drop(op);
-    drop(sink);
+    let mode = store.manifest().shape.order() - 1;
+    let mut found = Elements::new();
+    let no_runs = (0, Path::new(""));
+    runner::ttv(store, mode, x, no_runs, 2, &mut |batches| {
+        found.extend(runner::elements(batches, mode + 1));
+        Ok(())
+    })
+    .unwrap();
     found
 }
 

@@ -1,74 +1,55 @@
-//! What tests of TTV share: vectors, the definition of the result, elements as values.
+//! TTV on the host, by the way that a store has for it.
 
-use crate::common::Tensor;
+#![allow(dead_code, reason = "every test uses a part")]
+
+use blco::backend::host::{HostBackend, HostOp};
 use blco::coo::Batch;
 use blco::dense::Real;
 use blco::error::Result;
-use blco::op::ttv::streams;
+use blco::linear::Wide;
+use blco::op::ttv::{Merged, Sink, Streamed, streams};
 use blco::random::Counter;
 use blco::store::Store;
-use std::collections::BTreeMap;
+use blco::stream::{Executor, Limits, plan};
+use std::path::Path;
 
-/// Coordinates without the mode of the vector, and value.
-pub type Elements = Vec<(Vec<u32>, f64)>;
-
+/// Numbers in [-1, 1).
 pub fn vector<T: Real>(dim: u64, seed: u64) -> Vec<T> {
     let random = Counter::new(seed, 77);
     (0..dim).map(|i| T::nearest(random.unit(i) * 2.0 - 1.0)).collect()
 }
 
-/// Puts elements into `found` as they come.
-pub fn gather<'a>(
+fn pass<O: HostOp>(store: &Store, op: &mut O, workers: usize) -> Result<()> {
+    let mut backend = HostBackend::new(store, op)?;
+    let plan = plan(store, 0, &Limits { workers: Some(workers), ..Limits::default() })?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
+}
+
+/// TTV along `mode`, with at most `memory` bytes for partial results and the others in files in `runs`; how many elements
+/// `sink` got.
+pub fn ttv<T: Real>(
     store: &Store,
-    found: &'a mut Elements,
-) -> impl FnMut(Vec<Batch>) -> Result<()> + Send + 'a {
-    let order = store.manifest().shape.order();
-    move |batches| {
-        for batch in batches {
-            let rows = batch.indices.chunks_exact(order - 1).map(<[u32]>::to_vec);
-            found.extend(rows.zip(batch.values));
-        }
-        Ok(())
+    mode: usize,
+    x: &[T],
+    (memory, runs): (u64, &Path),
+    workers: usize,
+    sink: Sink<'_>,
+) -> Result<u64> {
+    if streams(store.manifest(), mode) {
+        let mut op = Streamed::new(store, x, Some(sink))?;
+        pass(store, &mut op, workers)?;
+        return op.finish().map(|(elements, _)| elements);
     }
+    let shape = &store.manifest().shape;
+    let mut op = Merged::<T, Wide>::new(store.sys(), shape, mode, x, memory, runs.to_path_buf());
+    pass(store, &mut op, workers)?;
+    op.finish(sink).map(|(elements, _)| elements)
 }
 
-/// The definition: for each element its sum, the same over absolute values, and how many were added.
-pub fn oracle<T: Real>(tensor: &Tensor, mode: usize, x: &[T]) -> BTreeMap<Vec<u32>, (f64, f64, f64)> {
-    let mut sums = BTreeMap::new();
-    for (row, value) in tensor.rows() {
-        let mut at = row.to_vec();
-        let product = value * x[at.remove(mode) as usize].widen();
-        let sum = sums.entry(at).or_insert((0.0, 0.0, 0.0));
-        *sum = (sum.0 + product, sum.1 + product.abs(), sum.2 + 1.0);
-    }
-    sums
-}
-
-/// Holds elements against the definition: the same coordinates, and values within what roundings can add up to.
-pub fn compare<T: Real>(found: &Elements, tensor: &Tensor, mode: usize, x: &[T], what: &str) {
-    let wanted = oracle(tensor, mode, x);
-    let mut seen = found.clone();
-    seen.sort_by(|a, b| a.0.cmp(&b.0));
-    assert!(seen.iter().map(|e| &e.0).eq(wanted.keys()), "{what}: coordinates, each once");
-    for ((at, value), (sum, absolute, n)) in seen.iter().zip(wanted.values()) {
-        // Two roundings of factors, one of the product, one of the result, and the sum's in f64.
-        let bound = absolute * (T::ROUNDOFF * 4.0 + f64::EPSILON / 2.0 * (n + 2.0));
-        assert!((value - sum).abs() <= bound, "{what}: {at:?} is {value}, not {sum}");
-    }
-}
-
-/// The order of elements: the store's for a streamed mode, that of the modes otherwise.
-pub fn check_order(found: &Elements, store: &Store, mode: usize, what: &str) {
-    let order = store.manifest().shape.order();
-    let streamed = streams(store.manifest(), mode);
-    let place = |at: &[u32]| -> Vec<u32> {
-        let full: Vec<u32> =
-            (0..order).map(|m| if m == mode { 0 } else { at[m - usize::from(m > mode)] }).collect();
-        if streamed { (1..order).map(|n| full[(mode + n) % order]).collect() } else { full }
-    };
-    assert!(found.is_sorted_by(|a, b| place(&a.0) < place(&b.0)), "{what}: in order");
-}
-
-pub fn bits(elements: &Elements) -> Vec<(&[u32], u64)> {
-    elements.iter().map(|(at, value)| (&at[..], value.to_bits())).collect()
+/// The elements of batches: coordinates without the mode of the vector, and values.
+pub fn elements(batches: Vec<Batch>, order: usize) -> impl Iterator<Item = (Vec<u32>, f64)> {
+    batches.into_iter().flat_map(move |batch| {
+        let rows: Vec<Vec<u32>> = batch.indices.chunks_exact(order - 1).map(<[u32]>::to_vec).collect();
+        rows.into_iter().zip(batch.values)
+    })
 }

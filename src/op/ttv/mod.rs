@@ -15,10 +15,12 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod merged;
+mod oracle;
 mod outlet;
 mod streamed;
 
 pub use merged::{Merged, layout as merged_layout};
+pub use oracle::Oracle;
 pub use streamed::{Streamed, host_bytes as streamed_bytes};
 
 use crate::coo::Batch;
