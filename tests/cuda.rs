@@ -616,8 +616,20 @@ fn ttv_plans_and_reports() {
     let (status, planned, error) = ttv(&["--modes", "3", "--plan"]);
     assert_eq!((status, &planned["device"]["lanes"]), (Some(0), &4.into()), "{error}");
     for kernel in ["balanced", "two-level"] {
-        let args =
-            ["--modes", "3", "--kernel", kernel, "--repeat", "2", "--streams", "3", "--trace", "trace.json"];
+        let args = [
+            "--modes",
+            "3",
+            "--kernel",
+            kernel,
+            "--repeat",
+            "2",
+            "--streams",
+            "3",
+            "--trace",
+            "trace.json",
+            "--check",
+            "t.tns",
+        ];
         let (status, report, error) = ttv(&args);
         assert_eq!(
             (status, &report["kernel"], &report["backend"]),
