@@ -1,5 +1,5 @@
 //! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
-//! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
+//! 64 linear bits, every value encoding, both index encodings and trees, both precisions, ranks 1 to 128, 1 to 8 lanes, small
 //! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
 //! tensors in the directory `BLCO_DATA` too.
 
@@ -62,8 +62,6 @@ fn run<T: Real + bytemuck::Pod>(
     let manifest = store.manifest();
     let (shape, rank) = (&manifest.shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
-    let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
-    let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
     let bytes = device_bytes::<T>(shape, &modes, rank);
     let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
     // Fewer lanes than chunks: more would hold them all.
@@ -71,10 +69,16 @@ fn run<T: Real + bytemuck::Pod>(
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
-    let memory = match residency {
-        Residency::Half => Some(bytes + largest * lanes as u64 + images / 2),
-        _ => None,
+    let unlimited = |passes| {
+        let limits =
+            DeviceLimits { lanes: Some(lanes), passes, order: DeviceOrder::Store, ..DeviceLimits::default() };
+        plan_device(device, store, &operation, &limits).unwrap()
     };
+    let memory = (residency == Residency::Half).then(|| {
+        let (streamed, resident) = (unlimited(1), unlimited(2));
+        let lane = streamed.lane_bytes + streamed.staging_bytes;
+        bytes + lane * lanes as u64 + resident.resident_bytes / 2
+    });
     let sorted = residency == Residency::Sorted && manifest.format == Format::Blco(IndexEncoding::Tiled);
     let order = match residency {
         _ if sorted => DeviceOrder::Target,
@@ -147,7 +151,7 @@ fn agrees<T: Real + bytemuck::Pod>(
     let chunks = store.manifest().chunks.len();
     for residency in RESIDENCIES {
         if residency == Residency::Deterministic
-            && store.manifest().format == Format::Blco(IndexEncoding::Raw)
+            && store.manifest().format != Format::Blco(IndexEncoding::Tiled)
         {
             continue;
         }
@@ -193,6 +197,8 @@ fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tal
         (Kind::Tiled, 16 << 20),
         (Kind::Raw, SMALL_CHUNKS),
         (Kind::Raw, 16 << 20),
+        (Kind::HocfsCsr, SMALL_CHUNKS),
+        (Kind::HocfsEll, 16 << 20),
     ] {
         let target = dir.path().join(format!("{name}-{kind:?}-{chunk_bytes}"));
         stores.push(packed(tensor, &options(&target, kind, chunk_bytes)));
@@ -327,18 +333,39 @@ fn numbers_out_of_range_are_found_on_the_device() {
 fn numbers_out_of_range_are_found(device: &Arc<Device>) {
     let dir = tempfile::tempdir().unwrap();
     let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, values::one);
-    let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 16 << 20));
-    let damaged = common::with_largest_numbers(&store);
+    for kind in [Kind::Tiled, Kind::HocfsCsr, Kind::HocfsEll] {
+        let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, 16 << 20));
+        error_of_damaged(device, &common::with_largest_numbers(&store));
+        if kind == Kind::Tiled {
+            continue;
+        }
+        // Each part of the columns on its own: levels, leaves, where children begin.
+        for part in 0..16 {
+            let store =
+                packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{part}")), kind, 16 << 20));
+            error_of_damaged(
+                device,
+                &common::with_columns(&store, |columns| {
+                    let bytes = columns.len() / 16;
+                    columns[part * bytes..][..bytes].fill(0xff);
+                }),
+            );
+        }
+    }
+}
+
+/// MTTKRP of a damaged store of one chunk ends with the error of the device.
+fn error_of_damaged(device: &Arc<Device>, damaged: &Store) {
     let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &damaged.manifest().shape, 8, 1).unwrap();
     let modes = [0, 1, 2];
     let shape = &damaged.manifest().shape;
     let bytes = device_bytes::<f64>(shape, &modes, 8);
     let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64, sorted_bytes };
-    let device_plan = plan_device(device, &damaged, &operation, &DeviceLimits::default()).unwrap();
-    let mut op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
-    let mut backend = CudaBackend::new(device, &damaged, &device_plan, &mut op).unwrap();
-    let plan = plan(&damaged, 0, &Limits::default()).unwrap();
-    let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
+    let device_plan = plan_device(device, damaged, &operation, &DeviceLimits::default()).unwrap();
+    let mut op = DeviceMttkrp::new(device, damaged, &factors, &modes, &Source::default()).unwrap();
+    let mut backend = CudaBackend::new(device, damaged, &device_plan, &mut op).unwrap();
+    let plan = plan(damaged, 0, &Limits::default()).unwrap();
+    let mut executor = Executor::new(damaged, &plan, &mut backend).unwrap();
     let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("chunk 0: corrupt: a number out of range"), "{error}");
 }

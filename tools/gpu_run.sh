@@ -15,6 +15,7 @@ check() {
     BLCO_DEVICE_FULL=1 BLCO_DATA=$dir/data "$dir/bin/device-test" --nocapture >"$out/check.txt" 2>&1
     "$dir/bin/order-test" --nocapture --test-threads 1 >>"$out/check.txt" 2>&1
     "$dir/bin/cpd_device-test" --nocapture >>"$out/check.txt" 2>&1
+    "$dir/bin/ttv_device-test" --nocapture >>"$out/check.txt" 2>&1
     # Where the programs are is told by where the tests are. OUT/peer is for tools/cpd_peer.py, where pyttb is.
     BLCO_REAL_CUDA=1 BLCO_PEER=$out/peer "$dir/bin/cpd_programs-test" --nocapture >>"$out/check.txt" 2>&1
     BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted >>"$out/check.txt" 2>&1
@@ -22,7 +23,7 @@ check() {
 }
 sanitize() {
     for tool in memcheck racecheck initcheck; do
-        for test in device order cpd_device; do
+        for test in device order cpd_device ttv_device; do
             local log=$out/$tool-$test.txt
             echo "## compute-sanitizer $tool, $test test"
             compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/$test-test" --test-threads 1 >"$log" 2>&1

@@ -267,7 +267,7 @@ impl<'a> TreeView<'a> {
     }
 
     /// Nonzeros before leaf tile `tile`; all behind the last one.
-    pub(super) fn before(&self, tile: usize) -> usize {
+    pub(crate) fn before(&self, tile: usize) -> usize {
         let leaf = self.order() - 1;
         if tile < self.tiles_of(leaf) { self.record(leaf, tile).stride_or_before as usize } else { self.nnz }
     }
@@ -277,7 +277,7 @@ impl<'a> TreeView<'a> {
         self.before(tile + 1).wrapping_sub(self.before(tile)) != self.len(self.order() - 1, tile)
     }
 
-    pub(super) fn damaged(&self, level: usize, tile: usize) -> Error {
+    pub(crate) fn damaged(&self, level: usize, tile: usize) -> Error {
         let what =
             format!("chunk {}: corrupt: level {level}, tile {tile}: a number out of range", self.number);
         Error::corrupt(&self.path, what)
