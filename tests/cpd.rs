@@ -61,7 +61,7 @@ fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Outcome<T>> {
         checkpoint: ask.checkpoint.map(open).transpose()?,
     };
     let limits = Limits { threads: ask.threads, memory: ask.memory, passes: 9, ..Limits::default() };
-    let plan = plan(store, host_bytes::<T>(shape, rank), &limits)?;
+    let plan = plan(store, host_bytes::<T>(shape, rank, limits.threads), &limits)?;
     sys.pool(ask.threads)?.install(|| {
         let mut op = Mttkrp::alternating(sys, shape, rank, ask.threads)?;
         let mut place = HostPlace::new(store, &plan, &mut op)?;
@@ -158,7 +158,7 @@ fn threads_memory_and_chunks_do_not_change_a_bit() {
         let wanted = of(&store, 1, None);
         assert_eq!(of(&store, 3, None), wanted);
         assert_eq!(of(&whole, 2, None), wanted);
-        let least = host_bytes::<f64>(&store.manifest().shape, 50) + (SMALL_CHUNKS << 2);
+        let least = host_bytes::<f64>(&store.manifest().shape, 50, 2) + (SMALL_CHUNKS << 2);
         assert_eq!(of(&store, 2, Some(least)), wanted);
     }
 }

@@ -12,7 +12,7 @@ use crate::cli::{Common, Program, Report, on_pool};
 use crate::coo::tns::TnsReader;
 use crate::dense::{Matrix, Precision, load_factors, mode_file, seeded_factors};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
+use crate::op::mttkrp::{CHAIN, ModeMatrix, Mttkrp, host_bytes};
 use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
 use crate::store::Store;
@@ -161,7 +161,7 @@ struct Outcome<T> {
 impl RunReport {
     /// The longest chain of additions in the precision of the factors.
     fn chain(&self) -> u32 {
-        if self.device.is_some() { device::CHAIN } else { 1 }
+        if self.device.is_some() { device::CHAIN } else { CHAIN }
     }
 }
 
@@ -180,7 +180,7 @@ impl Run {
             modes: &modes,
             rank,
             passes: self.repeat,
-            on_cpu: host_bytes::<T>(&shape, &modes, rank) + decoded_bytes(shape.order()),
+            on_cpu: host_bytes::<T>(&shape, &modes, rank, threads) + decoded_bytes(shape.order()),
             beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
             operation: StreamedOp::Mttkrp,
         };
