@@ -1,62 +1,84 @@
 //! A group: [`GROUP_TILES`] tiles of the store, the unit of work of MTTKRP on the host. One thread adds up what its nonzeros contribute to
-//! the rows that they meet, in slots of its own; whole groups are then added to the results in order.
+//! each row: of a short mode in one of [`COPIES`] copies of the result, of a long one in slots of its own, which are added to the result
+//! afterwards.
 
 use super::kernel::{self, Shared, Single};
 use super::slots::{Finder, Ids, Rows};
 use crate::backend::host::Batch;
-use crate::dense::{Matrix, Precision, Real};
+use crate::dense::{Matrix, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::DecodedTile;
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
+use serde::Serialize;
 use std::ops::Range;
 
 /// Tiles of a group, which is cut by position in the store.
-pub const GROUP_TILES: usize = 4;
+pub const GROUP_TILES: usize = 8;
 /// Nonzeros of a whole group.
 pub const GROUP_NNZ: usize = GROUP_TILES * TILE_NNZ;
-/// The longest chain of additions in f32: a row that has taken as many nonzeros goes on in another slot, and slots are added up in
-/// f64.
-pub const CHAIN: u32 = 64;
+/// Copies of the result of a short mode: group g adds to copy g modulo this.
+pub const COPIES: usize = 8;
+/// The largest result, in bytes, that is accumulated in copies.
+const COPY_BYTES_MAX: u64 = 2 << 20;
 
-/// The most slots of a mode of `rows` rows in a group.
-pub fn slots_max<T: Real>(rows: usize) -> usize {
-    let again = if T::PRECISION == Precision::F32 { GROUP_NNZ / CHAIN as usize } else { 0 };
-    (rows + again).min(GROUP_NNZ)
+/// How the sums of a mode are kept apart between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Copies of the whole result.
+    Copies,
+    /// Slots for the rows that a group meets.
+    Slots,
 }
 
-/// What a group adds to one mode.
+impl Strategy {
+    /// For a mode of `rows` rows.
+    #[must_use]
+    pub fn of(rows: usize, rank: usize) -> Self {
+        let bytes = (rows as u64).saturating_mul(kernel::stride(rank) as u64).saturating_mul(8);
+        if bytes <= COPY_BYTES_MAX { Self::Copies } else { Self::Slots }
+    }
+
+    /// What people and programs call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copies => "copies",
+            Self::Slots => "slots",
+        }
+    }
+}
+
+/// What a group adds to a mode that has slots; nothing for others.
 #[derive(Debug)]
-pub struct ModeSums<T> {
+pub struct ModeSums {
     /// The row of each slot, in the order in which they were met.
     pub rows: Vec<u32>,
-    /// Nonzeros in each slot, kept for a group that is not whole yet.
-    counts: Vec<u8>,
     /// The slots, each a row of the kernel's stride.
-    pub sums: Rows<T>,
+    pub sums: Rows<f64>,
 }
 
 /// A group, as far as its nonzeros have come.
 #[derive(Debug)]
-pub struct Group<T> {
+pub struct Group {
     pub number: u64,
     /// Nonzeros so far.
     pub nnz: usize,
     /// Its tiles in the batch at hand.
     pub tiles: Range<usize>,
     /// In the order of the modes that are computed.
-    pub modes: Vec<ModeSums<T>>,
+    pub modes: Vec<ModeSums>,
 }
 
-impl<T: Real> Group<T> {
+impl Group {
     /// Room for a group, for modes of at most so many slots.
     pub fn new(sys: &Sys, slots: &[usize], rank: usize) -> Result<Self> {
         let mode = |&slots: &usize| {
-            let (mut rows, mut counts) = (Vec::new(), Vec::new());
+            let mut rows = Vec::new();
             sys.reserve(&mut rows, slots, slots)?;
-            sys.reserve(&mut counts, slots, slots)?;
-            Ok(ModeSums { rows, counts, sums: Rows::new(sys, slots * kernel::stride::<T>(rank))? })
+            Ok(ModeSums { rows, sums: Rows::new(sys, slots * kernel::stride(rank))? })
         };
         let modes = slots.iter().map(mode).collect::<Result<_>>()?;
         Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes })
@@ -64,7 +86,7 @@ impl<T: Real> Group<T> {
 
     /// Bytes of that room.
     pub fn bytes(slots: &[usize], rank: usize) -> u64 {
-        let mode = |&slots: &usize| Rows::<T>::bytes(slots * kernel::stride::<T>(rank)) + 5 * slots as u64;
+        let mode = |&slots: &usize| Rows::<f64>::bytes(slots * kernel::stride(rank)) + 4 * slots as u64;
         slots.iter().map(mode).sum()
     }
 
@@ -73,7 +95,6 @@ impl<T: Real> Group<T> {
         (self.number, self.nnz) = (number, 0);
         for mode in &mut self.modes {
             mode.rows.clear();
-            mode.counts.clear();
             mode.sums.clear();
         }
     }
@@ -91,21 +112,19 @@ pub struct Scratch<T> {
 impl<T: Real> Scratch<T> {
     /// For modes of at most so many slots; with `all`, for all modes at once.
     pub fn new(sys: &Sys, slots: &[usize], rank: usize, all: bool) -> Result<Self> {
-        let factors = if all { slots } else { &[] };
+        let factor = |&slots: &usize| Rows::new(sys, if all { slots * kernel::stride(rank) } else { 0 });
         Ok(Self {
-            finders: slots.iter().map(|&slots| Finder::new(sys, slots)).collect::<Result<_>>()?,
+            finders: slots.iter().map(|_| Finder::new(sys)).collect::<Result<_>>()?,
             ids: sys.vec([0; TILE_NNZ], slots.len())?,
-            factors: factors
-                .iter()
-                .map(|&slots| Rows::new(sys, slots * kernel::stride::<T>(rank)))
-                .collect::<Result<_>>()?,
+            factors: slots.iter().map(factor).collect::<Result<_>>()?,
         })
     }
 
     /// Bytes that it takes.
     pub fn bytes(slots: &[usize], rank: usize, all: bool) -> u64 {
-        let factor = |slots: usize| if all { Rows::<T>::bytes(slots * kernel::stride::<T>(rank)) } else { 0 };
-        let mode = |&slots: &usize| Finder::bytes(slots) + size_of::<Ids>() as u64 + factor(slots);
+        let elements = |slots: usize| if all { slots * kernel::stride(rank) } else { 0 };
+        let mode =
+            |&slots: &usize| Finder::BYTES + size_of::<Ids>() as u64 + Rows::<T>::bytes(elements(slots));
         slots.iter().map(mode).sum()
     }
 }
@@ -115,16 +134,20 @@ impl<T: Real> Scratch<T> {
 pub struct Inputs<'a, T> {
     pub batch: &'a Batch<'a>,
     pub factors: &'a [Matrix<T>],
+    /// The factors of modes that have copies, their rows aligned, when all modes are computed.
+    pub aligned: &'a [Rows<T>],
     pub rank: usize,
-    /// The modes that are computed.
-    pub modes: &'a [usize],
+    /// The modes that are computed, and how.
+    pub modes: &'a [(usize, Strategy)],
     /// Whether these are all modes, in order.
     pub all: bool,
 }
 
-/// Adds a group's nonzeros of a batch to its slots.
+/// Adds a group's nonzeros of a batch to its slots and its copy.
 pub struct Work<'a, T> {
-    pub group: &'a mut Group<T>,
+    pub group: &'a mut Group,
+    /// The copy of each mode that is computed, empty where there are none.
+    pub copy: &'a mut [Rows<f64>],
     pub scratch: &'a mut Scratch<T>,
     pub inputs: Inputs<'a, T>,
 }
@@ -142,7 +165,9 @@ impl<T: Real> pulp::WithSimd for Work<'_, T> {
             self.find_slots(&tile);
             if self.inputs.all { self.add_all(&tile) } else { self.add_each(&tile) }
         }
-        self.stop();
+        for (finder, sums) in self.scratch.finders.iter_mut().zip(&self.group.modes) {
+            finder.stop(&sums.rows);
+        }
     }
 }
 
@@ -150,44 +175,42 @@ impl<T: Real> Work<'_, T> {
     /// Makes the tables ready for the rows that are to come and those that were met before.
     #[inline(always)]
     fn start(&mut self) {
-        let Inputs { batch, factors, rank, modes, .. } = self.inputs;
-        for ((&m, sums), finder) in modes.iter().zip(&self.group.modes).zip(&mut self.scratch.finders) {
+        let Inputs { batch, factors, rank, modes, all, .. } = self.inputs;
+        for (k, (&(m, strategy), sums)) in modes.iter().zip(&self.group.modes).enumerate() {
+            if strategy == Strategy::Copies {
+                continue;
+            }
             let (mut low, mut high) = (u32::MAX, 0);
-            for t in self.group.tiles.clone() {
-                let (first, last) = batch.range(t, m);
+            let of_tiles = self.group.tiles.clone().map(|t| batch.range(t, m));
+            for (first, last) in of_tiles.chain(sums.rows.iter().map(|&row| (row, row))) {
                 (low, high) = (low.min(first), high.max(last));
             }
-            for &row in &sums.rows {
-                (low, high) = (low.min(row), high.max(row));
-            }
-            finder.start(low, high, &sums.rows, &sums.counts);
-        }
-        for ((rows, sums), factor) in self.scratch.factors.iter_mut().zip(&self.group.modes).zip(factors) {
-            rows.clear();
-            for &row in &sums.rows {
-                rows.push(factor.row(row as usize), kernel::stride::<T>(rank));
+            self.scratch.finders[k].start(low, high, &sums.rows);
+            self.scratch.factors[k].clear();
+            if all {
+                for &row in &sums.rows {
+                    self.scratch.factors[k].push(factors[m].row(row as usize), kernel::stride(rank));
+                }
             }
         }
     }
 
-    /// Gives every nonzero a slot in each mode, and new slots zeros and, for all modes, their row of the factor.
+    /// Gives every nonzero a slot in each mode that has some, and new slots zeros and, for all modes, their row of the factor.
     #[inline(always)]
     fn find_slots(&mut self, tile: &DecodedTile<'_>) {
-        let Inputs { factors, rank, modes, .. } = self.inputs;
-        let stride = kernel::stride::<T>(rank);
+        let Inputs { factors, rank, modes, all, .. } = self.inputs;
+        let stride = kernel::stride(rank);
         let Scratch { finders, ids, factors: factor_rows } = &mut *self.scratch;
-        for (k, (&m, sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
-            let met = sums.rows.len();
-            match T::PRECISION {
-                Precision::F64 => finders[k].assign::<0>(tile.column(m), &mut sums.rows, &mut ids[k]),
-                Precision::F32 => {
-                    finders[k].assign::<{ CHAIN as usize }>(tile.column(m), &mut sums.rows, &mut ids[k]);
-                }
+        for (k, (&(m, strategy), sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
+            if strategy == Strategy::Copies {
+                continue;
             }
+            let met = sums.rows.len();
+            finders[k].assign(tile.column(m), &mut sums.rows, &mut ids[k]);
             sums.sums.grow(sums.rows.len() * stride);
-            if let Some(rows) = factor_rows.get_mut(k) {
+            if all {
                 for &row in &sums.rows[met..] {
-                    rows.push(factors[m].row(row as usize), stride);
+                    factor_rows[k].push(factors[m].row(row as usize), stride);
                 }
             }
         }
@@ -195,54 +218,50 @@ impl<T: Real> Work<'_, T> {
 
     #[inline(always)]
     fn add_all(&mut self, tile: &DecodedTile<'_>) {
+        let Inputs { aligned, rank, modes, .. } = self.inputs;
         let Scratch { ids, factors, .. } = &*self.scratch;
-        let mut modes = self.group.modes.iter_mut();
-        let mut sums: [&mut [T]; ORDER_MAX] =
-            std::array::from_fn(|_| modes.next().map_or(&mut [][..], |mode| mode.sums.data_mut()));
-        let shared = Shared {
+        let mut sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
+        let mut shared = Shared {
             values: tile.values,
-            stride: kernel::stride::<T>(self.inputs.rank),
-            ids,
-            factors: std::array::from_fn(|m| factors.get(m).map_or(&[][..], Rows::data)),
+            stride: kernel::stride(rank),
+            places: [&[]; ORDER_MAX],
+            factors: [&[]; ORDER_MAX],
         };
-        kernel::all_modes(&shared, &mut sums[..ids.len()]);
+        for (m, (slots, copy)) in self.group.modes.iter_mut().zip(&mut *self.copy).enumerate() {
+            (shared.places[m], shared.factors[m], sums[m]) = match modes[m].1 {
+                Strategy::Copies => (tile.column(m), aligned[m].data(), copy.data_mut()),
+                Strategy::Slots => (&ids[m][..tile.nnz], factors[m].data(), slots.sums.data_mut()),
+            };
+        }
+        kernel::all_modes(&shared, &mut sums[..modes.len()]);
     }
 
     #[inline(always)]
     fn add_each(&mut self, tile: &DecodedTile<'_>) {
         let Inputs { factors: matrices, rank, modes, .. } = self.inputs;
-        for ((&mode, ids), sums) in modes.iter().zip(&self.scratch.ids).zip(&mut self.group.modes) {
+        for (k, &(mode, strategy)) in modes.iter().enumerate() {
+            let (places, sums) = match strategy {
+                Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
+                Strategy::Slots => (&self.scratch.ids[k][..tile.nnz], self.group.modes[k].sums.data_mut()),
+            };
             let (mut columns, mut factors) = ([&[][..]; ORDER_MAX], [&[][..]; ORDER_MAX]);
             for (k, m) in (0..matrices.len()).filter(|&m| m != mode).enumerate() {
                 (columns[k], factors[k]) = (tile.column(m), matrices[m].data());
             }
-            let single = Single {
-                values: tile.values,
-                rank,
-                stride: kernel::stride::<T>(rank),
-                ids,
-                columns,
-                factors,
-                before: mode,
-                others: matrices.len() - 1,
-            };
-            kernel::one_mode(&single, sums.sums.data_mut());
-        }
-    }
-
-    /// Keeps what a group that is not whole goes on with.
-    #[inline(always)]
-    fn stop(&mut self) {
-        for (sums, finder) in self.group.modes.iter_mut().zip(&self.scratch.finders) {
-            sums.counts.clear();
-            sums.counts.extend_from_slice(finder.counts(sums.rows.len()));
+            let others = matrices.len() - 1;
+            let stride = kernel::stride(rank);
+            let (values, before) = (tile.values, mode);
+            kernel::one_mode(
+                &Single { values, rank, stride, places, columns, factors, before, others },
+                sums,
+            );
         }
     }
 }
 
-/// Adds whole groups, in order, to some rows of a result.
-pub struct Commit<'a, T> {
-    pub groups: &'a [Group<T>],
+/// Adds what groups have in slots, in order, to some rows of a result.
+pub struct Commit<'a> {
+    pub groups: &'a [Group],
     /// The place of the mode among those that are computed.
     pub mode: usize,
     pub rank: usize,
@@ -251,7 +270,7 @@ pub struct Commit<'a, T> {
     pub sums: &'a mut [f64],
 }
 
-impl<T: Real> pulp::WithSimd for Commit<'_, T> {
+impl pulp::WithSimd for Commit<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -265,11 +284,11 @@ impl<T: Real> pulp::WithSimd for Commit<'_, T> {
     }
 }
 
-impl<T: Real> Commit<'_, T> {
+impl Commit<'_> {
     #[inline(always)]
     fn run<const RANK: usize>(self) {
         let rank = if RANK > 0 { RANK } else { self.rank };
-        let stride = kernel::stride::<T>(rank);
+        let stride = kernel::stride(rank);
         let rows = self.first_row..self.first_row + self.sums.len() / rank;
         for group in self.groups {
             let mode = &group.modes[self.mode];
@@ -277,7 +296,7 @@ impl<T: Real> Commit<'_, T> {
                 if rows.contains(&(row as usize)) {
                     let sum = &mut self.sums[(row as usize - rows.start) * rank..][..rank];
                     for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
-                        *s += x.widen();
+                        *s += x;
                     }
                 }
             }

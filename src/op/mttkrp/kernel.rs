@@ -6,22 +6,23 @@
 //! The product for mode m is `(value * a_0 * ... * a_(m-1)) * (a_(n-1) * ... * a_(m+1))`, each bracket from left to right, so that modes share their
 //! parts: 8 multiplications for four modes, not 12.
 
-use super::slots::Ids;
-use crate::dense::{Precision, Real};
+use crate::dense::Real;
 use crate::shape::ORDER_MAX;
 
 /// Bytes of a cache line and of the widest vector.
 pub const LINE_BYTES: usize = 64;
 
+/// Elements of a row that are worked on together.
+const LANES: usize = 8;
+
 /// What all modes of a tile are computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared<'a, T> {
     pub values: &'a [f64],
-    /// Elements from one slot to the next: a multiple of a group of lanes.
+    /// Elements from one row to the next, in factors and sums: [`stride`].
     pub stride: usize,
-    /// The slot of each nonzero, by mode.
-    pub ids: &'a [Ids],
-    /// The factors' rows in slots, by mode.
+    /// Where each nonzero's rows are, in factors and sums, by mode.
+    pub places: [&'a [u32]; ORDER_MAX],
     pub factors: [&'a [T]; ORDER_MAX],
 }
 
@@ -30,10 +31,11 @@ pub struct Shared<'a, T> {
 pub struct Single<'a, T> {
     pub values: &'a [f64],
     pub rank: usize,
+    /// Elements from one row of sums to the next: [`stride`].
     pub stride: usize,
-    /// The slot of each nonzero's row of sums.
-    pub ids: &'a Ids,
-    /// Index columns and whole factors of the other modes, ascending.
+    /// Where each nonzero's row of sums is.
+    pub places: &'a [u32],
+    /// Index columns and whole factors of the other modes, ascending, rows of `rank`.
     pub columns: [&'a [u32]; ORDER_MAX],
     pub factors: [&'a [T]; ORDER_MAX],
     /// How many of them come before the mode.
@@ -41,56 +43,51 @@ pub struct Single<'a, T> {
     pub others: usize,
 }
 
-/// Elements from one slot to the next at `rank`.
-pub fn stride<T>(rank: usize) -> usize {
-    let lanes = if rank == 8 { 8 } else { LINE_BYTES / size_of::<T>() };
-    rank.next_multiple_of(lanes)
+/// Elements from one row to the next at `rank`, where rows start at multiples of a group of lanes.
+pub fn stride(rank: usize) -> usize {
+    rank.next_multiple_of(LANES)
 }
 
-/// Calls a body with rank and lanes as constants.
+/// Calls a body with order and rank as constants.
 macro_rules! by_rank {
-    ($T:ty, $rank:expr, $body:ident, $order:literal, ($($argument:expr),*)) => {
-        match (<$T>::PRECISION, $rank) {
-            (_, 8) => $body::<$T, $order, 8, 8>($($argument),*),
-            (Precision::F64, 16) => $body::<$T, $order, 16, 8>($($argument),*),
-            (Precision::F64, 32) => $body::<$T, $order, 32, 8>($($argument),*),
-            (Precision::F64, 64) => $body::<$T, $order, 64, 8>($($argument),*),
-            (Precision::F64, _) => $body::<$T, $order, 0, 8>($($argument),*),
-            (Precision::F32, 16) => $body::<$T, $order, 16, 16>($($argument),*),
-            (Precision::F32, 32) => $body::<$T, $order, 32, 16>($($argument),*),
-            (Precision::F32, 64) => $body::<$T, $order, 64, 16>($($argument),*),
-            (Precision::F32, _) => $body::<$T, $order, 0, 16>($($argument),*),
+    ($body:ident, $order:literal, $rank:expr, ($($argument:expr),*)) => {
+        match $rank {
+            8 => $body::<T, $order, 8>($($argument),*),
+            16 => $body::<T, $order, 16>($($argument),*),
+            32 => $body::<T, $order, 32>($($argument),*),
+            64 => $body::<T, $order, 64>($($argument),*),
+            _ => $body::<T, $order, 0>($($argument),*),
         }
     };
 }
 
-/// Adds every nonzero to its slot of `sums` in every mode.
+/// Adds every nonzero to its row of `sums` in every mode.
 #[inline(always)]
-pub fn all_modes<T: Real>(tile: &Shared<'_, T>, sums: &mut [&mut [T]]) {
+pub fn all_modes<T: Real>(tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
     match sums.len() {
-        3 => by_rank!(T, tile.stride, all, 3, (tile, sums)),
-        4 => by_rank!(T, tile.stride, all, 4, (tile, sums)),
-        _ => by_rank!(T, tile.stride, all, 0, (tile, sums)),
+        3 => by_rank!(all, 3, tile.stride, (tile, sums)),
+        4 => by_rank!(all, 4, tile.stride, (tile, sums)),
+        _ => by_rank!(all, 0, tile.stride, (tile, sums)),
     }
 }
 
-/// Adds every nonzero to its slot of `sums`.
+/// Adds every nonzero to its row of `sums`.
 #[inline(always)]
-pub fn one_mode<T: Real>(tile: &Single<'_, T>, sums: &mut [T]) {
+pub fn one_mode<T: Real>(tile: &Single<'_, T>, sums: &mut [f64]) {
     match tile.others {
-        2 => by_rank!(T, tile.rank, one, 2, (tile, sums)),
-        3 => by_rank!(T, tile.rank, one, 3, (tile, sums)),
-        _ => by_rank!(T, tile.rank, one, 0, (tile, sums)),
+        2 => by_rank!(one, 2, tile.rank, (tile, sums)),
+        3 => by_rank!(one, 3, tile.rank, (tile, sums)),
+        _ => by_rank!(one, 0, tile.rank, (tile, sums)),
     }
 }
 
 #[inline(always)]
-fn load<T: Copy, const LANES: usize>(row: &[T], at: usize) -> [T; LANES] {
+fn load<T: Copy>(row: &[T], at: usize) -> [T; LANES] {
     *row[at..].first_chunk().expect("a whole group of lanes")
 }
 
 #[inline(always)]
-fn times<T: Real, const LANES: usize>(mut a: [T; LANES], b: [T; LANES]) -> [T; LANES] {
+fn times<T: Real>(mut a: [T; LANES], b: [T; LANES]) -> [T; LANES] {
     for (a, b) in a.iter_mut().zip(b) {
         *a = *a * b;
     }
@@ -99,20 +96,17 @@ fn times<T: Real, const LANES: usize>(mut a: [T; LANES], b: [T; LANES]) -> [T; L
 
 /// Adds `product` to lanes `at` and on of a row of sums.
 #[inline(always)]
-fn add_to<T: Real, const LANES: usize>(row: &mut [T], at: usize, product: [T; LANES]) {
-    let lanes: &mut [T; LANES] = row[at..].first_chunk_mut().expect("a whole group of lanes");
+fn add_to<T: Real>(row: &mut [f64], at: usize, product: [T; LANES]) {
+    let lanes: &mut [f64; LANES] = row[at..].first_chunk_mut().expect("a whole group of lanes");
     let mut sum = *lanes;
     for (s, p) in sum.iter_mut().zip(product) {
-        *s = *s + p;
+        *s += p.widen();
     }
     *lanes = sum;
 }
 
 #[inline(always)]
-fn all<T: Real, const ORDER: usize, const RANK: usize, const LANES: usize>(
-    tile: &Shared<'_, T>,
-    sums: &mut [&mut [T]],
-) {
+fn all<T: Real, const ORDER: usize, const RANK: usize>(tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
     let stride = if RANK > 0 { RANK } else { tile.stride };
     let order = if ORDER > 0 { ORDER } else { sums.len() };
     for (i, &value) in tile.values.iter().enumerate() {
@@ -120,13 +114,13 @@ fn all<T: Real, const ORDER: usize, const RANK: usize, const LANES: usize>(
         let mut starts = [0; ORDER_MAX];
         let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
         for m in 0..order {
-            starts[m] = usize::from(tile.ids[m][i]) * stride;
+            starts[m] = tile.places[m][i] as usize * stride;
             rows[m] = &tile.factors[m][starts[m]..][..stride];
         }
         for at in (0..stride).step_by(LANES) {
             // The products of the modes behind each, and of the value and the modes before.
             let mut behind = [value; ORDER_MAX];
-            behind[order - 2] = load::<T, LANES>(rows[order - 1], at);
+            behind[order - 2] = load(rows[order - 1], at);
             for m in (1..order - 1).rev() {
                 behind[m - 1] = times(behind[m], load(rows[m], at));
             }
@@ -143,20 +137,19 @@ fn all<T: Real, const ORDER: usize, const RANK: usize, const LANES: usize>(
 }
 
 #[inline(always)]
-fn one<T: Real, const OTHERS: usize, const RANK: usize, const LANES: usize>(
-    tile: &Single<'_, T>,
-    sums: &mut [T],
-) {
+fn one<T: Real, const OTHERS: usize, const RANK: usize>(tile: &Single<'_, T>, sums: &mut [f64]) {
     let (rank, stride) = if RANK > 0 { (RANK, RANK) } else { (tile.rank, tile.stride) };
     let others = if OTHERS > 0 { OTHERS } else { tile.others };
     let whole = rank / LANES * LANES;
     for (i, &value) in tile.values.iter().enumerate() {
         let value = T::nearest(value);
         let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
-        for k in 0..others {
-            rows[k] = &tile.factors[k][tile.columns[k][i] as usize * rank..][..rank];
+        for (row, (factor, column)) in
+            rows.iter_mut().zip(tile.factors.iter().zip(&tile.columns)).take(others)
+        {
+            *row = &factor[column[i] as usize * rank..][..rank];
         }
-        let sum = &mut sums[usize::from(tile.ids[i]) * stride..][..stride];
+        let sum = &mut sums[tile.places[i] as usize * stride..][..stride];
         for at in (0..whole).step_by(LANES) {
             let mut before = [value; LANES];
             for row in &rows[..others.min(tile.before)] {
@@ -177,7 +170,7 @@ fn one<T: Real, const OTHERS: usize, const RANK: usize, const LANES: usize>(
                 let behind = rows[tile.before..others - 1].iter().rev();
                 product = product * behind.fold(rows[others - 1][r], |p, row| p * row[r]);
             }
-            sum[r] = sum[r] + product;
+            sum[r] += product.widen();
         }
     }
 }

@@ -5,12 +5,12 @@
 //! factors and the precision alone: not on threads, workers or the chunk size, nor on what other modes are computed, and not on the machine's vector
 //! width (nothing is fused).
 //!
-//! **Order of additions.** Nonzeros are worked on in groups of [`group::GROUP_TILES`] tiles. A group adds up what each row gets from it in linear
-//! order, in the precision of the factors; in f32 at most [`CHAIN`] nonzeros in one slot. Groups are added to the results in order, in
-//! f64 always. Products are in the precision of the factors, in the order that `kernel` states.
+//! **Order of additions.** Nonzeros are worked on in groups of [`group::GROUP_TILES`] tiles, cut by position in the store. A mode whose result is short is
+//! accumulated in [`group::COPIES`] copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode a group
+//! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
+//! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
 //!
-//! **Threads.** Groups of a batch are parted between threads, each with slots of its own; then the rows of every result are, each thread adding what all
-//! groups have for its rows.
+//! **Threads.** Groups are parted between threads; then the rows of every result are, each thread adding what all groups have for its rows.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -18,23 +18,22 @@ mod group;
 mod kernel;
 mod slots;
 
-pub use group::CHAIN;
+pub use group::Strategy;
 
 use crate::backend::host::{Batch, HostOp, Vectors};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::Sys;
-use group::{Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch, Work, slots_max};
+use group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch, Work};
 use rayon::prelude::*;
+use slots::Rows;
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 /// The result of a mode, with the mode, from 0.
 pub type ModeMatrix<T> = (usize, Matrix<T>);
 
-/// Groups that several threads work on at a time, for each thread: enough that none waits long for the others.
-const GROUPS_PER_THREAD: usize = 4;
 /// One in this many rows that groups have met is looked at to part rows evenly.
 const SAMPLE: usize = 16;
 
@@ -46,10 +45,14 @@ pub struct Mttkrp<'a, T: Clone> {
     threads: usize,
     vectors: pulp::Arch,
     results: Vec<Accumulator>,
-    modes: Vec<usize>,
+    modes: Vec<(usize, Strategy)>,
     /// Whether they are all modes, in order.
     all: bool,
-    groups: Vec<Group<T>>,
+    /// The factors of modes with copies, aligned, when all modes are computed.
+    aligned: Vec<Rows<T>>,
+    groups: Vec<Group>,
+    /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
+    copies: Vec<Mutex<Vec<Rows<f64>>>>,
     /// Whether the first group is not whole yet: it goes on with the next batch.
     open: bool,
     /// One for each thread, which alone locks it.
@@ -68,30 +71,48 @@ struct Accumulator {
     cuts: Vec<usize>,
 }
 
-/// The memory that groups take, apart from factors and results.
+/// The memory that is taken apart from factors and results.
 struct Room {
     groups: usize,
-    scratches: usize,
+    threads: usize,
+    rank: usize,
     /// The most slots of each mode that is computed.
     slots: Vec<usize>,
+    /// The most rows of its copies.
+    copied: Vec<usize>,
     all: bool,
 }
 
 impl Room {
-    /// For `modes` of `rows` rows each.
-    fn new<T: Real>(rows: &[usize], all: bool, threads: usize) -> Self {
-        let groups = if threads == 1 { 1 } else { GROUPS_PER_THREAD * threads };
-        Self {
-            groups,
-            scratches: threads,
-            slots: rows.iter().map(|&rows| slots_max::<T>(rows)).collect(),
-            all,
-        }
+    /// For modes of `rows` rows each.
+    fn new(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
+        // As many as there are copies, so that no two in work share one.
+        let groups = if threads == 1 { 1 } else { COPIES };
+        let of = |strategy| {
+            let rows_of = move |&rows: &usize| if Strategy::of(rows, rank) == strategy { rows } else { 0 };
+            rows.iter().map(rows_of)
+        };
+        let slots = of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect();
+        Self { groups, threads, rank, slots, copied: of(Strategy::Copies).collect(), all }
     }
 
-    fn bytes<T: Real>(&self, rank: usize) -> u64 {
-        let scratch = Scratch::<T>::bytes(&self.slots, rank, self.all);
-        self.groups as u64 * Group::<T>::bytes(&self.slots, rank) + self.scratches as u64 * scratch
+    /// For any one mode of `shape` at a time.
+    fn for_any(shape: &Shape, rank: usize, threads: usize) -> Self {
+        let each = |dim: &u32| Self::new(&[*dim as usize], rank, false, threads);
+        let most = |a: Self, b: Self| {
+            let (slots, copied) = (a.slots[0].max(b.slots[0]), a.copied[0].max(b.copied[0]));
+            Self { slots: vec![slots], copied: vec![copied], ..a }
+        };
+        shape.dims().iter().map(each).reduce(most).expect("a shape has modes")
+    }
+
+    fn bytes<T: Real>(&self) -> u64 {
+        let stride = kernel::stride(self.rank);
+        let copied: usize = self.copied.iter().map(|rows| rows * stride).sum();
+        let aligned = if self.all { copied * size_of::<T>() } else { 0 };
+        self.groups as u64 * Group::bytes(&self.slots, self.rank)
+            + self.threads as u64 * Scratch::<T>::bytes(&self.slots, self.rank, self.all)
+            + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
 
@@ -100,14 +121,20 @@ fn are_all(modes: &[usize], order: usize) -> bool {
     modes.iter().copied().eq(0..order)
 }
 
-/// Bytes that [`Mttkrp::alternating`] holds: all factors, the largest sums, and groups.
+/// How each of `modes` is computed.
+#[must_use]
+pub fn strategies(shape: &Shape, modes: &[usize], rank: usize) -> Vec<Strategy> {
+    modes.iter().map(|&m| Strategy::of(shape.dims()[m] as usize, rank)).collect()
+}
+
+/// Bytes that [`Mttkrp::alternating`] holds: all factors, the largest sums, and what groups need.
 #[must_use]
 pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
     let factors: u64 = shape.dims().iter().map(elements).sum();
     let sums = shape.dims().iter().map(elements).max();
-    let room = Room::new::<T>(&[rows_max(shape)], false, threads);
-    factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>(rank)
+    let room = Room::for_any(shape, rank, threads);
+    factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>()
 }
 
 /// Bytes that MTTKRP of `modes` holds on the host, factors and results included.
@@ -117,12 +144,8 @@ pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads:
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
     let converted = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
     let rows: Vec<usize> = modes.iter().map(|&m| shape.dims()[m] as usize).collect();
-    let room = Room::new::<T>(&rows, are_all(modes, shape.order()), threads);
-    factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>(rank)
-}
-
-fn rows_max(shape: &Shape) -> usize {
-    shape.dims().iter().map(|&dim| dim as usize).max().unwrap_or(0)
+    let room = Room::new(&rows, rank, are_all(modes, shape.order()), threads);
+    factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>()
 }
 
 impl<'a, T: Real> Mttkrp<'a, T> {
@@ -139,29 +162,46 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         };
         let results = modes.iter().map(accumulator).collect::<Result<_>>()?;
         let rows: Vec<usize> = modes.iter().map(|&m| factors[m].rows()).collect();
-        let room = Room::new::<T>(&rows, are_all(modes, factors.len()), threads);
-        Self::with_room(sys, Cow::Borrowed(factors), rank, results, &room)
+        let room = Room::new(&rows, rank, are_all(modes, factors.len()), threads);
+        let mut mttkrp = Self::with_room(sys, Cow::Borrowed(factors), results, &room)?;
+        if room.all {
+            let stride = kernel::stride(rank);
+            let aligned = |(factor, &(_, strategy)): (&Matrix<T>, &(usize, Strategy))| match strategy {
+                Strategy::Copies => Rows::of(sys, factor, stride),
+                Strategy::Slots => Rows::new(sys, 0),
+            };
+            mttkrp.aligned = factors.iter().zip(&mttkrp.modes).map(aligned).collect::<Result<_>>()?;
+        }
+        Ok(mttkrp)
     }
 
     fn with_room(
         sys: &Sys,
         factors: Cow<'a, [Matrix<T>]>,
-        rank: usize,
         results: Vec<Accumulator>,
         room: &Room,
     ) -> Result<Self> {
+        let rank = room.rank;
         let scratch = |_| Scratch::new(sys, &room.slots, rank, room.all).map(Mutex::new);
+        let copy = |&rows: &usize| {
+            let mut sums = Rows::new(sys, rows * kernel::stride(rank))?;
+            sums.grow(rows * kernel::stride(rank));
+            Ok(sums)
+        };
+        let copies = |_| Ok(Mutex::new(room.copied.iter().map(copy).collect::<Result<_>>()?));
         Ok(Self {
             factors,
             rank,
-            threads: room.scratches,
+            threads: room.threads,
             vectors: Vectors::Widest.arch(),
-            modes: results.iter().map(|result| result.mode).collect(),
+            modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
             results,
             all: room.all,
+            aligned: Vec::new(),
             groups: (0..room.groups).map(|_| Group::new(sys, &room.slots, rank)).collect::<Result<_>>()?,
+            copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
             open: false,
-            scratch: (0..room.scratches).map(scratch).collect::<Result<_>>()?,
+            scratch: (0..room.threads).map(scratch).collect::<Result<_>>()?,
             sample: Vec::new(),
         })
     }
@@ -169,10 +209,11 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
     /// none until [`Mttkrp::put`].
     pub fn alternating(sys: &Sys, shape: &Shape, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
-        let sums = sys.vec(0.0, rows_max(shape) * rank)?;
+        let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
+        let sums = sys.vec(0.0, rows * rank)?;
         let results = vec![Accumulator { mode: 0, rows: 0, sums, cuts: Vec::new() }];
-        let room = Room::new::<T>(&[rows_max(shape)], false, threads);
-        Mttkrp::with_room(sys, Cow::Owned(Vec::new()), rank, results, &room)
+        let room = Room::for_any(shape, rank, threads);
+        Mttkrp::with_room(sys, Cow::Owned(Vec::new()), results, &room)
     }
 
     /// The same with other vector instructions than the widest; results are the same.
@@ -198,7 +239,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let rows = self.factors[mode].rows();
         let result = &mut self.results[0];
         (result.mode, result.rows) = (mode, rows);
-        self.modes[0] = mode;
+        self.modes[0] = (mode, Strategy::of(rows, self.rank));
         self.open = false;
     }
 
@@ -216,6 +257,12 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         for result in &mut self.results {
             result.sums.par_iter_mut().for_each(|x| *x = 0.0);
         }
+        for copy in &mut self.copies {
+            let copy = copy.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for sums in copy {
+                sums.data_mut().fill(0.0);
+            }
+        }
     }
 
     /// The results so far, with their modes, rounded to `T`.
@@ -229,10 +276,25 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         self.results.into_iter().map(finish).collect()
     }
 
-    /// Adds the group that is not whole: the store's last.
+    /// Adds the group that is not whole, the store's last, and the copies, which are zero afterwards.
     fn close(&mut self) {
         if std::mem::take(&mut self.open) {
             self.commit(1);
+        }
+        let (rank, stride) = (self.rank, kernel::stride(self.rank));
+        for (k, result) in self.results.iter_mut().enumerate() {
+            if self.modes[k].1 == Strategy::Slots {
+                continue;
+            }
+            let elements = result.rows * stride;
+            for copy in &mut self.copies {
+                let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
+                let rows = copy.data_mut()[..elements].par_chunks_exact_mut(stride);
+                let add = |(sum, copied): (&mut [f64], &mut [f64])| {
+                    sum.iter_mut().zip(copied).for_each(|(s, x)| *s += std::mem::take(x));
+                };
+                result.sums.par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
+            }
         }
     }
 
@@ -257,12 +319,15 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// Computes the first `count` groups.
     fn work(&mut self, batch: &Batch<'_>, count: usize) {
         let (factors, modes, vectors) = (&*self.factors, &*self.modes, self.vectors);
-        let inputs = Inputs { batch, factors, rank: self.rank, modes, all: self.all };
-        let scratches = &self.scratch;
-        let work = |group: &mut Group<T>| {
+        let inputs = Inputs { batch, factors, aligned: &self.aligned, rank: self.rank, modes, all: self.all };
+        let (scratches, copies) = (&self.scratch, &self.copies);
+        let work = |group: &mut Group| {
             let thread = rayon::current_thread_index().unwrap_or(0) % scratches.len();
             let mut scratch = scratches[thread].lock().unwrap_or_else(PoisonError::into_inner);
-            vectors.dispatch(Work { group, scratch: &mut scratch, inputs });
+            #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
+            let copy = (group.number % COPIES as u64) as usize;
+            let mut copy = copies[copy].lock().unwrap_or_else(PoisonError::into_inner);
+            vectors.dispatch(Work { group, copy: &mut copy, scratch: &mut scratch, inputs });
         };
         self.groups[..count].par_iter_mut().with_max_len(1).for_each(work);
     }
@@ -272,6 +337,9 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let (rank, vectors, groups) = (self.rank, self.vectors, &self.groups[..count]);
         let mut tasks = Vec::with_capacity(self.results.len() * self.threads);
         for (mode, result) in self.results.iter_mut().enumerate() {
+            if self.modes[mode].1 == Strategy::Copies {
+                continue;
+            }
             result.part_rows(groups, mode, self.threads, &mut self.sample);
             result.tasks(groups, mode, rank, &mut tasks);
         }
@@ -303,7 +371,7 @@ impl Accumulator {
     }
 
     /// Cuts the rows into a part for each thread, even by a sample of those that groups have met. Parts do not change what is computed.
-    fn part_rows<T>(&mut self, groups: &[Group<T>], mode: usize, threads: usize, sample: &mut Vec<u32>) {
+    fn part_rows(&mut self, groups: &[Group], mode: usize, threads: usize, sample: &mut Vec<u32>) {
         self.cuts.clear();
         self.cuts.push(0);
         if threads > 1 {
@@ -319,13 +387,7 @@ impl Accumulator {
     }
 
     /// Appends a task for each part.
-    fn tasks<'s, T>(
-        &'s mut self,
-        groups: &'s [Group<T>],
-        mode: usize,
-        rank: usize,
-        tasks: &mut Vec<Commit<'s, T>>,
-    ) {
+    fn tasks<'s>(&'s mut self, groups: &'s [Group], mode: usize, rank: usize, tasks: &mut Vec<Commit<'s>>) {
         let mut rest = &mut self.sums[..self.rows * rank];
         for cut in self.cuts.windows(2) {
             let (sums, behind) = std::mem::take(&mut rest).split_at_mut((cut[1] - cut[0]) * rank);

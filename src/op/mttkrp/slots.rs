@@ -1,105 +1,96 @@
 //! Slots: a group's sums, or the rows of a factor that it reads, close together. A row gets a slot when it is first met, so that what a
 //! group works on lies in a core's cache, aligned, however far apart the rows are.
 
+use super::group::GROUP_NNZ;
 use super::kernel::LINE_BYTES;
-use crate::dense::Real;
+use crate::dense::{Matrix, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::sys::Sys;
 
 /// Entries of a [`Finder`]: four times the most rows of a group.
-const ENTRIES: usize = 8192;
+const ENTRIES: usize = 4 * GROUP_NNZ;
+/// Marks an entry without a slot.
+const NONE: u16 = u16::MAX;
 /// Multiplying by it spreads neighbouring rows over all entries (Knuth's Fibonacci hashing).
 const SPREAD: u32 = 0x9E37_79B1;
-
 /// The slot of each nonzero of a tile.
-pub type Ids = [u16; TILE_NNZ];
+pub type Ids = [u32; TILE_NNZ];
 
-/// Finds the slot of a row: an open hash table. Rows that span fewer than its entries never collide.
+/// Finds the slot of a row: by the row's last bits where the rows span fewer than its entries, else an open hash table.
 #[derive(Debug)]
 pub struct Finder {
-    /// `(row + 1) << 16 | slot`, or 0.
-    entries: Vec<u64>,
-    multiplier: u32,
-    shift: u32,
-    /// Nonzeros in each slot so far.
-    counts: Vec<u8>,
+    slots: Vec<u16>,
+    /// The row of each entry that has a slot, where rows span more.
+    rows: Vec<u32>,
+    near: bool,
 }
 
 impl Finder {
-    /// An empty one, for at most `slots` slots.
-    pub fn new(sys: &Sys, slots: usize) -> Result<Self> {
-        Ok(Self { entries: sys.vec(0, ENTRIES)?, multiplier: 1, shift: 0, counts: sys.vec(0, slots)? })
+    /// An empty one.
+    pub fn new(sys: &Sys) -> Result<Self> {
+        Ok(Self { slots: sys.vec(NONE, ENTRIES)?, rows: sys.vec(0, ENTRIES)?, near: true })
     }
 
-    /// Bytes that one for `slots` slots takes.
-    pub fn bytes(slots: usize) -> u64 {
-        (ENTRIES * size_of::<u64>() + slots) as u64
+    /// Bytes that one takes.
+    pub const BYTES: u64 = (ENTRIES * (size_of::<u16>() + size_of::<u32>())) as u64;
+
+    /// Makes it ready for rows between `low` and `high`, of which `rows` have slots already.
+    pub fn start(&mut self, low: u32, high: u32, rows: &[u32]) {
+        self.near = ((high - low) as usize) < ENTRIES;
+        for (slot, &row) in (0..).zip(rows) {
+            let at = if self.near { self.find::<true>(row) } else { self.find::<false>(row) };
+            (self.slots[at], self.rows[at]) = (slot, row);
+        }
     }
 
-    #[inline(always)]
-    fn home(&self, row: u32) -> usize {
-        (row.wrapping_mul(self.multiplier) >> self.shift) as usize % ENTRIES
-    }
-
-    /// Empties it and makes it ready for rows between `low` and `high`, of which those of `slots` have one. It is
-    /// found again how often each occurs in `counts`.
-    #[inline(always)]
-    pub fn start(&mut self, low: u32, high: u32, slots: &[u32], counts: &[u8]) {
-        self.entries.fill(0);
-        let near = ((high - low) as usize) < ENTRIES;
-        (self.multiplier, self.shift) =
-            if near { (1, 0) } else { (SPREAD, u32::BITS - ENTRIES.trailing_zeros()) };
-        for (slot, (&row, &count)) in slots.iter().zip(counts).enumerate() {
-            // A row's later slots take the place of its earlier ones.
-            let at = self.find(row);
-            self.entries[at] = entry(row, slot);
-            self.counts[slot] = count;
+    /// Forgets `rows`, all that have slots.
+    pub fn stop(&mut self, rows: &[u32]) {
+        if self.near {
+            for &row in rows {
+                self.slots[row as usize % ENTRIES] = NONE;
+            }
+        } else {
+            self.slots.fill(NONE);
         }
     }
 
     /// The entry of `row`, or the empty one where it belongs.
     #[inline(always)]
-    fn find(&self, row: u32) -> usize {
-        let mut at = self.home(row);
-        while self.entries[at] != 0 && self.entries[at] >> 16 != u64::from(row) + 1 {
+    fn find<const NEAR: bool>(&self, row: u32) -> usize {
+        if NEAR {
+            return row as usize % ENTRIES;
+        }
+        let mut at = (row.wrapping_mul(SPREAD) >> (u32::BITS - ENTRIES.trailing_zeros())) as usize % ENTRIES;
+        while self.slots[at] != NONE && self.rows[at] != row {
             at = (at + 1) % ENTRIES;
         }
         at
     }
 
-    /// Looks up the slots of `column`. A row that is new, or whose slot has taken `limit` nonzeros, gets another, which is
-    /// appended to `rows`.
+    /// Looks up the slots of `column`. A row that is new gets the next, and is appended to `rows`.
     #[inline(always)]
-    pub fn assign<const LIMIT: usize>(&mut self, column: &[u32], rows: &mut Vec<u32>, ids: &mut Ids) {
-        for (id, &row) in ids.iter_mut().zip(column) {
-            let at = self.find(row);
-            let mut slot = (self.entries[at] & 0xFFFF) as usize;
-            let full = LIMIT > 0 && usize::from(self.counts[slot]) == LIMIT;
-            if self.entries[at] == 0 || full {
-                slot = rows.len();
-                self.entries[at] = entry(row, slot);
-                rows.push(row);
-                self.counts[slot] = 0;
-            }
-            if LIMIT > 0 {
-                self.counts[slot] += 1;
-            }
-            #[expect(clippy::cast_possible_truncation, reason = "a group has fewer slots")]
-            let found = slot as u16;
-            *id = found;
+    pub fn assign(&mut self, column: &[u32], rows: &mut Vec<u32>, ids: &mut Ids) {
+        if self.near {
+            self.assign_by::<true>(column, rows, ids);
+        } else {
+            self.assign_by::<false>(column, rows, ids);
         }
     }
 
-    /// Nonzeros in each of the first `slots` slots.
-    pub fn counts(&self, slots: usize) -> &[u8] {
-        &self.counts[..slots]
+    #[inline(always)]
+    fn assign_by<const NEAR: bool>(&mut self, column: &[u32], rows: &mut Vec<u32>, ids: &mut Ids) {
+        for (id, &row) in ids.iter_mut().zip(column) {
+            let at = self.find::<NEAR>(row);
+            let mut slot = self.slots[at];
+            if slot == NONE {
+                slot = u16::try_from(rows.len()).expect("a group has fewer slots");
+                (self.slots[at], self.rows[at]) = (slot, row);
+                rows.push(row);
+            }
+            *id = slot.into();
+        }
     }
-}
-
-#[inline(always)]
-fn entry(row: u32, slot: usize) -> u64 {
-    (u64::from(row) + 1) << 16 | slot as u64
 }
 
 /// Rows of `stride` elements one behind the other, the first at the start of a cache line.
@@ -146,6 +137,13 @@ impl<T: Real> Rows<T> {
     pub fn grow(&mut self, elements: usize) {
         debug_assert!(self.before + elements <= self.room, "the room was reserved");
         self.data.resize(self.before + elements, T::nearest(0.0));
+    }
+
+    /// The rows of a matrix.
+    pub fn of(sys: &Sys, matrix: &Matrix<T>, stride: usize) -> Result<Self> {
+        let mut rows = Self::new(sys, matrix.rows() * stride)?;
+        (0..matrix.rows()).for_each(|row| rows.push(matrix.row(row), stride));
+        Ok(rows)
     }
 
     /// Appends a row, zeros behind up to `stride` elements.
