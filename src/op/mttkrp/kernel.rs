@@ -50,13 +50,13 @@ pub fn stride(rank: usize) -> usize {
 
 /// Calls a body with order and rank as constants.
 macro_rules! by_rank {
-    ($body:ident, $order:literal, $rank:expr, ($($argument:expr),*)) => {
+    ($body:ident, [$($modes:literal),*], $rank:expr, ($($argument:expr),*)) => {
         match $rank {
-            8 => $body::<T, $order, 8>($($argument),*),
-            16 => $body::<T, $order, 16>($($argument),*),
-            32 => $body::<T, $order, 32>($($argument),*),
-            64 => $body::<T, $order, 64>($($argument),*),
-            _ => $body::<T, $order, 0>($($argument),*),
+            8 => $body::<T, $($modes,)* 8>($($argument),*),
+            16 => $body::<T, $($modes,)* 16>($($argument),*),
+            32 => $body::<T, $($modes,)* 32>($($argument),*),
+            64 => $body::<T, $($modes,)* 64>($($argument),*),
+            _ => $body::<T, $($modes,)* 0>($($argument),*),
         }
     };
 }
@@ -65,19 +65,24 @@ macro_rules! by_rank {
 #[inline(always)]
 pub fn all_modes<T: Real>(tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
     match sums.len() {
-        3 => by_rank!(all, 3, tile.stride, (tile, sums)),
-        4 => by_rank!(all, 4, tile.stride, (tile, sums)),
-        _ => by_rank!(all, 0, tile.stride, (tile, sums)),
+        3 => by_rank!(all, [3], tile.stride, (tile, sums)),
+        4 => by_rank!(all, [4], tile.stride, (tile, sums)),
+        _ => by_rank!(all, [0], tile.stride, (tile, sums)),
     }
 }
 
 /// Adds every nonzero to its row of `sums`.
 #[inline(always)]
 pub fn one_mode<T: Real>(tile: &Single<'_, T>, sums: &mut [f64]) {
-    match tile.others {
-        2 => by_rank!(one, 2, tile.rank, (tile, sums)),
-        3 => by_rank!(one, 3, tile.rank, (tile, sums)),
-        _ => by_rank!(one, 0, tile.rank, (tile, sums)),
+    match (tile.others, tile.before) {
+        (2, 0) => by_rank!(one, [2, 0], tile.rank, (tile, sums)),
+        (2, 1) => by_rank!(one, [2, 1], tile.rank, (tile, sums)),
+        (2, 2) => by_rank!(one, [2, 2], tile.rank, (tile, sums)),
+        (3, 0) => by_rank!(one, [3, 0], tile.rank, (tile, sums)),
+        (3, 1) => by_rank!(one, [3, 1], tile.rank, (tile, sums)),
+        (3, 2) => by_rank!(one, [3, 2], tile.rank, (tile, sums)),
+        (3, 3) => by_rank!(one, [3, 3], tile.rank, (tile, sums)),
+        _ => by_rank!(one, [0, 0], tile.rank, (tile, sums)),
     }
 }
 
@@ -137,9 +142,12 @@ fn all<T: Real, const ORDER: usize, const RANK: usize>(tile: &Shared<'_, T>, sum
 }
 
 #[inline(always)]
-fn one<T: Real, const OTHERS: usize, const RANK: usize>(tile: &Single<'_, T>, sums: &mut [f64]) {
+fn one<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize>(
+    tile: &Single<'_, T>,
+    sums: &mut [f64],
+) {
     let (rank, stride) = if RANK > 0 { (RANK, RANK) } else { (tile.rank, tile.stride) };
-    let others = if OTHERS > 0 { OTHERS } else { tile.others };
+    let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (tile.others, tile.before) };
     let whole = rank / LANES * LANES;
     for (i, &value) in tile.values.iter().enumerate() {
         let value = T::nearest(value);
@@ -152,12 +160,12 @@ fn one<T: Real, const OTHERS: usize, const RANK: usize>(tile: &Single<'_, T>, su
         let sum = &mut sums[tile.places[i] as usize * stride..][..stride];
         for at in (0..whole).step_by(LANES) {
             let mut before = [value; LANES];
-            for row in &rows[..others.min(tile.before)] {
+            for row in &rows[..split] {
                 before = times(before, load(row, at));
             }
-            if tile.before < others {
+            if split < others {
                 let mut behind = load(rows[others - 1], at);
-                for row in rows[tile.before..others - 1].iter().rev() {
+                for row in rows[split..others - 1].iter().rev() {
                     behind = times(behind, load(row, at));
                 }
                 before = times(before, behind);
@@ -165,9 +173,9 @@ fn one<T: Real, const OTHERS: usize, const RANK: usize>(tile: &Single<'_, T>, su
             add_to(sum, at, before);
         }
         for r in whole..rank {
-            let mut product = rows[..tile.before].iter().fold(value, |p, row| p * row[r]);
-            if tile.before < others {
-                let behind = rows[tile.before..others - 1].iter().rev();
+            let mut product = rows[..split].iter().fold(value, |p, row| p * row[r]);
+            if split < others {
+                let behind = rows[split..others - 1].iter().rev();
                 product = product * behind.fold(rows[others - 1][r], |p, row| p * row[r]);
             }
             sum[r] += product.widen();

@@ -43,7 +43,7 @@ pub struct Mttkrp<'a, T: Clone> {
     factors: Cow<'a, [Matrix<T>]>,
     rank: usize,
     threads: usize,
-    vectors: pulp::Arch,
+    vectors: Vectors,
     results: Vec<Accumulator>,
     modes: Vec<(usize, Strategy)>,
     /// Whether they are all modes, in order.
@@ -193,7 +193,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             factors,
             rank,
             threads: room.threads,
-            vectors: Vectors::Widest.arch(),
+            vectors: Vectors::Widest,
             modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
             results,
             all: room.all,
@@ -219,7 +219,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// The same with other vector instructions than the widest; results are the same.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
-        self.vectors = vectors.arch();
+        self.vectors = vectors;
         self
     }
 
@@ -318,7 +318,10 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// Computes the first `count` groups.
     fn work(&mut self, batch: &Batch<'_>, count: usize) {
-        let (factors, modes, vectors) = (&*self.factors, &*self.modes, self.vectors);
+        let (factors, modes) = (&*self.factors, &*self.modes);
+        // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
+        let narrow = !self.all && self.vectors == Vectors::Widest;
+        let vectors = if narrow { Vectors::Avx2 } else { self.vectors }.arch();
         let inputs = Inputs { batch, factors, aligned: &self.aligned, rank: self.rank, modes, all: self.all };
         let (scratches, copies) = (&self.scratch, &self.copies);
         let work = |group: &mut Group| {
@@ -334,7 +337,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// Adds the first `count` groups to the results.
     fn commit(&mut self, count: usize) {
-        let (rank, vectors, groups) = (self.rank, self.vectors, &self.groups[..count]);
+        let (rank, vectors, groups) = (self.rank, self.vectors.arch(), &self.groups[..count]);
         let mut tasks = Vec::with_capacity(self.results.len() * self.threads);
         for (mode, result) in self.results.iter_mut().enumerate() {
             if self.modes[mode].1 == Strategy::Copies {
