@@ -1,8 +1,10 @@
 //! TTV against a plain loop over coordinates: `cargo bench --bench ttv -- INPUT.tns ... [--runs N] [--threads N]`.
 //!
-//! For each mode, a store whose leaves it has: seconds of a pass over the store in the page cache, and of a loop over
-//! the same nonzeros as arrays of indices and values in the same order, which writes an element where a fiber ends. The
-//! two take turns. Prints a Markdown table, medians of N. Record it under benches/runs/.
+//! For each mode, a store whose leaves it has. Taking turns: a plain loop over the same nonzeros in memory, as coordinates and
+//! values in the store's own order, which adds to the element that it is at and begins another where a fiber ends (the best case for a loop: it neither sorts
+//! nor searches), by one thread and by as many as TTV has, each with a part of the fibers; a pass over the store's files in the
+//! page cache, read, verified, decoded; and a later pass, over chunks that are kept in memory. Elements stay in memory; no text is written. Prints a
+//! Markdown table, medians of N, with the share of the rate at which as many threads copy memory. Record it under benches/runs/.
 
 #![expect(clippy::print_stdout, reason = "a report")]
 #![expect(clippy::unwrap_used, reason = "a bench has nobody to tell")]
@@ -19,9 +21,40 @@ use blco::pack::{FormatOption, PackOptions, pack};
 use blco::store::Store;
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
+use rayon::prelude::*;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Each of the four as seconds on the clock and of processors (all threads'), these in brackets. "Times" are the seconds of a loop over TTV's.
+const HEAD: &str = "\
+| mode | elements | nonzeros an element | bytes a nonzero | loop, 1 thread | loop, all threads | TTV, files | TTV, kept | \
+times loop 1: files | kept | times loop all: files | kept | M nonzeros, M fibers a processor second, kept | GB/s moved, files | of a copy's |\n\
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+
+/// Seconds on the clock, and of processors.
+#[derive(Clone, Copy, Default)]
+struct Seconds {
+    clock: f64,
+    processors: f64,
+}
+
+impl std::fmt::Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.4} ({:.4})", self.clock, self.processors)
+    }
+}
+
+/// What `work` takes.
+fn seconds(work: &mut dyn FnMut()) -> Seconds {
+    let used = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    let (start, before) = (Instant::now(), used());
+    work();
+    Seconds { clock: start.elapsed().as_secs_f64(), processors: used() - before }
+}
 
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
@@ -47,22 +80,76 @@ fn coordinates(store: &Store, threads: usize) -> Batch {
 }
 
 /// The loop: elements of the tensor times `vector` along `mode`, of nonzeros whose fibers along it lie together.
-fn plain(all: &Batch, order: usize, mode: usize, vector: &[f64], out: &mut Vec<f64>) {
+fn plain<const N: usize>(indices: &[u32], values: &[f64], mode: usize, vector: &[f64], out: &mut Vec<f64>) {
     out.clear();
-    let mut last: &[u32] = &[];
-    for (at, value) in all.indices.chunks_exact(order).zip(&all.values) {
+    let (rows, _) = indices.as_chunks::<N>();
+    let mut last: Option<&[u32; N]> = None;
+    for (at, value) in rows.iter().zip(values) {
         let product = value * vector[at[mode] as usize];
-        let same = !last.is_empty() && (0..order).all(|m| m == mode || at[m] == last[m]);
+        let same = last.is_some_and(|last| (0..N).all(|m| m == mode || at[m] == last[m]));
         match out.last_mut() {
             Some(sum) if same => *sum += product,
             _ => out.push(product),
         }
-        last = at;
+        last = Some(at);
     }
 }
 
-/// One mode's row of the table.
-fn mode(sys: &Sys, input: &Path, mode: usize, order: usize, threads: usize, runs: usize) {
+/// The loop by threads: each has a part of the nonzeros, cut where a fiber ends, and elements of its own.
+fn plain_parts(all: &Batch, order: usize, mode: usize, vector: &[f64], outs: &mut [Vec<f64>]) {
+    let (nnz, parts) = (all.values.len(), outs.len());
+    let row = |i: usize| &all.indices[i * order..][..order];
+    let cut = |part: usize| {
+        let mut at = nnz * part / parts;
+        while at > 0 && at < nnz && (0..order).all(|m| m == mode || row(at)[m] == row(at - 1)[m]) {
+            at += 1;
+        }
+        at
+    };
+    let run = match order {
+        2 => plain::<2>,
+        3 => plain::<3>,
+        4 => plain::<4>,
+        5 => plain::<5>,
+        _ => panic!("orders 2 to 5"),
+    };
+    outs.par_iter_mut().enumerate().for_each(|(part, out)| {
+        let (from, to) = (cut(part), cut(part + 1));
+        run(&all.indices[from * order..to * order], &all.values[from..to], mode, vector, out);
+    });
+}
+
+/// Bytes a second at which `threads` threads copy memory, read and written bytes counted.
+fn copy_rate(threads: usize, runs: usize) -> f64 {
+    const BYTES: usize = 256 << 20;
+    let (from, mut to) = (vec![1u8; BYTES], vec![2u8; BYTES]);
+    let seconds = (0..=runs).map(|_| {
+        let start = Instant::now();
+        let size = BYTES.div_ceil(threads);
+        to.par_chunks_mut(size).zip(from.par_chunks(size)).for_each(|(to, from)| to.copy_from_slice(from));
+        black_box(&to);
+        start.elapsed().as_secs_f64()
+    });
+    2.0 * BYTES as f64 / median(seconds.collect::<Vec<_>>().split_off(1))
+}
+
+/// Medians of `runs` runs of each, taking turns, after one that brings memory and files into the caches.
+fn turns<const N: usize>(runs: usize, mut each: [&mut dyn FnMut(); N]) -> [Seconds; N] {
+    let mut all = [const { Vec::new() }; N];
+    for run in 0..=runs {
+        for (work, all) in each.iter_mut().zip(&mut all) {
+            let taken = seconds(work);
+            all.extend((run > 0).then_some(taken));
+        }
+    }
+    all.map(|all| {
+        let part = |of: fn(&Seconds) -> f64| median(all.iter().map(of).collect());
+        Seconds { clock: part(|s| s.clock), processors: part(|s| s.processors) }
+    })
+}
+
+/// One mode's row of the table. `rate` is that of copies.
+fn mode(sys: &Sys, input: &Path, (mode, order): (usize, usize), threads: usize, runs: usize, rate: f64) {
     let dir = tempfile::tempdir().unwrap();
     let format = FormatOption::Hocfs { main_mode: (mode + 1) % order, leaf: LeafRule::Auto };
     let options = PackOptions { format, ..PackOptions::new(dir.path().join("bench.hocfs")) };
@@ -70,36 +157,54 @@ fn mode(sys: &Sys, input: &Path, mode: usize, order: usize, threads: usize, runs
     let report = pack(sys, &mut source, &options, &|_, _, _| {}).unwrap();
     let store = Store::open(sys, &options.target).unwrap();
     let vector = Matrix::<f64>::seeded(sys, report.dims[mode] as usize, 1, mode, 0).unwrap();
-    let all = coordinates(&store, threads);
-    let mut out = Vec::new();
-    let mut op = Streamed::new(&store, vector.data(), None).unwrap();
-    let mut backend = HostBackend::new(&store, &mut op).unwrap();
-    let plan = plan(&store, 0, &Limits { threads, ..Limits::default() }).unwrap();
-    let mut executor = Executor::new(&store, &plan, &mut backend).unwrap();
-    let (mut ours, mut theirs, mut elements) = (Vec::new(), Vec::new(), 0);
-    for _ in 0..=runs {
-        let start = Instant::now();
-        plain(&all, order, mode, vector.data(), &mut out);
-        black_box(&out);
-        theirs.push(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        backend.op().reset(true);
-        executor.pass(&mut backend, &|_| {}).unwrap();
-        elements = backend.op().finish().unwrap().0;
-        ours.push(start.elapsed().as_secs_f64());
-    }
-    assert_eq!(elements, out.len() as u64, "both find the same fibers");
-    // The first of each brings memory and files into the caches.
-    let (ours, theirs) = (median(ours.split_off(1)), median(theirs.split_off(1)));
+    let (vector, all) = (vector.data(), coordinates(&store, threads));
+    let (mut one, mut several) = (vec![Vec::new()], vec![Vec::new(); threads]);
+    let limits = |passes| Limits { threads, passes, ..Limits::default() };
+    let plans = [1, 100].map(|passes| plan(&store, 0, &limits(passes)).unwrap());
+    let mut ops = [(); 2].map(|()| Streamed::new(&store, vector, None).unwrap());
+    let [cached, kept] = &mut ops;
+    let mut backends = [cached, kept].map(|op| HostBackend::new(&store, op).unwrap());
+    let [first, second] = &mut backends;
+    let mut cached = Executor::new(&store, &plans[0], first).unwrap();
+    let mut kept = Executor::new(&store, &plans[1], second).unwrap();
+    let (mut elements, mut again) = (0, 0);
+    let [loop_one, loop_all, ours_cached, ours_kept] = turns(
+        runs,
+        [
+            &mut || plain_parts(&all, order, mode, vector, black_box(&mut one)),
+            &mut || plain_parts(&all, order, mode, vector, black_box(&mut several)),
+            &mut || {
+                first.op().reset(true);
+                cached.pass(first, &|_| {}).unwrap();
+                elements = first.op().finish().unwrap().0;
+            },
+            &mut || {
+                second.op().reset(true);
+                kept.pass(second, &|_| {}).unwrap();
+                again = second.op().finish().unwrap().0;
+            },
+        ],
+    );
+    let found = [one[0].len() as u64, several.iter().map(|out| out.len() as u64).sum(), again];
+    assert_eq!(found, [elements; 3], "all find the same fibers");
     // Read once: images, and the copy of them from the page cache; written once: elements.
-    let moved = 3 * report.bytes + 8 * elements;
+    let moved = (3 * report.bytes + 8 * elements) as f64 / ours_cached.clock;
+    let times = |of: Seconds, by: Seconds| {
+        format!("{:.2} ({:.2})", of.clock / by.clock, of.processors / by.processors)
+    };
     println!(
-        "| {} | {elements} | {:.2} | {:.3} | {theirs:.4} | {ours:.4} | {:.2} | {:.1} |",
+        "| {} | {elements} | {:.2} | {:.3} | {loop_one} | {loop_all} | {ours_cached} | {ours_kept} | {} | {} | {} | {} | {:.0}, {:.0} | {:.1} | {:.0} % |",
         mode + 1,
         report.nnz as f64 / elements as f64,
         report.bytes_per_nnz,
-        theirs / ours,
-        moved as f64 / ours / 1e9,
+        times(loop_one, ours_cached),
+        times(loop_one, ours_kept),
+        times(loop_all, ours_cached),
+        times(loop_all, ours_kept),
+        report.nnz as f64 / ours_kept.processors / 1e6,
+        elements as f64 / ours_kept.processors / 1e6,
+        moved / 1e9,
+        100.0 * moved / rate,
     );
 }
 
@@ -124,13 +229,12 @@ fn main() {
                 |size| size.order,
             )
         };
-        println!("\n## {}, {threads} threads\n", input.file_name().unwrap().to_string_lossy());
-        println!(
-            "| mode | elements | nonzeros an element | bytes a nonzero | plain loop, s | TTV, s | times | GB/s moved |"
-        );
-        println!("|---|---|---|---|---|---|---|---|");
         sys.pool(threads).unwrap().install(|| {
-            (0..order).for_each(|m| mode(&sys, input, m, order, threads, runs));
+            let rate = copy_rate(threads, runs);
+            let name = input.file_name().unwrap().to_string_lossy();
+            println!("\n## {name}, {threads} threads, which copy {:.1} GB/s\n", rate / 1e9);
+            println!("{HEAD}");
+            (0..order).for_each(|m| mode(&sys, input, (m, order), threads, runs, rate));
         });
     }
 }

@@ -172,6 +172,8 @@ struct ScanArgs {
 // Threads of a thread block of the dense update, and numbers of a factor that it holds at a time.
 #define BLCO_DENSE_THREADS 256
 #define BLCO_DENSE_TILE 1024
+// Numbers of rows that a thread block of `dense::hals` holds: the largest rank that it updates.
+#define BLCO_DENSE_HALS 4096
 
 // The arguments of a dense update. All matrices are row-major, in f64 but for the factor.
 struct DenseArgs {

@@ -1,6 +1,6 @@
 // The dense update of a decomposition: what turns the MTTKRP of a mode into its new factor, with what the rest of the iteration needs
 // of it (src/decomp/update.rs says the same for the host). Ranks up to 64: `update`, one read of the sums and one write of
-// the factor. Larger ones: `product`, then `gram`. `reduce` adds up what their thread blocks found.
+// the factor. Larger ones: `product` or `hals`, then `gram`. `reduce` adds up what their thread blocks found.
 //
 // All is in f64 but for the factor as it is stored, and added up in an order that depends on the launch alone.
 #pragma once
@@ -179,6 +179,48 @@ template <class Real> __device__ __forceinline__ void product(const DenseArgs& a
     }
 }
 
+// Any number of thread blocks, for a.rank up to BLCO_DENSE_HALS: HALS of a row by a warp, as `descend`, but with the row in shared memory
+// and the matrix in caches. As many warps work as rows fit. Overwritten: the factor.
+template <class Real> __device__ __forceinline__ void hals(const DenseArgs& a)
+{
+    __shared__ double rows[BLCO_DENSE_HALS];
+    const u32 room = BLCO_DENSE_HALS / a.rank, all = BLCO_DENSE_THREADS / 32, warps = room < all ? room : all;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (warp >= warps) return;
+    const double *matrix = (const double*)a.matrix, *scales = (const double*)a.scales;
+    double* x = rows + warp * a.rank;
+    for (u64 row = (u64)blockIdx.x * warps + warp; row < a.rows; row += (u64)gridDim.x * warps) {
+        Real* factor = (Real*)a.factor + row * a.rank;
+        for (u32 c = lane; c < a.rank; c += 32) x[c] = (double)factor[c] * scales[a.rank + c];
+        __syncwarp();
+        double first = 0;
+        for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+            double change = 0;
+            for (u32 r = 0; r < a.rank; ++r) {
+                const double* gram = matrix + (u64)r * a.rank;
+                double sum = 0;
+                for (u32 c = lane; c < a.rank; c += 32) sum += gram[c] * x[c];
+                sum = sum_of_warp(sum);
+                // The same in every lane.
+                const double own = gram[r], before = x[r], target = sum_at<Real>(a, row * a.rank + r) * scales[r];
+                const double better = own > 0 ? before + (target - sum) / own : 0;
+                const double next = better > 0 ? better : 0;
+                change += (next - before) * (next - before);
+                __syncwarp();
+                if (lane == 0) x[r] = next;
+                __syncwarp();
+            }
+            if (sweep == 0) first = change;
+            if (change <= SWEEP * SWEEP * first) break;
+        }
+        for (u32 c = lane; c < a.rank; c += 32) {
+            const double scaled = x[c] * scales[2 * a.rank + c];
+            factor[c] = (Real)(scaled > FLOOR ? scaled : FLOOR);
+        }
+        __syncwarp();
+    }
+}
+
 // A multiple of a.slabs thread blocks: each finds some numbers of a slab of rows' partials, a thread for each.
 template <class Real> __device__ __forceinline__ void gram(const DenseArgs& a)
 {
@@ -223,6 +265,8 @@ __device__ inline void reduce(const DenseArgs& a)
     X(update_f32_r64, (dense::update<float, 64>))                                                                      \
     X(product_f64, dense::product<double>)                                                                             \
     X(product_f32, dense::product<float>)                                                                              \
+    X(hals_f64, dense::hals<double>)                                                                                   \
+    X(hals_f32, dense::hals<float>)                                                                                    \
     X(gram_f64, dense::gram<double>)                                                                                   \
     X(gram_f32, dense::gram<float>)                                                                                    \
     X(reduce, dense::reduce)

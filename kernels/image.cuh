@@ -8,19 +8,22 @@
 enum { SECTION_BLOCKS = 2, SECTION_INDEX = 3, SECTION_TILES = 4, SECTION_COLUMNS = 5, SECTION_VALUES = 6 };
 enum { VALUES_INTEGER = 1, VALUES_F32 = 2, VALUES_F64 = 3, VALUES_DICTIONARY = 4 };
 
+// Images do not change while a kernel reads them.
 template <class T> __device__ __forceinline__ T load(const u8* at)
 {
-    return *(const T*)at;
+    return __ldg((const T*)at);
 }
 
-// The chunk of a launch's list that thread block `block` works on.
+// The chunk of a launch's list that thread block `block` works on. Called by whole warps, whose threads look at 32 chunks at a time:
+// what a thread block waits for before its first nonzero is a chain of loads, and this is the longest part of it.
 __device__ __forceinline__ Chunk chunk_of(const Chunk* chunks, u32 count, u32 block)
 {
-    u32 low = 0, high = count - 1;
-    while (low < high) {
-        const u32 middle = (low + high + 1) / 2;
-        if (chunks[middle].first_block <= block) low = middle;
-        else high = middle - 1;
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 step = (high - low + 31) / 32, at = low + threadIdx.x % 32 * step;
+        const u32 before = __popc(__ballot_sync(~0u, at < high && chunks[at].first_block <= block));
+        low += (before - 1) * step;
+        high = high < low + step ? high : low + step;
     }
     return chunks[low];
 }
@@ -41,12 +44,12 @@ struct Header {
 __device__ __forceinline__ Section section(const u8* image, u32 kind)
 {
     Section found = {0, 0};
+    // All are loaded before the first is looked at.
+#pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         const u8* entry = image + 56 + 16 * i;
-        if (load<u32>(entry) == kind) {
-            found.at = image + load<u32>(entry + 4);
-            found.bytes = load<u32>(entry + 8);
-        }
+        const u32 of = load<u32>(entry), start = load<u32>(entry + 4), bytes = load<u32>(entry + 8);
+        if (of == kind) found = {image + start, bytes};
     }
     return found;
 }
@@ -62,25 +65,25 @@ __device__ __forceinline__ Header header(const u8* image, u32 first, u32 second)
     return h;
 }
 
-// Number i of a packed column of `width` bits, at most 32, that starts at `words`.
-__device__ __forceinline__ u32 unpack32(const u32* words, u32 width, u32 i)
+// Number i of a packed column of `width` bits, at most 32, that starts `start` words after `words`. No branches: loads of several
+// numbers are on their way at the same time.
+__device__ __forceinline__ u32 unpack32(const u32* words, u32 width, u32 i, u32 start = 0)
 {
-    if (width == 0) return 0;
-    const u32 lane = i % 16, bit = i / 16 * width, word = bit / 32, shift = bit % 32;
-    u32 number = words[16 * word + lane] >> shift;
-    if (shift + width > 32) number |= words[16 * (word + 1) + lane] << (32 - shift);
-    return width == 32 ? number : number & ((1u << width) - 1);
+    const u32 bit = i / 16 * width, shift = bit % 32;
+    const u32* const at = words + (start + 16 * (bit / 32) + i % 16);
+    const u32 low = width > 0 ? __ldg(at) : 0, high = shift + width > 32 ? __ldg(at + 16) : 0;
+    return __funnelshift_r(low, high, shift) & (width > 0 ? ~0u >> (32 - width) : 0);
 }
 
 // Number i of a packed column of any width.
-__device__ __forceinline__ u64 unpack64(const u32* words, u32 width, u32 i)
+__device__ __forceinline__ u64 unpack64(const u32* words, u32 width, u32 i, u32 start = 0)
 {
-    if (width <= 32) return unpack32(words, width, i);
-    const u64* wide = (const u64*)words;
-    const u32 lane = i % 8, bit = i / 8 * width, word = bit / 64, shift = bit % 64;
-    u64 number = wide[8 * word + lane] >> shift;
-    if (shift + width > 64) number |= wide[8 * (word + 1) + lane] << (64 - shift);
-    return width == 64 ? number : number & ((1ull << width) - 1);
+    if (width <= 32) return unpack32(words, width, i, start);
+    const u32 bit = i / 8 * width, shift = bit % 64;
+    const u64* const at = (const u64*)words + (start / 2 + 8 * (bit / 64) + i % 8);
+    u64 number = __ldg(at) >> shift;
+    if (shift + width > 64) number |= __ldg(at + 8) << (64 - shift);
+    return number & ~0ull >> (64 - width);
 }
 
 // Bits that hold the numbers from 0 to `largest`.
@@ -92,8 +95,8 @@ __device__ __forceinline__ u32 width_of(u32 largest)
 // Value i of a chunk's VALUES section; `bad` is set where it is not finite.
 __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& bad)
 {
-    const double v = h.value_encoding == VALUES_F32 ? (double)((const float*)h.values.at)[i]
-                                                    : ((const double*)h.values.at)[i];
+    const double v = h.value_encoding == VALUES_F32 ? (double)load<float>(h.values.at + 4ull * i)
+                                                    : load<double>(h.values.at + 8ull * i);
     bad |= !(v - v == 0.0);
     return v;
 }

@@ -50,23 +50,21 @@ template <class S, bool WHOLE> struct Sweep {
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
-    // Adds a thread's sums to a row, of which `row` is the base, and clears them.
-    template <class T> __device__ __forceinline__ void add(double* row, T (&sum)[S::COLUMNS]) const
+    // Adds a thread's sums to a row, of which `row` is the base.
+    template <class T> __device__ __forceinline__ void add(double* row, const T (&sum)[S::COLUMNS]) const
     {
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
             if (WHOLE || column(c) < rank) atomicAdd(row + (WHOLE ? c * S::LANES : column(c)), (double)sum[c]);
-            sum[c] = T(0);
         }
     }
 
-    // Writes them there, and clears them.
-    template <class T> __device__ __forceinline__ void write(T* row, T (&sum)[S::COLUMNS]) const
+    // Writes them there.
+    template <class T> __device__ __forceinline__ void write(T* row, const T (&sum)[S::COLUMNS]) const
     {
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
             if (WHOLE || column(c) < rank) row[WHOLE ? c * S::LANES : column(c)] = sum[c];
-            sum[c] = T(0);
         }
     }
 };
@@ -78,7 +76,7 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
                                           const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
-    const T* const factor = sweep.base((const T*)a.factors[k - (k <= mode)]);
+    const T* const factor = sweep.base((const T*)a.factors[k == mode ? 0 : k]);
     u32 index[S::BATCH];
     take(group.index[k] + i, index);
 #pragma unroll
@@ -125,9 +123,12 @@ __device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const G
             if (rows[b] != row) {
                 done(row, sum, false);
                 row = rows[b];
-            }
 #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c] * last[b][c];
+                for (int c = 0; c < COLUMNS; ++c) sum[c] = product[b][c] * last[b][c];
+            } else {
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) sum[c] += product[b][c] * last[b][c];
+            }
         }
     }
     done(row, sum, true);
@@ -146,7 +147,7 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE>& group, cons
         const Sweep<S, WHOLE> sweep(start, rank);
         double* const out = sweep.base(sums);
         accumulate(sweep, group, a, mode, begin, end,
-                   [&](u32 row, T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
+                   [&](u32 row, const T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
     }
 }
 

@@ -14,25 +14,27 @@ template <int BATCH, class ROW, class SUM, class WRITE>
 __device__ __forceinline__ void join(u32 entries, const ROW& row_of, const SUM& sum_of, const WRITE& write)
 {
     u32 row = row_of(0);
-    double sum = 0;
+    double sum = sum_of(0);
 #pragma unroll 1
-    for (u32 e = 0; e < entries; e += BATCH) {
+    for (u32 e = 1; e < entries; e += BATCH) {
         u32 rows[BATCH];
         double sums[BATCH];
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) {
-            const bool there = e + b < entries;
-            rows[b] = row_of(there ? e + b : entries - 1);
-            sums[b] = there ? sum_of(e + b) : 0.0;
+            const u32 at = e + b < entries ? e + b : entries - 1;
+            rows[b] = row_of(at);
+            sums[b] = sum_of(at);
         }
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) {
+            if (e + b >= entries) break;
             if (rows[b] != row) {
                 write(row, sum);
                 row = rows[b];
-                sum = 0;
+                sum = sums[b];
+            } else {
+                sum += sums[b];
             }
-            sum += sums[b];
         }
     }
     write(row, sum);
@@ -96,16 +98,14 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
             const Sweep<S, WHOLE> sweep(start, rank);
             T* const out = sweep.base((T*)target.sums);
             const u32 first = group.index[0][begin];
-            const auto keep = [&](u32 which, T (&sum)[S::COLUMNS]) {
+            // The share's first and last row have an end each; a row that is both has the first.
+            const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
 #pragma unroll
-                for (int c = 0; c < S::COLUMNS; ++c) {
-                    ends.sum[which][share][sweep.lane + c * S::LANES] = (double)sum[c];
-                    sum[c] = T(0);
-                }
+                for (int c = 0; c < S::COLUMNS; ++c) ends.sum[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
             };
-            accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, T (&sum)[S::COLUMNS], bool last) {
-                if (row == first) keep(0, sum);
-                if (last) keep(1, sum);
+            accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
+                if (row == first) keep(0, sum, true);
+                if (last) keep(1, sum, row != first);
                 else if (row != first) sweep.write(out + (u64)row * rank, sum);
             });
         }
@@ -113,7 +113,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         const u32 column = start + threadIdx.x;
         if (threadIdx.x < S::SWEEP && column < rank) {
             const auto sum_of = [&](u32 e) { return ends.sum[e % 2][e / 2][threadIdx.x]; };
-            join<8>(entries, row_of, sum_of,
+            join<4>(entries, row_of, sum_of,
                     Written<T>(first_row, last_row, rank, (T*)target.sums + column,
                                (double*)a.end_sums + 2ull * blockIdx.x * rank + column));
         }

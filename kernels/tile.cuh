@@ -14,7 +14,7 @@ template <int TILES_, int THREADS_> struct Shape {
 // The nonzeros of a group, ordered, in shared memory.
 template <class T, int ORDER, class SHAPE> struct alignas(16) Group {
     T value[SHAPE::NNZ];
-    // Rows of the target mode first, then the indices of the other modes in their order.
+    // Rows of the target mode come first: it and mode 0 have changed places.
     u32 index[ORDER][SHAPE::NNZ];
 
     // Before nonzeros come: how many there are for each row modulo NNZ, and what warps add up.
@@ -50,30 +50,48 @@ struct Tiled {
                                                   u32 t, const Slots& slots, bool& bad)
     {
         const u8* record = h.first.at + (u64)t * (16 + 8 * a.order);
-        const u32* words = (const u32*)(h.second.at + 64ull * load<u32>(record));
+        const u32* const words = (const u32*)(h.second.at + 64ull * load<u32>(record));
+        u32 start = 0;
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) {
             if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
             const u32 low = load<u32>(record + 16 + 8 * m), span = load<u32>(record + 20 + 8 * m) - low;
             const u32 width = width_of(span);
 #pragma unroll
-            for (int k = 0; k < PER; ++k) index[k][m] = low + inside(unpack32(words, width, slots(k)), span, bad);
-            words += 16 * width;
+            for (int k = 0; k < PER; ++k) index[k][m] = low + inside(unpack32(words, width, slots(k), start), span, bad);
+            start += 16 * width;
+        }
+        decode_values(value, h, record, words, start, t, slots, bad);
+    }
+
+    template <class T, int PER>
+    static __device__ __forceinline__ void decode_values(T (&value)[PER], const Header& h, const u8* record, const u32* words,
+                                                         u32 start, u32 t, const Slots& slots, bool& bad)
+    {
+        if (h.value_encoding != VALUES_INTEGER && h.value_encoding != VALUES_DICTIONARY) {
+#pragma unroll
+            for (int k = 0; k < PER; ++k) value[k] = (T)section_value(h, t * BLCO_TILE_NNZ + slots(k), bad);
+            return;
         }
         const u32 width = load<u32>(record + 4);
-        const i64 base = load<i64>(record + 8);
+        u64 number[PER];
+        if (width <= 32) {
 #pragma unroll
-        for (int k = 0; k < PER; ++k) {
-            double v;
-            if (h.value_encoding == VALUES_INTEGER) {
-                v = (double)(base + (i64)unpack64(words, width, slots(k)));
-            } else if (h.value_encoding == VALUES_DICTIONARY) {
-                const u32 entry = inside(unpack32(words, width, slots(k)), h.values.bytes / 8 - 1, bad);
-                v = load<double>(h.values.at + 8ull * entry);
-            } else {
-                v = section_value(h, t * BLCO_TILE_NNZ + slots(k), bad);
+            for (int k = 0; k < PER; ++k) number[k] = unpack32(words, width, slots(k), start);
+        } else {
+#pragma unroll
+            for (int k = 0; k < PER; ++k) number[k] = unpack64(words, width, slots(k), start);
+        }
+        if (h.value_encoding == VALUES_INTEGER) {
+            const i64 base = load<i64>(record + 8);
+#pragma unroll
+            for (int k = 0; k < PER; ++k) value[k] = (T)(double)(base + (i64)number[k]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < PER; ++k) {
+                const u32 entry = inside((u32)number[k], h.values.bytes / 8 - 1, bad);
+                value[k] = (T)load<double>(h.values.at + 8ull * entry);
             }
-            value[k] = (T)v;
         }
     }
 };
@@ -147,15 +165,19 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
         sum += mine[k];
     }
     u32 upto = sum;
+    const u32 lane = threadIdx.x % 32, warps = threadIdx.x / 32;
 #pragma unroll
     for (u32 distance = 1; distance < 32; distance *= 2) {
         const u32 other = __shfl_up_sync(~0u, upto, distance);
-        if (threadIdx.x % 32 >= distance) upto += other;
+        if (lane >= distance) upto += other;
     }
-    if (threadIdx.x % 32 == 31) warp[threadIdx.x / 32] = upto;
+    if (lane == 31) warp[warps] = upto;
     __syncthreads();
-    u32 start = upto - sum;
-    for (u32 w = 0; w < threadIdx.x / 32; ++w) start += warp[w];
+    // Of the warps before this one.
+    u32 start = lane < warps ? warp[lane] : 0;
+#pragma unroll
+    for (u32 distance = 1; distance < SHAPE::THREADS / 32; distance *= 2) start += __shfl_xor_sync(~0u, start, distance);
+    start = __shfl_sync(~0u, start, 0) + upto - sum;
 #pragma unroll
     for (int k = 0; k < SHAPE::PER; ++k) mine[k] = start + before[k];
     __syncthreads();
@@ -194,6 +216,10 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
         for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)mode ? ~0u : 0);
         at[k] = start + slots.first + k * slots.step;
     }
+    // Where the columns of modes lie.
+    u32 column[ORDER];
+#pragma unroll
+    for (int m = 0; m < ORDER; ++m) column[m] = (m == (int)mode ? 0 : m == 0 ? mode : m) * SHAPE::NNZ;
     if (!SORTED) {
         __syncthreads();
 #pragma unroll
@@ -212,11 +238,10 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
     for (int k = 0; k < PER; ++k) {
         if (slots.first + k * slots.step >= slots_end) continue;
         group.value[at[k]] = slots.real(k) ? value[k] : T(0);
-        group.index[0][at[k]] = row[k];
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) {
             if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
-            if (m != (int)mode) group.index[m + (m < (int)mode)][at[k]] = index[k][m];
+            (&group.index[0][0])[column[m] + at[k]] = index[k][m];
         }
     }
     __syncthreads();

@@ -158,8 +158,23 @@ fn threads_memory_and_chunks_do_not_change_a_bit() {
         let wanted = of(&store, 1, None);
         assert_eq!(of(&store, 3, None), wanted);
         assert_eq!(of(&whole, 2, None), wanted);
-        let least = host_bytes::<f64>(&store.manifest().shape, 50, 2) + (SMALL_CHUNKS << 2);
-        assert_eq!(of(&store, 2, Some(least)), wanted);
+        // All chunks kept in memory, some, none.
+        let bytes = host_bytes::<f64>(&store.manifest().shape, 50, 2);
+        let kept = |memory: Option<u64>| {
+            let limits = Limits { threads: 2, memory, passes: 9, ..Limits::default() };
+            plan(&store, bytes, &limits).unwrap().kept.len()
+        };
+        let chunks = store.manifest().chunks.len();
+        let budgets = (1..64).map(|k| bytes + k * (SMALL_CHUNKS / 2)).filter(|&b| {
+            plan(&store, bytes, &Limits { threads: 2, memory: Some(b), passes: 9, ..Limits::default() })
+                .is_ok()
+        });
+        let budgets: Vec<u64> = budgets.collect();
+        let some = *budgets.iter().find(|&&b| (1..chunks).contains(&kept(Some(b)))).unwrap();
+        let none = budgets[0];
+        assert_eq!((kept(Some(none)), kept(None)), (0, chunks));
+        assert_eq!(of(&store, 2, Some(some)), wanted);
+        assert_eq!(of(&store, 2, Some(none)), wanted);
     }
 }
 
@@ -302,6 +317,41 @@ fn dependent_components_do_no_harm() {
     }
 }
 
+/// One nonzero, dims of one, equal values, values near the ends of what can be squared, ranks beyond all dims, a ridge beyond all
+/// numbers: every number of a result is one, in f32 too unless it says otherwise.
+#[test]
+fn every_number_of_a_result_is_finite() {
+    fn check<T: Real>(store: &Store, settings: Settings) -> Result<()> {
+        let outcome = decompose(store, Ask { settings, ..ask::<T>(settings.rank, seeded(1), 5) })?;
+        let factors = outcome.model.factors.iter().flat_map(|f| f.data().iter().map(|x| x.widen()));
+        let numbers = outcome.model.lambda.data().iter().copied().chain(factors);
+        let told = outcome.als.history().iter().flat_map(|i| [i.fit, i.change, i.fit_floor, i.condition]);
+        assert!(numbers.chain(told).all(f64::is_finite), "{settings:?}");
+        Ok(())
+    }
+    let random = |scale: f64| Tensor::random(&[6, 5, 7], 60, 4, move |bits| values::fraction(bits) * scale);
+    let tensors = [
+        Tensor::of([1, 1, 1], &[([0, 0, 0], -3.5)]),
+        Tensor::of([4, 1, 9], &[([3, 0, 8], 1e-3)]),
+        Tensor::random(&[6, 5], 20, 4, values::one),
+        random(1e-150),
+        random(1e150),
+        Tensor::random(&[6, 5, 7], 60, 4, |bits| if bits % 5 == 0 { 1e150 } else { 1e-150 }),
+    ];
+    for tensor in tensors {
+        let (_dir, store) = store_of(&tensor, Kind::Tiled);
+        for (rank, ridge) in [(1, 0.0), (3, 0.0), (3, 1e300), (70, 0.0), (70, 1e-300)] {
+            for nonneg in [false, true] {
+                let settings = Settings { rank, ridge, nonneg };
+                check::<f64>(&store, settings).unwrap();
+                if let Err(e) = check::<f32>(&store, settings) {
+                    assert!(e.to_string().contains("--precision f64"), "{e}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_decomposed_is_told() {
     let says = |tensor: &Tensor, init: Init<f64>, nonneg: bool| {
@@ -312,6 +362,8 @@ fn what_cannot_be_decomposed_is_told() {
     };
     let zeros = Tensor::of([2, 2], &[([0, 0], 0.0), ([1, 1], -0.0)]);
     assert!(says(&zeros, seeded(0), false).contains("all values of this store are zero"));
+    let tiny = Tensor::of([2, 2], &[([0, 0], 1e-200), ([1, 1], 1e-170)]);
+    assert!(says(&tiny, seeded(0), false).contains("too small to be squared"));
     let huge = Tensor::of([2, 2], &[([0, 0], 1e200), ([1, 1], 1.0)]);
     assert!(says(&huge, seeded(0), false).contains("not finite, or too large"));
     let good = Tensor::of([2, 2], &[([0, 0], 2.0), ([1, 1], 1.0)]);

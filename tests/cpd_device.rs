@@ -159,7 +159,7 @@ fn models_are_those_of_the_host() {
         let residencies = [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted];
         for (i, rank) in [1, 16, 17, 32, 33, 64, 65].into_iter().enumerate() {
             let at = residencies[i % 4];
-            for nonneg in [false, true].into_iter().filter(|nonneg| !nonneg || rank <= 64) {
+            for nonneg in [false, true] {
                 let settings = Settings { rank, ridge: 1e-3, nonneg };
                 check::<f64>(device, &store, settings, at, 1e-16);
                 check::<f32>(device, &store, settings, residencies[(i + 1) % 4], 1e-8);
@@ -167,6 +167,48 @@ fn models_are_those_of_the_host() {
         }
         for at in residencies {
             check::<f64>(device, &store, Settings { rank: 5, ridge: 0.0, nonneg: false }, at, 1e-16);
+        }
+    });
+}
+
+/// A rank of which a thread block of HALS holds few rows, on a tensor with less than that.
+#[test]
+fn large_ranks_have_hals() {
+    on_a_device("large_ranks_have_hals", |device| {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_at(dir.path(), &Tensor::random(&[3, 4, 5], 40, 3, values::integer));
+        let settings = Settings { rank: 1100, ridge: 0.5, nonneg: true };
+        let init =
+            || Init::Given(seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 1100, 3).unwrap());
+        let mut job = job(&store, settings, 1, None);
+        let got = on_device(device, &mut job, &store, init(), Residency::All);
+        let wanted = on_host(&store, settings, init(), 1);
+        let distance = Dense::of_model(&got.model).distance(&Dense::of_model(&wanted.model));
+        assert!(distance < 1e-16, "{distance:e}");
+    });
+}
+
+/// Equal columns, columns of zeros and a rank beyond every dim: pseudo-inverses, the host's model, nothing that is not a number.
+#[test]
+fn dependent_components_do_no_harm() {
+    on_a_device("dependent_components_do_no_harm", |device| {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_at(dir.path(), &Tensor::random(&[4, 3, 5], 40, 4, values::fraction));
+        let same = |rows: usize| Matrix::from_rows(rows, 3, [0.5, 0.5, 0.0].repeat(rows));
+        let equal: Vec<Matrix<f64>> = [4, 3, 5].map(same).to_vec();
+        let wide = seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 20, 3).unwrap();
+        for (factors, nonneg) in [(&equal, false), (&equal, true), (&wide, false), (&wide, true)] {
+            let settings = Settings { rank: factors[0].columns(), ridge: 0.0, nonneg };
+            let init = || Init::Given(factors.clone());
+            let got = on_device(device, &mut job(&store, settings, 3, None), &store, init(), Residency::All);
+            let wanted = on_host(&store, settings, init(), 3);
+            let numbers = got.model.factors.iter().flat_map(Matrix::data);
+            assert!(numbers.chain(got.model.lambda.data()).all(|x| x.is_finite()));
+            let inverses =
+                |o: &Outcome<f64>| o.als.history().iter().map(|i| i.pseudo_inverses).sum::<usize>();
+            assert_eq!((inverses(&got) > 0, inverses(&got)), (!nonneg, inverses(&wanted)));
+            let distance = Dense::of_model(&got.model).distance(&Dense::of_model(&wanted.model));
+            assert!(distance < 1e-12, "{settings:?}: {distance:e}");
         }
     });
 }
@@ -199,16 +241,16 @@ fn deterministic_runs_resume_to_the_same_bits() {
     });
 }
 
-/// A rank that one kernel does not hold has no HALS there.
+/// A rank of which a thread block does not hold a row has no HALS there.
 #[test]
-fn large_ranks_have_no_hals() {
-    on_a_device("large_ranks_have_no_hals", |device| {
+fn the_largest_ranks_have_no_hals() {
+    on_a_device("the_largest_ranks_have_no_hals", |device| {
         let dir = tempfile::tempdir().unwrap();
         let store = store_at(dir.path(), &Tensor::random(&[4, 5, 6], 40, 3, values::one));
         let plan = plan(&store, 0, &Limits::default()).unwrap();
-        let bytes = device_bytes::<f64>(&store.manifest().shape, 65, device.facts.multiprocessors as usize);
+        let bytes = device_bytes::<f64>(&store.manifest().shape, 4097, device.facts.multiprocessors as usize);
         let operation =
-            Operation { bytes, modes: &[0, 1, 2], rank: 65, precision: f64::PRECISION, sorted_bytes };
+            Operation { bytes, modes: &[0, 1, 2], rank: 4097, precision: f64::PRECISION, sorted_bytes };
         let limits = DeviceLimits {
             memory: None,
             lanes: Some(1),
@@ -218,8 +260,8 @@ fn large_ranks_have_no_hals() {
         };
         let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
         let kernels = Source { compile: Some(false), ..Source::default() };
-        let mut op = DeviceMttkrp::<f64>::alternating(device, &store, 65, &kernels).unwrap();
-        let refused = DevicePlace::new(device, &store, (&plan, &device_plan), &mut op, 65, true);
+        let mut op = DeviceMttkrp::<f64>::alternating(device, &store, 4097, &kernels).unwrap();
+        let refused = DevicePlace::new(device, &store, (&plan, &device_plan), &mut op, 4097, true);
         assert!(refused.unwrap_err().to_string().contains("--backend cpu"));
     });
 }

@@ -1,12 +1,14 @@
 //! Establishes that `blco-cpd` finds the components that `blco-gen` plants, writes what it reports, and computes the models of an
-//! independent implementation, pyttb, where `BLCO_PYTHON` has it.
+//! independent implementation, pyttb, where `BLCO_PYTHON` has it. `BLCO_PEER=DIR` leaves in DIR what another machine that has it needs:
+//! `tools/cpd_peer.py` of each directory there.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
 
+use assert_cmd::cargo::cargo_bin;
 use blco::decomp::Model;
 use blco::decomp::score::score;
-use blco::dense::{Matrix, seeded_factors};
+use blco::dense::{Matrix, mode_file, seeded_factors};
 use blco::store::Store;
 use blco::sys::Sys;
 use std::path::Path;
@@ -23,12 +25,7 @@ fn backends() -> Vec<&'static str> {
 
 /// `blco-gen`, `blco-cpd` and its score, as users run them.
 fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
-    let path = match name {
-        "blco-gen" => env!("CARGO_BIN_EXE_blco-gen"),
-        "blco-export" => env!("CARGO_BIN_EXE_blco-export"),
-        _ => env!("CARGO_BIN_EXE_blco-cpd"),
-    };
-    let mut command = std::process::Command::new(path);
+    let mut command = std::process::Command::new(cargo_bin(name));
     command.current_dir(dir).args(args).arg("--json");
     if let (Some(mock), None) = (std::env::var_os("BLCO_MOCK_CUDA"), std::env::var_os("BLCO_REAL_CUDA")) {
         command.env("LD_LIBRARY_PATH", mock);
@@ -77,7 +74,7 @@ fn what_goes_wrong_is_told() {
         Matrix::from_rows(rows, 2, numbers).write(&file).unwrap();
     }
     let run = |args: &str, fault: &str| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
+        let mut command = std::process::Command::new(cargo_bin("blco-cpd"));
         command
             .current_dir(dir.path())
             .args(args.split(' '))
@@ -96,6 +93,9 @@ fn what_goes_wrong_is_told() {
         ("t.blco --rank 2 --output o", "rename:1:28", "No space left on device"),
         ("t.blco --rank 2 --checkpoint none/c", "", "none/c: cannot create"),
         ("t.blco --rank 2 --checkpoint c --resume", "", "holds no checkpoint to resume"),
+        ("t.blco --rank 2 --output t.blco", "", "t.blco: is a store; name another directory"),
+        ("t.blco --rank 2 --checkpoint t.blco", "", "t.blco: is a store; name another directory"),
+        ("t.blco --rank 2 --output o --report .", "", ".: is a directory; name a file"),
         ("--score t.blco nan", "", "t.blco: holds no model"),
         ("--score nan nan", "", "holds NaN in row 2"),
     ] {
@@ -107,10 +107,33 @@ fn what_goes_wrong_is_told() {
         }
     }
     assert_eq!(run("t.blco --rank 2 --resume", "").0, Some(2));
-    // A rank beyond every dim works.
+    for (model, rows) in [("a", [6, 5]), ("b", [6, 4])] {
+        std::fs::create_dir(dir.path().join(model)).unwrap();
+        for (name, rows, columns) in [("mode-1", rows[0], 2), ("mode-2", rows[1], 2), ("lambda", 3, 1)] {
+            let file = Sys::default().create(&dir.path().join(format!("{model}/{name}.npy"))).unwrap();
+            Matrix::from_rows(rows, columns, vec![0.5; rows * columns]).write(&file).unwrap();
+        }
+    }
+    let (status, said) = run("--score a b", "");
+    assert_eq!(
+        (status, &said[..]),
+        (Some(2), "blco-cpd: a/lambda.npy: is 3 x 1; factors of rank 2 have 2 x 1 weights\n")
+    );
+    for model in ["a", "b"] {
+        std::fs::remove_file(dir.path().join(model).join("lambda.npy")).unwrap();
+    }
+    let (status, said) = run("--score a b", "");
+    assert!(
+        status == Some(2) && said.starts_with("blco-cpd: a and b: models of [6, 5] and [6, 4] rows"),
+        "{said}"
+    );
+    // A rank beyond every dim works, and takes away what a killed run left. Directories that are there stay.
+    std::fs::create_dir(dir.path().join("o")).unwrap();
+    std::fs::write(dir.path().join("o/.mode-1.npy.partial-1"), "").unwrap();
     let (status, said) = run("t.blco --rank 9 --output o --report r.html --quiet", "");
     assert_eq!((status, said.as_str()), (Some(0), ""));
     assert!(std::fs::read_to_string(dir.path().join("r.html")).unwrap().contains("Component 9, weight"));
+    assert_eq!(std::fs::read_dir(dir.path().join("o")).unwrap().count(), 5);
 }
 
 fn self_score(model: &Model<f64>, dir: &Path) -> f64 {
@@ -121,41 +144,49 @@ fn self_score(model: &Model<f64>, dir: &Path) -> f64 {
 #[test]
 fn models_are_those_of_pyttb() {
     let python = std::env::var_os("BLCO_PYTHON").unwrap_or_else(|| "python3".into());
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let elsewhere = std::env::var_os("BLCO_PEER");
     let has = std::process::Command::new(&python).args(["-c", "import pyttb"]).output();
-    if !has.is_ok_and(|output| output.status.success()) {
+    if elsewhere.is_none() && !has.is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: no pyttb in BLCO_PYTHON; tools/test.sh installs it");
         return;
     }
-    for dims in ["30,40,50", "30,24,20,12", "20,10,12,8,9"] {
-        let dir = tempfile::tempdir().unwrap();
-        let args = ["--dims", dims, "--nnz", "3000", "--values", "1..9", "--seed", "5", "t.blco"];
-        program("blco-gen", dir.path(), &args);
-        program("blco-export", dir.path(), &["t.blco", "t.tns"]);
-        let store = Store::open(&Sys::default(), &dir.path().join("t.blco")).unwrap();
-        std::fs::create_dir(dir.path().join("initial")).unwrap();
-        let initial = seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 5, 4).unwrap();
-        for (m, factor) in initial.iter().enumerate() {
-            let file =
-                Sys::default().create(&dir.path().join(format!("initial/mode-{}.npy", m + 1))).unwrap();
-            factor.write(&file).unwrap();
+    for (dims, backend) in ["30,40,50", "30,24,20,12", "20,10,12,8,9"]
+        .into_iter()
+        .flat_map(|dims| backends().into_iter().map(move |backend| (dims, backend)))
+    {
+        let place = tempfile::tempdir().unwrap();
+        let dir = elsewhere.as_ref().map_or(place.path().to_path_buf(), |to| {
+            let dir = Path::new(to).join(format!("{dims}-{backend}"));
+            std::fs::create_dir_all(&dir).unwrap();
+            dir
+        });
+        iterate(&dir, dims, backend);
+        if elsewhere.is_some() {
+            continue;
         }
-        for backend in backends() {
-            let mut command = std::process::Command::new(&python);
-            command
-                .current_dir(dir.path())
-                .arg(root.join("tools/cpd_peer.py"))
-                .args(["t.tns", dims, "initial"]);
-            for k in ["1", "2", "3", "4", "5"] {
-                let args = ["t.blco", "--factors", "initial", "--tol", "0", "--max-iters", k, "--output", k];
-                program("blco-cpd", dir.path(), &[&args[..], &["--backend", backend]].concat());
-                command.arg(k);
-            }
-            let output = command.output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            eprintln!("{dims} on {backend}:\n{text}");
-            assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-            assert_eq!(text.lines().count(), 5, "{text}");
-        }
+        let mut command = std::process::Command::new(&python);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/cpd_peer.py");
+        command.current_dir(&dir).arg(script).args(["t.tns", dims, "initial", "1", "2", "3", "4", "5"]);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        eprintln!("{dims} on {backend}:\n{text}");
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(text.lines().count(), 5, "{text}");
+    }
+}
+
+/// A tensor, initial factors, and the models after 1 to 5 iterations.
+fn iterate(dir: &Path, dims: &str, backend: &str) {
+    program("blco-gen", dir, &["--dims", dims, "--nnz", "3000", "--values", "1..9", "--seed", "5", "t.blco"]);
+    program("blco-export", dir, &["t.blco", "t.tns"]);
+    let store = Store::open(&Sys::default(), &dir.join("t.blco")).unwrap();
+    std::fs::create_dir(dir.join("initial")).unwrap();
+    let initial = seeded_factors::<f64>(&Sys::default(), &store.manifest().shape, 5, 4).unwrap();
+    for (m, factor) in initial.iter().enumerate() {
+        factor.write(&Sys::default().create(&dir.join("initial").join(mode_file(m))).unwrap()).unwrap();
+    }
+    for k in ["1", "2", "3", "4", "5"] {
+        let args = ["t.blco", "--factors", "initial", "--tol", "0", "--max-iters", k, "--output", k];
+        program("blco-cpd", dir, &[&args[..], &["--backend", backend]].concat());
     }
 }

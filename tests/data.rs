@@ -1,5 +1,5 @@
 //! Establishes on real tensors (`../shared/data`, where it is there; otherwise nothing is tested): results
-//! equal the oracle's, exported nonzeros are those that were read, a published answer comes out exactly, a
+//! equal the oracle's, TTV's too, exported nonzeros are those that were read, a published answer comes out exactly, a
 //! log with duplicates packs to the very bytes of its counts, files that count from 0 are refused with the
 //! hint, and the bytes a nonzero takes stay within their promise.
 //!
@@ -8,15 +8,21 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod common;
+#[path = "common/ttv.rs"]
+mod runner;
 
+use blco::coo::Batch;
 use blco::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use blco::dense::{Matrix, Real, seeded_factors};
+use blco::encoding::LeafRule;
 use blco::error::Result;
 use blco::op::oracle;
-use blco::pack::{Duplicates, PackOptions};
+use blco::op::ttv::{Oracle, streams};
+use blco::pack::{Duplicates, FormatOption, PackOptions};
 use blco::store::Store;
 use blco::sys::Sys;
 use common::{Kind, Tensor, exported, identity, options, pack, packed, run};
+use runner::{ttv, vector};
 use std::path::{Path, PathBuf};
 
 const CHUNK_BYTES: u64 = 8 << 20;
@@ -99,6 +105,65 @@ fn check_rank<T: Real>(name: &str, tensor: &Tensor, stores: &[Store], rank: usiz
             let comparison = oracle.compare(&result, tensor.order(), 1);
             assert!(comparison.holds, "{name}, rank {rank}, {}: {comparison:?}", store.path().display());
         }
+    }
+}
+
+/// TTV along every mode equals the oracle's: streamed from trees with both leaf codes, merged from a tree and from `tiled`.
+fn check_ttv(name: &str) {
+    let Some(path) = shared(name) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = read(&path, IndexBase::One).unwrap();
+    let order = tensor.order();
+    let store = |format: FormatOption| {
+        let target = dir.path().join(format!("{format:?}"));
+        packed(&tensor, &PackOptions { format, chunk_bytes: CHUNK_BYTES, ..PackOptions::new(target) })
+    };
+    let tiled = store(Kind::Tiled.format());
+    for mode in 0..order {
+        let x: Vec<f64> = vector(tensor.dims[mode], 1);
+        let tree = |leaf, ahead| store(FormatOption::Hocfs { main_mode: (mode + ahead) % order, leaf });
+        // The leaves' mode is the one before the main mode.
+        let (csr, ell) = (tree(LeafRule::Csr, 1), tree(LeafRule::Ell, 1));
+        assert!(streams(csr.manifest(), mode) && streams(ell.manifest(), mode));
+        let mut stores = vec![&tiled, &csr, &ell];
+        let other = (order > 2).then(|| tree(LeafRule::Auto, 2));
+        stores.extend(&other);
+        for store in stores {
+            let shape = &store.manifest().shape;
+            let mut oracle = Oracle::new(&mut { &tensor }, shape, mode, &x).unwrap();
+            let runs = dir.path().join("runs");
+            let mut sink = |batches: Vec<Batch>| {
+                for batch in &batches {
+                    oracle.compare(batch);
+                }
+                Ok(())
+            };
+            ttv(store, mode, &x, (u64::MAX, &runs), 2, &mut sink).unwrap();
+            let found = oracle.finish();
+            assert!(found.holds, "{name}, {}: {found:?}", store.path().display());
+        }
+        let trees = [&csr, &ell].into_iter().chain(&other);
+        trees.for_each(|store| std::fs::remove_dir_all(store.path()).unwrap());
+    }
+}
+
+#[test]
+fn ttv_of_logs() {
+    check_ttv(UBER);
+    check_ttv(DARPA);
+    if large() {
+        check_ttv(GIT_LOG);
+    } else {
+        println!("skipped: BLCO_LARGE=1 tests the git log");
+    }
+}
+
+#[test]
+fn ttv_of_knowledge_graphs_and_small_tensors() {
+    check_ttv("kg-icews14-subj-rel-obj-time.tns.zst");
+    check_ttv("kg-fb15k237-head-rel-tail.tns.zst");
+    for name in ["mttkrp_b", "small", "small4", "med4", "headered_3d_7", "plain_4d_3_16", "toolbox_header"] {
+        check_ttv(&format!("small/{name}.tns"));
     }
 }
 

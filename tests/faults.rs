@@ -6,15 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod common;
+#[path = "common/ttv.rs"]
+mod runner;
 
-use blco::backend::host::HostBackend;
 use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::{Matrix, load_factors, mode_file, seeded_factors};
 use blco::error::{Error, Result};
-use blco::op::ttv::{Merged, Streamed, streams};
 use blco::pack::PackOptions;
 use blco::store::Store;
-use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use blco::sys::fault::{Call, Fault, Faults};
 use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, bits, identity, options, pack, packed, run, tree, values};
@@ -144,28 +143,13 @@ fn interrupted_and_short_transfers_change_no_result() {
 fn open_and_ttv(sys: &Sys, path: &Path, mode: usize, runs: &Path) -> Result<Vec<u64>> {
     let store = Store::open(sys, path)?;
     let vector: Vec<f64> = (0..store.manifest().shape.dims()[mode]).map(|i| f64::from(i) - 3.5).collect();
-    let mut found = Vec::new();
-    let mut sink = |batches: Vec<blco::coo::Batch>| {
-        for batch in batches {
-            found.extend(batch.indices.into_iter().map(u64::from));
-            found.extend(batch.values.into_iter().map(f64::to_bits));
+    let (order, mut found) = (store.manifest().shape.order(), Vec::new());
+    runner::ttv(&store, mode, &vector, (0, runs), 2, &mut |batches| {
+        for (at, value) in runner::elements(batches, order) {
+            found.extend(at.into_iter().map(u64::from).chain([value.to_bits()]));
         }
         Ok(())
-    };
-    let limits = Limits { workers: Some(2), ..Limits::default() };
-    let plan = plan(&store, 0, &limits)?;
-    if streams(store.manifest(), mode) {
-        let mut op = Streamed::new(&store, &vector, Some(&mut sink))?;
-        let mut backend = HostBackend::new(&store, &mut op)?;
-        Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
-        op.finish()?;
-    } else {
-        let shape = &store.manifest().shape;
-        let mut op = Merged::<f64, u64>::new(sys, shape, mode, &vector, 0, runs.to_path_buf());
-        let mut backend = HostBackend::new(&store, &mut op)?;
-        Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
-        op.finish(&mut sink)?;
-    }
+    })?;
     Ok(found)
 }
 

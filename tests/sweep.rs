@@ -43,7 +43,7 @@ const fn case(
 
 const SMALL: &str = "64KiB";
 #[rustfmt::skip]
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     case("pack", "blco-pack", &["t.tns", "-o", "out/s", "--chunk-bytes", SMALL], false, false),
     case("pack, spilling", "blco-pack", &["t.tns", "-o", "out/s", "--memory", "0"], false, false),
     case("pack, spilling, declared dims", "blco-pack",
@@ -56,6 +56,7 @@ const CASES: [Case; 13] = [
     case("ttv, streamed", "blco-run", &["h", "--op", "ttv", "--modes", "3", "--output", "out/results"], false, false),
     case("ttv, merged in runs", "blco-run",
         &["s", "--op", "ttv", "--modes", "2", "--output", "out/results", "--memory", "8MiB"], false, false),
+    case("cpd", "blco-cpd", &["s", "--rank", "2", "--max-iters", "2", "--output", "out/results"], false, false),
     case("info --verify", "blco-info", &["s", "--verify"], false, true),
     case("export, text", "blco-export", &["s", "out/t.tns"], false, false),
     case("export, npz", "blco-export", &["s", "out/t.npz"], false, false),
@@ -104,10 +105,12 @@ fn finish(mut command: Command) -> Output {
 
 type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// What is in `out` and `temp`, without the times in a store's provenance.
+/// What is in `out` and `temp`, without the files that hold times: a store's provenance, a decomposition's report.
 fn state(dir: &Path) -> Tree {
     let mut all = tree(&dir.join("out"));
-    all.retain(|path, _| path.file_name().is_none_or(|name| name != "provenance.json"));
+    all.retain(|path, _| {
+        path.file_name().is_none_or(|name| name != "provenance.json" && name != "report.json")
+    });
     all.extend(tree(&dir.join("temp")));
     all
 }

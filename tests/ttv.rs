@@ -4,62 +4,34 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod common;
+#[path = "common/ttv.rs"]
+mod runner;
 
-use blco::backend::host::{HostBackend, HostOp};
-use blco::coo::Batch;
 use blco::dense::{Matrix, Real};
 use blco::encoding::LeafRule;
 use blco::error::Result;
-use blco::linear::Wide;
-use blco::op::ttv::{Merged, Streamed, streams};
+use blco::op::ttv::streams;
 use blco::pack::{FormatOption, PackOptions};
-use blco::random::Counter;
 use blco::store::Store;
-use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
+use runner::vector;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Coordinates without the mode of the vector, and value.
 type Elements = Vec<(Vec<u32>, f64)>;
 
-fn vector<T: Real>(dim: u64, seed: u64) -> Vec<T> {
-    let random = Counter::new(seed, 77);
-    (0..dim).map(|i| T::nearest(random.unit(i) * 2.0 - 1.0)).collect()
-}
-
-fn pass<O: HostOp>(store: &Store, op: &mut O, workers: usize) -> Result<()> {
-    let mut backend = HostBackend::new(store, op)?;
-    let plan = plan(store, 0, &Limits { workers: Some(workers), ..Limits::default() })?;
-    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
-}
-
 /// TTV along `mode`, by the way that the store has for it.
 fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize) -> Result<Elements> {
     let order = store.manifest().shape.order();
-    let mut found = Vec::new();
-    let mut sink = |batches: Vec<Batch>| {
-        for batch in batches {
-            let rows = batch.indices.chunks_exact(order - 1).map(<[u32]>::to_vec);
-            found.extend(rows.zip(batch.values));
-        }
+    let (mut found, dir) = (Elements::new(), tempfile::tempdir().unwrap());
+    let memory = (memory, &*dir.path().join("runs"));
+    let elements = runner::ttv(store, mode, x, memory, workers, &mut |batches| {
+        found.extend(runner::elements(batches, order));
         Ok(())
-    };
-    let elements = if streams(store.manifest(), mode) {
-        let mut op = Streamed::new(store, x, Some(&mut sink))?;
-        pass(store, &mut op, workers)?;
-        op.finish()?.0
-    } else {
-        let dir = tempfile::tempdir().unwrap();
-        let shape = &store.manifest().shape;
-        let temporary = dir.path().join("runs");
-        let mut op = Merged::<T, Wide>::new(store.sys(), shape, mode, x, memory, temporary);
-        pass(store, &mut op, workers)?;
-        let (elements, _) = op.finish(&mut sink)?;
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
-        elements
-    };
+    })?;
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     assert_eq!(elements, found.len() as u64);
     Ok(found)
 }
@@ -236,9 +208,16 @@ fn the_program_writes_the_result_and_reports_the_pipeline() {
         assert_eq!((&report["streamed"], &report["elements"]), (&streamed.into(), &3.into()));
         assert_eq!(report["pipeline"].is_object(), streamed);
         assert_eq!(ttv(store, &["--precision", "f32"])["elements"], 3);
+        let check = ttv(store, &["--check", "t.tns", "--output", "y"])["check"].clone();
+        assert_eq!((&check["holds"], &check["mode"]), (&true.into(), &3.into()));
         let left: Vec<_> = std::fs::read_dir(dir.path().join("y")).unwrap().collect();
         assert_eq!(left.len(), 1, "nothing but the result");
     }
+    // Another tensor: status 1.
+    std::fs::write(dir.path().join("u.tns"), "1 1 1 2\n1 1 3 0.5\n2 3 1 -1\n2 3 2 0\n3 2 2 4\n").unwrap();
+    let args = ["b", "--op", "ttv", "--modes", "3", "--check", "u.tns"];
+    let (status, out, error) = program(dir.path(), "blco-run", &args);
+    assert!(status == Some(1) && out.contains("DIFFERS") && error.is_empty(), "{out}{error}");
     // One that cannot be: named, in one line, and nothing is left.
     let refuses = |args: &[&str], wanted: &str| {
         let args = [&["h", "--op", "ttv", "--output", "z"], args].concat();

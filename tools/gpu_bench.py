@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Measures passes on a GPU: resident, half resident and streamed, against the link and the same kernels resident; from a
-cold disk against direct reads of the same files; and a billion nonzeros in a fraction of the device's memory.
+cold disk against direct reads of the same files; a billion nonzeros in a fraction of the device's memory; and iterations of CP-ALS
+against their passes.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|passes|tensors|cold|billion|start ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|tensors|cold|billion|cpd|start ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
 """
 import json
+import math
 import mmap
 import os
 import statistics
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 # The tensors of the recorded runs: dims, nonzeros and skew are those of FROSTT's by the same names.
 TENSORS = {
@@ -35,13 +38,53 @@ PARTS = {
 
 # What binds changes with the order: tensors whose rows lie in an L2 cache, and do not.
 ORDERS = {
-    "cached-3": (["--dims", "20000,20000,20000", "--nnz", "50M", "--skew", "2"], 32),
-    "cached-4": (["--dims", "20000,20000,20000,2000", "--nnz", "50M", "--skew", "2"], 32),
-    "cached-5": (["--dims", "20000,20000,20000,2000,2000", "--nnz", "50M", "--skew", "2"], 32),
-    "large-3": (["--dims", "4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
-    "large-4": (["--dims", "4000000,4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
-    "large-5": (["--dims", "4000000,4000000,4000000,4000000,4000000", "--nnz", "50M", "--skew", "1.5"], 32),
+    "cached-3": (["--dims", "20000,20000,20000", "--nnz", "30M", "--skew", "2"], 32),
+    "cached-4": (["--dims", "20000,20000,20000,2000", "--nnz", "30M", "--skew", "2"], 32),
+    "cached-5": (["--dims", "20000,20000,20000,2000,2000", "--nnz", "30M", "--skew", "2"], 32),
+    "large-3": (["--dims", "4000000,4000000,4000000", "--nnz", "30M", "--skew", "1.5"], 32),
+    "large-4": (["--dims", "4000000,4000000,4000000,4000000", "--nnz", "30M", "--skew", "1.5"], 32),
+    "large-5": (["--dims", "4000000,4000000,4000000,4000000,4000000", "--nnz", "30M", "--skew", "1.5"], 32),
 }
+
+# Variants of the kernels that are worth a try; the tensors, of 20 million nonzeros, that they are tried on.
+VARIANTS = ["t4l4c2b4", "t4l8c1b4", "t4l8c2b4", "t4l16c1b4", "t4l16c1b4s", "t4l16c2b4", "t2l16c2b4", "t4l16c4b2"]
+TUNED = {
+    "nell2-20M": PARTS["nell2-20M"],
+    "enron-20M": (["--dims", "6066,5699,244268,1176", "--nnz", "20M", "--skew", "2,2,2.5,1.5"], 32),
+    "nell1s-20M": (["--dims", "2000000,2000000,4000000", "--nnz", "20M", "--skew", "2,2,1.5"], 32),
+}
+
+# What an H100 moves: bytes a second of rows that are read and of rows that are updated, where factors or sums have so many bytes
+# (measured, see docs/performance.md); of reads from L1 caches (128 bytes a cycle of 132 multiprocessors); of streams.
+ROW_BYTES = [25e6, 65e6, 250e6, 1000e6]
+ROW_READS = [9.0e12, 5.9e12, 3.5e12, 3.1e12]
+ROW_UPDATES = [2.1e12, 1.7e12, 1.17e12, 1.07e12]
+L1_READS, STREAMS = 29.6e12, 2.8e12
+
+
+def rate(rates, table_bytes):
+    """Bytes a second, between the measured sizes by their logarithm."""
+    at = min(max(math.log(table_bytes), math.log(ROW_BYTES[0])), math.log(ROW_BYTES[-1]))
+    above = next(i for i in range(1, len(ROW_BYTES)) if at <= math.log(ROW_BYTES[i]) + 1e-9)
+    low, high = math.log(ROW_BYTES[above - 1]), math.log(ROW_BYTES[above])
+    return rates[above - 1] + (rates[above] - rates[above - 1]) * (at - low) / (high - low)
+
+
+def limit_seconds(dims, nnz, rank, real_bytes, rows_per_nonzero, target):
+    """What the device's limits leave of a pass over all modes, one by one: every row comes out of an L1 cache; each that a group of tiles has
+    comes there once, and is updated once (sorted: other modes' rows come for each nonzero, each row is written once)."""
+    seconds = 0.0
+    for mode, rows in enumerate(dims):
+        others = [m for m in range(len(dims)) if m != mode]
+        cached = len(others) * nnz * rank * real_bytes / L1_READS
+        moved = sum((1.0 if target else rows_per_nonzero[m]) * nnz * rank * real_bytes / rate(ROW_READS, dims[m] * rank * real_bytes)
+                    for m in others)
+        if target:
+            moved += rows * rank * real_bytes / STREAMS
+        else:
+            moved += rows_per_nonzero[mode] * nnz * rank * 8 / rate(ROW_UPDATES, rows * rank * 8)
+        seconds += max(cached, moved)
+    return seconds
 
 
 # Passes that a median is taken of.
@@ -163,9 +206,47 @@ class Bench:
                     for label in ("store", "target"):
                         flags = ["--rank", str(rank), "--precision", precision, "--device-order", label]
                         report = self.resident(row, label, path, *flags)
-                    row["rows_per_nonzero"] = [order["rows_per_nonzero"] for order in report["device"]["orders"]]
-                    self.note(**row)
+                    met = [order["rows_per_nonzero"] for order in report["device"]["orders"]]
+                    dims, real = report["dims"], {"f64": 8, "f32": 4}[precision]
+                    for label in ("store", "target"):
+                        limit = limit_seconds(dims, report["nnz"], rank, real, met, label == "target")
+                        row[label + "_of_limit"] = limit * 1e3 / row[label + "_device_ms"]
+                    self.note(rows_per_nonzero=met, **row)
             subprocess.run(["rm", "-rf", path], check=True)
+
+    def tune(self, _):
+        """All modes from one pass with each variant, compiled, against the one that is taken; in both orders."""
+        for name, (options, _) in TUNED.items():
+            path = self.store(name, options)
+            for rank in (8, 16, 32, 64):
+                for precision in PRECISIONS:
+                    flags = ["--rank", str(rank), "--precision", precision, "--kernels", "compiled"]
+                    # Compiling takes a core a few seconds.
+                    with ThreadPoolExecutor(len(VARIANTS)) as pool:
+                        suits = list(pool.map(lambda variant: self.compiles(path, variant, *flags), VARIANTS))
+                    variants = [variant for variant, fits in zip(VARIANTS, suits) if fits]
+                    for order in ("store", "target"):
+                        row = {"tensor": name, "rank": rank, "precision": precision, "order": order}
+                        report = self.resident(row, "taken", path, *flags, "--device-order", order)
+                        times = {}
+                        for variant in variants:
+                            other = {}
+                            self.resident(other, "it", path, *flags, "--device-order", order, "--kernel", variant)
+                            times[variant] = other["it_device_ms"]
+                        best = min(times, key=times.get)
+                        self.note(kernel=report["kernels"]["name"].split()[0], **{k: row[k] for k in row if k != "kernel"}, best=best,
+                                  best_ms=times[best], taken_to_best=row["taken_device_ms"] / times[best],
+                                  variants={k: round(v, 3) for k, v in times.items()})
+
+    def compiles(self, path, variant, *flags):
+        """Compiles a variant, into the cache; whether it suits."""
+        try:
+            self.run(path, *flags, "--kernel", variant)
+        except RuntimeError as why:
+            if f"kernel {variant}: " in str(why):
+                return False
+            raise
+        return True
 
     def operation(self, path, common):
         return self.run(path, *common, "--plan")["device"]["operation_bytes"]
@@ -202,6 +283,32 @@ class Bench:
                           pass_s=p["seconds"], gnnz_s=p["nnz_per_second"] / 1e9,
                           copied_gb=p["device"]["copied_bytes"] / 1e9, link_share=p["device"]["link_share"])
         subprocess.run(["rm", "-rf", path], check=True)
+
+    def cpd(self):
+        """An iteration of CP-ALS against the passes of its modes, each by itself, taking turns; updates against passes where factors
+        are larger than the tensor."""
+        options, rank = TENSORS["nell2"]
+        path, iterations = self.store("nell2", options), 22
+        for _ in range(3):
+            steps = self.decompose(path, rank, iterations)
+            row = {"tensor": "nell2", "rank": rank, "iteration_ms": 1e3 * statistics.median(i["seconds"] for i in steps)}
+            for part in ("mttkrp", "update", "solve"):
+                row[part + "_ms"] = 1e3 * statistics.median(i[part + "_seconds"] for i in steps)
+            row["modes_ms"] = 0.0
+            for mode in "123":
+                report = self.run(path, "--rank", str(rank), "--modes", mode, "--repeat", str(iterations))
+                row["modes_ms"] += 1e3 * statistics.median(p["seconds"] for p in report["passes"][2:])
+            self.note(**row, ratio=row["iteration_ms"] / row["modes_ms"])
+        rows = ["--dims", "532924,17262471,2480308", "--nnz", "10M", "--skew", "2"]
+        for order in ("store", "auto"):
+            steps = self.decompose(self.store("rows", rows), 16, 6, "--device-order", order)
+            passes, updates = (statistics.median(i[part + "_seconds"] for i in steps) for part in ("mttkrp", "update"))
+            self.note(tensor="20.3M rows", rank=16, order=order, mttkrp_ms=1e3 * passes, update_ms=1e3 * updates, ratio=updates / passes)
+
+    def decompose(self, path, rank, iterations, *flags):
+        """The iterations of a decomposition, without the first two, which copy and sort."""
+        common = ["--rank", str(rank), "--tol", "0", "--max-iters", str(iterations), "--backend", "cuda", "-q"]
+        return self.tool("blco-cpd", path, *common, *flags)["iterations"][2:]
 
     def start(self):
         """What a program's start costs with each kind of kernels, first and again."""
@@ -245,9 +352,9 @@ def main(arguments):
     bench = Bench(binaries, work)
     chosen = os.environ.get("TENSORS", " ".join(TENSORS)).split()
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
-            "ranks": lambda: bench.ranks(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
+            "ranks": lambda: bench.ranks(chosen), "tune": lambda: bench.tune(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
-            "billion": bench.billion}
+            "billion": bench.billion, "cpd": bench.cpd}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:
             print(f"## {job}", flush=True)

@@ -15,6 +15,9 @@ check() {
     BLCO_DEVICE_FULL=1 BLCO_DATA=$dir/data "$dir/bin/device-test" --nocapture >"$out/check.txt" 2>&1
     "$dir/bin/order-test" --nocapture --test-threads 1 >>"$out/check.txt" 2>&1
     "$dir/bin/cpd_device-test" --nocapture >>"$out/check.txt" 2>&1
+    # Where the programs are is told by where the tests are. OUT/peer is for tools/cpd_peer.py, where pyttb is.
+    BLCO_REAL_CUDA=1 BLCO_PEER=$out/peer "$dir/bin/cpd_programs-test" --nocapture >>"$out/check.txt" 2>&1
+    BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted >>"$out/check.txt" 2>&1
     grep -E '^test |^Tally|test result|bound' "$out/check.txt"
 }
 sanitize() {

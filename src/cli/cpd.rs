@@ -3,7 +3,7 @@
 use super::cpd_report::{self, CpdReport};
 use super::device::{self, Real};
 use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
-use super::outputs::{Outputs, Pending};
+use super::outputs::Outputs;
 use super::progress::Progress;
 use super::{Common, Program, Report, on_pool};
 use crate::backend::host::decoded_bytes;
@@ -138,7 +138,7 @@ impl Cpd {
         }
         let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
         let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
-        let page = self.report.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
+        let outputs = outputs.and(sys, self.report.as_deref())?;
         let identity = self.identity::<T>(&report, given.as_deref());
         let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
         let mut job = Job {
@@ -175,15 +175,13 @@ impl Cpd {
         };
         report.fill(&outcome);
         let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
+        let page = if self.output.is_some() { shape.order() + 2 } else { 0 };
         outputs.publish(|i, file| match outcome.model.factors.get(i) {
+            _ if i == page => file.write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0),
             Some(factor) => factor.write(file),
             None if i == shape.order() => outcome.model.lambda.write(file),
             None => write_json(file, &out.json),
         })?;
-        if let Some(pending) = page {
-            pending.file().write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0)?;
-            pending.publish()?;
-        }
         Ok(out)
     }
 
@@ -264,7 +262,8 @@ impl Cpd {
 /// The score of the models in two directories.
 fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
     let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
-    let score: Score = score(&models[0], &models[1])?;
+    let score: Score = score(&models[0], &models[1])
+        .map_err(|e| Error::request(format!("{} and {}: {e}", dirs[0].display(), dirs[1].display())))?;
     let line = |pair: &Pair| format!("  {:4} {:4}  {:.6}\n", pair.a, pair.b, pair.score);
     let lines: String = score.pairs.iter().map(line).collect();
     Report::new::<Cpd>(format!("score {:.6}\n{lines}", score.score), &score)

@@ -2,7 +2,7 @@
 
 use super::device::{self, DevicePlan, KernelReport, Real};
 use super::engine::Place;
-use crate::decomp::report::{Page, html};
+use crate::decomp::report::{Page, html, number};
 use crate::decomp::{Iteration, Outcome, Settings, StartReport, Stop};
 use crate::dense::Precision;
 use crate::store::Store;
@@ -92,7 +92,10 @@ impl CpdReport {
         }
         let Some(last) = self.iterations.last() else { return };
         if last.vanished > 0 {
-            self.notes.push(format!("{} components have vanished", last.vanished));
+            let all = last.vanished == self.settings.rank;
+            let which = if all { "all".to_owned() } else { last.vanished.to_string() };
+            let advice = if all { "; try --precision f64, another start or a smaller --ridge" } else { "" };
+            self.notes.push(format!("{which} components have vanished{advice}"));
         }
         if 1.0 - last.fit < last.fit_floor {
             let floor = last.fit_floor;
@@ -142,15 +145,15 @@ fn stop_text(report: &CpdReport) -> String {
 /// What `--plan` prints.
 pub fn plan_text(report: &CpdReport) -> String {
     let plan = &report.plan;
+    let what = format!("CP of rank {}", report.settings.rank);
+    let passes = format!("an iteration takes {} passes", report.dims.len());
     if let Some(device) = &report.device {
-        let modes: Vec<usize> = (1..=report.dims.len()).collect();
-        return device::plan_text(&report.store, &modes, report.settings.rank, plan, device);
+        return device::plan_text(&report.store, &what, &passes, plan, device);
     }
     format!(
-        "{}: CP of rank {} on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
-         chunks kept, {}\n  a pass  {} in {} chunks; an iteration takes {} passes{}\n",
+        "{}: {what}, on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
+         chunks kept, {}\n  a pass  {} in {} chunks; {passes}{}\n",
         report.store.display(),
-        report.settings.rank,
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
         plan.workers,
@@ -160,7 +163,6 @@ pub fn plan_text(report: &CpdReport) -> String {
         ByteSize(plan.kept_bytes),
         ByteSize(plan.file_bytes),
         plan.chunks,
-        report.dims.len(),
         if plan.direct_reads { ", read past the page cache" } else { "" },
     )
 }
@@ -187,7 +189,7 @@ pub fn text(report: &CpdReport) -> String {
         let fits: Vec<String> = report.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
         text = format!("{text}  best of {} starts, with fits {}\n", fits.len(), fits.join(", "));
     }
-    let shown: Vec<String> = report.lambda.iter().take(8).map(|l| format!("{l:.4}")).collect();
+    let shown: Vec<String> = report.lambda.iter().take(8).map(|&l| number(l)).collect();
     let more = if report.lambda.len() > 8 { ", …" } else { "" };
     text = format!("{text}  lambda {}{more}\n", shown.join(", "));
     for note in &report.notes {

@@ -170,14 +170,14 @@ mod with_cuda {
         }
     }
 
-    /// What `--plan` prints.
-    pub fn plan_text(store: &Path, modes: &[usize], rank: usize, plan: &Plan, device: &DevicePlan) -> String {
+    /// What `--plan` prints of `what` is to be done to a store; `passes` says how many that takes.
+    pub fn plan_text(store: &Path, what: &str, passes: &str, plan: &Plan, device: &DevicePlan) -> String {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
         let link = device.link_bytes_per_second as u64;
         format!(
-            "{}: mttkrp of modes {modes:?}, rank {rank}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
+            "{}: {what}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
              of {} chunks that stay, {} + orders {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
-             kept, {}\n  a pass  {} in {} chunks, one pass for all modes; over the link ({}/s) {} in the first, {} in later ones: \
+             kept, {}\n  a pass  {} in {} chunks, {passes}; over the link ({}/s) {} in the first, {} in later ones: \
              {:.4} s at least\n{}",
             store.display(),
             device.device.name,
@@ -302,7 +302,7 @@ mod without_cuda {
         }
     }
 
-    pub fn plan_text(_: &Path, _: &[usize], _: usize, _: &Plan, device: &DevicePlan) -> String {
+    pub fn plan_text(_: &Path, _: &str, _: &str, _: &Plan, device: &DevicePlan) -> String {
         match *device {}
     }
 }

@@ -1,7 +1,9 @@
 //! Files that appear whole or not at all: written under a temporary name, renamed last.
 
 use crate::error::{Error, Result};
+use crate::store::MANIFEST;
 use crate::sys::{File, Sys, Temporary};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.
@@ -31,10 +33,14 @@ impl Pending {
         }
         let mut name = std::ffi::OsString::from(".");
         name.push(target.file_name().unwrap_or_default());
-        name.push(format!(".partial-{}", std::process::id()));
+        name.push(".partial-");
+        remove_abandoned(sys, target, &name);
+        name.push(std::process::id().to_string());
         let partial = target.with_file_name(name);
         let file = sys.create(&partial).map_err(|e| e.about(target))?;
         let partial = Temporary::at(sys, partial);
+        // Where files cannot be locked, nobody else will think that this one is abandoned.
+        drop(file.try_lock());
         Ok(Self { sys: sys.clone(), file, target: target.to_path_buf(), partial })
     }
 
@@ -65,7 +71,22 @@ impl Pending {
     }
 }
 
-/// Files of a directory that appear together; nothing without a directory. Dropped before [`Outputs::publish`], it leaves
+/// Removes files beside `target` whose names begin with `prefix` and that nobody has locked: what killed programs left.
+/// Quietly: they are in nobody's way.
+fn remove_abandoned(sys: &Sys, target: &Path, prefix: &OsStr) {
+    let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = dir.read_dir() else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default();
+        if name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes())
+            && sys.open(&path, false).is_ok_and(|file| file.try_lock().unwrap_or(false))
+        {
+            drop(sys.remove_file(&path));
+        }
+    }
+}
+
+/// Files of a directory that appear together, and at most one elsewhere; nothing without them. Dropped before [`Outputs::publish`], it leaves
 /// nothing, the directory included where it made that.
 #[derive(Debug)]
 pub struct Outputs {
@@ -79,6 +100,9 @@ impl Outputs {
     pub fn create(sys: &Sys, dir: Option<&Path>, names: impl Iterator<Item = String>) -> Result<Self> {
         let mut outputs = Self { files: Vec::new(), made: None };
         let Some(dir) = dir else { return Ok(outputs) };
+        if dir.join(MANIFEST).exists() {
+            return Err(Error::request(format!("{}: is a store; name another directory", dir.display())));
+        }
         if !dir.is_dir() {
             sys.create_dir(dir)?;
             outputs.made = Some(dir.to_path_buf());
@@ -87,6 +111,12 @@ impl Outputs {
             outputs.files.push(Pending::create(sys, &dir.join(name), true)?);
         }
         Ok(outputs)
+    }
+
+    /// The same with the file `path`, the last, which replaces one that is there.
+    pub fn and(mut self, sys: &Sys, path: Option<&Path>) -> Result<Self> {
+        self.files.extend(path.map(|path| Pending::create(sys, path, true)).transpose()?);
+        Ok(self)
     }
 
     /// Has `write` write each file by its number, then gives all of them their names. If that fails, those that replaced

@@ -13,6 +13,7 @@ use super::cp_als::{Als, Iteration};
 use super::run::{Best, Job, StartReport};
 use crate::dense::{Matrix, Real, mode_file};
 use crate::error::{Error, Result};
+use crate::store::MANIFEST;
 use crate::sys::{File, Sys, Temporary};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -81,6 +82,9 @@ impl Checkpointer {
     /// Checkpoints in `dir`, which is made where it is missing, after every `every` iterations. With `resume` the one that is
     /// there is continued; without, one that is there is an error.
     pub fn open(sys: &Sys, dir: &Path, every: usize, identity: Identity, resume: bool) -> Result<Self> {
+        if dir.join(MANIFEST).exists() {
+            return Err(Error::request(format!("{}: is a store; name another directory", dir.display())));
+        }
         if !dir.is_dir() {
             sys.create_dir(dir)?;
         }

@@ -256,7 +256,7 @@ impl Als {
         }
         let residual = (square + model - 2.0 * product).max(0.0);
         // Each of the three has roundings of its own size; the inner product is at most that of the norms.
-        let size = square + absolute + 2.0 * (square * absolute).sqrt();
+        let size = square + absolute + 2.0 * self.problem.norm * absolute.sqrt();
         done.fit = 1.0 - residual.sqrt() / self.problem.norm;
         done.fit_floor = ((order + 2) as f64 * T::ROUNDOFF * size).sqrt() / self.problem.norm;
     }

@@ -7,7 +7,7 @@
 use super::cp_als::Place;
 use super::update::{Moments, Rule};
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
-use crate::backend::cuda::dense::{DenseKernels, FUSED_RANK_MAX};
+use crate::backend::cuda::dense::{DenseKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::{CudaBackend, DevicePlan};
 use crate::dense::{Matrix, Precision, Real};
@@ -70,13 +70,13 @@ pub fn device_bytes<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize)
 }
 
 impl Dense {
-    fn new(device: &Arc<Device>, precision: Precision, rank: usize) -> Result<Self> {
+    fn new(device: &Arc<Device>, precision: Precision, rank: usize, nonneg: bool) -> Result<Self> {
         let multiprocessors = device.facts.multiprocessors as usize;
         let slabs = slabs(rank, multiprocessors);
         let memory = |numbers: usize| device.memory(numbers * size_of::<f64>());
         Ok(Self {
             stream: device.stream(true)?,
-            kernels: DenseKernels::load(device, precision, rank)?,
+            kernels: DenseKernels::load(device, precision, rank, nonneg)?,
             slabs,
             multiprocessors,
             matrix: memory(rank * rank)?,
@@ -107,11 +107,11 @@ impl Dense {
                 self.stream.launch(update, arguments.slabs, DENSE_THREADS, &arguments)?;
                 reduce
             }
-            DenseKernels::Apart { product, gram, reduce } => {
+            DenseKernels::Apart { rows, gram, reduce } => {
                 arguments.slabs = narrow(arguments.rows.min(self.slabs as u64));
                 let blocks = (arguments.rows * rank as u64).div_ceil(threads);
                 let blocks = blocks.min((8 * self.multiprocessors) as u64);
-                self.stream.launch(product, narrow(blocks), DENSE_THREADS, &arguments)?;
+                self.stream.launch(rows, narrow(blocks), DENSE_THREADS, &arguments)?;
                 let blocks = (numbers(rank) as u64).div_ceil(threads) * u64::from(arguments.slabs);
                 self.stream.launch(gram, narrow(blocks), DENSE_THREADS, &arguments)?;
                 reduce
@@ -133,7 +133,7 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for `nonneg` and a rank above 64.
+    /// [`Error::Request`] for `nonneg` and a rank above 4096.
     pub fn new(
         device: &Arc<Device>,
         store: &'a Store,
@@ -142,11 +142,11 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
         rank: usize,
         nonneg: bool,
     ) -> Result<Self> {
-        if nonneg && rank > FUSED_RANK_MAX {
-            let what = format!("--nonneg on a GPU goes up to rank {FUSED_RANK_MAX}; take --backend cpu");
+        if nonneg && rank > HALS_RANK_MAX {
+            let what = format!("--nonneg on a GPU goes up to rank {HALS_RANK_MAX}; take --backend cpu");
             return Err(Error::request(what));
         }
-        let dense = Dense::new(device, T::PRECISION, rank)?;
+        let dense = Dense::new(device, T::PRECISION, rank, nonneg)?;
         let mut backend = CudaBackend::new(device, store, device_plan, op)?;
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { executor, backend, store, rank, dense })

@@ -33,6 +33,9 @@ use std::path::Path;
 pub const LAMBDA_FILE: &str = "lambda.npy";
 
 /// A CP model: components in order of their weights, the largest first.
+///
+/// **Signs.** A component does not change where two of its columns are multiplied by -1. [`Model::new`] chooses: in every mode the
+/// number of largest magnitude is positive, but in the last of the modes where it was negative, if those were odd in number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model<T> {
     /// The weights, a column of rank numbers.
@@ -49,8 +52,9 @@ impl<T: Real> Model<T> {
         let rank = lambda.len();
         let mut order: Vec<usize> = (0..rank).collect();
         order.sort_by(|&a, &b| lambda[b].total_cmp(&lambda[a]));
-        for (factor, columns) in factors.iter_mut().zip(columns) {
-            let norms: Vec<f64> = order.iter().map(|&r| columns.norms[r]).collect();
+        let signs = signs(&factors, rank);
+        for ((factor, columns), signs) in factors.iter_mut().zip(columns).zip(signs) {
+            let norms: Vec<f64> = order.iter().map(|&r| signs[r] * columns.norms[r]).collect();
             factor.data_mut().par_chunks_mut(rank * 1024).for_each_init(
                 || vec![0.0; rank],
                 |old, rows| {
@@ -66,6 +70,37 @@ impl<T: Real> Model<T> {
         let lambda = order.iter().map(|&r| lambda[r]).collect();
         Self { lambda: Matrix::from_rows(rank, 1, lambda), factors }
     }
+}
+
+/// For each mode and column, 1 or -1: what makes the signs those of a [`Model`]. An even number of a component's are -1.
+fn signs<T: Real>(factors: &[Matrix<T>], rank: usize) -> Vec<Vec<f64>> {
+    let mut signs: Vec<Vec<f64>> = factors.iter().map(|f| vec![1.0; f.columns()]).collect();
+    let peaks: Vec<Vec<f64>> = factors.iter().map(peaks).collect();
+    for r in 0..rank {
+        let negative: Vec<usize> = (0..factors.len()).filter(|&m| peaks[m][r] < 0.0).collect();
+        for &m in &negative[..negative.len() / 2 * 2] {
+            signs[m][r] = -1.0;
+        }
+    }
+    signs
+}
+
+/// The number of largest magnitude of each column, the first of equals.
+fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
+    let rank = factor.columns();
+    let raise = |peak: &mut f64, x: f64| *peak = if x.abs() > peak.abs() { x } else { *peak };
+    let of_rows = |rows: &[T]| {
+        let mut peaks = vec![0.0; rank];
+        for row in rows.chunks_exact(rank) {
+            peaks.iter_mut().zip(row).for_each(|(peak, x)| raise(peak, x.widen()));
+        }
+        peaks
+    };
+    let parts: Vec<Vec<f64>> = factor.data().par_chunks(rank * 1024).map(of_rows).collect();
+    parts.into_iter().fold(vec![0.0; rank], |mut peaks, part| {
+        peaks.iter_mut().zip(part).for_each(|(peak, x)| raise(peak, x));
+        peaks
+    })
 }
 
 impl Model<f64> {
@@ -85,7 +120,13 @@ impl Model<f64> {
         }
         let path = dir.join(LAMBDA_FILE);
         let lambda = if path.exists() {
-            Matrix::load(sys, &path, rank)?
+            let lambda = Matrix::load_any(sys, &path)?;
+            if (lambda.rows(), lambda.columns()) != (rank, 1) {
+                let (rows, columns) = (lambda.rows(), lambda.columns());
+                let what = format!("is {rows} x {columns}; factors of rank {rank} have {rank} x 1 weights");
+                return Err(Error::input(path.display().to_string(), what));
+            }
+            lambda
         } else {
             Matrix::from_rows(rank, 1, vec![1.0; rank])
         };
@@ -111,4 +152,32 @@ pub fn check_non_negative<T: Real>(factors: &[Matrix<T>]) -> Result<()> {
 pub fn factor_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
     let rows: u64 = shape.dims().iter().map(|&d| u64::from(d)).sum();
     rows * rank as u64 * size_of::<T>() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Components whose numbers of largest magnitude are negative in none to all of three modes.
+    #[test]
+    fn signs_are_chosen_in_pairs() {
+        let negative =
+            [[false; 3], [true, false, false], [false, true, true], [true, true, false], [true; 3]];
+        let column = |m: usize, r: usize| {
+            let peak = if negative[r][m] { -4.0 } else { 4.0 };
+            // The first of equals decides; in another part of the rows the same number of the other sign.
+            [1.0, peak, 2.0, -peak]
+        };
+        let factor = |m: usize| {
+            let rows = (0..4).flat_map(|i| (0..5).map(move |r| column(m, r)[i]));
+            Matrix::<f64>::from_rows(4, 5, rows.collect())
+        };
+        let factors: Vec<_> = (0..3).map(factor).collect();
+        let columns: Vec<_> = factors.iter().map(|f| Columns::of(update::gram(f), 5)).collect();
+        let model = Model::new(&[5.0, 4.0, 3.0, 2.0, 1.0], factors, &columns, 0.0);
+        let positive = |m: usize, r: usize| model.factors[m].row(1)[r] > 0.0;
+        for (r, last) in [None, Some(0), None, None, Some(2)].into_iter().enumerate() {
+            (0..3).for_each(|m| assert_eq!(positive(m, r), last != Some(m), "component {r}, mode {m}"));
+        }
+    }
 }

@@ -46,6 +46,13 @@ details { border-top: 1px solid var(--line); padding: 0.4em 0; } summary { curso
 footer { color: var(--soft); margin: 3em 0 1em; }
 ";
 
+/// A number for people: as it is where that is short, with an exponent where it is very large or small.
+#[must_use]
+pub fn number(x: f64) -> String {
+    let size = x.abs();
+    if size == 0.0 || (1e-4..1e7).contains(&size) { format!("{x:.5}") } else { format!("{x:.4e}") }
+}
+
 /// The page.
 #[must_use]
 pub fn html<T: Real>(page: &Page<'_, T>) -> String {
@@ -154,7 +161,8 @@ fn bar(out: &mut String, name: &str, number: f64, largest: f64) {
     add(
         out,
         format_args!(
-            "<tr><th>{name}</th><td>{number:.5}</td><td class=\"bar\"><div{class} style=\"width:{pixels:.0}px\"></div></td></tr>\n"
+            "<tr><th>{name}</th><td>{}</td><td class=\"bar\"><div{class} style=\"width:{pixels:.0}px\"></div></td></tr>\n",
+            self::number(number)
         ),
     );
 }
@@ -176,8 +184,9 @@ fn components<T: Real>(out: &mut String, model: &Model<T>) {
         add(
             out,
             format_args!(
-                "<details{open}><summary>Component {}, weight {weight:.5}</summary>\n<div class=\"modes\">\n",
-                r + 1
+                "<details{open}><summary>Component {}, weight {}</summary>\n<div class=\"modes\">\n",
+                r + 1,
+                number(*weight)
             ),
         );
         for (mode, factor) in model.factors.iter().enumerate() {
@@ -238,10 +247,11 @@ fn whole<T: Real>(out: &mut String, factor: &Matrix<T>, r: usize) {
         add(
             out,
             format_args!(
-                "<rect class=\"{class}\" x=\"{:.2}\" y=\"{above:.2}\" width=\"{:.2}\" height=\"{size:.2}\"><title>{}: {x:.5}</title></rect>\n",
+                "<rect class=\"{class}\" x=\"{:.2}\" y=\"{above:.2}\" width=\"{:.2}\" height=\"{size:.2}\"><title>{}: {}</title></rect>\n",
                 row as f64 * step,
                 step * 0.8,
-                row + 1
+                row + 1,
+                number(x)
             ),
         );
     }
@@ -326,6 +336,14 @@ mod tests {
             let mut wanted: Vec<(usize, f64)> = (0..100).map(|i| (i, factor.row(i)[r])).collect();
             wanted.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
             assert_eq!(top, wanted[..TOP]);
+        }
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (x, wanted) in [(0.0, "0.00000"), (-2.5, "-2.50000"), (1e-150, "1.0000e-150"), (3e7, "3.0000e7")]
+        {
+            assert_eq!(number(x), wanted);
         }
     }
 

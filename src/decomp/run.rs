@@ -113,7 +113,9 @@ impl Problem {
         }
         let norm = manifest.sum_squares.sqrt();
         if norm == 0.0 {
-            return Err(Error::request("all values of this store are zero: there is nothing to decompose"));
+            return Err(Error::request(
+                "all values of this store are zero, or too small to be squared: there is nothing to decompose",
+            ));
         }
         if !norm.is_finite() {
             return Err(Error::request(

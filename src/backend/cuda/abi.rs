@@ -218,6 +218,8 @@ pub struct ScanArgs {
 pub const DENSE_THREADS: u32 = 256;
 /// Numbers of a factor that such a thread block holds at a time.
 pub const DENSE_TILE: u32 = 1024;
+/// Numbers of rows that a thread block of HALS holds where the rank is beyond the fused kernels'.
+pub const DENSE_HALS: u32 = 4096;
 
 /// The arguments of a dense update.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

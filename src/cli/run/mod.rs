@@ -316,15 +316,14 @@ fn write_trace(file: Pending, spans: &[Span]) -> Result<()> {
 
 fn plan_text(report: &RunReport) -> String {
     let plan = &report.plan;
+    let what = format!("mttkrp of modes {:?}, rank {}", report.modes, report.rank);
     if let Some(device) = &report.device {
-        return device::plan_text(&report.store, &report.modes, report.rank, plan, device);
+        return device::plan_text(&report.store, &what, "one pass for all modes", plan, device);
     }
     format!(
-        "{}: mttkrp of modes {:?}, rank {}, on the CPU\n  memory  {} = factors, results and decoded tiles {} + {} \
+        "{}: {what}, on the CPU\n  memory  {} = factors, results and decoded tiles {} + {} \
          workers x {} buffers of {}\n  a pass  {} in {} chunks, one pass for all modes{}\n  sums    {}\n",
         report.store.display(),
-        report.modes,
-        report.rank,
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
         plan.workers,

@@ -6,11 +6,12 @@ use crate::cli::engine::BackendArg;
 use crate::cli::outputs::Pending;
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
-use crate::coo::tns::TnsWriter;
+use crate::coo::tns::{TnsReader, TnsWriter};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
 use crate::linear::Wide;
-use crate::op::ttv::{Merged, Sink, Streamed, merged_layout, streamed_bytes, streams};
+use crate::op::oracle::Comparison;
+use crate::op::ttv::{Merged, Oracle, Sink, Streamed, merged_layout, streamed_bytes, streams};
 use crate::pack::SpillReport;
 use crate::store::{Manifest, Store};
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
@@ -47,6 +48,7 @@ struct TtvReport {
     /// Of the streamed chunks' steps.
     pipeline: Option<Pipeline>,
     passes: Vec<PassReport>,
+    check: Option<Comparison>,
 }
 
 /// What came out of the passes.
@@ -86,6 +88,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         merge_seconds: 0.0,
         pipeline: None,
         passes: Vec::new(),
+        check: None,
     };
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
@@ -99,7 +102,17 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let output = Output::create(sys, run.output.as_deref())?;
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
     let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
-    let outcome = output.write(|sink| if streamed { job.streamed(sink) } else { job.merged(sink) })?;
+    let compute = |sink: Option<Sink<'_>>| if streamed { job.streamed(sink) } else { job.merged(sink) };
+    let outcome = match &run.check {
+        None => output.write(compute)?,
+        Some(input) => {
+            let mut source = TnsReader::open(sys, input, run.text.options())?;
+            let mut oracle = Oracle::new(&mut source, &store.manifest().shape, mode, vector.data())?;
+            let outcome = output.write(|sink| compare(&mut oracle, sink, compute))?;
+            report.check = Some(oracle.finish());
+            outcome
+        }
+    };
     if let Some(trace) = trace {
         super::write_trace(trace, &outcome.spans)?;
     }
@@ -108,7 +121,23 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     report.merge_seconds = outcome.merge_seconds;
     report.pipeline = outcome.pipeline;
     report.passes = outcome.passes;
-    Report::new::<Run>(text(&report), &report)
+    let mut out = Report::new::<Run>(text(&report), &report)?;
+    out.failed = report.check.as_ref().is_some_and(|check| !check.holds);
+    Ok(out)
+}
+
+/// Has `oracle` see all elements before `sink` gets them.
+fn compare(
+    oracle: &mut Oracle,
+    mut sink: Option<Sink<'_>>,
+    compute: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>,
+) -> Result<Outcome> {
+    compute(Some(&mut |batches: Vec<Batch>| {
+        for batch in &batches {
+            oracle.compare(batch);
+        }
+        sink.as_mut().map_or(Ok(()), |sink| sink(batches))
+    }))
 }
 
 /// An error where an option is given that TTV does not have.
@@ -116,7 +145,6 @@ fn refuse_others(run: &Run) -> Result<()> {
     let given = [
         (run.rank.is_some(), "--rank"),
         (run.factors.is_some(), "--factors"),
-        (run.check.is_some(), "--check"),
         (run.engine.kernel.is_some(), "--kernel"),
     ];
     if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
@@ -346,6 +374,14 @@ fn text(report: &TtvReport) -> String {
             runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
         };
         text.push_str(&merge_text(report.merge_seconds, &spilled));
+    }
+    if let Some(check) = &report.check {
+        let verdict = if check.holds { "ok" } else { "DIFFERS" };
+        let (error, worst) = (check.largest_error, check.worst);
+        let line = format!(
+            "  compared with the oracle: largest error {error:.2e}, {worst:.4} of its bound: {verdict}\n"
+        );
+        text.push_str(&line);
     }
     text
 }

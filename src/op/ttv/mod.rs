@@ -13,9 +13,11 @@
 //! nonzeros, the vector and the precision alone: not on chunks, threads, workers, lanes or memory.
 
 mod merged;
+mod oracle;
 mod streamed;
 
 pub use merged::{Merged, layout as merged_layout};
+pub use oracle::Oracle;
 pub use streamed::{Streamed, host_bytes as streamed_bytes};
 
 use crate::coo::Batch;

@@ -198,14 +198,24 @@ fn elements<T: Real>(view: &TreeView<'_>, first: usize, sums: &[f64]) -> Result<
 /// The products of a tile of leaves; padding gives [`NOTHING`].
 #[inline(always)]
 fn multiply<T: Real>(leaves: &mut Leaves, vector: &[T]) {
-    let Leaves { len, indices, values, padded } = leaves;
-    for (value, &index) in values[..*len].iter_mut().zip(&*indices) {
-        *value = match vector.get(index as usize) {
-            Some(&x) => (T::nearest(*value) * x).widen(),
-            None => NOTHING,
-        };
+    let Leaves { indices, values, padded, .. } = leaves;
+    if *padded {
+        for (value, &index) in values.iter_mut().zip(&*indices) {
+            *value = match vector.get(index as usize) {
+                Some(&x) => (T::nearest(*value) * x).widen(),
+                None => NOTHING,
+            };
+        }
+        return;
     }
-    debug_assert!(*padded || indices[..*len].iter().all(|&index| (index as usize) < vector.len()));
+    // First all elements, then all products: these are made a vector at a time.
+    let mut elements = [0.0; TILE_NNZ];
+    for (element, &index) in elements.iter_mut().zip(&*indices) {
+        *element = vector[index as usize].widen();
+    }
+    for (value, x) in values.iter_mut().zip(elements) {
+        *value = (T::nearest(*value) * T::nearest(x)).widen();
+    }
 }
 
 /// Adds up the fibers of tile `first_tile` and on into `sums`; the first one's sum begins with `before`.
@@ -260,7 +270,16 @@ impl<T: Real> pulp::WithSimd for AddFibers<'_, T> {
     }
 }
 
+/// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
+const ROUNDS: usize = 4;
+/// Long fibers that are added up side by side: one addition would wait for the one before.
+const ABREAST: usize = 4;
+
 /// Adds up the first fibers, as far as they lie among the `products` of slots `at` and on; how many do.
+///
+/// In rounds: the first products of all fibers, then the second ones of those that have two, and so on. Most fibers are short, of
+/// lengths that no processor guesses: nothing branches on them, and sums of different fibers do not wait for each other. Each fiber is
+/// added up in order all the same.
 #[inline(always)]
 fn add_inside(
     products: &[f64; TILE_NNZ],
@@ -270,19 +289,60 @@ fn add_inside(
     before: &mut f64,
 ) -> usize {
     let Ok(at) = u32::try_from(at) else { return 0 };
-    for (fiber, (sum, bounds)) in sums.iter_mut().zip(starts.windows(2)).enumerate() {
-        let (start, end) = (bounds[0].wrapping_sub(at) as usize, bounds[1].wrapping_sub(at) as usize);
-        let Some((first, rest)) = products.get(start..end).and_then(<[f64]>::split_first) else {
-            return fiber;
-        };
-        let mut total = std::mem::replace(before, NOTHING) + first;
-        // Most fibers are short: a longer loop would only be prepared for what does not come.
-        let mut rest = rest;
-        while let Some((product, behind)) = rest.split_first() {
-            total += product;
-            rest = behind;
-        }
-        *sum = total;
+    let slot = |start: u32| start.wrapping_sub(at) as usize;
+    if slot(starts[0]) >= TILE_NNZ {
+        return 0;
     }
-    sums.len()
+    let fibers = starts[1..=sums.len()].partition_point(|&end| slot(end) <= TILE_NNZ);
+    let (starts, sums) = (&starts[..=fibers], &mut sums[..fibers]);
+    // `at` begins a tile. Remainders stand for checks: all places are inside.
+    let product = |start: u32, k: usize| products[(start as usize + k) % TILE_NNZ];
+    let (mut longer, mut count) = ([0u16; TILE_NNZ], 0);
+    for ((fiber, sum), bounds) in (0u16..).zip(&mut *sums).zip(starts.windows(2)) {
+        *sum = product(bounds[0], 0);
+        longer[count % TILE_NNZ] = fiber;
+        count += usize::from(bounds[1] - bounds[0] > 1);
+    }
+    if let Some(first) = sums.first_mut() {
+        *first += std::mem::replace(before, NOTHING);
+    }
+    for done in 1..ROUNDS {
+        let round = count;
+        count = 0;
+        for i in 0..round {
+            let fiber = longer[i % TILE_NNZ];
+            let bounds = &starts[usize::from(fiber)..][..2];
+            sums[usize::from(fiber)] += product(bounds[0], done);
+            longer[count % TILE_NNZ] = fiber;
+            count += usize::from((bounds[1] - bounds[0]) as usize > done + 1);
+        }
+    }
+    for group in longer[..count].chunks(ABREAST) {
+        add_abreast(products, starts, sums, group);
+    }
+    fibers
+}
+
+/// Adds all products but the first [`ROUNDS`] of at most [`ABREAST`] fibers that have more.
+#[inline(always)]
+fn add_abreast(products: &[f64; TILE_NNZ], starts: &[u32], sums: &mut [f64], group: &[u16]) {
+    let product = |start: u32, k: usize| products[(start as usize + k) % TILE_NNZ];
+    let start = |fiber: u16| starts[usize::from(fiber)];
+    let length = |fiber: u16| (starts[usize::from(fiber) + 1] - start(fiber)) as usize;
+    let mut done = ROUNDS;
+    if let Ok(fibers) = <[u16; ABREAST]>::try_from(group) {
+        let mut totals = fibers.map(|fiber| sums[usize::from(fiber)]);
+        let shortest = fibers.map(length).into_iter().fold(TILE_NNZ, usize::min);
+        for k in ROUNDS..shortest {
+            for (total, fiber) in totals.iter_mut().zip(fibers.map(start)) {
+                *total += product(fiber, k);
+            }
+        }
+        fibers.iter().zip(totals).for_each(|(&fiber, total)| sums[usize::from(fiber)] = total);
+        done = shortest;
+    }
+    for &fiber in group {
+        let sum = &mut sums[usize::from(fiber)];
+        *sum = (done..length(fiber)).fold(*sum, |sum, k| sum + product(start(fiber), k));
+    }
 }

@@ -1,0 +1,141 @@
+//! The oracle of TTV: the definition, one nonzero after the other in f64, straight from a source of coordinates. It shares nothing with
+//! stores, decoding or sorted runs, and holds all elements in memory.
+//!
+//! The bound is derived: an element may differ from the oracle's by `(4 roundoff + (n + 2) 2^-53) S`, where S is the same sum over absolute
+//! values and n how many were added: value, vector, product and result are rounded to the precision, sums are in f64.
+
+use crate::coo::{Batch, Source};
+use crate::dense::Real;
+use crate::error::{Error, Result};
+use crate::op::oracle::Comparison;
+use crate::shape::Shape;
+use std::collections::HashMap;
+
+/// What an element should be.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wanted {
+    sum: f64,
+    absolute: f64,
+    added: u64,
+    seen: bool,
+}
+
+/// All elements by the definition, and how those that came compare with them.
+#[derive(Debug)]
+pub struct Oracle {
+    /// The dims of the modes that are left.
+    dims: Vec<u32>,
+    roundoff: f64,
+    elements: HashMap<u128, Wanted>,
+    comparison: Comparison,
+}
+
+/// The number of an element among all coordinates. A shape has at most 2^128.
+fn place(dims: &[u32], at: impl Iterator<Item = u32>) -> u128 {
+    dims.iter().zip(at).fold(0, |place, (&dim, index)| place * u128::from(dim) + u128::from(index))
+}
+
+impl Oracle {
+    /// Computes TTV of the source's nonzeros along `mode`, from 0. Their coordinates must be inside `shape`.
+    pub fn new<T: Real>(source: &mut dyn Source, shape: &Shape, mode: usize, vector: &[T]) -> Result<Self> {
+        let all = shape.dims();
+        let dims: Vec<u32> = (0..all.len()).filter(|&m| m != mode).map(|m| all[m]).collect();
+        let mut elements: HashMap<u128, Wanted> = HashMap::new();
+        let name = source.name();
+        source.drain(&mut |batch| {
+            if batch.indices.len() != all.len() * batch.values.len() {
+                return Err(Error::input(&name, format!("is not of order {}, as the store is", all.len())));
+            }
+            for (at, &value) in batch.indices.chunks_exact(all.len()).zip(&batch.values) {
+                if let Some(m) = (0..all.len()).find(|&m| at[m] >= all[m]) {
+                    let what = format!(
+                        "index {} of mode {} is outside the store's dims",
+                        u64::from(at[m]) + 1,
+                        m + 1
+                    );
+                    return Err(Error::input(&name, what));
+                }
+                let left = (0..all.len()).filter(|&m| m != mode).map(|m| at[m]);
+                let wanted = elements.entry(place(&dims, left)).or_default();
+                let product = value * vector[at[mode] as usize].widen();
+                wanted.sum += product;
+                wanted.absolute += product.abs();
+                wanted.added += 1;
+            }
+            Ok(())
+        })?;
+        let comparison = Comparison { mode: mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
+        Ok(Self { dims, roundoff: T::ROUNDOFF, elements, comparison })
+    }
+
+    /// Compares elements. One that should not be, or comes again, fails.
+    pub fn compare(&mut self, batch: &Batch) {
+        let found = &mut self.comparison;
+        for (at, &value) in batch.indices.chunks_exact(self.dims.len()).zip(&batch.values) {
+            let wanted = self.elements.get_mut(&place(&self.dims, at.iter().copied()));
+            let Some(wanted) = wanted.filter(|wanted| !wanted.seen) else {
+                (found.holds, found.worst) = (false, f64::INFINITY);
+                continue;
+            };
+            wanted.seen = true;
+            let in_f64 = f64::EPSILON / 2.0 * (wanted.added + 2) as f64;
+            let bound = wanted.absolute * (4.0 * self.roundoff + in_f64);
+            let error = (value - wanted.sum).abs();
+            // A NaN compares false and so fails.
+            found.holds &= error <= bound;
+            found.largest_error = found.largest_error.max(error);
+            let of_bound = if error == 0.0 { 0.0 } else { error / bound };
+            found.worst = if of_bound.is_nan() { f64::INFINITY } else { found.worst.max(of_bound) };
+        }
+    }
+
+    /// How all elements compared. One that did not come fails.
+    #[must_use]
+    pub fn finish(self) -> Comparison {
+        let all = self.elements.values().all(|wanted| wanted.seen);
+        let worst = if all { self.comparison.worst } else { f64::INFINITY };
+        Comparison { holds: self.comparison.holds && all, worst, ..self.comparison }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coo::Extent;
+
+    struct Rows(Vec<([u32; 3], f64)>);
+
+    impl Source for Rows {
+        fn name(&self) -> String {
+            "rows".into()
+        }
+
+        fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+            let indices = self.0.iter().flat_map(|row| row.0).collect();
+            sink(Batch { indices, values: self.0.iter().map(|row| row.1).collect() })?;
+            Ok(Extent { dims: vec![2, 3, 4], nnz: self.0.len() as u64 })
+        }
+    }
+
+    #[test]
+    fn what_is_missing_wrong_too_much_or_twice_fails() {
+        let shape = Shape::new(&[2, 3, 4]).unwrap();
+        let mut rows = Rows(vec![([0, 1, 0], 2.0), ([0, 1, 3], 1.0), ([1, 2, 2], -1.0)]);
+        let vector = [1.0, 1.0, 3.0, 0.5];
+        let mut holds = |indices: &[u32], values: &[f64]| {
+            let mut oracle = Oracle::new(&mut rows, &shape, 2, &vector).unwrap();
+            oracle.compare(&Batch { indices: indices.to_vec(), values: values.to_vec() });
+            oracle.finish().holds
+        };
+        assert!(holds(&[0, 1, 1, 2], &[2.5, -3.0]));
+        assert!(holds(&[1, 2, 0, 1], &[-3.0, 2.5 + 1e-15]));
+        assert!(!holds(&[0, 1, 1, 2], &[2.5, -3.0 - 1e-14]));
+        assert!(!holds(&[0, 1, 1, 2], &[2.5, f64::NAN]));
+        assert!(!holds(&[0, 1], &[2.5]));
+        assert!(!holds(&[0, 1, 1, 2, 0, 0], &[2.5, -3.0, 0.0]));
+        assert!(!holds(&[0, 1, 1, 2, 0, 1], &[2.5, -3.0, 2.5]));
+        let small = Shape::new(&[2, 3, 3]).unwrap();
+        let outside = Oracle::new(&mut rows, &small, 2, &vector).unwrap_err().to_string();
+        assert!(outside.contains("index 4 of mode 3 is outside"), "{outside}");
+    }
+}

@@ -1,0 +1,55 @@
+//! TTV on the host, by the way that a store has for it.
+
+#![allow(dead_code, reason = "every test uses a part")]
+
+use blco::backend::host::{HostBackend, HostOp};
+use blco::coo::Batch;
+use blco::dense::Real;
+use blco::error::Result;
+use blco::linear::Wide;
+use blco::op::ttv::{Merged, Sink, Streamed, streams};
+use blco::random::Counter;
+use blco::store::Store;
+use blco::stream::{Executor, Limits, plan};
+use std::path::Path;
+
+/// Numbers in [-1, 1).
+pub fn vector<T: Real>(dim: u64, seed: u64) -> Vec<T> {
+    let random = Counter::new(seed, 77);
+    (0..dim).map(|i| T::nearest(random.unit(i) * 2.0 - 1.0)).collect()
+}
+
+fn pass<O: HostOp>(store: &Store, op: &mut O, workers: usize) -> Result<()> {
+    let mut backend = HostBackend::new(store, op)?;
+    let plan = plan(store, 0, &Limits { workers: Some(workers), ..Limits::default() })?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
+}
+
+/// TTV along `mode`, with at most `memory` bytes for partial results and the others in files in `runs`; how many elements
+/// `sink` got.
+pub fn ttv<T: Real>(
+    store: &Store,
+    mode: usize,
+    x: &[T],
+    (memory, runs): (u64, &Path),
+    workers: usize,
+    sink: Sink<'_>,
+) -> Result<u64> {
+    if streams(store.manifest(), mode) {
+        let mut op = Streamed::new(store, x, Some(sink))?;
+        pass(store, &mut op, workers)?;
+        return op.finish().map(|(elements, _)| elements);
+    }
+    let shape = &store.manifest().shape;
+    let mut op = Merged::<T, Wide>::new(store.sys(), shape, mode, x, memory, runs.to_path_buf());
+    pass(store, &mut op, workers)?;
+    op.finish(sink).map(|(elements, _)| elements)
+}
+
+/// The elements of batches: coordinates without the mode of the vector, and values.
+pub fn elements(batches: Vec<Batch>, order: usize) -> impl Iterator<Item = (Vec<u32>, f64)> {
+    batches.into_iter().flat_map(move |batch| {
+        let rows: Vec<Vec<u32>> = batch.indices.chunks_exact(order - 1).map(<[u32]>::to_vec).collect();
+        rows.into_iter().zip(batch.values)
+    })
+}
