@@ -6,6 +6,8 @@
 #![expect(clippy::print_stdout, reason = "a report")]
 #![expect(clippy::unwrap_used, reason = "a bench has nobody to tell")]
 
+mod common;
+
 use blco::backend::host::HostBackend;
 use blco::coo::Source;
 use blco::coo::generate::{GenerateSpec, Generator, Skew, Values};
@@ -13,72 +15,11 @@ use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::{Real, seeded_factors};
 use blco::op::mttkrp::Mttkrp;
 use blco::pack::{PackOptions, PackReport, pack};
-use blco::random::Counter;
 use blco::store::Store;
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
-use rayon::prelude::*;
-use std::hint::black_box;
+use common::{LARGE, SMALL, copy, median, rows};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
-
-/// Bytes of the tables that the machine is measured with: more than any cache here.
-const LARGE: usize = 1300 << 20;
-/// Bytes of tables that fit a shared cache.
-const SMALL: usize = 34 << 20;
-
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
-}
-
-fn timed(runs: usize, mut work: impl FnMut()) -> f64 {
-    let once = |work: &mut dyn FnMut()| {
-        let start = Instant::now();
-        work();
-        start.elapsed().as_secs_f64()
-    };
-    median((0..runs).map(|_| once(&mut work)).collect())
-}
-
-/// GB/s of copying `bytes`, read and written bytes both counted.
-fn copy(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
-    let from = vec![1u64; bytes / 16];
-    let mut to = vec![0u64; bytes / 16];
-    let part = from.len().div_ceil(pool.current_num_threads());
-    let seconds = timed(runs, || {
-        pool.install(|| {
-            to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(t, f)| t.copy_from_slice(f));
-        });
-        black_box(&to);
-    });
-    2.0 * (to.len() * 8) as f64 / seconds / 1e9
-}
-
-/// Millions of random rows of 128 bytes read a second, from a table of `bytes`.
-fn rows(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
-    const ROW: usize = 16;
-    const READS: usize = 4 << 20;
-    let table = vec![1.0f64; bytes / 8];
-    let count = (table.len() / ROW) as u64;
-    let threads = pool.current_num_threads();
-    let seconds = timed(runs, || {
-        let sums: Vec<f64> = pool.install(|| {
-            let walk = |thread: usize| {
-                let stream = Counter::new(1, thread as u64);
-                let mut sum = [0.0; ROW];
-                for i in 0..(READS / threads) as u64 {
-                    let row = usize::try_from(stream.bits(i) % count).unwrap() * ROW;
-                    sum.iter_mut().zip(&table[row..row + ROW]).for_each(|(s, x)| *s += x);
-                }
-                sum[0]
-            };
-            (0..threads).into_par_iter().with_max_len(1).map(walk).collect()
-        });
-        black_box(sums);
-    });
-    READS as f64 / seconds / 1e6
-}
 
 fn machine(runs: usize) {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
@@ -89,8 +30,8 @@ fn machine(runs: usize) {
     };
     row("copy 1.3 GB, GB/s", &|pool| copy(pool, LARGE, runs));
     row("copy 34 MB, GB/s", &|pool| copy(pool, SMALL, runs));
-    row("random 128-byte rows of 1.3 GB, M/s", &|pool| rows(pool, LARGE, runs));
-    row("random 128-byte rows of 34 MB, M/s", &|pool| rows(pool, SMALL, runs));
+    row("random 128-byte rows of 1.3 GB, M/s", &|pool| rows::<16>(pool, LARGE, runs));
+    row("random 128-byte rows of 34 MB, M/s", &|pool| rows::<16>(pool, SMALL, runs));
 }
 
 fn source(sys: &Sys, input: Option<&Path>) -> Box<dyn Source + Send> {

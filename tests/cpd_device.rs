@@ -59,7 +59,7 @@ fn job(store: &Store, settings: Settings, max_iters: usize, checkpoint: Option<(
 
 fn on_host<T: Real>(store: &Store, settings: Settings, init: Init<T>, max_iters: usize) -> Outcome<T> {
     let shape = &store.manifest().shape;
-    let plan = plan(store, host_bytes::<T>(shape, settings.rank), &Limits::default()).unwrap();
+    let plan = plan(store, host_bytes::<T>(shape, settings.rank, 2), &Limits::default()).unwrap();
     let mut op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
     let mut place = HostPlace::new(store, &plan, &mut op).unwrap();
     run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()

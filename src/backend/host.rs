@@ -48,6 +48,33 @@ impl<A: HostOp, B: HostOp> HostOp for (A, B) {
     }
 }
 
+/// Vector instructions that inner loops are compiled for. Results are the same with all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vectors {
+    /// The widest that the machine has.
+    #[default]
+    Widest,
+    /// AVX2, where the machine has it.
+    Avx2,
+    /// Those of every machine of the architecture.
+    Baseline,
+}
+
+impl Vectors {
+    /// What `pulp` calls it.
+    #[must_use]
+    pub fn arch(self) -> pulp::Arch {
+        match self {
+            Self::Widest => pulp::Arch::new(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => pulp::x86::V3::try_new().map_or(pulp::Arch::Scalar, pulp::Arch::V3),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 => pulp::Arch::new(),
+            Self::Baseline => pulp::Arch::Scalar,
+        }
+    }
+}
+
 /// What is known of a decoded tile.
 #[derive(Clone, Copy, Debug, Default)]
 struct TileMeta {
@@ -72,6 +99,13 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn tiles(&self) -> usize {
         self.metas.len()
+    }
+
+    /// The smallest and the largest index of `mode` in tile `t`.
+    #[must_use]
+    #[inline(always)]
+    pub fn range(&self, t: usize, mode: usize) -> (u32, u32) {
+        (self.metas[t].low[mode], self.metas[t].high[mode])
     }
 
     /// Tile `t` of the batch.
@@ -99,6 +133,7 @@ pub struct HostBackend<'a, O> {
     indices: Vec<u32>,
     values: Vec<f64>,
     free: Option<Free<PageBuf>>,
+    vectors: pulp::Arch,
 }
 
 /// Bytes that a host backend holds for tensors of `order`.
@@ -121,7 +156,15 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
             indices: sys.vec(0, BATCH_TILES * order * TILE_NNZ)?,
             values: sys.vec(0.0, BATCH_TILES * TILE_NNZ)?,
             free: None,
+            vectors: Vectors::Widest.arch(),
         })
+    }
+
+    /// The same, decoding with other vector instructions than the widest.
+    #[must_use]
+    pub fn with_vectors(mut self, vectors: Vectors) -> Self {
+        self.vectors = vectors.arch();
+        self
     }
 
     /// The operation.
@@ -167,7 +210,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
         self.op.chunk(&view)?;
         let tiles_of_chunk = if self.op.takes_tiles() { view.tiles() } else { 0 };
         let order = self.decoder.shape().order();
-        let simd = pulp::Arch::new();
+        let vectors = self.vectors;
         for first in (0..tiles_of_chunk).step_by(BATCH_TILES) {
             let tiles = (tiles_of_chunk - first).min(BATCH_TILES);
             let rooms = self
@@ -177,7 +220,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
                 .zip(&mut self.metas)
                 .take(tiles);
             rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
-                simd.dispatch(DecodeTile { view: &view, t: first + t, indices, values, meta })
+                vectors.dispatch(DecodeTile { view: &view, t: first + t, indices, values, meta })
             })?;
             self.op.batch(&Batch {
                 first_tile: view.first_tile() + first as u64,

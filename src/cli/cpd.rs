@@ -128,7 +128,7 @@ impl Cpd {
         let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
         let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
         let modes: Vec<usize> = (0..shape.order()).collect();
-        let demand = self.demand::<T>(&shape, &modes, rank);
+        let demand = self.demand::<T>(&shape, &modes, rank, threads);
         let place = self.engine.choose_place::<T>(&store, &demand)?;
         let plan = self.engine.plan(&store, &demand, threads, &place)?;
         let store = store.with_direct_reads(plan.direct_reads);
@@ -186,7 +186,13 @@ impl Cpd {
     }
 
     /// What it asks of the machine.
-    fn demand<'a, T: Real>(&self, shape: &Shape, modes: &'a [usize], rank: usize) -> Demand<'a> {
+    fn demand<'a, T: Real>(
+        &self,
+        shape: &Shape,
+        modes: &'a [usize],
+        rank: usize,
+        threads: usize,
+    ) -> Demand<'a> {
         // Each iteration is several passes: what stays in memory pays from the first on.
         let passes = self.starts.saturating_mul(self.max_iters).max(2);
         let factors = factor_bytes::<T>(shape, rank);
@@ -196,7 +202,7 @@ impl Cpd {
             modes,
             rank,
             passes,
-            on_cpu: host_bytes::<T>(shape, rank) + decoded_bytes(shape.order()) + best,
+            on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + best,
             beside_gpu: factors + best,
             operation: StreamedOp::CpAls,
         }

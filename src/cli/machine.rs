@@ -1,5 +1,7 @@
 //! What the machine has.
 
+use crate::backend::host::Vectors;
+use crate::error::{Error, Result};
 use std::path::PathBuf;
 
 /// Processors that this process may use.
@@ -20,4 +22,14 @@ pub fn cache_directory() -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
     Some(base.join("blco"))
+}
+
+/// The vector instructions that `BLCO_VECTORS` asks for: `avx2`, or `baseline` for what every machine of the architecture has; without it the widest.
+pub fn vectors() -> Result<Vectors> {
+    match std::env::var("BLCO_VECTORS").as_deref() {
+        Err(_) => Ok(Vectors::Widest),
+        Ok("avx2") => Ok(Vectors::Avx2),
+        Ok("baseline") => Ok(Vectors::Baseline),
+        Ok(other) => Err(Error::request(format!("BLCO_VECTORS={other}: give avx2 or baseline"))),
+    }
 }

@@ -23,9 +23,9 @@ pub struct HostPlace<'a, T: Real> {
 
 /// Bytes that a decomposition holds on the host, decoded tiles not included.
 #[must_use]
-pub fn host_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+pub fn host_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
     let update = shape.dims().iter().map(|&d| update::host_bytes(d as usize, rank)).max();
-    alternating_bytes::<T>(shape, rank) + update.unwrap_or(0)
+    alternating_bytes::<T>(shape, rank, threads) + update.unwrap_or(0)
 }
 
 impl<'a, T: Real> HostPlace<'a, T> {
@@ -58,6 +58,6 @@ impl<T: Real> Place<T> for HostPlace<'_, T> {
 
     fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Moments> {
         let (sums, factor) = self.backend.op().sums_and_factor();
-        Ok(update::update(sums.fold(), factor, rule))
+        Ok(update::update(sums, factor, rule))
     }
 }

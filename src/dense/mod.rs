@@ -38,7 +38,15 @@ impl Precision {
 
 /// A number that factors hold: `f64` or `f32`.
 pub trait Real:
-    Copy + Send + Sync + std::ops::Mul<Output = Self> + PartialOrd + npyz::AutoSerialize + 'static
+    Copy
+    + Send
+    + Sync
+    + std::fmt::Debug
+    + std::ops::Add<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + PartialOrd
+    + npyz::AutoSerialize
+    + 'static
 {
     /// Which of the two it is.
     const PRECISION: Precision;

@@ -216,7 +216,7 @@ pub fn plan_run<T: Real>(
     memory: Option<u64>,
 ) -> Plan {
     let shape = &store.manifest().shape;
-    let bytes = host_bytes::<T>(shape, modes, rank) + decoded_bytes(shape.order());
+    let bytes = host_bytes::<T>(shape, modes, rank, threads) + decoded_bytes(shape.order());
     plan(store, bytes, &Limits { memory, threads, workers, ..Limits::default() }).unwrap()
 }
 

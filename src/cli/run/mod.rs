@@ -9,11 +9,11 @@ use crate::cli::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
 use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
-use crate::cli::{Common, Program, Report, on_pool};
+use crate::cli::{Common, Program, Report, machine, on_pool};
 use crate::coo::tns::TnsReader;
 use crate::dense::{Matrix, Precision, load_factors, mode_file, seeded_factors};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
+use crate::op::mttkrp::{ModeMatrix, Mttkrp, Strategy, host_bytes, strategies};
 use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
 use crate::store::Store;
@@ -109,6 +109,8 @@ struct RunReport {
     modes: Vec<usize>,
     rank: usize,
     plan: Plan,
+    /// How each mode's sums are kept apart between threads, on the CPU.
+    strategies: Vec<Strategy>,
     device: Option<DevicePlan>,
     kernels: Option<KernelReport>,
     passes: Vec<PassReport>,
@@ -181,7 +183,7 @@ impl Run {
             modes: &modes,
             rank,
             passes: self.repeat,
-            on_cpu: host_bytes::<T>(&shape, &modes, rank) + decoded_bytes(shape.order()),
+            on_cpu: host_bytes::<T>(&shape, &modes, rank, threads) + decoded_bytes(shape.order()),
             beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
             operation: StreamedOp::Mttkrp,
         };
@@ -244,9 +246,10 @@ impl Run {
         modes: &[usize],
     ) -> Result<Outcome<T>> {
         let progress = self.progress();
-        let mut mttkrp = Mttkrp::new(sys, factors, modes, plan.threads)?;
+        let vectors = machine::vectors()?;
+        let mut mttkrp = Mttkrp::new(sys, factors, modes, plan.threads)?.with_vectors(vectors);
         let mut passes = Vec::new();
-        let mut backend = HostBackend::new(store, &mut mttkrp)?;
+        let mut backend = HostBackend::new(store, &mut mttkrp)?.with_vectors(vectors);
         let mut executor = Executor::new(store, plan, &mut backend)?;
         let total = Some(store.manifest().nnz);
         for _ in 0..self.repeat {
@@ -282,7 +285,10 @@ impl Run {
         plan: Plan,
         place: &Place,
     ) -> RunReport {
+        let shape = &store.manifest().shape;
+        let on_cpu = if place.device.is_some() { Vec::new() } else { strategies(shape, &modes, rank) };
         RunReport {
+            strategies: on_cpu,
             store: self.store.clone(),
             digest: format!("{:016x}", store.id()),
             op: "mttkrp",
@@ -317,7 +323,7 @@ fn plan_text(report: &RunReport) -> String {
     }
     format!(
         "{}: {what}, on the CPU\n  memory  {} = factors, results and decoded tiles {} + {} \
-         workers x {} buffers of {}\n  a pass  {} in {} chunks, one pass for all modes{}\n",
+         workers x {} buffers of {}\n  a pass  {} in {} chunks, one pass for all modes{}\n  sums    {}\n",
         report.store.display(),
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
@@ -327,7 +333,15 @@ fn plan_text(report: &RunReport) -> String {
         ByteSize(plan.file_bytes),
         plan.chunks,
         if plan.direct_reads { ", read past the page cache" } else { "" },
+        sums_text(report),
     )
+}
+
+/// How each mode's sums are kept apart between threads.
+fn sums_text(report: &RunReport) -> String {
+    let modes = report.modes.iter().zip(&report.strategies);
+    let each: Vec<String> = modes.map(|(mode, s)| format!("mode {mode} in {}", s.name())).collect();
+    each.join(", ")
 }
 
 /// Where the time of a pass went, but for its workers.

@@ -2,38 +2,40 @@
 //! `M[i_m, :] += value * product over k != m of A_k[i_k, :]` for every nonzero, `M` being `dims[m]` x rank.
 //!
 //! Any set of modes is computed from one pass. On the host the result depends on the store's nonzeros, the
-//! factors and the precision alone: not on threads, workers or the chunk size, and not on the machine's vector
+//! factors and the precision alone: not on threads, workers or the chunk size, nor on what other modes are computed, and not on the machine's vector
 //! width (nothing is fused).
 //!
-//! **Order of additions.** A mode whose result is short is accumulated in [`COPIES`] copies: tile t adds to
-//! copy t mod [`COPIES`], in linear order, and the copies are added in order at the end. A longer mode's
-//! rows are accumulated in linear order directly. Products are in the precision of the factors, value first,
-//! then the modes in ascending order; sums are in f64 always, so that f32 results do not lose the small
-//! terms of long rows.
+//! **Order of additions.** Nonzeros are worked on in groups of [`group::GROUP_TILES`] tiles, cut by position in the store. A mode whose result is short is
+//! accumulated in [`group::COPIES`] copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode a group
+//! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
+//! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
+//!
+//! **Threads.** Groups are parted between threads; then the rows of every result are, each thread adding what all groups have for its rows.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod group;
 mod kernel;
+mod slots;
 
-use crate::backend::host::{Batch, HostOp};
+pub use group::Strategy;
+
+use crate::backend::host::{Batch, HostOp, Vectors};
 use crate::dense::{Matrix, Real};
-use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::DecodedTile;
 use crate::shape::Shape;
 use crate::sys::Sys;
+use group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch, Work};
 use rayon::prelude::*;
+use slots::Rows;
 use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
 
 /// The result of a mode, with the mode, from 0.
 pub type ModeMatrix<T> = (usize, Matrix<T>);
 
-/// Copies of the result of a short mode.
-pub const COPIES: usize = 8;
-/// The largest result, in bytes, that is accumulated in copies.
-const COPY_BYTES_MAX: u64 = 1 << 20;
-/// One in this many nonzeros of a batch is looked at to part its rows evenly.
-const SAMPLE: usize = 32;
+/// One in this many rows that groups have met is looked at to part rows evenly.
+const SAMPLE: usize = 16;
 
 /// MTTKRP of some modes on the host.
 #[derive(Debug)]
@@ -41,8 +43,20 @@ pub struct Mttkrp<'a, T: Clone> {
     factors: Cow<'a, [Matrix<T>]>,
     rank: usize,
     threads: usize,
-    simd: pulp::Arch,
+    vectors: Vectors,
     results: Vec<Accumulator>,
+    modes: Vec<(usize, Strategy)>,
+    /// Whether they are all modes, in order.
+    all: bool,
+    /// The factors of modes with copies, aligned, when all modes are computed.
+    aligned: Vec<Rows<T>>,
+    groups: Vec<Group>,
+    /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
+    copies: Vec<Mutex<Vec<Rows<f64>>>>,
+    /// Whether the first group is not whole yet: it goes on with the next batch.
+    open: bool,
+    /// One for each thread, which alone locks it.
+    scratch: Vec<Mutex<Scratch<T>>>,
     sample: Vec<u32>,
 }
 
@@ -51,96 +65,162 @@ pub struct Mttkrp<'a, T: Clone> {
 struct Accumulator {
     mode: usize,
     rows: usize,
-    copies: usize,
-    /// `copies` matrices of `rows` x rank, one behind the other, then room that this mode does not need.
+    /// `rows` x rank, then room that this mode does not need.
     sums: Vec<f64>,
-    /// Rows at which a batch is parted between tasks, when there is one copy: parts + 1 of them.
+    /// Rows at which they are parted between threads: parts + 1 of them.
     cuts: Vec<usize>,
 }
 
-/// The sums of a mode after a pass.
-#[derive(Debug)]
-pub struct Sums<'s> {
-    /// `copies` matrices, one behind the other.
-    sums: &'s mut [f64],
-    copies: usize,
+/// The memory that is taken apart from factors and results.
+struct Room {
+    groups: usize,
+    threads: usize,
+    rank: usize,
+    /// The most slots of each mode that is computed.
+    slots: Vec<usize>,
+    /// The most rows of its copies.
+    copied: Vec<usize>,
+    all: bool,
 }
 
-impl<'s> Sums<'s> {
-    /// One matrix, row after row: the copies added up in order. The others are zero afterwards.
-    #[must_use]
-    pub fn fold(self) -> &'s mut [f64] {
-        let one = self.sums.len() / self.copies;
-        let (first, others) = self.sums.split_at_mut(one);
-        for other in others.chunks_exact_mut(one) {
-            first.par_iter_mut().zip(other).for_each(|(a, b)| *a += std::mem::take(b));
-        }
-        first
+impl Room {
+    /// For modes of `rows` rows each.
+    fn new(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
+        // As many as there are copies, so that no two in work share one.
+        let groups = if threads == 1 { 1 } else { COPIES };
+        let of = |strategy| {
+            let rows_of = move |&rows: &usize| if Strategy::of(rows, rank) == strategy { rows } else { 0 };
+            rows.iter().map(rows_of)
+        };
+        let slots = of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect();
+        Self { groups, threads, rank, slots, copied: of(Strategy::Copies).collect(), all }
+    }
+
+    /// For any one mode of `shape` at a time.
+    fn for_any(shape: &Shape, rank: usize, threads: usize) -> Self {
+        let each = |dim: &u32| Self::new(&[*dim as usize], rank, false, threads);
+        let most = |a: Self, b: Self| {
+            let (slots, copied) = (a.slots[0].max(b.slots[0]), a.copied[0].max(b.copied[0]));
+            Self { slots: vec![slots], copied: vec![copied], ..a }
+        };
+        shape.dims().iter().map(each).reduce(most).expect("a shape has modes")
+    }
+
+    fn bytes<T: Real>(&self) -> u64 {
+        let stride = kernel::stride(self.rank);
+        let copied: usize = self.copied.iter().map(|rows| rows * stride).sum();
+        let aligned = if self.all { copied * size_of::<T>() } else { 0 };
+        self.groups as u64 * Group::bytes(&self.slots, self.rank)
+            + self.threads as u64 * Scratch::<T>::bytes(&self.slots, self.rank, self.all)
+            + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
 
-/// The part of one mode's sums that one task adds to.
-struct Task<'a> {
-    mode: usize,
-    /// Tiles whose number is `copy` modulo `copies`.
-    copy: usize,
-    copies: usize,
-    /// Rows `first_row` and on, as many as `sums` holds.
-    first_row: usize,
-    sums: &'a mut [f64],
+/// Whether `modes` are all of a tensor of `order`, in order.
+fn are_all(modes: &[usize], order: usize) -> bool {
+    modes.iter().copied().eq(0..order)
 }
 
-/// Copies of the sums of a mode of `rows` rows. A function of the shape and the rank alone.
-fn copies(rows: usize, rank: usize) -> usize {
-    let bytes = (rows as u64).saturating_mul(rank as u64).saturating_mul(8);
-    if bytes <= COPY_BYTES_MAX { COPIES } else { 1 }
-}
-
-/// Bytes that [`Mttkrp::alternating`] holds: all factors and the largest sums.
+/// How each of `modes` is computed.
 #[must_use]
-pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+pub fn strategies(shape: &Shape, modes: &[usize], rank: usize) -> Vec<Strategy> {
+    modes.iter().map(|&m| Strategy::of(shape.dims()[m] as usize, rank)).collect()
+}
+
+/// Bytes that [`Mttkrp::alternating`] holds: all factors, the largest sums, and what groups need.
+#[must_use]
+pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
     let factors: u64 = shape.dims().iter().map(elements).sum();
-    let sums = shape.dims().iter().map(|d| elements(d) * copies(*d as usize, rank) as u64).max();
-    factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64
+    let sums = shape.dims().iter().map(elements).max();
+    let room = Room::for_any(shape, rank, threads);
+    factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>()
 }
 
 /// Bytes that MTTKRP of `modes` holds on the host, factors and results included.
 #[must_use]
-pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
+pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads: usize) -> u64 {
     let matrix = |m: usize, element: usize| u64::from(shape.dims()[m]) * rank as u64 * element as u64;
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
-    let sums = |m: usize| matrix(m, 8) * copies(shape.dims()[m] as usize, rank) as u64;
     let converted = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
-    factors + modes.iter().map(|&m| sums(m) + converted(m)).sum::<u64>()
+    let rows: Vec<usize> = modes.iter().map(|&m| shape.dims()[m] as usize).collect();
+    let room = Room::new(&rows, rank, are_all(modes, shape.order()), threads);
+    factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>()
 }
 
 impl<'a, T: Real> Mttkrp<'a, T> {
     /// MTTKRP of `modes`, from 0, with `factors[m]` `dims[m]` x rank; runs on the current pool of `threads`.
     pub fn new(sys: &Sys, factors: &'a [Matrix<T>], modes: &[usize], threads: usize) -> Result<Self> {
         let rank = factors[0].columns();
-        let accumulator = |&mode: &usize| {
-            let rows = factors[mode].rows();
-            let copies = copies(rows, rank);
-            let cuts = Vec::with_capacity(threads + 1);
-            Ok(Accumulator { mode, rows, copies, sums: sys.vec(0.0, copies * rows * rank)?, cuts })
-        };
         if let Some(mode) = modes.iter().find(|&&m| m >= factors.len()) {
             return Err(Error::request(format!("mode {} of a tensor of order {}", mode + 1, factors.len())));
         }
+        let accumulator = |&mode: &usize| {
+            let rows = factors[mode].rows();
+            let cuts = Vec::with_capacity(threads + 1);
+            Ok(Accumulator { mode, rows, sums: sys.vec(0.0, rows * rank)?, cuts })
+        };
         let results = modes.iter().map(accumulator).collect::<Result<_>>()?;
-        let factors = Cow::Borrowed(factors);
-        Ok(Self { factors, rank, threads, simd: pulp::Arch::new(), results, sample: Vec::new() })
+        let rows: Vec<usize> = modes.iter().map(|&m| factors[m].rows()).collect();
+        let room = Room::new(&rows, rank, are_all(modes, factors.len()), threads);
+        let mut mttkrp = Self::with_room(sys, Cow::Borrowed(factors), results, &room)?;
+        if room.all {
+            let stride = kernel::stride(rank);
+            let aligned = |(factor, &(_, strategy)): (&Matrix<T>, &(usize, Strategy))| match strategy {
+                Strategy::Copies => Rows::of(sys, factor, stride),
+                Strategy::Slots => Rows::new(sys, 0),
+            };
+            mttkrp.aligned = factors.iter().zip(&mttkrp.modes).map(aligned).collect::<Result<_>>()?;
+        }
+        Ok(mttkrp)
+    }
+
+    fn with_room(
+        sys: &Sys,
+        factors: Cow<'a, [Matrix<T>]>,
+        results: Vec<Accumulator>,
+        room: &Room,
+    ) -> Result<Self> {
+        let rank = room.rank;
+        let scratch = |_| Scratch::new(sys, &room.slots, rank, room.all).map(Mutex::new);
+        let copy = |&rows: &usize| {
+            let mut sums = Rows::new(sys, rows * kernel::stride(rank))?;
+            sums.grow(rows * kernel::stride(rank));
+            Ok(sums)
+        };
+        let copies = |_| Ok(Mutex::new(room.copied.iter().map(copy).collect::<Result<_>>()?));
+        Ok(Self {
+            factors,
+            rank,
+            threads: room.threads,
+            vectors: Vectors::Widest,
+            modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
+            results,
+            all: room.all,
+            aligned: Vec::new(),
+            groups: (0..room.groups).map(|_| Group::new(sys, &room.slots, rank)).collect::<Result<_>>()?,
+            copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
+            open: false,
+            scratch: (0..room.threads).map(scratch).collect::<Result<_>>()?,
+            sample: Vec::new(),
+        })
     }
 
     /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
     /// none until [`Mttkrp::put`].
     pub fn alternating(sys: &Sys, shape: &Shape, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
-        let room = shape.dims().iter().map(|&d| copies(d as usize, rank) * d as usize * rank).max();
-        let sums = sys.vec(0.0, room.unwrap_or(0))?;
-        let results = vec![Accumulator { mode: 0, rows: 0, copies: 1, sums, cuts: Vec::new() }];
-        let (factors, simd) = (Cow::Owned(Vec::new()), pulp::Arch::new());
-        Ok(Mttkrp { factors, rank, threads, simd, results, sample: Vec::new() })
+        let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
+        let sums = sys.vec(0.0, rows * rank)?;
+        let results = vec![Accumulator { mode: 0, rows: 0, sums, cuts: Vec::new() }];
+        let room = Room::for_any(shape, rank, threads);
+        Mttkrp::with_room(sys, Cow::Owned(Vec::new()), results, &room)
+    }
+
+    /// The same with other vector instructions than the widest; results are the same.
+    #[must_use]
+    pub fn with_vectors(mut self, vectors: Vectors) -> Self {
+        self.vectors = vectors;
+        self
     }
 
     /// Takes `factors` of the shape and rank that this was made for and returns those that it had.
@@ -158,161 +238,164 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     pub fn aim(&mut self, mode: usize) {
         let rows = self.factors[mode].rows();
         let result = &mut self.results[0];
-        (result.mode, result.rows, result.copies) = (mode, rows, copies(rows, self.rank));
+        (result.mode, result.rows) = (mode, rows);
+        self.modes[0] = (mode, Strategy::of(rows, self.rank));
+        self.open = false;
     }
 
-    /// The sums of the mode that [`Mttkrp::aim`] named, to be left zero, and the mode's factor, which may change.
-    pub fn sums_and_factor(&mut self) -> (Sums<'_>, &mut Matrix<T>) {
+    /// The sums of the mode that [`Mttkrp::aim`] named, `dims[mode]` x rank, to be left zero, and the mode's factor, which may change.
+    pub fn sums_and_factor(&mut self) -> (&mut [f64], &mut Matrix<T>) {
+        self.close();
         let result = &mut self.results[0];
-        let (copies, factor) = (result.copies, &mut self.factors.to_mut()[result.mode]);
-        (Sums { sums: result.sums_mut(self.rank), copies }, factor)
+        let factor = &mut self.factors.to_mut()[result.mode];
+        (result.sums_mut(self.rank), factor)
     }
 
     /// Sets all sums to zero, for another pass.
     pub fn reset(&mut self) {
+        self.open = false;
         for result in &mut self.results {
             result.sums.par_iter_mut().for_each(|x| *x = 0.0);
         }
+        for copy in &mut self.copies {
+            let copy = copy.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for sums in copy {
+                sums.data_mut().fill(0.0);
+            }
+        }
     }
 
-    /// The results so far, with their modes: copies added up in order, rounded to `T`.
+    /// The results so far, with their modes, rounded to `T`.
     #[must_use]
-    pub fn finish(self) -> Vec<ModeMatrix<T>> {
+    pub fn finish(mut self) -> Vec<ModeMatrix<T>> {
+        self.close();
         let rank = self.rank;
-        let finish = |mut result: Accumulator| {
-            let copies = result.copies;
-            let one = Sums { sums: result.sums_mut(rank), copies }.fold().len();
-            result.sums.truncate(one);
+        let finish = |result: Accumulator| {
             (result.mode, Matrix::from_rows(result.rows, rank, T::from_f64s(result.sums)))
         };
         self.results.into_iter().map(finish).collect()
+    }
+
+    /// Adds the group that is not whole, the store's last, and the copies, which are zero afterwards.
+    fn close(&mut self) {
+        if std::mem::take(&mut self.open) {
+            self.commit(1);
+        }
+        let (rank, stride) = (self.rank, kernel::stride(self.rank));
+        for (k, result) in self.results.iter_mut().enumerate() {
+            if self.modes[k].1 == Strategy::Slots {
+                continue;
+            }
+            let elements = result.rows * stride;
+            for copy in &mut self.copies {
+                let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
+                let rows = copy.data_mut()[..elements].par_chunks_exact_mut(stride);
+                let add = |(sum, copied): (&mut [f64], &mut [f64])| {
+                    sum.iter_mut().zip(copied).for_each(|(s, x)| *s += std::mem::take(x));
+                };
+                result.sums.par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
+            }
+        }
+    }
+
+    /// Gives the tiles of `batch` from `t` on to groups, as many as there are; where the tiles end that they took, and how many groups did.
+    fn deal(&mut self, batch: &Batch<'_>, mut t: usize) -> (usize, usize) {
+        let mut dealt = 0;
+        while t < batch.tiles() && dealt < self.groups.len() {
+            let number = (batch.first_tile + t as u64) / GROUP_TILES as u64;
+            let group = &mut self.groups[dealt];
+            let goes_on = self.open && dealt == 0 && group.number == number;
+            if !goes_on {
+                group.begin(number);
+            }
+            let of_group = |t: &usize| (batch.first_tile + *t as u64) / GROUP_TILES as u64 == number;
+            let end = (t..batch.tiles()).find(|t| !of_group(t)).unwrap_or(batch.tiles());
+            group.tiles = t..end;
+            (t, dealt) = (end, dealt + 1);
+        }
+        (t, dealt)
+    }
+
+    /// Computes the first `count` groups.
+    fn work(&mut self, batch: &Batch<'_>, count: usize) {
+        let (factors, modes) = (&*self.factors, &*self.modes);
+        // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
+        let narrow = !self.all && self.vectors == Vectors::Widest;
+        let vectors = if narrow { Vectors::Avx2 } else { self.vectors }.arch();
+        let inputs = Inputs { batch, factors, aligned: &self.aligned, rank: self.rank, modes, all: self.all };
+        let (scratches, copies) = (&self.scratch, &self.copies);
+        let work = |group: &mut Group| {
+            let thread = rayon::current_thread_index().unwrap_or(0) % scratches.len();
+            let mut scratch = scratches[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
+            let copy = (group.number % COPIES as u64) as usize;
+            let mut copy = copies[copy].lock().unwrap_or_else(PoisonError::into_inner);
+            vectors.dispatch(Work { group, copy: &mut copy, scratch: &mut scratch, inputs });
+        };
+        self.groups[..count].par_iter_mut().with_max_len(1).for_each(work);
+    }
+
+    /// Adds the first `count` groups to the results.
+    fn commit(&mut self, count: usize) {
+        let (rank, vectors, groups) = (self.rank, self.vectors.arch(), &self.groups[..count]);
+        let mut tasks = Vec::with_capacity(self.results.len() * self.threads);
+        for (mode, result) in self.results.iter_mut().enumerate() {
+            if self.modes[mode].1 == Strategy::Copies {
+                continue;
+            }
+            result.part_rows(groups, mode, self.threads, &mut self.sample);
+            result.tasks(groups, mode, rank, &mut tasks);
+        }
+        tasks.into_par_iter().with_max_len(1).for_each(|task| vectors.dispatch(task));
     }
 }
 
 impl<T: Real> HostOp for Mttkrp<'_, T> {
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        let (rank, threads, factors, simd) = (self.rank, self.threads, &*self.factors, self.simd);
-        let mut tasks = Vec::with_capacity(self.results.len() * COPIES.max(threads));
-        for result in &mut self.results {
-            if result.copies == 1 {
-                part_rows(batch, result, threads, &mut self.sample);
+        let mut t = 0;
+        while t < batch.tiles() {
+            let (end, count) = self.deal(batch, t);
+            self.work(batch, count);
+            // Only the last group can be part of one: there its nonzeros end, for now.
+            let whole = self.groups[count - 1].nnz == GROUP_NNZ;
+            self.commit(if whole { count } else { count - 1 });
+            if !whole {
+                self.groups.swap(0, count - 1);
             }
-            result.tasks(rank, &mut tasks);
+            (self.open, t) = (!whole, end);
         }
-        let tasks = tasks.into_par_iter().with_max_len(1);
-        tasks.for_each(|task| simd.dispatch(Run { task, batch, factors, rank }));
         Ok(())
     }
 }
 
 impl Accumulator {
-    /// All copies.
     fn sums_mut(&mut self, rank: usize) -> &mut [f64] {
-        &mut self.sums[..self.copies * self.rows * rank]
+        &mut self.sums[..self.rows * rank]
     }
 
-    /// Appends the tasks of this mode: one for each copy, or for each part of the rows.
-    fn tasks<'s>(&'s mut self, rank: usize, tasks: &mut Vec<Task<'s>>) {
-        let (mode, copies) = (self.mode, self.copies);
-        let (one, all) = (self.rows * rank, self.copies * self.rows * rank);
-        if copies > 1 {
-            let parts = self.sums[..all].chunks_exact_mut(one).enumerate();
-            tasks.extend(parts.map(|(copy, sums)| Task { mode, copy, copies, first_row: 0, sums }));
-            return;
+    /// Cuts the rows into a part for each thread, even by a sample of those that groups have met. Parts do not change what is computed.
+    fn part_rows(&mut self, groups: &[Group], mode: usize, threads: usize, sample: &mut Vec<u32>) {
+        self.cuts.clear();
+        self.cuts.push(0);
+        if threads > 1 {
+            sample.clear();
+            for group in groups {
+                sample.extend(group.modes[mode].rows.iter().step_by(SAMPLE));
+            }
+            sample.sort_unstable();
+            let cut = |p: usize| sample.get(p * sample.len() / threads).map_or(0, |&r| r as usize);
+            self.cuts.extend((1..threads).map(cut));
         }
-        let mut rest = &mut self.sums[..all];
+        self.cuts.push(self.rows);
+    }
+
+    /// Appends a task for each part.
+    fn tasks<'s>(&'s mut self, groups: &'s [Group], mode: usize, rank: usize, tasks: &mut Vec<Commit<'s>>) {
+        let mut rest = &mut self.sums[..self.rows * rank];
         for cut in self.cuts.windows(2) {
             let (sums, behind) = std::mem::take(&mut rest).split_at_mut((cut[1] - cut[0]) * rank);
-            tasks.push(Task { mode, copy: 0, copies: 1, first_row: cut[0], sums });
+            tasks.push(Commit { groups, mode, rank, first_row: cut[0], sums });
             rest = behind;
         }
     }
-}
-
-/// Cuts the rows into a part for each thread, even by a sample of the batch's nonzeros. Parts do not change
-/// what is computed: every row belongs to one task, which takes its nonzeros in order.
-fn part_rows(batch: &Batch<'_>, result: &mut Accumulator, threads: usize, sample: &mut Vec<u32>) {
-    result.cuts.clear();
-    result.cuts.push(0);
-    if threads > 1 {
-        sample.clear();
-        for t in 0..batch.tiles() {
-            sample.extend(batch.tile(t).column(result.mode).iter().step_by(SAMPLE));
-        }
-        sample.sort_unstable();
-        let cuts = (1..threads).map(|p| sample.get(p * sample.len() / threads).map_or(0, |&r| r as usize));
-        result.cuts.extend(cuts);
-    }
-    result.cuts.push(result.rows);
-}
-
-/// A task with what it works on.
-struct Run<'a, 's, T> {
-    task: Task<'s>,
-    batch: &'a Batch<'a>,
-    factors: &'a [Matrix<T>],
-    rank: usize,
-}
-
-/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
-impl<T: Real> pulp::WithSimd for Run<'_, '_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(mut self, _: S) {
-        self.task.run(self.batch, self.factors, self.rank);
-    }
-}
-
-impl Task<'_> {
-    /// Adds what the batch's nonzeros contribute to the task's part.
-    #[inline(always)]
-    fn run<T: Real>(&mut self, batch: &Batch<'_>, factors: &[Matrix<T>], rank: usize) {
-        let rows = self.first_row..self.first_row + self.sums.len() / rank;
-        if rows.is_empty() {
-            return;
-        }
-        let mut listed = [0u16; TILE_NNZ];
-        for t in 0..batch.tiles() {
-            if (batch.first_tile + t as u64) % self.copies as u64 != self.copy as u64 {
-                continue;
-            }
-            let tile = batch.tile(t);
-            let (low, high) = (tile.low[self.mode] as usize, tile.high[self.mode] as usize);
-            if rows.contains(&low) && rows.contains(&high) {
-                self.add(&tile, factors, rank, None);
-            } else if low < rows.end && high >= rows.start {
-                let n = list_inside(&tile, self.mode, &rows, &mut listed);
-                self.add(&tile, factors, rank, Some(&listed[..n]));
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn add<T: Real>(
-        &mut self,
-        tile: &DecodedTile<'_>,
-        factors: &[Matrix<T>],
-        rank: usize,
-        listed: Option<&[u16]>,
-    ) {
-        let target = kernel::Target { mode: self.mode, first_row: self.first_row, rank };
-        kernel::add_tile(tile, factors, target, listed, self.sums);
-    }
-}
-
-/// Lists the nonzeros of a tile whose row of `mode` is inside `rows`, without a branch for each.
-#[inline(always)]
-fn list_inside(
-    tile: &DecodedTile<'_>,
-    mode: usize,
-    rows: &std::ops::Range<usize>,
-    listed: &mut [u16; TILE_NNZ],
-) -> usize {
-    let mut n = 0;
-    for (i, &row) in (0u16..).zip(tile.column(mode)) {
-        listed[n] = i;
-        n += usize::from(rows.contains(&(row as usize)));
-    }
-    n
 }

@@ -1,0 +1,65 @@
+//! What benches share: medians, and the machine's own limits.
+
+use blco::random::Counter;
+use rayon::prelude::*;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Bytes of the tables that the machine is measured with: more than any cache here.
+pub const LARGE: usize = 1300 << 20;
+/// Bytes of tables that fit a shared cache.
+pub const SMALL: usize = 34 << 20;
+
+/// The median.
+pub fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// Median seconds of `runs` runs.
+pub fn timed(runs: usize, mut work: impl FnMut()) -> f64 {
+    let once = |work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64()
+    };
+    median((0..runs).map(|_| once(&mut work)).collect())
+}
+
+/// GB/s of copying `bytes`, read and written bytes both counted.
+pub fn copy(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
+    let from = vec![1u64; bytes / 16];
+    let mut to = vec![0u64; bytes / 16];
+    let part = from.len().div_ceil(pool.current_num_threads());
+    let seconds = timed(runs, || {
+        pool.install(|| {
+            to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(t, f)| t.copy_from_slice(f));
+        });
+        black_box(&to);
+    });
+    2.0 * (to.len() * 8) as f64 / seconds / 1e9
+}
+
+/// Millions of random rows of `ROW` times 8 bytes read a second, from a table of `bytes`.
+pub fn rows<const ROW: usize>(pool: &rayon::ThreadPool, bytes: usize, runs: usize) -> f64 {
+    const READS: usize = 4 << 20;
+    let table = vec![1.0f64; bytes / 8];
+    let count = (table.len() / ROW) as u64;
+    let threads = pool.current_num_threads();
+    let seconds = timed(runs, || {
+        let sums: Vec<f64> = pool.install(|| {
+            let walk = |thread: usize| {
+                let stream = Counter::new(1, thread as u64);
+                let mut sum = [0.0; ROW];
+                for i in 0..(READS / threads) as u64 {
+                    let row = usize::try_from(stream.bits(i) % count).unwrap() * ROW;
+                    sum.iter_mut().zip(&table[row..row + ROW]).for_each(|(s, x)| *s += x);
+                }
+                sum[0]
+            };
+            (0..threads).into_par_iter().with_max_len(1).map(walk).collect()
+        });
+        black_box(sums);
+    });
+    READS as f64 / seconds / 1e6
+}

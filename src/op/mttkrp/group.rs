@@ -1,0 +1,305 @@
+//! A group: [`GROUP_TILES`] tiles of the store, the unit of work of MTTKRP on the host. One thread adds up what its nonzeros contribute to
+//! each row: of a short mode in one of [`COPIES`] copies of the result, of a long one in slots of its own, which are added to the result
+//! afterwards.
+
+use super::kernel::{self, Shared, Single};
+use super::slots::{Finder, Ids, Rows};
+use crate::backend::host::Batch;
+use crate::dense::{Matrix, Real};
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::DecodedTile;
+use crate::shape::ORDER_MAX;
+use crate::sys::Sys;
+use serde::Serialize;
+use std::ops::Range;
+
+/// Tiles of a group, which is cut by position in the store.
+pub const GROUP_TILES: usize = 8;
+/// Nonzeros of a whole group.
+pub const GROUP_NNZ: usize = GROUP_TILES * TILE_NNZ;
+/// Copies of the result of a short mode: group g adds to copy g modulo this.
+pub const COPIES: usize = 8;
+/// The largest result, in bytes, that is accumulated in copies.
+const COPY_BYTES_MAX: u64 = 2 << 20;
+
+/// How the sums of a mode are kept apart between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Copies of the whole result.
+    Copies,
+    /// Slots for the rows that a group meets.
+    Slots,
+}
+
+impl Strategy {
+    /// For a mode of `rows` rows.
+    #[must_use]
+    pub fn of(rows: usize, rank: usize) -> Self {
+        let bytes = (rows as u64).saturating_mul(kernel::stride(rank) as u64).saturating_mul(8);
+        if bytes <= COPY_BYTES_MAX { Self::Copies } else { Self::Slots }
+    }
+
+    /// What people and programs call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copies => "copies",
+            Self::Slots => "slots",
+        }
+    }
+}
+
+/// What a group adds to a mode that has slots; nothing for others.
+#[derive(Debug)]
+pub struct ModeSums {
+    /// The row of each slot, in the order in which they were met.
+    pub rows: Vec<u32>,
+    /// The slots, each a row of the kernel's stride.
+    pub sums: Rows<f64>,
+}
+
+/// A group, as far as its nonzeros have come.
+#[derive(Debug)]
+pub struct Group {
+    pub number: u64,
+    /// Nonzeros so far.
+    pub nnz: usize,
+    /// Its tiles in the batch at hand.
+    pub tiles: Range<usize>,
+    /// In the order of the modes that are computed.
+    pub modes: Vec<ModeSums>,
+}
+
+impl Group {
+    /// Room for a group, for modes of at most so many slots.
+    pub fn new(sys: &Sys, slots: &[usize], rank: usize) -> Result<Self> {
+        let mode = |&slots: &usize| {
+            let mut rows = Vec::new();
+            sys.reserve(&mut rows, slots, slots)?;
+            Ok(ModeSums { rows, sums: Rows::new(sys, slots * kernel::stride(rank))? })
+        };
+        let modes = slots.iter().map(mode).collect::<Result<_>>()?;
+        Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes })
+    }
+
+    /// Bytes of that room.
+    pub fn bytes(slots: &[usize], rank: usize) -> u64 {
+        let mode = |&slots: &usize| Rows::<f64>::bytes(slots * kernel::stride(rank)) + 4 * slots as u64;
+        slots.iter().map(mode).sum()
+    }
+
+    /// Begins group `number`.
+    pub fn begin(&mut self, number: u64) {
+        (self.number, self.nnz) = (number, 0);
+        for mode in &mut self.modes {
+            mode.rows.clear();
+            mode.sums.clear();
+        }
+    }
+}
+
+/// What a thread needs beside the group that it works on.
+#[derive(Debug)]
+pub struct Scratch<T> {
+    finders: Vec<Finder>,
+    ids: Vec<Ids>,
+    /// Rows of the factors in slots, when all modes are computed.
+    factors: Vec<Rows<T>>,
+}
+
+impl<T: Real> Scratch<T> {
+    /// For modes of at most so many slots; with `all`, for all modes at once.
+    pub fn new(sys: &Sys, slots: &[usize], rank: usize, all: bool) -> Result<Self> {
+        let factor = |&slots: &usize| Rows::new(sys, if all { slots * kernel::stride(rank) } else { 0 });
+        Ok(Self {
+            finders: slots.iter().map(|_| Finder::new(sys)).collect::<Result<_>>()?,
+            ids: sys.vec([0; TILE_NNZ], slots.len())?,
+            factors: slots.iter().map(factor).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(slots: &[usize], rank: usize, all: bool) -> u64 {
+        let elements = |slots: usize| if all { slots * kernel::stride(rank) } else { 0 };
+        let mode =
+            |&slots: &usize| Finder::BYTES + size_of::<Ids>() as u64 + Rows::<T>::bytes(elements(slots));
+        slots.iter().map(mode).sum()
+    }
+}
+
+/// What all groups are computed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a, T> {
+    pub batch: &'a Batch<'a>,
+    pub factors: &'a [Matrix<T>],
+    /// The factors of modes that have copies, their rows aligned, when all modes are computed.
+    pub aligned: &'a [Rows<T>],
+    pub rank: usize,
+    /// The modes that are computed, and how.
+    pub modes: &'a [(usize, Strategy)],
+    /// Whether these are all modes, in order.
+    pub all: bool,
+}
+
+/// Adds a group's nonzeros of a batch to its slots and its copy.
+pub struct Work<'a, T> {
+    pub group: &'a mut Group,
+    /// The copy of each mode that is computed, empty where there are none.
+    pub copy: &'a mut [Rows<f64>],
+    pub scratch: &'a mut Scratch<T>,
+    pub inputs: Inputs<'a, T>,
+}
+
+/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+impl<T: Real> pulp::WithSimd for Work<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(mut self, _: S) {
+        self.start();
+        for t in self.group.tiles.clone() {
+            let tile = self.inputs.batch.tile(t);
+            self.group.nnz += tile.nnz;
+            self.find_slots(&tile);
+            if self.inputs.all { self.add_all(&tile) } else { self.add_each(&tile) }
+        }
+        for (finder, sums) in self.scratch.finders.iter_mut().zip(&self.group.modes) {
+            finder.stop(&sums.rows);
+        }
+    }
+}
+
+impl<T: Real> Work<'_, T> {
+    /// Makes the tables ready for the rows that are to come and those that were met before.
+    #[inline(always)]
+    fn start(&mut self) {
+        let Inputs { batch, factors, rank, modes, all, .. } = self.inputs;
+        for (k, (&(m, strategy), sums)) in modes.iter().zip(&self.group.modes).enumerate() {
+            if strategy == Strategy::Copies {
+                continue;
+            }
+            let (mut low, mut high) = (u32::MAX, 0);
+            let of_tiles = self.group.tiles.clone().map(|t| batch.range(t, m));
+            for (first, last) in of_tiles.chain(sums.rows.iter().map(|&row| (row, row))) {
+                (low, high) = (low.min(first), high.max(last));
+            }
+            self.scratch.finders[k].start(low, high, &sums.rows);
+            self.scratch.factors[k].clear();
+            if all {
+                for &row in &sums.rows {
+                    self.scratch.factors[k].push(factors[m].row(row as usize), kernel::stride(rank));
+                }
+            }
+        }
+    }
+
+    /// Gives every nonzero a slot in each mode that has some, and new slots zeros and, for all modes, their row of the factor.
+    #[inline(always)]
+    fn find_slots(&mut self, tile: &DecodedTile<'_>) {
+        let Inputs { factors, rank, modes, all, .. } = self.inputs;
+        let stride = kernel::stride(rank);
+        let Scratch { finders, ids, factors: factor_rows } = &mut *self.scratch;
+        for (k, (&(m, strategy), sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
+            if strategy == Strategy::Copies {
+                continue;
+            }
+            let met = sums.rows.len();
+            finders[k].assign(tile.column(m), &mut sums.rows, &mut ids[k]);
+            sums.sums.grow(sums.rows.len() * stride);
+            if all {
+                for &row in &sums.rows[met..] {
+                    factor_rows[k].push(factors[m].row(row as usize), stride);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_all(&mut self, tile: &DecodedTile<'_>) {
+        let Inputs { aligned, rank, modes, .. } = self.inputs;
+        let Scratch { ids, factors, .. } = &*self.scratch;
+        let mut sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
+        let mut shared = Shared {
+            values: tile.values,
+            stride: kernel::stride(rank),
+            places: [&[]; ORDER_MAX],
+            factors: [&[]; ORDER_MAX],
+        };
+        for (m, (slots, copy)) in self.group.modes.iter_mut().zip(&mut *self.copy).enumerate() {
+            (shared.places[m], shared.factors[m], sums[m]) = match modes[m].1 {
+                Strategy::Copies => (tile.column(m), aligned[m].data(), copy.data_mut()),
+                Strategy::Slots => (&ids[m][..tile.nnz], factors[m].data(), slots.sums.data_mut()),
+            };
+        }
+        kernel::all_modes(&shared, &mut sums[..modes.len()]);
+    }
+
+    #[inline(always)]
+    fn add_each(&mut self, tile: &DecodedTile<'_>) {
+        let Inputs { factors: matrices, rank, modes, .. } = self.inputs;
+        for (k, &(mode, strategy)) in modes.iter().enumerate() {
+            let (places, sums) = match strategy {
+                Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
+                Strategy::Slots => (&self.scratch.ids[k][..tile.nnz], self.group.modes[k].sums.data_mut()),
+            };
+            let (mut columns, mut factors) = ([&[][..]; ORDER_MAX], [&[][..]; ORDER_MAX]);
+            for (k, m) in (0..matrices.len()).filter(|&m| m != mode).enumerate() {
+                (columns[k], factors[k]) = (tile.column(m), matrices[m].data());
+            }
+            let others = matrices.len() - 1;
+            let stride = kernel::stride(rank);
+            let (values, before) = (tile.values, mode);
+            kernel::one_mode(
+                &Single { values, rank, stride, places, columns, factors, before, others },
+                sums,
+            );
+        }
+    }
+}
+
+/// Adds what groups have in slots, in order, to some rows of a result.
+pub struct Commit<'a> {
+    pub groups: &'a [Group],
+    /// The place of the mode among those that are computed.
+    pub mode: usize,
+    pub rank: usize,
+    pub first_row: usize,
+    /// Rows `first_row` and on.
+    pub sums: &'a mut [f64],
+}
+
+impl pulp::WithSimd for Commit<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        match self.rank {
+            16 => self.run::<16>(),
+            32 => self.run::<32>(),
+            64 => self.run::<64>(),
+            _ => self.run::<0>(),
+        }
+    }
+}
+
+impl Commit<'_> {
+    #[inline(always)]
+    fn run<const RANK: usize>(self) {
+        let rank = if RANK > 0 { RANK } else { self.rank };
+        let stride = kernel::stride(rank);
+        let rows = self.first_row..self.first_row + self.sums.len() / rank;
+        for group in self.groups {
+            let mode = &group.modes[self.mode];
+            for (&row, slot) in mode.rows.iter().zip(mode.sums.data().chunks_exact(stride)) {
+                if rows.contains(&(row as usize)) {
+                    let sum = &mut self.sums[(row as usize - rows.start) * rank..][..rank];
+                    for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
+                        *s += x;
+                    }
+                }
+            }
+        }
+    }
+}

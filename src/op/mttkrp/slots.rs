@@ -1,0 +1,156 @@
+//! Slots: a group's sums, or the rows of a factor that it reads, close together. A row gets a slot when it is first met, so that what a
+//! group works on lies in a core's cache, aligned, however far apart the rows are.
+
+use super::group::GROUP_NNZ;
+use super::kernel::LINE_BYTES;
+use crate::dense::{Matrix, Real};
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::sys::Sys;
+
+/// Entries of a [`Finder`]: four times the most rows of a group.
+const ENTRIES: usize = 4 * GROUP_NNZ;
+/// Marks an entry without a slot.
+const NONE: u16 = u16::MAX;
+/// Multiplying by it spreads neighbouring rows over all entries (Knuth's Fibonacci hashing).
+const SPREAD: u32 = 0x9E37_79B1;
+/// The slot of each nonzero of a tile.
+pub type Ids = [u32; TILE_NNZ];
+
+/// Finds the slot of a row: by the row's last bits where the rows span fewer than its entries, else an open hash table.
+#[derive(Debug)]
+pub struct Finder {
+    slots: Vec<u16>,
+    /// The row of each entry that has a slot, where rows span more.
+    rows: Vec<u32>,
+    near: bool,
+}
+
+impl Finder {
+    /// An empty one.
+    pub fn new(sys: &Sys) -> Result<Self> {
+        Ok(Self { slots: sys.vec(NONE, ENTRIES)?, rows: sys.vec(0, ENTRIES)?, near: true })
+    }
+
+    /// Bytes that one takes.
+    pub const BYTES: u64 = (ENTRIES * (size_of::<u16>() + size_of::<u32>())) as u64;
+
+    /// Makes it ready for rows between `low` and `high`, of which `rows` have slots already.
+    pub fn start(&mut self, low: u32, high: u32, rows: &[u32]) {
+        self.near = ((high - low) as usize) < ENTRIES;
+        for (slot, &row) in (0..).zip(rows) {
+            let at = if self.near { self.find::<true>(row) } else { self.find::<false>(row) };
+            (self.slots[at], self.rows[at]) = (slot, row);
+        }
+    }
+
+    /// Forgets `rows`, all that have slots.
+    pub fn stop(&mut self, rows: &[u32]) {
+        if self.near {
+            for &row in rows {
+                self.slots[row as usize % ENTRIES] = NONE;
+            }
+        } else {
+            self.slots.fill(NONE);
+        }
+    }
+
+    /// The entry of `row`, or the empty one where it belongs.
+    #[inline(always)]
+    fn find<const NEAR: bool>(&self, row: u32) -> usize {
+        if NEAR {
+            return row as usize % ENTRIES;
+        }
+        let mut at = (row.wrapping_mul(SPREAD) >> (u32::BITS - ENTRIES.trailing_zeros())) as usize % ENTRIES;
+        while self.slots[at] != NONE && self.rows[at] != row {
+            at = (at + 1) % ENTRIES;
+        }
+        at
+    }
+
+    /// Looks up the slots of `column`. A row that is new gets the next, and is appended to `rows`.
+    #[inline(always)]
+    pub fn assign(&mut self, column: &[u32], rows: &mut Vec<u32>, ids: &mut Ids) {
+        if self.near {
+            self.assign_by::<true>(column, rows, ids);
+        } else {
+            self.assign_by::<false>(column, rows, ids);
+        }
+    }
+
+    #[inline(always)]
+    fn assign_by<const NEAR: bool>(&mut self, column: &[u32], rows: &mut Vec<u32>, ids: &mut Ids) {
+        for (id, &row) in ids.iter_mut().zip(column) {
+            let at = self.find::<NEAR>(row);
+            let mut slot = self.slots[at];
+            if slot == NONE {
+                slot = u16::try_from(rows.len()).expect("a group has fewer slots");
+                (self.slots[at], self.rows[at]) = (slot, row);
+                rows.push(row);
+            }
+            *id = slot.into();
+        }
+    }
+}
+
+/// Rows of `stride` elements one behind the other, the first at the start of a cache line.
+#[derive(Clone, Debug)]
+pub struct Rows<T> {
+    data: Vec<T>,
+    /// Elements before the first row.
+    before: usize,
+    room: usize,
+}
+
+impl<T: Real> Rows<T> {
+    /// None yet, with room for `elements`, which is not touched before it is used.
+    pub fn new(sys: &Sys, elements: usize) -> Result<Self> {
+        let mut data: Vec<T> = Vec::new();
+        let room = elements + LINE_BYTES / size_of::<T>();
+        sys.reserve(&mut data, room, room)?;
+        let before = data.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES / size_of::<T>());
+        data.resize(before, T::nearest(0.0));
+        Ok(Self { data, before, room })
+    }
+
+    /// Bytes that one with room for `elements` takes.
+    pub fn bytes(elements: usize) -> u64 {
+        (elements * size_of::<T>() + LINE_BYTES) as u64
+    }
+
+    pub fn clear(&mut self) {
+        self.data.truncate(self.before);
+    }
+
+    #[inline(always)]
+    pub fn data(&self) -> &[T] {
+        &self.data[self.before..]
+    }
+
+    #[inline(always)]
+    pub fn data_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.before..]
+    }
+
+    /// Lengthens it to `elements`, zeros behind.
+    #[inline(always)]
+    pub fn grow(&mut self, elements: usize) {
+        debug_assert!(self.before + elements <= self.room, "the room was reserved");
+        self.data.resize(self.before + elements, T::nearest(0.0));
+    }
+
+    /// The rows of a matrix.
+    pub fn of(sys: &Sys, matrix: &Matrix<T>, stride: usize) -> Result<Self> {
+        let mut rows = Self::new(sys, matrix.rows() * stride)?;
+        (0..matrix.rows()).for_each(|row| rows.push(matrix.row(row), stride));
+        Ok(rows)
+    }
+
+    /// Appends a row, zeros behind up to `stride` elements.
+    #[inline(always)]
+    pub fn push(&mut self, row: &[T], stride: usize) {
+        self.data.extend_from_slice(row);
+        let end = self.data.len() - row.len() + stride;
+        self.data.resize(end, T::nearest(0.0));
+    }
+}
