@@ -265,15 +265,41 @@ fn every_order_and_value_encoding(device: &Arc<Device>) {
         ("81-bits", &[200_000, 120_000, 70_000, 65_000, 40_000], values::few),
     ];
     let ranks: &[usize] = if is_full() { &[1, 7, 8, 16, 17, 32, 33, 64, 128] } else { &[5, 33] };
-    let cache = tempfile::tempdir().unwrap();
-    let mut tally = Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
-    for (name, dims, value) in cases {
-        let tensor = skewed(dims, nnz, 11, value);
-        let ranks = if name == "81-bits" { &ranks[..2] } else { ranks };
-        check(device, name, &tensor, ranks, &mut tally);
-    }
-    eprintln!("{tally:?}");
+    let tally = for_each(&cases, &|(name, dims, value), tally| {
+        let tensor = skewed(dims, nnz, 11, *value);
+        let ranks = if *name == "81-bits" { &ranks[..2] } else { ranks };
+        check(device, name, &tensor, ranks, tally);
+    });
     assert!(tally.partly > 0);
+}
+
+/// Holds `test` to each case: one after the other, with one tally that turns on, or, where every combination is taken, all at the same
+/// time. Gives the tally of all.
+fn for_each<C: Sync>(cases: &[C], test: &(dyn Fn(&C, &mut Tally) + Sync)) -> Tally {
+    let cache = tempfile::tempdir().unwrap();
+    let new = || Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
+    let mut all = new();
+    if is_full() {
+        let tallies: Vec<Tally> = std::thread::scope(|scope| {
+            let start = |case| {
+                scope.spawn(move || {
+                    let mut tally = new();
+                    test(case, &mut tally);
+                    tally
+                })
+            };
+            let threads: Vec<_> = cases.iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        all.runs = tallies.iter().map(|tally| tally.runs).sum();
+        all.partly = tallies.iter().map(|tally| tally.partly).sum();
+    } else {
+        for case in cases {
+            test(case, &mut all);
+        }
+    }
+    eprintln!("{all:?}");
+    all
 }
 
 #[test]
@@ -286,17 +312,14 @@ fn real_tensors_agree_with_the_oracle() {
 }
 
 fn real_tensors(device: &Arc<Device>, data: &Path) {
-    let cache = tempfile::tempdir().unwrap();
-    let mut tally = Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
-    for entry in std::fs::read_dir(data).unwrap() {
-        let path = entry.unwrap().path();
-        let mut reader = TnsReader::open(&Sys::default(), &path, ReadOptions::default()).unwrap();
+    let paths: Vec<PathBuf> = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for_each(&paths, &|path, tally| {
+        let mut reader = TnsReader::open(&Sys::default(), path, ReadOptions::default()).unwrap();
         let tensor = Tensor::read(&mut reader).unwrap();
         let ranks: &[usize] = if tensor.nnz() > 1_000_000 { &[16, 32] } else { &[1, 7, 32, 128] };
         eprintln!("{}", path.display());
-        check(device, "real", &tensor, ranks, &mut tally);
-    }
-    eprintln!("{tally:?}");
+        check(device, "real", &tensor, ranks, tally);
+    });
 }
 
 /// Whatever the chunks and lanes are, and however threads take turns; with a mode of three rows and fibers that many share.
