@@ -309,13 +309,11 @@ impl<'a> TreeView<'a> {
         let record = self.record(level, tile);
         let words = &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..];
         let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
+        let mut numbers = [0; TILE_NNZ];
+        column::unpack32(words, record.second_width, base, &mut numbers);
         out.len = self.len(level, tile);
-        let Some((starts, _)) = out.starts.split_first_chunk_mut() else {
-            return Err(self.damaged(level, tile));
-        };
-        column::unpack32(words, record.second_width, base, starts);
-        for (start, i) in starts.iter_mut().zip(0u32..) {
-            *start = start.wrapping_add(record.stride_or_before.wrapping_mul(i));
+        for ((start, number), i) in out.starts.iter_mut().zip(&numbers).zip(0u32..) {
+            *start = number.wrapping_add(record.stride_or_before.wrapping_mul(i));
         }
         out.starts[out.len] = self.start_behind(level, tile);
         let falls =

@@ -112,13 +112,13 @@ fn multiply<T: Real>(leaves: &mut Leaves, vector: &[T]) {
         }
         return;
     }
-    // First some elements, then their products: these are made a vector at a time.
-    let (values, _) = values.as_chunks_mut::<GATHERED>();
-    for (values, indices) in values.iter_mut().zip(indices.as_chunks::<GATHERED>().0) {
-        let elements = indices.map(|index| vector[index as usize]);
-        for (value, x) in values.iter_mut().zip(elements) {
-            *value = (T::nearest(*value) * x).widen();
-        }
+    // First all elements, then all products: these are made a vector at a time.
+    let mut elements = [0.0; TILE_NNZ];
+    for (element, &index) in elements.iter_mut().zip(&*indices) {
+        *element = vector[index as usize].widen();
+    }
+    for (value, x) in values.iter_mut().zip(elements) {
+        *value = (T::nearest(*value) * T::nearest(x)).widen();
     }
 }
 
@@ -174,8 +174,6 @@ impl<T: Real> pulp::WithSimd for AddFibers<'_, T> {
     }
 }
 
-/// Elements of the vector that are looked up before they are multiplied.
-const GATHERED: usize = 16;
 /// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
 const ROUNDS: usize = 4;
 /// Long fibers that are added up side by side: one addition would wait for the one before.
