@@ -194,7 +194,53 @@ struct DenseArgs {
     u32 rounded;
 };
 
+// Threads of a thread block of TTV.
+#define BLCO_TTV_THREADS 128
+// Nonzeros of a fiber that are added up on their own.
+#define BLCO_TTV_SEGMENT 128
+
+// The arguments of a TTV launch on a chunk of trees.
+struct TtvArgs {
+    u64 image;
+    // A number of the kernel's precision for each index of the leaves' mode.
+    u64 vector;
+    // The result: a number of the kernel's precision for each fiber of the chunk.
+    u64 sums;
+    // f64[2] of each window of BLCO_TTV_SEGMENT spots: sums of segments (ttv.cuh); of whole tiles of spots, and one window more.
+    u64 parts;
+    // u32 of each window: the fiber that begins there and has several segments, or ~0.
+    u64 owners;
+    // f64[2]: what the first fiber has of the chunk before, and what the last one leaves.
+    u64 carry_in;
+    u64 carry_out;
+    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    u64 fault;
+    u32 number;
+    u32 order;
+    // Slots, but for padding behind the last nonzero.
+    u32 end;
+    // Nonzeros in the last segment of the carry that the first fiber goes on with, 1 to BLCO_TTV_SEGMENT; 0 where it begins here.
+    u32 carried;
+};
+
+// The arguments of a launch that makes a `tiled` image of a tree's.
+struct ExpandArgs {
+    u64 tree;
+    u64 image;
+    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    u64 fault;
+    u32 number;
+    u32 order;
+    // Where the sections TILES, COLUMNS and VALUES begin in the image.
+    u32 tiles_at;
+    u32 columns_at;
+    u32 values_at;
+    u32 unused;
+};
+
 #ifdef __cplusplus
+static_assert(sizeof(struct ExpandArgs) == 48, "ExpandArgs differs from abi.rs");
+static_assert(sizeof(struct TtvArgs) == 80, "TtvArgs differs from abi.rs");
 static_assert(sizeof(struct DenseArgs) == 64, "DenseArgs differs from abi.rs");
 static_assert(sizeof(struct Chunk) == 16, "Chunk differs from abi.rs");
 static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");

@@ -41,8 +41,10 @@ SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATC
 #endif
 #else
 #include "dense.cuh"
+#include "expand.cuh"
 #include "instances.h"
 #include "order.cuh"
+#include "ttv.cuh"
 
 #define ORDER(name, threads, blocks, arguments)                                                                        \
     extern "C" __global__ void __launch_bounds__(threads, blocks) order_##name(const arguments args)                   \
@@ -55,4 +57,6 @@ BLCO_SORTED_INSTANCES(SORTED)
 BLCO_ORDER_KERNELS(ORDER)
 BLCO_ROW_KERNELS(OF_ROWS)
 BLCO_DENSE_KERNELS(BLCO_DENSE)
+BLCO_TTV_KERNELS(BLCO_TTV)
+BLCO_EXPAND
 #endif

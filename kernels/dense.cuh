@@ -4,12 +4,10 @@
 //
 // All is in f64 but for the factor as it is stored, and added up in an order that depends on the launch alone.
 #pragma once
-#include "abi.h"
+#include "mttkrp.cuh"
 
 namespace dense {
 
-constexpr u32 SIDE = 16;
-static_assert(SIDE * SIDE == BLCO_DENSE_THREADS, "a square of threads");
 // As in src/decomp/update.rs: where sweeps of HALS end, and what stands for zero.
 constexpr int SWEEPS = 50;
 constexpr double SWEEP = 0.01, FLOOR = 2.220446049250313e-16;
@@ -80,89 +78,117 @@ __device__ __forceinline__ void descend(const DenseArgs& a, const double* m, con
     }
 }
 
-// Any number of thread blocks of BLCO_DENSE_THREADS, for a.rank up to RANK. Each takes every gridDim.x-th tile of ROWS rows, makes and
-// writes their new rows, and adds up their products in registers: thread (y, x) those of columns y + 16 i and x + 16 j.
-// Overwritten: the factor, and the thread block's partials.
+// How `update` shares out a tile of rows. What bounds it beside device memory is shared memory, so each thread takes four neighbouring
+// numbers of it at a time and uses each of them four times: of the products, 4 columns of DOWN rows; of the inner products, 4 x 4 of
+// every GROUPS-th row. Rows lie STRIDE numbers apart, so that those of a warp lie in different banks.
+template <u32 RANK> struct Tile {
+    static constexpr u32 NUMBERS = RANK < 64 ? 2 * BLCO_DENSE_TILE : BLCO_DENSE_TILE, ROWS = NUMBERS / RANK;
+    static constexpr u32 STRIDE = RANK < 64 ? RANK + 2 : RANK, ACROSS = RANK / 4;
+    static constexpr u32 ROWS_AT_ONCE = BLCO_DENSE_THREADS / ACROSS, DOWN = ROWS / ROWS_AT_ONCE;
+    static constexpr u32 GROUPS = BLCO_DENSE_THREADS / (ACROSS * ACROSS), PER_THREAD = NUMBERS / BLCO_DENSE_THREADS;
+    static_assert(GROUPS == 1 || GROUPS * RANK * RANK <= 2 * ROWS * STRIDE, "room for the groups' inner products");
+
+    alignas(16) double matrix[RANK * RANK];
+    // The sums, and the new rows; in the end what groups have added up.
+    alignas(16) double both[2 * ROWS * STRIDE];
+};
+
+// Any number of thread blocks of BLCO_DENSE_THREADS, for a.rank up to RANK. Each takes every gridDim.x-th tile of rows, makes and
+// writes their new rows, and adds up their inner products in registers. Overwritten: the factor, and the thread block's partials.
 template <class Real, u32 RANK> __device__ __forceinline__ void update(const DenseArgs& a)
 {
-    constexpr u32 ROWS = BLCO_DENSE_TILE / RANK, DOWN = ROWS / SIDE, ACROSS = RANK / SIDE;
-    constexpr u32 PER_THREAD = BLCO_DENSE_TILE / BLCO_DENSE_THREADS, GROUPS = BLCO_DENSE_THREADS / RANK;
-    __shared__ double matrix[RANK * RANK], sums[BLCO_DENSE_TILE], rows[BLCO_DENSE_TILE];
-    const u32 x = threadIdx.x % SIDE, y = threadIdx.x / SIDE, column = threadIdx.x % RANK;
+    using Tile = dense::Tile<RANK>;
+    constexpr u32 ROWS = Tile::ROWS, STRIDE = Tile::STRIDE, ACROSS = Tile::ACROSS;
+    __shared__ Tile tile;
+    double *const sums = tile.both, *const rows = tile.both + ROWS * STRIDE;
+    const u32 column = threadIdx.x % RANK, across = threadIdx.x % ACROSS * 4, down = threadIdx.x / ACROSS;
+    const u32 group = threadIdx.x / (ACROSS * ACROSS), along = threadIdx.x / ACROSS % ACROSS * 4;
     for (u32 e = threadIdx.x; e < RANK * RANK; e += BLCO_DENSE_THREADS) {
         const u32 r = e / RANK, c = e % RANK;
-        matrix[e] = r < a.rank && c < a.rank ? ((const double*)a.matrix)[r * a.rank + c] : 0;
+        tile.matrix[e] = r < a.rank && c < a.rank ? ((const double*)a.matrix)[r * a.rank + c] : 0;
     }
-    double gram[ACROSS][ACROSS] = {}, inner = 0;
+    double gram[4][4] = {}, inner = 0;
     const u64 tiles = (a.rows + ROWS - 1) / ROWS;
-    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const u64 first = tile * ROWS;
+    for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const u64 first = t * ROWS;
 #pragma unroll
-        for (u32 i = 0; i < PER_THREAD; ++i) {
-            const u32 e = threadIdx.x + BLCO_DENSE_THREADS * i;
-            const u64 row = first + e / RANK;
-            sums[e] = row < a.rows && column < a.rank ? sum_at<Real>(a, row * a.rank + column) : 0;
+        for (u32 i = 0; i < Tile::PER_THREAD; ++i) {
+            const u32 at = (threadIdx.x + BLCO_DENSE_THREADS * i) / RANK;
+            const bool inside = first + at < a.rows && column < a.rank;
+            sums[at * STRIDE + column] = inside ? sum_at<Real>(a, (first + at) * a.rank + column) : 0;
         }
         __syncthreads();
         if (a.scales) {
-            const u32 warp = threadIdx.x / 32;
-            for (u32 row = warp; row < ROWS; row += BLCO_DENSE_THREADS / 32) {
-                if (first + row >= a.rows) continue;
-                const Real* old = (const Real*)a.factor + (first + row) * a.rank;
-                descend<Real, RANK>(a, sums + row * RANK, old, matrix, rows + row * RANK);
+            for (u32 at = threadIdx.x / 32; at < ROWS; at += BLCO_DENSE_THREADS / 32) {
+                if (first + at >= a.rows) continue;
+                const Real* old = (const Real*)a.factor + (first + at) * a.rank;
+                descend<Real, RANK>(a, sums + at * STRIDE, old, tile.matrix, rows + at * STRIDE);
             }
         } else {
-            double product[DOWN][ACROSS] = {};
+            double product[Tile::DOWN][4] = {};
             for (u32 k = 0; k < a.rank; ++k) {
+                double right[4];
+                take(tile.matrix + k * RANK + across, right);
 #pragma unroll
-                for (u32 i = 0; i < DOWN; ++i) {
-                    const double m = sums[(y + SIDE * i) * RANK + k];
+                for (u32 i = 0; i < Tile::DOWN; ++i) {
+                    const double left = sums[(down + Tile::ROWS_AT_ONCE * i) * STRIDE + k];
 #pragma unroll
-                    for (u32 j = 0; j < ACROSS; ++j) product[i][j] += m * matrix[k * RANK + x + SIDE * j];
+                    for (u32 j = 0; j < 4; ++j) product[i][j] += left * right[j];
                 }
             }
 #pragma unroll
-            for (u32 i = 0; i < DOWN; ++i) {
+            for (u32 i = 0; i < Tile::DOWN; ++i) {
 #pragma unroll
-                for (u32 j = 0; j < ACROSS; ++j) rows[(y + SIDE * i) * RANK + x + SIDE * j] = product[i][j];
+                for (u32 j = 0; j < 4; ++j) rows[(down + Tile::ROWS_AT_ONCE * i) * STRIDE + across + j] = product[i][j];
             }
         }
         __syncthreads();
 #pragma unroll
-        for (u32 i = 0; i < PER_THREAD; ++i) {
-            const u32 e = threadIdx.x + BLCO_DENSE_THREADS * i;
-            const u64 row = first + e / RANK;
-            const bool inside = row < a.rows && column < a.rank;
+        for (u32 i = 0; i < Tile::PER_THREAD; ++i) {
+            const u32 at = (threadIdx.x + BLCO_DENSE_THREADS * i) / RANK, e = at * STRIDE + column;
+            const bool inside = first + at < a.rows && column < a.rank;
             const Real stored = inside ? (Real)rows[e] : (Real)0;
-            if (inside) ((Real*)a.factor)[row * a.rank + column] = stored;
+            if (inside) ((Real*)a.factor)[(first + at) * a.rank + column] = stored;
             rows[e] = (double)stored;
             inner += sums[e] * (double)stored;
         }
         __syncthreads();
-        for (u32 row = 0; row < ROWS; ++row) {
+#pragma unroll 2
+        for (u32 at = group; at < ROWS; at += Tile::GROUPS) {
+            double left[4], right[4];
+            take(rows + at * STRIDE + along, left);
+            take(rows + at * STRIDE + across, right);
 #pragma unroll
-            for (u32 i = 0; i < ACROSS; ++i) {
-                const double left = rows[row * RANK + y + SIDE * i];
+            for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
-                for (u32 j = 0; j < ACROSS; ++j) gram[i][j] += left * rows[row * RANK + x + SIDE * j];
+                for (u32 j = 0; j < 4; ++j) gram[i][j] += left[i] * right[j];
             }
         }
     }
     __syncthreads();
     double* partials = (double*)a.partials + (u64)blockIdx.x * a.rank * (a.rank + 1);
 #pragma unroll
-    for (u32 i = 0; i < ACROSS; ++i) {
+    for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
-        for (u32 j = 0; j < ACROSS; ++j) {
-            const u32 r = y + SIDE * i, c = x + SIDE * j;
-            if (r < a.rank && c < a.rank) partials[r * a.rank + c] = gram[i][j];
+        for (u32 j = 0; j < 4; ++j) {
+            const u32 r = along + i, c = across + j;
+            if (Tile::GROUPS > 1) tile.both[(group * RANK + r) * RANK + c] = gram[i][j];
+            else if (r < a.rank && c < a.rank) partials[r * a.rank + c] = gram[i][j];
         }
     }
-    sums[threadIdx.x] = inner;
+    __syncthreads();
+    for (u32 e = threadIdx.x; Tile::GROUPS > 1 && e < RANK * RANK; e += BLCO_DENSE_THREADS) {
+        const u32 r = e / RANK, c = e % RANK;
+        double sum = 0;
+        for (u32 g = 0; g < Tile::GROUPS; ++g) sum += tile.both[g * RANK * RANK + e];
+        if (r < a.rank && c < a.rank) partials[r * a.rank + c] = sum;
+    }
+    __syncthreads();
+    tile.both[threadIdx.x] = inner;
     __syncthreads();
     if (threadIdx.x >= a.rank || threadIdx.x >= RANK) return;
     double sum = 0;
-    for (u32 g = 0; g < GROUPS; ++g) sum += sums[threadIdx.x + RANK * g];
+    for (u32 e = threadIdx.x; e < BLCO_DENSE_THREADS; e += RANK) sum += tile.both[e];
     partials[a.rank * a.rank + threadIdx.x] = sum;
 }
 

@@ -5,7 +5,14 @@
 #include "abi.h"
 
 // Codes of sections and encodings (formats-spec/container.md, encodings.md).
-enum { SECTION_BLOCKS = 2, SECTION_INDEX = 3, SECTION_TILES = 4, SECTION_COLUMNS = 5, SECTION_VALUES = 6 };
+enum {
+    SECTION_BLOCKS = 2,
+    SECTION_INDEX = 3,
+    SECTION_TILES = 4,
+    SECTION_COLUMNS = 5,
+    SECTION_VALUES = 6,
+    SECTION_LEVELS = 7
+};
 enum { VALUES_INTEGER = 1, VALUES_F32 = 2, VALUES_F64 = 3, VALUES_DICTIONARY = 4 };
 
 // Images do not change while a kernel reads them.
@@ -38,7 +45,7 @@ struct Section {
 struct Header {
     u32 nnz;
     u32 value_encoding;
-    Section first, second, values;   // TILES and COLUMNS, or BLOCKS and INDEX
+    Section first, second, values;   // TILES and COLUMNS, BLOCKS and INDEX, or LEVELS and COLUMNS
 };
 
 __device__ __forceinline__ Section section(const u8* image, u32 kind)
@@ -92,6 +99,13 @@ __device__ __forceinline__ u32 width_of(u32 largest)
     return 32 - __clz((int)largest);
 }
 
+// Puts an index that a damaged file holds inside its mode.
+__device__ __forceinline__ u32 inside(u32 index, u32 highest, bool& bad)
+{
+    bad |= index > highest;
+    return index > highest ? highest : index;
+}
+
 // Value i of a chunk's VALUES section; `bad` is set where it is not finite.
 __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& bad)
 {
@@ -99,4 +113,16 @@ __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& ba
                                                     : load<double>(h.values.at + 8ull * i);
     bad |= !(v - v == 0.0);
     return v;
+}
+
+// Value i of a tile whose column of values, of `width` bits above `base`, starts at `words`; the first of the tile is value `first` of
+// the VALUES section where that holds all.
+__device__ __forceinline__ double tile_value(const Header& h, const u32* words, u32 width, i64 base, u32 first, u32 i, bool& bad)
+{
+    if (h.value_encoding == VALUES_INTEGER) return (double)(base + (i64)unpack64(words, width, i));
+    if (h.value_encoding == VALUES_DICTIONARY) {
+        const u32 entry = inside(unpack32(words, width, i), h.values.bytes / 8 - 1, bad);
+        return load<double>(h.values.at + 8ull * entry);
+    }
+    return section_value(h, first + i, bad);
 }

@@ -49,3 +49,8 @@
     X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
     X(measure, BLCO_TILE_THREADS, 8, OrderArgs)                                                                        \
     X(pack, BLCO_TILE_THREADS, 6, OrderArgs)
+
+// TTV: X(name, real).
+#define BLCO_TTV_KERNELS(X)                                                                                            \
+    X(f64, double)                                                                                                     \
+    X(f32, float)

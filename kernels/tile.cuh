@@ -31,13 +31,6 @@ struct Slots {
     __device__ __forceinline__ u32 operator()(u32 k) const { return real(k) ? first + k * step : nnz - 1; }
 };
 
-// Puts an index that a damaged file holds inside its mode.
-__device__ __forceinline__ u32 inside(u32 index, u32 highest, bool& bad)
-{
-    bad |= index > highest;
-    return index > highest ? highest : index;
-}
-
 // Tile t of a `tiled` chunk.
 struct Tiled {
     static __device__ __forceinline__ Header header_of(const u8* image)

@@ -13,7 +13,7 @@ mod common;
 
 use blco::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
 use blco::sys::Sys;
-use common::{BLCO_KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
+use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -250,7 +250,7 @@ fn one_nonzero_and_dims_of_one() {
     let Some(gpu) = gpu() else { return };
     let one = Tensor::of([1, 1], &[([0, 0], -2.5)]);
     let last = Tensor::of([1, 6, 1, 70_000], &[([0, 5, 0, 69_999], 3.0), ([0, 5, 0, 0], 1e-3)]);
-    for kind in BLCO_KINDS {
+    for kind in KINDS {
         check(&Place::new(gpu.clone(), &one, kind, SMALL_CHUNKS), 5, &[], &[]);
         check(&Place::new(gpu.clone(), &last, kind, SMALL_CHUNKS), 1, &["--repeat", "2"], &[]);
     }
@@ -368,6 +368,20 @@ fn times_are_there_when_a_pass_ends() {
 struct Failing {
     place: Place,
     args: Vec<String>,
+    /// Holds the results of a run, in `out`, against what they are to be.
+    agrees: fn(&Place, &str),
+}
+
+/// Results of MTTKRP.
+fn sums_agree(place: &Place, what: &str) {
+    place.agrees::<f64>(4, what);
+}
+
+/// Elements of TTV: those of the run that has put them into `expected`.
+fn elements_agree(place: &Place, what: &str) {
+    let result = |dir: &str| std::fs::read_to_string(place.path(dir).join("result.tns")).unwrap();
+    assert!(result("out") == result("expected"), "{what}: other elements");
+    std::fs::remove_dir_all(place.path("out")).unwrap();
 }
 
 impl Failing {
@@ -378,7 +392,7 @@ impl Failing {
         let memory = memories(&place, 2, 4)[1].to_string();
         place.account();
         let args = ["--streams", "2", "--device-memory", &memory, "--repeat", "2", "--rank", "4"];
-        Self { place, args: args.map(str::to_owned).to_vec() }
+        Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
     /// All chunks stay, and target-major orders are derived.
@@ -386,7 +400,27 @@ impl Failing {
         let tensor = Tensor::random(&[90, 300], 3000, 1, values::fraction);
         let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
         let args = ["--streams", "2", "--device-order", "target", "--repeat", "3", "--rank", "4"];
-        Self { place, args: args.map(str::to_owned).to_vec() }
+        Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
+    }
+
+    /// MTTKRP of trees.
+    fn trees(gpu: Gpu) -> Self {
+        let tensor = Tensor::random(&[90, 300, 40], 15_000, 1, values::fraction);
+        let place = Place::new(gpu, &tensor, Kind::HocfsEll, SMALL_CHUNKS);
+        let args = ["--streams", "2", "--repeat", "2", "--rank", "4"];
+        Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
+    }
+
+    /// Elements stream out of trees, with fibers that go on in the next chunk.
+    fn ttv(gpu: Gpu) -> Self {
+        let tensor = Tensor::random(&[20, 3, 900], 40_000, 1, values::fraction);
+        let place = Place::new(gpu, &tensor, Kind::HocfsCsr, SMALL_CHUNKS);
+        let args = ["--op", "ttv", "--modes", "3", "--repeat", "4"];
+        let made = place.blco_run(&[&args[..], &["--output", "expected"]].concat(), &[]);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        place.account();
+        let args = [&args[..], &["--streams", "3"]].concat();
+        Self { place, args: args.into_iter().map(str::to_owned).collect(), agrees: elements_agree }
     }
 
     fn args(&self) -> Vec<&str> {
@@ -425,7 +459,9 @@ fn selection(calls: u64) -> Vec<u64> {
 fn every_failing_call_ends_a_run_with_its_error() {
     let Some(gpu) = mock() else { return };
     every_failing_call_ends(&Failing::partly_resident(gpu.clone()));
-    every_failing_call_ends(&Failing::sorted(gpu));
+    every_failing_call_ends(&Failing::sorted(gpu.clone()));
+    every_failing_call_ends(&Failing::trees(gpu.clone()));
+    every_failing_call_ends(&Failing::ttv(gpu));
 }
 
 fn every_failing_call_ends(failing: &Failing) {
@@ -438,7 +474,7 @@ fn every_failing_call_ends(failing: &Failing) {
         if status == Some(0) {
             // Calls that ask whether something is done vary in number, and nobody asks how the last ones ended.
             assert!(call == "-" || RELEASES.contains(&call), "call {nth}, {call}, failed and nobody noticed");
-            failing.place.agrees::<f64>(4, call);
+            (failing.agrees)(&failing.place, call);
             continue;
         }
         failed += 1;
@@ -454,7 +490,9 @@ fn every_failing_call_ends(failing: &Failing) {
 fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     let Some(gpu) = mock() else { return };
     every_failing_allocation(&Failing::partly_resident(gpu.clone()));
-    every_failing_allocation(&Failing::sorted(gpu));
+    every_failing_allocation(&Failing::sorted(gpu.clone()));
+    every_failing_allocation(&Failing::trees(gpu.clone()));
+    every_failing_allocation(&Failing::ttv(gpu));
 }
 
 fn every_failing_allocation(failing: &Failing) {
@@ -465,7 +503,7 @@ fn every_failing_allocation(failing: &Failing) {
         let (status, text, account) = failing.run(nth, "2");
         assert_ne!(account["failed"], "-", "allocation {nth}");
         if status == Some(0) {
-            failing.place.agrees::<f64>(4, &format!("allocation {nth}"));
+            (failing.agrees)(&failing.place, &format!("allocation {nth}"));
             smaller += 1;
         } else {
             assert_eq!(status, Some(2), "allocation {nth}: {text}");
@@ -481,7 +519,9 @@ fn every_failing_allocation(failing: &Failing) {
 fn less_memory_than_planned_is_told() {
     let Some(gpu) = mock() else { return };
     told_of_less_memory(&Failing::partly_resident(gpu.clone()));
-    told_of_less_memory(&Failing::sorted(gpu));
+    told_of_less_memory(&Failing::sorted(gpu.clone()));
+    told_of_less_memory(&Failing::trees(gpu.clone()));
+    told_of_less_memory(&Failing::ttv(gpu));
 }
 
 fn told_of_less_memory(failing: &Failing) {
@@ -551,4 +591,79 @@ fn damage_in_a_chunk_ends_a_run() {
         }
         std::fs::rename(&away, &there).unwrap();
     }
+}
+
+/// TTV from the command line: plan, report, timeline, kernels by name, modes that do not stream, too little memory.
+#[test]
+fn ttv_plans_and_reports() {
+    let Some(gpu) = mock() else { return };
+    let place = Place::new(
+        gpu,
+        &Tensor::random(&[90, 300, 40], 40_000, 1, values::fraction),
+        Kind::HocfsCsr,
+        SMALL_CHUNKS,
+    );
+    let ttv = |more: &[&str]| {
+        let output = place.blco_run(&[&["--op", "ttv", "--json"], more].concat(), &[]);
+        // Where nobody opens the driver, there is none.
+        if place.path("log").exists() {
+            place.account();
+        }
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        let report = serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default();
+        (output.status.code(), report, error)
+    };
+    let (status, planned, error) = ttv(&["--modes", "3", "--plan"]);
+    assert_eq!((status, &planned["device"]["lanes"]), (Some(0), &4.into()), "{error}");
+    for kernel in ["balanced", "two-level"] {
+        let args = [
+            "--modes",
+            "3",
+            "--kernel",
+            kernel,
+            "--repeat",
+            "2",
+            "--streams",
+            "3",
+            "--trace",
+            "trace.json",
+            "--check",
+            "t.tns",
+        ];
+        let (status, report, error) = ttv(&args);
+        assert_eq!(
+            (status, &report["kernel"], &report["backend"]),
+            (Some(0), &kernel.into(), &"cuda".into()),
+            "{error}"
+        );
+        let seconds = |of: &str| report["pipeline"][of].as_f64().unwrap();
+        assert!(
+            0.0 < seconds("pipelined_seconds")
+                && seconds("pipelined_seconds") <= seconds("sequential_seconds")
+        );
+        assert!(report["pipeline_measured_seconds"].as_f64().unwrap() > 0.0);
+        let spans: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
+        for stage in ["copy", "kernel", "return"] {
+            let of_stage = spans.as_array().unwrap().iter().filter(|span| span["stage"] == stage);
+            assert_eq!(of_stage.count() as u64, report["plan"]["chunks"].as_u64().unwrap(), "{stage}");
+        }
+    }
+    let (status, report, error) = ttv(&["--modes", "1"]);
+    assert_eq!((status, &report["backend"]), (Some(0), &"cpu".into()), "{error}");
+    assert!(report["notes"][0].as_str().unwrap().contains("does not stream"), "{report}");
+    for (args, wanted) in [
+        (&["--modes", "3", "--device-memory", "1K"][..], "of device memory"),
+        (&["--modes", "1", "--kernel", "balanced"], "a kernel of a GPU"),
+        (&["--modes", "3", "--kernel", "t4l16c2b4"], "a kernel of MTTKRP"),
+    ] {
+        let (status, _, error) = ttv(args);
+        assert!(
+            status == Some(2) && error.contains(wanted) && error.lines().count() == 1,
+            "{args:?}: {error}"
+        );
+    }
+    let (status, report, error) = ttv(&["--modes", "3", "--device-memory", "1K", "--backend", "auto"]);
+    assert_eq!((status, &report["backend"]), (Some(0), &"cpu".into()), "{error}");
+    assert!(report["notes"][0].as_str().unwrap().contains("device memory"), "{report}");
 }

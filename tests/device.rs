@@ -1,5 +1,5 @@
 //! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
-//! 64 linear bits, every value encoding, both index encodings, both precisions, ranks 1 to 128, 1 to 8 lanes, small
+//! 64 linear bits, every value encoding, both index encodings and trees, both precisions, ranks 1 to 128, 1 to 8 lanes, small
 //! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
 //! tensors in the directory `BLCO_DATA` too.
 
@@ -62,8 +62,6 @@ fn run<T: Real + bytemuck::Pod>(
     let manifest = store.manifest();
     let (shape, rank) = (&manifest.shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
-    let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
-    let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
     let bytes = device_bytes::<T>(shape, &modes, rank);
     let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
     // Fewer lanes than chunks: more would hold them all.
@@ -71,10 +69,16 @@ fn run<T: Real + bytemuck::Pod>(
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
-    let memory = match residency {
-        Residency::Half => Some(bytes + largest * lanes as u64 + images / 2),
-        _ => None,
+    let unlimited = |passes| {
+        let limits =
+            DeviceLimits { lanes: Some(lanes), passes, order: DeviceOrder::Store, ..DeviceLimits::default() };
+        plan_device(device, store, &operation, &limits).unwrap()
     };
+    let memory = (residency == Residency::Half).then(|| {
+        let (streamed, resident) = (unlimited(1), unlimited(2));
+        let lane = streamed.lane_bytes + streamed.staging_bytes;
+        bytes + lane * lanes as u64 + resident.resident_bytes / 2
+    });
     let sorted = residency == Residency::Sorted && manifest.format == Format::Blco(IndexEncoding::Tiled);
     let order = match residency {
         _ if sorted => DeviceOrder::Target,
@@ -147,7 +151,7 @@ fn agrees<T: Real + bytemuck::Pod>(
     let chunks = store.manifest().chunks.len();
     for residency in RESIDENCIES {
         if residency == Residency::Deterministic
-            && store.manifest().format == Format::Blco(IndexEncoding::Raw)
+            && store.manifest().format != Format::Blco(IndexEncoding::Tiled)
         {
             continue;
         }
@@ -193,6 +197,8 @@ fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tal
         (Kind::Tiled, 16 << 20),
         (Kind::Raw, SMALL_CHUNKS),
         (Kind::Raw, 16 << 20),
+        (Kind::HocfsCsr, SMALL_CHUNKS),
+        (Kind::HocfsEll, 16 << 20),
     ] {
         let target = dir.path().join(format!("{name}-{kind:?}-{chunk_bytes}"));
         stores.push(packed(tensor, &options(&target, kind, chunk_bytes)));
@@ -259,15 +265,41 @@ fn every_order_and_value_encoding(device: &Arc<Device>) {
         ("81-bits", &[200_000, 120_000, 70_000, 65_000, 40_000], values::few),
     ];
     let ranks: &[usize] = if is_full() { &[1, 7, 8, 16, 17, 32, 33, 64, 128] } else { &[5, 33] };
-    let cache = tempfile::tempdir().unwrap();
-    let mut tally = Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
-    for (name, dims, value) in cases {
-        let tensor = skewed(dims, nnz, 11, value);
-        let ranks = if name == "81-bits" { &ranks[..2] } else { ranks };
-        check(device, name, &tensor, ranks, &mut tally);
-    }
-    eprintln!("{tally:?}");
+    let tally = for_each(&cases, &|(name, dims, value), tally| {
+        let tensor = skewed(dims, nnz, 11, *value);
+        let ranks = if *name == "81-bits" { &ranks[..2] } else { ranks };
+        check(device, name, &tensor, ranks, tally);
+    });
     assert!(tally.partly > 0);
+}
+
+/// Holds `test` to each case: one after the other, with one tally that turns on, or, where every combination is taken, all at the same
+/// time. Gives the tally of all.
+fn for_each<C: Sync>(cases: &[C], test: &(dyn Fn(&C, &mut Tally) + Sync)) -> Tally {
+    let cache = tempfile::tempdir().unwrap();
+    let new = || Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
+    let mut all = new();
+    if is_full() {
+        let tallies: Vec<Tally> = std::thread::scope(|scope| {
+            let start = |case| {
+                scope.spawn(move || {
+                    let mut tally = new();
+                    test(case, &mut tally);
+                    tally
+                })
+            };
+            let threads: Vec<_> = cases.iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        all.runs = tallies.iter().map(|tally| tally.runs).sum();
+        all.partly = tallies.iter().map(|tally| tally.partly).sum();
+    } else {
+        for case in cases {
+            test(case, &mut all);
+        }
+    }
+    eprintln!("{all:?}");
+    all
 }
 
 #[test]
@@ -280,17 +312,14 @@ fn real_tensors_agree_with_the_oracle() {
 }
 
 fn real_tensors(device: &Arc<Device>, data: &Path) {
-    let cache = tempfile::tempdir().unwrap();
-    let mut tally = Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
-    for entry in std::fs::read_dir(data).unwrap() {
-        let path = entry.unwrap().path();
-        let mut reader = TnsReader::open(&Sys::default(), &path, ReadOptions::default()).unwrap();
+    let paths: Vec<PathBuf> = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for_each(&paths, &|path, tally| {
+        let mut reader = TnsReader::open(&Sys::default(), path, ReadOptions::default()).unwrap();
         let tensor = Tensor::read(&mut reader).unwrap();
         let ranks: &[usize] = if tensor.nnz() > 1_000_000 { &[16, 32] } else { &[1, 7, 32, 128] };
         eprintln!("{}", path.display());
-        check(device, "real", &tensor, ranks, &mut tally);
-    }
-    eprintln!("{tally:?}");
+        check(device, "real", &tensor, ranks, tally);
+    });
 }
 
 /// Whatever the chunks and lanes are, and however threads take turns; with a mode of three rows and fibers that many share.
@@ -327,18 +356,39 @@ fn numbers_out_of_range_are_found_on_the_device() {
 fn numbers_out_of_range_are_found(device: &Arc<Device>) {
     let dir = tempfile::tempdir().unwrap();
     let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, values::one);
-    let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 16 << 20));
-    let damaged = common::with_largest_numbers(&store);
+    for kind in [Kind::Tiled, Kind::HocfsCsr, Kind::HocfsEll] {
+        let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, 16 << 20));
+        error_of_damaged(device, &common::with_largest_numbers(&store));
+        if kind == Kind::Tiled {
+            continue;
+        }
+        // Each part of the columns on its own: levels, leaves, where children begin.
+        for part in 0..16 {
+            let store =
+                packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{part}")), kind, 16 << 20));
+            error_of_damaged(
+                device,
+                &common::with_columns(&store, |columns| {
+                    let bytes = columns.len() / 16;
+                    columns[part * bytes..][..bytes].fill(0xff);
+                }),
+            );
+        }
+    }
+}
+
+/// MTTKRP of a damaged store of one chunk ends with the error of the device.
+fn error_of_damaged(device: &Arc<Device>, damaged: &Store) {
     let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &damaged.manifest().shape, 8, 1).unwrap();
     let modes = [0, 1, 2];
     let shape = &damaged.manifest().shape;
     let bytes = device_bytes::<f64>(shape, &modes, 8);
     let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64, sorted_bytes };
-    let device_plan = plan_device(device, &damaged, &operation, &DeviceLimits::default()).unwrap();
-    let mut op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
-    let mut backend = CudaBackend::new(device, &damaged, &device_plan, &mut op).unwrap();
-    let plan = plan(&damaged, 0, &Limits::default()).unwrap();
-    let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
+    let device_plan = plan_device(device, damaged, &operation, &DeviceLimits::default()).unwrap();
+    let mut op = DeviceMttkrp::new(device, damaged, &factors, &modes, &Source::default()).unwrap();
+    let mut backend = CudaBackend::new(device, damaged, &device_plan, &mut op).unwrap();
+    let plan = plan(damaged, 0, &Limits::default()).unwrap();
+    let mut executor = Executor::new(damaged, &plan, &mut backend).unwrap();
     let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("chunk 0: corrupt: a number out of range"), "{error}");
 }

@@ -4,23 +4,21 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod common;
+#[path = "common/ttv_elements.rs"]
+mod elements;
 #[path = "common/ttv.rs"]
 mod runner;
 
 use blco::dense::{Matrix, Real};
 use blco::encoding::LeafRule;
 use blco::error::Result;
-use blco::op::ttv::streams;
 use blco::pack::{FormatOption, PackOptions};
 use blco::store::Store;
 use blco::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
+use elements::{Elements, bits, check_order, compare};
 use runner::vector;
-use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Coordinates without the mode of the vector, and value.
-type Elements = Vec<(Vec<u32>, f64)>;
 
 /// TTV along `mode`, by the way that the store has for it.
 fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize) -> Result<Elements> {
@@ -34,47 +32,6 @@ fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
     assert_eq!(elements, found.len() as u64);
     Ok(found)
-}
-
-/// The definition: for each element its sum, the same over absolute values, and how many were added.
-fn oracle<T: Real>(tensor: &Tensor, mode: usize, x: &[T]) -> BTreeMap<Vec<u32>, (f64, f64, f64)> {
-    let mut sums = BTreeMap::new();
-    for (row, value) in tensor.rows() {
-        let mut at = row.to_vec();
-        let product = value * x[at.remove(mode) as usize].widen();
-        let sum = sums.entry(at).or_insert((0.0, 0.0, 0.0));
-        *sum = (sum.0 + product, sum.1 + product.abs(), sum.2 + 1.0);
-    }
-    sums
-}
-
-/// Holds elements against the definition: the same coordinates, and values within what roundings can add up to.
-fn compare<T: Real>(found: &Elements, tensor: &Tensor, mode: usize, x: &[T], what: &str) {
-    let wanted = oracle(tensor, mode, x);
-    let mut seen = found.clone();
-    seen.sort_by(|a, b| a.0.cmp(&b.0));
-    assert!(seen.iter().map(|e| &e.0).eq(wanted.keys()), "{what}: coordinates, each once");
-    for ((at, value), (sum, absolute, n)) in seen.iter().zip(wanted.values()) {
-        // Two roundings of factors, one of the product, one of the result, and the sum's in f64.
-        let bound = absolute * (T::ROUNDOFF * 4.0 + f64::EPSILON / 2.0 * (n + 2.0));
-        assert!((value - sum).abs() <= bound, "{what}: {at:?} is {value}, not {sum}");
-    }
-}
-
-/// The order of elements: the store's for a streamed mode, that of the modes otherwise.
-fn check_order(found: &Elements, store: &Store, mode: usize, what: &str) {
-    let order = store.manifest().shape.order();
-    let streamed = streams(store.manifest(), mode);
-    let place = |at: &[u32]| -> Vec<u32> {
-        let full: Vec<u32> =
-            (0..order).map(|m| if m == mode { 0 } else { at[m - usize::from(m > mode)] }).collect();
-        if streamed { (1..order).map(|n| full[(mode + n) % order]).collect() } else { full }
-    };
-    assert!(found.is_sorted_by(|a, b| place(&a.0) < place(&b.0)), "{what}: in order");
-}
-
-fn bits(elements: &Elements) -> Vec<(&[u32], u64)> {
-    elements.iter().map(|(at, value)| (&at[..], value.to_bits())).collect()
 }
 
 /// Every kind of store, every mode, both precisions.
@@ -231,7 +188,8 @@ fn the_program_writes_the_result_and_reports_the_pipeline() {
     refuses(&["--modes", "2", "--vector", "column.npy"], "has 2 axes; a vector has 1");
     refuses(&["--modes", "2", "--vector", "none.npy"], "none.npy");
     refuses(&["--modes", "3", "--rank", "4"], "--rank is not an option of --op ttv");
-    refuses(&["--modes", "3", "--backend", "cuda"], "leave --backend cuda away");
+    refuses(&["--modes", "3", "--backend", "cpu", "--kernel", "balanced"], "a kernel of a GPU");
+    refuses(&["--modes", "3", "--kernel", "t4l16c2b4"], "a kernel of MTTKRP");
     let (status, _, error) = program(dir.path(), "blco-pack", &["t.tns", "-o", "n", "--main-mode", "2"]);
     assert!(status == Some(2) && error.contains("--format hocfs"), "{error}");
     let args = ["t.tns", "-o", "n", "--format", "hocfs", "--main-mode", "4"];

@@ -3,7 +3,7 @@
 cold disk against direct reads of the same files; a billion nonzeros in a fraction of the device's memory; and iterations of CP-ALS
 against their passes.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|tensors|cold|billion|cpd|start ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|tensors|cold|billion|cpd|start|ttv|trees ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
@@ -85,6 +85,15 @@ def limit_seconds(dims, nnz, rank, real_bytes, rows_per_nonzero, target):
             moved += rows_per_nonzero[mode] * nnz * rank * 8 / rate(ROW_UPDATES, rows * rank * 8)
         seconds += max(cached, moved)
     return seconds
+
+
+# For TTV along the last mode: fibers of hardly more than a nonzero, as many bytes in as out; fibers of some hundred; slices and
+# fibers of very different lengths.
+FIBERS = {
+    "short": ["--dims", "4000,2000000,16000000", "--nnz", "50M", "--values", "1..200000", "--slice", "csr", "--chunk-bytes", "16MiB"],
+    "long": ["--dims", "400,500,4000000", "--nnz", "50M", "--values", "1..5"],
+    "skewed": ["--dims", "20000,20000,4000000", "--nnz", "50M", "--skew", "3,3,1.5", "--values", "1..5"],
+}
 
 
 # Passes that a median is taken of.
@@ -284,6 +293,48 @@ class Bench:
                           copied_gb=p["device"]["copied_bytes"] / 1e9, link_share=p["device"]["link_share"])
         subprocess.run(["rm", "-rf", path], check=True)
 
+    def ttv(self):
+        """TTV along the last mode, results consumed in memory: the steps one after the other (T_s), overlapped (T_p, as section 6.2
+        of the paper has it, and measured), and with one lane, where nothing overlaps."""
+        for name, options in FIBERS.items():
+            path = os.path.join(self.work, name + "-fibers.blco")
+            if not os.path.exists(path):
+                self.tool("blco-gen", *options, "--format", "hocfs", "-q", path)
+            for precision in PRECISIONS:
+                for kernel, lanes in (("balanced", 4), ("two-level", 4), ("balanced", 1), ("balanced", 3), ("balanced", 5)):
+                    report = self.run(path, "--op", "ttv", "--modes", "3", "--precision", precision, "--kernel", kernel,
+                                      "--streams", str(lanes), "--repeat", "9")
+                    last, steps = report["passes"][-1], report["pipeline"]
+                    device, measured = last["device"], report["pipeline_measured_seconds"]
+                    later = statistics.median(p["device"]["device_seconds"] for p in report["passes"][2:])
+                    self.note(tensor=name, precision=precision, kernel=kernel, lanes=lanes, chunks=last["chunks"],
+                              nnz_of_fiber=last["nnz"] / report["elements"], in_mb=device["copied_bytes"] / 1e6,
+                              out_mb=device["returned_bytes"] / 1e6, copy_ms=device["copy_seconds"] * 1e3,
+                              kernel_ms=device["kernel_seconds"] * 1e3, return_ms=device["return_seconds"] * 1e3,
+                              t_s_ms=steps["sequential_seconds"] * 1e3, t_p_ms=steps["pipelined_seconds"] * 1e3,
+                              measured_ms=measured * 1e3, measured_of_t_s=measured / steps["sequential_seconds"],
+                              median_ms=later * 1e3, pass_ms=last["seconds"] * 1e3)
+            subprocess.run(["rm", "-rf", path], check=True)
+
+    def trees(self):
+        """MTTKRP of the same nonzeros as trees and as BLCO tiles, resident and streamed."""
+        options, rank = PARTS["nell2-20M"]
+        for form in ("blco", "hocfs"):
+            path = os.path.join(self.work, f"trees-{form}.blco")
+            if not os.path.exists(path):
+                self.tool("blco-gen", *options, "--values", "1..5", "--format", form, "-q", path)
+            for precision in PRECISIONS:
+                row = {"format": form, "precision": precision}
+                common = [path, "--rank", str(rank), "--precision", precision, "--device-order", "store"]
+                self.resident(row, "resident", *common)
+                least = self.run(*common, "--plan")["device"]["memory_bytes"]
+                report = self.run(*common, "--repeat", "9", "--device-memory", str(least))
+                last = report["passes"][-1]
+                row.update(streamed_ms=last["seconds"] * 1e3, copied_mb=last["device"]["copied_bytes"] / 1e6,
+                           copy_ms=last["device"]["copy_seconds"] * 1e3, kernel_ms=last["device"]["kernel_seconds"] * 1e3)
+                self.note(**row)
+            subprocess.run(["rm", "-rf", path], check=True)
+
     def cpd(self):
         """An iteration of CP-ALS against the passes of its modes, each by itself, taking turns; updates against passes where factors
         are larger than the tensor."""
@@ -354,7 +405,7 @@ def main(arguments):
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
             "ranks": lambda: bench.ranks(chosen), "tune": lambda: bench.tune(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
-            "billion": bench.billion, "cpd": bench.cpd}
+            "billion": bench.billion, "cpd": bench.cpd, "ttv": bench.ttv, "trees": bench.trees}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:
             print(f"## {job}", flush=True)

@@ -9,7 +9,7 @@ data=${2:-../shared/data}
 profile=${PROFILE:-quick}
 cargo build --profile "$profile" --bins --quiet
 mkdir -p "$dir/bin" "$dir/data"
-for test in device order cpd_device cpd_programs cpd_ends; do
+for test in device order cpd_device cpd_programs cpd_ends ttv_device; do
     built=$(cargo test --profile "$profile" --test $test --no-run --message-format json --quiet |
         sed -n 's/.*"name":"'$test'".*"executable":"\([^"]*\)".*/\1/p')
     strip -o "$dir/bin/$test-test" "$built"

@@ -10,26 +10,42 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export XDG_CACHE_HOME=$work/cache
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/device.txt"
+# Runs a command beside others, its output and status in FILE: beside FILE COMMAND...; `wait` waits for all.
+beside() {
+    local file=$1
+    shift
+    {
+        "$@" >"$file" 2>&1
+        echo "status $?" >>"$file"
+    } &
+}
 check() {
     echo "## agreement with the oracle"
-    BLCO_DEVICE_FULL=1 BLCO_DATA=$dir/data "$dir/bin/device-test" --nocapture >"$out/check.txt" 2>&1
-    "$dir/bin/order-test" --nocapture --test-threads 1 >>"$out/check.txt" 2>&1
-    "$dir/bin/cpd_device-test" --nocapture >>"$out/check.txt" 2>&1
+    local log=$work/check
+    mkdir -p "$log"
+    beside "$log/device" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/device-test" --nocapture
+    beside "$log/order" "$dir/bin/order-test" --nocapture --test-threads 1
+    beside "$log/cpd_device" "$dir/bin/cpd_device-test" --nocapture
+    beside "$log/ttv_device" "$dir/bin/ttv_device-test" --nocapture
     # Where the programs are is told by where the tests are. OUT/peer is for tools/cpd_peer.py, where pyttb is.
-    BLCO_REAL_CUDA=1 BLCO_PEER=$out/peer "$dir/bin/cpd_programs-test" --nocapture >>"$out/check.txt" 2>&1
-    BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted >>"$out/check.txt" 2>&1
-    grep -E '^test |^Tally|test result|bound' "$out/check.txt"
+    beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$out/peer" "$dir/bin/cpd_programs-test" --nocapture
+    beside "$log/cpd_ends" env BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted
+    wait
+    tail -n +1 "$log"/* >"$out/check.txt"
+    grep -E '^==>|^status|^test |^Tally|test result|bound' "$out/check.txt"
 }
 sanitize() {
+    echo "## compute-sanitizer"
+    local log=$work/sanitize tool test
+    mkdir -p "$log"
     for tool in memcheck racecheck initcheck; do
-        for test in device order cpd_device; do
-            local log=$out/$tool-$test.txt
-            echo "## compute-sanitizer $tool, $test test"
-            compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/$test-test" --test-threads 1 >"$log" 2>&1
-            echo "status $?"
-            grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|test result|=========.*(Invalid|Uninit|Race)' "$log" | sort | uniq -c | sort -rn | head -5
+        for test in device order cpd_device ttv_device; do
+            beside "$log/$tool-$test" compute-sanitizer --tool $tool --error-exitcode 9 "$dir/bin/$test-test" --test-threads 1
         done
     done
+    wait
+    tail -n +1 "$log"/* >"$out/sanitize.txt"
+    grep -E '^==>|^status|ERROR SUMMARY|RACECHECK SUMMARY|test result|=========.*(Invalid|Uninit|Race)' "$out/sanitize.txt" | uniq
 }
 ends() {
     echo "## orderly ends (the last needs root, to mount a small disk)"

@@ -9,8 +9,8 @@ import sys
 from html import escape
 
 ROWS = [("read", "worker {}", "read"), ("verify", "worker {}", "verify"), ("copy", "lane {}", "copy"),
-        ("kernel", "kernels {}", "kernel")]
-COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "copy": "#f28e2b", "kernel": "#59a14f"}
+        ("kernel", "kernels {}", "kernel"), ("return", "results {}", "return")]
+COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "copy": "#f28e2b", "kernel": "#59a14f", "return": "#b07aa1"}
 LEFT, WIDTH, HEIGHT, GAP, TOP = 110, 1200, 18, 4, 44
 
 

@@ -162,7 +162,7 @@ impl Cpd {
                     plan: &report.plan,
                     device_plan: &device_plan,
                     repeat: demand.passes,
-                    kernels: &self.engine.kernels(),
+                    kernels: &self.engine.kernels()?,
                 };
                 let progress = self.progress();
                 let watch = |at: &Watch<'_>| self.show(&progress, &store, at);

@@ -8,6 +8,7 @@ pub use without_cuda::*;
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{PassReport, Plan, Span};
+use std::str::FromStr;
 
 /// What is asked of the GPU.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
@@ -25,6 +26,21 @@ pub struct DeviceRequest {
     pub order: DeviceOrder,
     /// Whether results must have the same bits in every run.
     pub deterministic: bool,
+}
+
+/// A kernel's variant by name.
+#[derive(Clone, Copy, Debug)]
+pub enum KernelVariant {
+    Mttkrp(Variant),
+    Ttv(TtvVariant),
+}
+
+impl FromStr for KernelVariant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self::Ttv).or_else(|_| text.parse().map(Self::Mttkrp))
+    }
 }
 
 /// Passes over a store on a GPU.
@@ -65,7 +81,7 @@ mod with_cuda {
     use crate::dense::Matrix;
     use crate::error::Result;
     use crate::op::mttkrp::ModeMatrix;
-    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, encoding, sorted_bytes};
+    use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
     use crate::store::Store;
     use crate::stream::{Executor, Plan};
     use bytesize::ByteSize;
@@ -74,12 +90,8 @@ mod with_cuda {
 
     pub use crate::backend::cuda::driver::is_installed;
     pub use crate::backend::cuda::kernels::{LoadedReport as KernelReport, Source as KernelSource, Variant};
+    pub use crate::backend::cuda::ttv::Variant as TtvVariant;
     pub use crate::backend::cuda::{DeviceOrder, DevicePlan};
-
-    /// A kernel's variant by name.
-    pub fn variant(text: &str) -> std::result::Result<Variant, String> {
-        text.parse()
-    }
 
     /// An open GPU.
     pub type Device = Arc<cuda::driver::Device>;
@@ -94,7 +106,6 @@ mod with_cuda {
         store: &Store,
         demand: &Demand<'_>,
     ) -> Result<(Device, DevicePlan)> {
-        encoding(store)?;
         let device = cuda::driver::Device::open(request.number)?;
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
         let Demand { modes, rank, .. } = *demand;
@@ -184,7 +195,7 @@ mod with_cuda {
             ByteSize(device.memory_bytes),
             ByteSize(device.operation_bytes),
             device.lanes,
-            ByteSize(device.lane_bytes),
+            ByteSize(device.lane_bytes + device.staging_bytes),
             device.resident_chunks,
             plan.chunks,
             ByteSize(device.resident_bytes),
@@ -233,6 +244,9 @@ mod without_cuda {
     /// What only a GPU has: nothing.
     #[derive(Clone, Debug, serde::Serialize)]
     pub enum Nothing {}
+    /// No kernel has a name.
+    #[derive(Clone, Copy, Debug, serde::Serialize)]
+    pub enum NoKernel {}
 
     pub type Device = Nothing;
     pub type DevicePlan = Nothing;
@@ -253,10 +267,15 @@ mod without_cuda {
         pub variant: Option<Variant>,
         pub rows_per_nonzero: Option<f64>,
     }
-    pub type Variant = ();
+    pub type Variant = NoKernel;
+    pub type TtvVariant = NoKernel;
 
-    pub fn variant(_: &str) -> std::result::Result<Variant, String> {
-        Err("this program was built without CUDA (feature `cuda`)".into())
+    impl std::str::FromStr for NoKernel {
+        type Err = String;
+
+        fn from_str(_: &str) -> std::result::Result<Self, String> {
+            Err("this program was built without CUDA (feature `cuda`)".into())
+        }
     }
     pub use crate::dense::Real;
 

@@ -1,8 +1,10 @@
 //! What the programs that stream a store share: where to compute, with how much memory and which precision.
 
-use super::device::{Device, DeviceOrder, DevicePlan, DeviceRequest, KernelSource, Real, Variant};
+use super::device::{
+    Device, DeviceOrder, DevicePlan, DeviceRequest, KernelSource, KernelVariant, Real, TtvVariant,
+};
 use super::{device, machine, size};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, plan};
 use clap::{Args, ValueEnum};
@@ -42,9 +44,10 @@ pub struct EngineArgs {
     /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
     #[arg(long, value_enum, default_value_t = KernelsArg::Auto)]
     kernels: KernelsArg,
-    /// GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split
-    #[arg(long, value_name = "VARIANT", value_parser = device::variant)]
-    pub kernel: Option<Variant>,
+    /// GPU kernel to measure: of MTTKRP to compile, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split;
+    /// of TTV balanced or two-level
+    #[arg(long, value_name = "VARIANT")]
+    pub kernel: Option<KernelVariant>,
     /// Read the store past the page cache [default: where the cache could not hold it]
     #[arg(long)]
     pub direct: bool,
@@ -112,9 +115,9 @@ pub enum StreamedOp {
 }
 
 /// Where an operation runs.
-pub struct Place {
+pub struct Place<P = DevicePlan> {
     /// The GPU with what is to be used of it; `None` for the CPU.
-    pub device: Option<(Device, DevicePlan)>,
+    pub device: Option<(Device, P)>,
     /// Why not on a GPU.
     pub notes: Vec<String>,
 }
@@ -122,11 +125,20 @@ pub struct Place {
 impl EngineArgs {
     /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
     pub fn choose_place<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<Place> {
+        self.choose(demand.passes, |request| device::find::<T>(request, store, demand))
+    }
+
+    /// The same by what `find` plans.
+    pub fn choose<P>(
+        &self,
+        passes: u32,
+        find: impl FnOnce(&DeviceRequest) -> Result<(Device, P)>,
+    ) -> Result<Place<P>> {
         let request = DeviceRequest {
             number: self.device,
             memory: self.device_memory,
             lanes: self.streams.map(usize::from),
-            passes: demand.passes,
+            passes,
             deterministic: self.deterministic,
             order: match self.device_order {
                 OrderArg::Auto => DeviceOrder::Auto,
@@ -140,7 +152,7 @@ impl EngineArgs {
             BackendArg::Auto if !device::is_installed() => {
                 return Ok(Place { device: None, notes: Vec::new() });
             }
-            BackendArg::Cuda | BackendArg::Auto => device::find::<T>(&request, store, demand),
+            BackendArg::Cuda | BackendArg::Auto => find(&request),
         };
         match found {
             Ok(device) => Ok(Place { device: Some(device), notes: Vec::new() }),
@@ -168,17 +180,26 @@ impl EngineArgs {
     }
 
     /// Where a GPU's kernels come from.
-    pub fn kernels(&self) -> KernelSource {
+    pub fn kernels(&self) -> Result<KernelSource> {
+        let variant = match self.kernel {
+            Some(KernelVariant::Ttv(_)) => return Err(Error::request("--kernel names a kernel of TTV")),
+            Some(KernelVariant::Mttkrp(variant)) => Some(variant),
+            None => None,
+        };
         let compile = match self.kernels {
             KernelsArg::Auto => None,
             KernelsArg::Compiled => Some(true),
             KernelsArg::Embedded => Some(false),
         };
-        KernelSource {
-            compile,
-            cache: machine::cache_directory(),
-            variant: self.kernel,
-            ..KernelSource::default()
+        Ok(KernelSource { compile, cache: machine::cache_directory(), variant, ..KernelSource::default() })
+    }
+
+    /// The kernel of TTV that is asked for.
+    pub fn ttv_kernel(&self) -> Result<Option<TtvVariant>> {
+        match self.kernel {
+            Some(KernelVariant::Mttkrp(_)) => Err(Error::request("--kernel names a kernel of MTTKRP")),
+            Some(KernelVariant::Ttv(variant)) => Ok(Some(variant)),
+            None => Ok(None),
         }
     }
 }

@@ -99,7 +99,16 @@ impl Checkpointer {
             let what = "holds a checkpoint; --resume continues it, another directory leaves it alone";
             return Err(Error::request(format!("{}: {what}", dir.display())));
         }
-        Ok(Self { sys: sys.clone(), dir: dir.to_path_buf(), every, identity, resume, _lock: lock })
+        let checkpointer =
+            Self { sys: sys.clone(), dir: dir.to_path_buf(), every, identity, resume, _lock: lock };
+        checkpointer.clear_next()?;
+        Ok(checkpointer)
+    }
+
+    /// Removes what a killed program left of the one that it wrote, or of the one that was replaced.
+    fn clear_next(&self) -> Result<()> {
+        let next = self.dir.join(NEXT);
+        if next.exists() { self.sys.remove_tree(&next) } else { Ok(()) }
     }
 
     /// Whether one is to be written after the last iteration.
@@ -117,9 +126,7 @@ impl Checkpointer {
         best: Option<&Best<T>>,
     ) -> Result<()> {
         let (sys, next, current) = (&self.sys, self.dir.join(NEXT), self.dir.join(CURRENT));
-        if next.exists() {
-            sys.remove_tree(&next)?;
-        }
+        self.clear_next()?;
         sys.create_dir(&next)?;
         let next = Temporary::at(sys, next);
         write_matrices(sys, next.path(), als, factors)?;

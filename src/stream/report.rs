@@ -56,6 +56,10 @@ pub struct DevicePass {
     pub kernel_seconds: f64,
     /// Seconds in which both went on.
     pub overlap_seconds: f64,
+    /// Bytes of results that were copied from it as chunks were done.
+    pub returned_bytes: u64,
+    /// Seconds in which they were.
+    pub return_seconds: f64,
     /// The part of what the link can move in the pass's time that was moved.
     pub link_share: f64,
     /// Bytes of tiles and factor rows that the kernels ask for, in the kernels' time, as a part of what device memory can
@@ -90,6 +94,8 @@ pub enum Stage {
     Copy,
     /// A kernel works on a chunk.
     Kernel,
+    /// What came out of a chunk is copied from the device.
+    Return,
 }
 
 impl Span {

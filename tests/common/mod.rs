@@ -168,7 +168,7 @@ pub enum Kind {
 pub const KINDS: [Kind; 6] =
     [Kind::Raw, Kind::Tiled, Kind::TiledZstd, Kind::HocfsCsr, Kind::HocfsEll, Kind::HocfsZstd];
 
-/// Those whose MTTKRP a device computes.
+/// Those whose order is the linear index of the BLCO paper.
 pub const BLCO_KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
 
 impl Kind {
@@ -297,11 +297,16 @@ pub fn identity(store: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
 /// The same store, uncompressed and of one chunk, with every number in its columns the largest that fits, and checksums
 /// that say so.
 pub fn with_largest_numbers(store: &Store) -> Store {
+    with_columns(store, |columns| columns.fill(0xff))
+}
+
+/// The same store, uncompressed and of one chunk, with other columns, and checksums that say so.
+pub fn with_columns(store: &Store, change: impl FnOnce(&mut [u8])) -> Store {
     let path = store.chunk_path(0);
     let mut file = std::fs::read(&path).unwrap();
     let mut header = ChunkHeader::decode(&file, &path).unwrap();
     let columns = header.section(SectionKind::Columns).unwrap();
-    file[columns].fill(0xff);
+    change(&mut file[columns]);
     header.payload_checksum = xxh3_64(&file[HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize]);
     let mut manifest = store.manifest().clone();
     manifest.chunks[0].payload_checksum = header.payload_checksum;

@@ -247,6 +247,67 @@ pub struct DenseArgs {
     pub rounded: u32,
 }
 
+/// Threads of a thread block of TTV.
+pub const TTV_THREADS: u32 = 128;
+/// Nonzeros of a fiber that are added up on their own.
+pub const TTV_SEGMENT: u32 = 128;
+
+/// The arguments of a TTV launch on a chunk of trees.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct TtvArgs {
+    /// Address of the image.
+    pub image: u64,
+    /// Address of a number for each index of the leaves' mode.
+    pub vector: u64,
+    /// Address of the result: a number for each fiber.
+    pub sums: u64,
+    /// Address of sums of segments, two for each window of [`TTV_SEGMENT`] spots.
+    pub parts: u64,
+    /// Address of the fiber that begins in each window.
+    pub owners: u64,
+    /// Address of what the first fiber has of the chunk before.
+    pub carry_in: u64,
+    /// Address of what the last fiber leaves.
+    pub carry_out: u64,
+    /// Address of the smallest number of a chunk with a number out of range.
+    pub fault: u64,
+    /// The chunk's number in the store.
+    pub number: u32,
+    /// The tensor's order.
+    pub order: u32,
+    /// Slots, but for padding behind the last nonzero.
+    pub end: u32,
+    /// Nonzeros in the last segment of the carry that the first fiber goes on with; 0 where it begins here.
+    pub carried: u32,
+}
+
+/// The arguments of a launch that makes a `tiled` image of a tree's.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct ExpandArgs {
+    /// Address of the tree's image.
+    pub tree: u64,
+    /// Address of the image that is made.
+    pub image: u64,
+    /// Address of the smallest number of a chunk with a number out of range.
+    pub fault: u64,
+    /// The chunk's number in the store.
+    pub number: u32,
+    /// The tensor's order.
+    pub order: u32,
+    /// Where its tile records begin.
+    pub tiles_at: u32,
+    /// Where its columns begin.
+    pub columns_at: u32,
+    /// Where its values begin.
+    pub values_at: u32,
+    /// Not used.
+    pub unused: u32,
+}
+
+const _: () = assert!(size_of::<ExpandArgs>() == 48);
+const _: () = assert!(size_of::<TtvArgs>() == 80);
 const _: () = assert!(size_of::<DenseArgs>() == 64);
 const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 96);
 const _: () = assert!(size_of::<JoinArgs>() == 48 && size_of::<ClearArgs>() == 24);

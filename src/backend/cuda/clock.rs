@@ -69,6 +69,7 @@ impl Clock {
         pass.copy_seconds = covered(of(Stage::Copy).collect());
         pass.kernel_seconds = covered(of(Stage::Kernel).collect());
         let either = covered(of(Stage::Copy).chain(of(Stage::Kernel)).collect());
+        pass.return_seconds = covered(of(Stage::Return).collect());
         pass.overlap_seconds = pass.copy_seconds + pass.kernel_seconds - either;
         Ok(())
     }

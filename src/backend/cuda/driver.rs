@@ -296,6 +296,12 @@ impl AsMut<[u8]> for Pinned {
     }
 }
 
+impl AsRef<[u8]> for Pinned {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_deref().unwrap_or_default()
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.device.bind_to_release();
@@ -368,6 +374,27 @@ impl Stream {
         copied.map_err(failed("copy a chunk to the device"))?;
         done.record(self)?;
         Ok(upload)
+    }
+
+    /// Copies the first `bytes` of `memory` to `buffer`, and keeps the buffer until `done`, which is recorded behind the copy, has
+    /// come.
+    pub fn download(
+        &self,
+        memory: &Memory,
+        bytes: usize,
+        mut buffer: Pinned,
+        done: &Arc<Event>,
+    ) -> Result<Download> {
+        assert!(bytes <= memory.bytes, "a copy fits");
+        self.device.bind()?;
+        let target = &mut buffer.as_mut()[..bytes];
+        // From here on `Download` waits before it lets the buffer go, also where a call fails.
+        // SAFETY: the buffer does not move and nobody reads it while `Download` owns it.
+        let copied = unsafe { result::memcpy_dtoh_async(target, memory.at, self.stream) };
+        let download = Download(Upload { buffer: Some(buffer), done: Arc::clone(done), stream: self.stream });
+        copied.map_err(failed("copy results from the device"))?;
+        done.record(self)?;
+        Ok(download)
     }
 
     /// Starts `grid` thread blocks of `threads` threads.
@@ -467,6 +494,22 @@ impl Drop for Upload {
             // SAFETY: streams outlive uploads: the backend drops them later.
             let _ = unsafe { result::stream::synchronize(self.stream) };
         }
+    }
+}
+
+/// A copy into a host buffer under way.
+#[derive(Debug)]
+pub struct Download(Upload);
+
+impl Download {
+    /// Whether the copy has been made.
+    pub fn is_done(&self) -> Result<bool> {
+        self.0.is_done()
+    }
+
+    /// Waits for the copy and gives the buffer.
+    pub fn finish(self) -> Result<Pinned> {
+        self.0.finish()
     }
 }
 

@@ -27,9 +27,10 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 9] = [
+const HEADERS: [SourceFile; 12] = [
     source!("abi.h"),
     source!("dense.cuh"),
+    source!("expand.cuh"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
@@ -37,6 +38,8 @@ const HEADERS: [SourceFile; 9] = [
     source!("sort.cuh"),
     source!("sorted.cuh"),
     source!("tile.cuh"),
+    source!("tree.cuh"),
+    source!("ttv.cuh"),
 ];
 
 /// The names of the kernels in a specialised [`Image`].

@@ -14,6 +14,8 @@
 //! ([`order`]), which serve their parts from then on. Where results are to be deterministic, the first pass only brings the chunks, and
 //! ends with deriving orders and working on them.
 //!
+//! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]).
+//!
 //! **Checks.** A worker opens every image ([`ChunkView`]) before it is copied: sections, tile records and
 //! BLCO blocks hold. Numbers inside columns are checked by the kernels, which put them inside the dims and
 //! note the chunk; the pass then ends with an error.
@@ -24,10 +26,13 @@ mod choose;
 mod clock;
 pub mod dense;
 pub mod driver;
+pub mod expand;
 pub mod kernels;
 pub mod nvrtc;
 pub mod order;
+pub mod pipeline;
 pub mod plan;
+pub mod ttv;
 
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
@@ -39,6 +44,7 @@ use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, S
 use abi::Chunk;
 use clock::Clock;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
+use expand::Expander;
 use order::{Derived, OrderKernels, OrderPlan};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -105,6 +111,8 @@ struct Lane {
     copy: Stream,
     /// `None` where all chunks are resident.
     memory: Option<Memory>,
+    /// Where trees wait until they are nonzeros; `None` for other formats.
+    staging: Option<Memory>,
     /// When the kernel is done with what the buffer holds.
     used: Option<Arc<Event>>,
 }
@@ -171,6 +179,7 @@ pub struct CudaBackend<'a, O> {
     /// Value encodings that chunks have.
     encodings: BTreeSet<ValueEncoding>,
     order_kernels: Option<OrderKernels>,
+    expander: Option<Expander>,
     pass: DevicePass,
     plan: DevicePlan,
     notes: Vec<String>,
@@ -212,7 +221,10 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         plan.check_sorted(store)?;
         plan.lanes = lanes.len();
         let image_bytes = plan.first_pass_bytes * parts.len() as u64;
-        let clock = Clock::new(device, store.manifest().chunks.len(), parts.len())?;
+        let chunks = store.manifest().chunks.len();
+        let expander = Expander::new(device, store)?;
+        let expansions = if expander.is_some() { chunks } else { 0 };
+        let clock = Clock::new(device, chunks, parts.len() + expansions)?;
         Ok(Self {
             uploads: VecDeque::with_capacity(lanes.len()),
             device: Arc::clone(device),
@@ -228,6 +240,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             image_bytes,
             encodings: BTreeSet::new(),
             order_kernels: None,
+            expander,
             pass: DevicePass::default(),
             plan,
             notes,
@@ -378,17 +391,21 @@ fn active<'p, O: DeviceOp>(op: &'p O, parts: &'p [Part]) -> impl Iterator<Item =
 
 /// As many lanes as there is memory for, at least one.
 fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<Lane>> {
-    let bytes = usize::try_from(plan.lane_bytes).unwrap_or(usize::MAX);
+    let room = |bytes: u64| {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        (bytes > 0).then(|| device.memory(bytes)).transpose()
+    };
+    let buffers = || Ok((room(plan.lane_bytes)?, room(plan.staging_bytes)?));
     let mut lanes = Vec::with_capacity(plan.lanes);
     for _ in 0..plan.lanes {
-        let memory = match (bytes > 0).then(|| device.memory(bytes)).transpose() {
+        let (memory, staging) = match buffers() {
             Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => {
                 notes.push(format!("device memory for {} of {} lanes only", lanes.len(), plan.lanes));
                 break;
             }
             other => other?,
         };
-        lanes.push(Lane { copy: device.stream(true)?, memory, used: None });
+        lanes.push(Lane { copy: device.stream(true)?, memory, staging, used: None });
     }
     Ok(lanes)
 }
@@ -495,6 +512,9 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         if self.is_there() {
             self.derive()?;
         }
+        if let Some(expander) = &mut self.expander {
+            expander.begin()?;
+        }
         self.clock.begin(&self.lanes[0].copy)?;
         for lane in &mut self.lanes {
             lane.used = None;
@@ -525,17 +545,27 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let (start, copied) = self.clock.pair(Stage::Copy, at, Some(number));
         start.record(&lane.copy)?;
         let bytes = header.image_bytes as usize;
-        let upload = lane.copy.upload(buffer, bytes, memory, offset, &copied)?;
+        let upload = match &lane.staging {
+            None => lane.copy.upload(buffer, bytes, memory, offset, &copied)?,
+            Some(staging) => lane.copy.upload(buffer, bytes, staging, 0, &copied)?,
+        };
         self.uploads.push_back((upload, owner));
         self.pass.copied_chunks += 1;
         self.pass.copied_bytes += bytes as u64;
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
+        let ready = match (&self.expander, &lane.staging) {
+            (Some(expander), Some(staging)) => {
+                let expand = || expander.launch(&lane.copy, &header, staging.address(), one.image);
+                self.clock.time(Stage::Kernel, self.parts.len() + at, Some(number), &lane.copy, expand)?
+            }
+            _ => copied,
+        };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
         let work = Work { blocks, chunks: (0, 0), one, sorted: false };
         // Nothing, where orders are to be derived first.
         let &[first, ..] = &self.sharing[..] else { return Ok(()) };
         let stream = &self.parts[first].streamed;
-        stream.wait(&copied)?;
+        stream.wait(&ready)?;
         let op = &*self.op;
         let launch = || op.launch(&self.sharing, stream, &work);
         let done = self.clock.time(Stage::Kernel, first, Some(number), stream, launch)?;
@@ -581,7 +611,8 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         for part in &self.parts {
             part.streamed.synchronize()?;
         }
-        if let Some(number) = self.op.damaged_chunk()? {
+        let of_trees = self.expander.as_ref().map(Expander::damaged_chunk).transpose()?.flatten();
+        if let Some(number) = of_trees.into_iter().chain(self.op.damaged_chunk()?).min() {
             let path = self.store.chunk_path(number as usize);
             return Err(Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range")));
         }

@@ -2,6 +2,7 @@
 
 use super::choose::{self, DeviceOrder, ModeOrder, Operation, Sample};
 use super::driver::{Device, Facts};
+use super::expand;
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::store::{Format, Store};
@@ -35,7 +36,7 @@ pub struct DeviceLimits {
     pub deterministic: bool,
 }
 
-/// What passes will use of a device. Memory is `operation + lanes * lane + resident + derived`.
+/// What passes will use of a device. Memory is `operation + lanes * (lane + staging) + resident + derived`.
 #[derive(Clone, Debug, Serialize)]
 pub struct DevicePlan {
     /// The device.
@@ -50,6 +51,8 @@ pub struct DevicePlan {
     pub lanes: usize,
     /// Bytes of a lane's buffer; 0 where no chunk needs one.
     pub lane_bytes: u64,
+    /// Bytes of a lane's second buffer, in which trees wait until they are nonzeros; 0 for other formats.
+    pub staging_bytes: u64,
     /// The first chunks, which stay on the device after the first pass.
     pub resident_chunks: usize,
     /// Bytes that they take.
@@ -77,7 +80,12 @@ pub struct DevicePlan {
 
 /// Bytes that chunk `number` takes among the resident ones.
 pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
-    store.manifest().chunks[number].image_bytes.next_multiple_of(ALIGN)
+    expand::bytes_there(store, number).next_multiple_of(ALIGN)
+}
+
+/// Bytes of the longest chunk on the device.
+fn longest(store: &Store) -> u64 {
+    (0..store.manifest().chunks.len()).map(|number| expand::bytes_there(store, number)).max().unwrap_or(0)
 }
 
 /// Plans passes over `store` on `device` for `operation`. Measures the link with
@@ -108,7 +116,8 @@ pub fn plan(
         link_bytes_per_second: device.link_bytes_per_second(store.sys(), probe)?,
         operation_bytes: operation.bytes,
         lanes: limits.lanes.unwrap_or(LANES).clamp(1, images().len().max(1)),
-        lane_bytes: images().max().unwrap_or(0),
+        lane_bytes: longest(store),
+        staging_bytes: expand::staging_bytes(store),
         resident_chunks: 0,
         resident_bytes: 0,
         rows_per_nonzero: None,
@@ -153,7 +162,8 @@ pub fn plan(
 
 impl DevicePlan {
     fn bytes(&self) -> u64 {
-        let lanes = self.lane_bytes.saturating_mul(self.lanes as u64);
+        let lane = self.lane_bytes.saturating_add(self.staging_bytes);
+        let lanes = lane.saturating_mul(self.lanes as u64);
         self.operation_bytes
             .saturating_add(lanes)
             .saturating_add(self.resident_bytes)
@@ -165,7 +175,8 @@ impl DevicePlan {
         let chunks = store.manifest().chunks.len();
         let sizes = |n| resident_bytes(store, n);
         let all: u64 = (0..chunks).map(sizes).sum();
-        if self.operation_bytes.saturating_add(all) <= bound {
+        let staging = self.staging_bytes.saturating_mul(self.lanes as u64);
+        if self.operation_bytes.saturating_add(all).saturating_add(staging) <= bound {
             (self.resident_chunks, self.resident_bytes) = (chunks, all);
             (self.lane_bytes, self.later_pass_bytes) = (0, 0);
             return;
@@ -208,7 +219,7 @@ impl DevicePlan {
         let images = || store.manifest().chunks.iter().map(|c| c.image_bytes);
         (self.resident_chunks, self.resident_bytes) = (0, 0);
         self.later_pass_bytes = images().sum();
-        self.lane_bytes = images().max().unwrap_or(0);
+        self.lane_bytes = longest(store);
         // Orders are derived from all chunks.
         self.orders.clear();
         (0..chunks).for_each(|number| self.hold(store, number));
@@ -236,7 +247,7 @@ fn too_large(plan: &DevicePlan, bound: u64, asked: Option<u64>) -> Error {
          a time, a smaller rank or --precision f32{}",
         ByteSize(plan.bytes()),
         ByteSize(plan.operation_bytes),
-        ByteSize(plan.lane_bytes),
+        ByteSize(plan.lane_bytes + plan.staging_bytes),
         ByteSize(bound),
         ByteSize(plan.bytes() - bound),
         if asked.is_some() { ", or raise it" } else { ", or --backend cpu" },

@@ -1,6 +1,7 @@
 //! `blco-run`: MTTKRP; TTV is in `ttv`.
 
 mod ttv;
+mod ttv_device;
 
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, DevicePlan, KernelReport, Real};
@@ -199,7 +200,7 @@ impl Run {
         let outcome = match place.device {
             None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
             Some((device, plan)) => {
-                let kernels = self.engine.kernels();
+                let kernels = self.engine.kernels()?;
                 let on_device = device::Passes {
                     store: &store,
                     plan: &report.plan,

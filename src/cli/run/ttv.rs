@@ -1,13 +1,15 @@
 //! `blco-run --op ttv`.
 
+use super::ttv_device::{self, Passes, PipelinePlan};
 use super::{Run, parse_modes};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
-use crate::cli::engine::BackendArg;
+use crate::cli::device::{Device, Real, TtvVariant};
+use crate::cli::engine::{BackendArg, Place};
 use crate::cli::outputs::Pending;
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, TnsWriter};
-use crate::dense::{Matrix, Precision, Real};
+use crate::dense::{Matrix, Precision};
 use crate::error::{Error, Result};
 use crate::linear::Wide;
 use crate::op::oracle::Comparison;
@@ -41,12 +43,17 @@ struct TtvReport {
     /// Whether elements come in the store's order, with no partial results.
     streamed: bool,
     plan: Plan,
+    device: Option<PipelinePlan>,
+    /// The GPU's kernel.
+    kernel: Option<TtvVariant>,
     elements: u64,
     spilled: SpillReport,
     /// Seconds of adding up partial results and handing them over, after the pass.
     merge_seconds: f64,
     /// Of the streamed chunks' steps.
     pipeline: Option<Pipeline>,
+    /// Of the same pass: what they took. On a GPU, by its clock.
+    pipeline_measured_seconds: Option<f64>,
     passes: Vec<PassReport>,
     check: Option<Comparison>,
 }
@@ -70,25 +77,18 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     };
     refuse_others(run)?;
     let streamed = streams(manifest, mode);
-    let plan = make_plan::<T>(run, &store, mode, threads)?;
+    let Place { mut device, notes } = choose_place::<T>(run, &store, mode)?;
+    let kernel = run.engine.ttv_kernel()?;
+    if kernel.is_some() && device.is_none() {
+        return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
+    }
+    let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
     let mut report = TtvReport {
-        store: run.store.clone(),
-        digest: format!("{:016x}", store.id()),
-        op: "ttv",
-        backend: "cpu",
-        notes: Vec::new(),
-        precision: T::PRECISION,
-        dims: manifest.shape.dims().to_vec(),
-        nnz: manifest.nnz,
-        mode: mode + 1,
-        streamed,
-        plan,
-        elements: 0,
-        spilled: SpillReport::default(),
-        merge_seconds: 0.0,
-        pipeline: None,
-        passes: Vec::new(),
-        check: None,
+        backend: if device.is_some() { "cuda" } else { "cpu" },
+        notes,
+        device: device.as_ref().map(|(_, plan)| plan.clone()),
+        kernel: device.as_ref().map(|(device, _)| ttv_device::kernel(device, kernel)),
+        ..empty_report::<T>(&store, mode, plan)
     };
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
@@ -102,7 +102,11 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let output = Output::create(sys, run.output.as_deref())?;
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
     let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
-    let compute = |sink: Option<Sink<'_>>| if streamed { job.streamed(sink) } else { job.merged(sink) };
+    let compute = |sink: Option<Sink<'_>>| match (&mut device, report.kernel) {
+        (Some(device), Some(kernel)) => job.on_device(device, kernel, &mut report.notes, sink),
+        _ if streamed => job.streamed(sink),
+        _ => job.merged(sink),
+    };
     let outcome = match &run.check {
         None => output.write(compute)?,
         Some(input) => {
@@ -120,6 +124,9 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     report.spilled = outcome.spilled;
     report.merge_seconds = outcome.merge_seconds;
     report.pipeline = outcome.pipeline;
+    let measured = |pass: &PassReport| pass.device.map_or(pass.seconds, |device| device.device_seconds);
+    report.pipeline_measured_seconds = report.pipeline.and(outcome.passes.last().map(measured));
+    report.device = device.map(|(_, plan)| plan);
     report.passes = outcome.passes;
     let mut out = Report::new::<Run>(text(&report), &report)?;
     out.failed = report.check.as_ref().is_some_and(|check| !check.holds);
@@ -140,20 +147,51 @@ fn compare(
     }))
 }
 
+/// The report of a run on the CPU that has not begun.
+fn empty_report<T: Real>(store: &Store, mode: usize, plan: Plan) -> TtvReport {
+    let manifest = store.manifest();
+    TtvReport {
+        store: store.path().to_path_buf(),
+        digest: format!("{:016x}", store.id()),
+        op: "ttv",
+        backend: "cpu",
+        notes: Vec::new(),
+        precision: T::PRECISION,
+        dims: manifest.shape.dims().to_vec(),
+        nnz: manifest.nnz,
+        mode: mode + 1,
+        streamed: streams(manifest, mode),
+        plan,
+        device: None,
+        kernel: None,
+        elements: 0,
+        spilled: SpillReport::default(),
+        merge_seconds: 0.0,
+        pipeline: None,
+        pipeline_measured_seconds: None,
+        passes: Vec::new(),
+        check: None,
+    }
+}
+
 /// An error where an option is given that TTV does not have.
 fn refuse_others(run: &Run) -> Result<()> {
-    let given = [
-        (run.rank.is_some(), "--rank"),
-        (run.factors.is_some(), "--factors"),
-        (run.engine.kernel.is_some(), "--kernel"),
-    ];
+    let given = [(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")];
     if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
         return Err(Error::request(format!("{option} is not an option of --op ttv")));
     }
-    match run.engine.backend {
-        BackendArg::Cuda => Err(Error::request("--op ttv runs on the CPU: leave --backend cuda away")),
-        BackendArg::Auto | BackendArg::Cpu => Ok(()),
+    Ok(())
+}
+
+/// The GPU where elements stream out of the store, and it is to be used; and why not.
+fn choose_place<T: Real>(run: &Run, store: &Store, mode: usize) -> Result<Place<PipelinePlan>> {
+    if streams(store.manifest(), mode) {
+        return run.engine.choose(run.repeat, |request| ttv_device::find::<T>(request, store, mode));
     }
+    let why =
+        "on the CPU: products and partial results of a mode that does not stream are made and merged there";
+    let asked = run.engine.backend == BackendArg::Cuda;
+    Ok(Place { device: None, notes: asked.then(|| why.to_owned()).into_iter().collect() })
 }
 
 /// Bytes that partial results may take of what is allowed or there.
@@ -161,7 +199,13 @@ fn merge_memory(run: &Run) -> u64 {
     run.engine.memory.unwrap_or(machine::available_memory() / 2) / MERGE_SHARE
 }
 
-fn make_plan<T: Real>(run: &Run, store: &Store, mode: usize, threads: usize) -> Result<Plan> {
+fn make_plan<T: Real>(
+    run: &Run,
+    store: &Store,
+    mode: usize,
+    threads: usize,
+    device: Option<&PipelinePlan>,
+) -> Result<Plan> {
     let manifest = store.manifest();
     let limits = Limits {
         memory: run.engine.memory,
@@ -171,7 +215,9 @@ fn make_plan<T: Real>(run: &Run, store: &Store, mode: usize, threads: usize) -> 
         passes: run.repeat,
         held: 0,
     };
-    let bytes = if streams(manifest, mode) {
+    let bytes = if let Some(device) = device {
+        ttv_device::host_bytes::<T>(store, mode, device)
+    } else if streams(manifest, mode) {
         streamed_bytes::<T>(manifest, mode)
     } else {
         let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
@@ -214,6 +260,33 @@ impl<T: Real> Job<'_, T> {
         let (elements, steps) = op.finish()?;
         let pipeline = Some(pipeline(&spans, &steps));
         Ok(Outcome { elements, spilled: SpillReport::default(), merge_seconds: 0.0, pipeline, passes, spans })
+    }
+
+    /// The same on a GPU. What was allocated there takes the place of the plan.
+    fn on_device(
+        &self,
+        (device, device_plan): &mut (Device, PipelinePlan),
+        kernel: TtvVariant,
+        notes: &mut Vec<String>,
+        sink: Option<Sink<'_>>,
+    ) -> Result<Outcome> {
+        let Self { store, plan, vector, .. } = *self;
+        let progress = self.run.progress();
+        let total = Some(store.manifest().nnz);
+        let passes = Passes { store, plan, vector, repeat: self.run.repeat };
+        let ran = passes.run((device, device_plan), kernel, sink, &|done| {
+            progress.show("computing", done, total);
+        })?;
+        *device_plan = ran.plan;
+        notes.extend(ran.notes);
+        Ok(Outcome {
+            elements: ran.elements,
+            spilled: SpillReport::default(),
+            merge_seconds: 0.0,
+            pipeline: Some(device_pipeline(&ran.spans, plan.chunks)),
+            passes: ran.passes,
+            spans: ran.spans,
+        })
     }
 
     /// Adds up partial results in runs of what fits.
@@ -263,6 +336,23 @@ fn pipeline(spans: &[Span], steps: &[[f64; 2]]) -> Pipeline {
         }
     }
     Pipeline::of(&chunks)
+}
+
+/// The steps of every chunk on a GPU: copying it there, kernels, copying back what came out.
+fn device_pipeline(spans: &[Span], chunks: usize) -> Pipeline {
+    let mut steps: Vec<StepSeconds> = vec![[0.0; 3]; chunks];
+    for span in spans {
+        let step = match span.stage {
+            Stage::Copy => 0,
+            Stage::Kernel => 1,
+            Stage::Return => 2,
+            Stage::Read | Stage::Verify => continue,
+        };
+        if let Some(chunk) = span.chunk.and_then(|chunk| steps.get_mut(chunk)) {
+            chunk[step] += span.end - span.start;
+        }
+    }
+    Pipeline::of(&steps)
 }
 
 /// `DIR/result.tns`; nothing without a directory.
@@ -321,12 +411,13 @@ impl Drop for Output {
 
 fn plan_text(report: &TtvReport) -> String {
     let plan = &report.plan;
-    format!(
-        "{}: ttv along mode {}, {}, on the CPU\n  memory  {} = vector and results {} + {} workers x {} buffers of {}\n  \
+    let mut text = format!(
+        "{}: ttv along mode {}, {}, on {}\n  memory  {} = vector and results {} + {} workers x {} buffers of {}\n  \
          a pass  {} in {} chunks\n",
         report.store.display(),
         report.mode,
         how(report),
+        place(report),
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
         plan.workers,
@@ -334,7 +425,24 @@ fn plan_text(report: &TtvReport) -> String {
         ByteSize(plan.buffer_bytes as u64),
         ByteSize(plan.file_bytes),
         plan.chunks,
-    )
+    );
+    if let Some(device) = &report.device {
+        text.push_str(&ttv_device::plan_text(device));
+    }
+    text.push_str(&notes_text(report));
+    text
+}
+
+fn notes_text(report: &TtvReport) -> String {
+    report.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
+}
+
+/// Where it runs.
+fn place(report: &TtvReport) -> String {
+    match &report.device {
+        Some(device) => ttv_device::name(device).to_owned(),
+        None => format!("the CPU with {} threads", report.plan.threads),
+    }
 }
 
 fn how(report: &TtvReport) -> &'static str {
@@ -347,22 +455,25 @@ fn text(report: &TtvReport) -> String {
     by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let pass = by_time[(by_time.len() - 1) / 2];
     let mut text = format!(
-        "{}: ttv along mode {}, {}, on the CPU with {} threads: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; \
-         compute {:.4} s, waited for data {:.4} s\n",
+        "{}: ttv along mode {}, {}, on {}: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; {}{}\n",
         report.store.display(),
         report.mode,
         how(report),
-        report.plan.threads,
+        place(report),
         report.elements,
         pass.seconds,
         if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
         pass.nnz_per_second / 1e6,
         ByteSize(pass.bytes),
-        pass.compute_seconds,
-        pass.compute_stall_seconds,
+        super::stages_text(pass),
+        pass.device.as_ref().map_or_else(String::new, |device| format!(
+            ", results {:.4} s: {}",
+            device.return_seconds,
+            ByteSize(device.returned_bytes)
+        )),
     );
     if let Some(pipeline) = &report.pipeline {
-        let last = report.passes.last().map_or(0.0, |pass| pass.seconds);
+        let last = report.pipeline_measured_seconds.unwrap_or_default();
         let line = format!(
             "  in, compute and out one after the other (T_s) {:.4} s, overlapped (T_p) {:.4} s, measured {last:.4} s\n",
             pipeline.sequential_seconds, pipeline.pipelined_seconds
@@ -383,6 +494,7 @@ fn text(report: &TtvReport) -> String {
         );
         text.push_str(&line);
     }
+    text.push_str(&notes_text(report));
     text
 }
 

@@ -267,7 +267,7 @@ impl<'a> TreeView<'a> {
     }
 
     /// Nonzeros before leaf tile `tile`; all behind the last one.
-    pub(super) fn before(&self, tile: usize) -> usize {
+    pub(crate) fn before(&self, tile: usize) -> usize {
         let leaf = self.order() - 1;
         if tile < self.tiles_of(leaf) { self.record(leaf, tile).stride_or_before as usize } else { self.nnz }
     }
@@ -277,7 +277,7 @@ impl<'a> TreeView<'a> {
         self.before(tile + 1).wrapping_sub(self.before(tile)) != self.len(self.order() - 1, tile)
     }
 
-    pub(super) fn damaged(&self, level: usize, tile: usize) -> Error {
+    pub(crate) fn damaged(&self, level: usize, tile: usize) -> Error {
         let what =
             format!("chunk {}: corrupt: level {level}, tile {tile}: a number out of range", self.number);
         Error::corrupt(&self.path, what)
@@ -309,11 +309,13 @@ impl<'a> TreeView<'a> {
         let record = self.record(level, tile);
         let words = &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..];
         let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
-        let mut numbers = [0; TILE_NNZ];
-        column::unpack32(words, record.second_width, base, &mut numbers);
         out.len = self.len(level, tile);
-        for ((start, number), i) in out.starts.iter_mut().zip(&numbers).zip(0u32..) {
-            *start = number.wrapping_add(record.stride_or_before.wrapping_mul(i));
+        let Some((starts, _)) = out.starts.split_first_chunk_mut() else {
+            return Err(self.damaged(level, tile));
+        };
+        column::unpack32(words, record.second_width, base, starts);
+        for (start, i) in starts.iter_mut().zip(0u32..) {
+            *start = start.wrapping_add(record.stride_or_before.wrapping_mul(i));
         }
         out.starts[out.len] = self.start_behind(level, tile);
         let falls =

@@ -138,13 +138,12 @@ pub fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     (ends + joined(ends)) * (4 + 8 * rank as u64)
 }
 
-/// How `store` encodes indices; an error where no kernel reads its format.
-pub fn encoding(store: &Store) -> Result<IndexEncoding> {
+/// How indices of `store` are encoded where kernels read them.
+fn encoding(store: &Store) -> IndexEncoding {
     match store.manifest().format {
-        Format::Blco(encoding) => Ok(encoding),
-        Format::Hocfs { .. } => Err(Error::request(
-            "MTTKRP on a GPU reads blco stores, and this one is hocfs: take --backend cpu",
-        )),
+        Format::Blco(encoding) => encoding,
+        // Trees are expanded behind the copy.
+        Format::Hocfs { .. } => IndexEncoding::Tiled,
     }
 }
 
@@ -191,7 +190,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// With room for factors.
     fn without_targets(device: &Arc<Device>, store: &Store, rank: usize, kernels: &Source) -> Result<Self> {
-        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store)?);
+        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store));
         let spec = Specialisation { layout: encoding, precision: T::PRECISION, order: shape.order(), rank };
         let bytes = |&dim: &u32| dim as usize * rank * size_of::<T>();
         let factor_bytes = shape.dims().iter().map(|dim| bytes(dim) as u64).sum();

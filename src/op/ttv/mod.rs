@@ -12,8 +12,11 @@
 //! order; [`Merged`] in the total order of the products, starting from the first. So results depend on the store's
 //! nonzeros, the vector and the precision alone: not on chunks, threads, workers, lanes or memory.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod merged;
 mod oracle;
+mod outlet;
 mod streamed;
 
 pub use merged::{Merged, layout as merged_layout};
@@ -31,6 +34,11 @@ pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
 #[must_use]
 pub fn streams(manifest: &Manifest, mode: usize) -> bool {
     matches!(manifest.format, Format::Hocfs { levels, .. } if levels.last() == mode)
+}
+
+/// Fibers that a chunk can have at most: none is without a nonzero.
+fn fibers_max(manifest: &Manifest) -> u64 {
+    manifest.chunks.iter().map(|chunk| chunk.nnz).max().unwrap_or(0)
 }
 
 /// An error where an element is not finite: text could not hold it.

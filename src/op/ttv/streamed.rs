@@ -1,42 +1,27 @@
 //! TTV along the leaves' mode of a tree: fiber after fiber, elements out in order.
 
-use super::{Sink, check_finite};
+use super::outlet::{Ends, Outlet, TASK_TILES};
+use super::{Sink, fibers_max};
 use crate::backend::host::{Batch as Tiles, HostOp};
-use crate::coo::Batch;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::ChunkView;
-use crate::format::tree::{Leaves, Nodes, TreeView, walk};
-use crate::shape::{ModeOrder, ORDER_MAX};
+use crate::format::tree::{Leaves, Nodes, TreeView};
 use crate::store::{Format, Manifest, Store};
 use rayon::prelude::*;
 use std::time::Instant;
 
-/// Tiles of fibers that one task takes: leaves at its ends may be decoded twice.
-const TASK_TILES: usize = 8;
 /// Padding adds nothing: x + -0.0 is x for every x.
 const NOTHING: f64 = -0.0;
-
-/// The last fiber of a chunk, which the next one may go on with: its coordinates level by level, and its sum.
-#[derive(Clone, Copy, Debug)]
-struct Open {
-    path: [u32; ORDER_MAX],
-    sum: f64,
-}
 
 /// The operation.
 pub struct Streamed<'a, 's, T> {
     vector: &'a [T],
-    levels: ModeOrder,
     simd: pulp::Arch,
     /// Sums of a chunk's fibers.
     sums: Vec<f64>,
-    open: Option<Open>,
-    sink: Option<Sink<'s>>,
-    /// Whether elements are handed over in this pass.
-    last: bool,
-    elements: u64,
+    outlet: Outlet<'s>,
     /// Seconds of computing and of handing over, for each chunk.
     steps: Vec<[f64; 2]>,
 }
@@ -44,9 +29,8 @@ pub struct Streamed<'a, 's, T> {
 /// Bytes that it holds for a store, the vector included.
 #[must_use]
 pub fn host_bytes<T: Real>(manifest: &Manifest, mode: usize) -> u64 {
-    let longest = manifest.chunks.iter().map(|chunk| chunk.nnz).max().unwrap_or(0);
     // A chunk's sums, and its elements as they are handed over.
-    let elements = longest * (2 * 8 + 4 * (manifest.shape.order() as u64 - 1));
+    let elements = fibers_max(manifest) * (2 * 8 + 4 * (manifest.shape.order() as u64 - 1));
     u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64 + elements
 }
 
@@ -58,71 +42,37 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
         let Format::Hocfs { levels, .. } = manifest.format else {
             return Err(Error::request("elements stream out of hocfs stores alone"));
         };
-        let longest = manifest.chunks.iter().map(|chunk| chunk.nnz).max().unwrap_or(0);
         Ok(Self {
             vector,
-            levels,
             simd: pulp::Arch::new(),
-            sums: sys.vec(0.0, usize::try_from(longest).unwrap_or(usize::MAX))?,
-            open: None,
-            sink,
-            last: true,
-            elements: 0,
+            sums: sys.vec(0.0, usize::try_from(fibers_max(manifest)).unwrap_or(usize::MAX))?,
+            outlet: Outlet::new(&levels, sink),
             steps: sys.vec([0.0; 2], 0)?,
         })
     }
 
     /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
     pub fn reset(&mut self, last: bool) {
-        self.last = last;
-        self.open = None;
-        self.elements = 0;
+        self.outlet.reset(last);
         self.steps.clear();
     }
 
     /// Hands over the last element. The number of all of them, and the seconds of each chunk's computing and handing
     /// over.
     pub fn finish(&mut self) -> Result<(u64, Vec<[f64; 2]>)> {
-        if let (Some(open), Some(sink)) = (self.open.take(), &mut self.sink) {
-            sink(vec![element::<T>(&self.levels, &open)?])?;
-        }
-        Ok((self.elements, std::mem::take(&mut self.steps)))
+        Ok((self.outlet.finish::<T>()?, std::mem::take(&mut self.steps)))
     }
 
-    /// The sums of all fibers of a chunk, the first of which goes on with `open` where that is the same.
-    fn compute(&mut self, view: &TreeView<'_>) -> Result<bool> {
-        let fibers = view.level_nodes(view.order() - 2);
-        let continues = match &self.open {
-            Some(open) => path(view, 0)? == open.path,
-            None => false,
-        };
-        let before = self.open.filter(|_| continues).map_or(NOTHING, |open| open.sum);
+    /// The sums of all fibers of a chunk, the first of which goes on with what is carried.
+    fn compute(&mut self, view: &TreeView<'_>, ends: &Ends) -> Result<()> {
+        let before = self.outlet.carried(ends).unwrap_or(NOTHING);
+        let fibers = ends.fibers;
         let Self { vector, simd, sums, .. } = self;
         let tasks = sums[..fibers].par_chunks_mut(TASK_TILES * TILE_NNZ).enumerate();
         tasks.try_for_each(|(task, sums)| {
             let before = if task == 0 { before } else { NOTHING };
             simd.dispatch(AddFibers { view, first_tile: task * TASK_TILES, vector, before, sums })
-        })?;
-        Ok(continues)
-    }
-
-    /// Hands over all elements of a chunk but the last, and before them the one that was open, if it is closed now.
-    fn hand_over(&mut self, view: &TreeView<'_>, continues: bool) -> Result<()> {
-        let fibers = view.level_nodes(view.order() - 2);
-        let closed = self.open.take().filter(|_| !continues);
-        self.elements += fibers as u64 - u64::from(continues);
-        if let Some(sink) = self.sink.as_mut().filter(|_| self.last) {
-            let closed: Result<Vec<Batch>> =
-                closed.iter().map(|open| element::<T>(view.levels(), open)).collect();
-            let mut batches = closed?;
-            let tasks = self.sums[..fibers - 1].par_chunks(TASK_TILES * TILE_NNZ).enumerate();
-            let rest: Result<Vec<Batch>> =
-                tasks.map(|(task, sums)| elements::<T>(view, task * TASK_TILES * TILE_NNZ, sums)).collect();
-            batches.extend(rest?);
-            sink(batches)?;
-        }
-        self.open = Some(Open { path: path(view, fibers - 1)?, sum: self.sums[fibers - 1] });
-        Ok(())
+        })
     }
 }
 
@@ -132,9 +82,10 @@ impl<T: Real> HostOp for Streamed<'_, '_, T> {
             return Err(Error::request("elements stream out of trees alone"));
         };
         let start = Instant::now();
-        let continues = self.compute(view)?;
+        let ends = Ends::of(view)?;
+        self.compute(view, &ends)?;
         let computed = start.elapsed();
-        self.hand_over(view, continues)?;
+        self.outlet.put::<T, f64>(&ends, Some(view), &self.sums[..ends.fibers])?;
         self.steps.push([computed, start.elapsed().saturating_sub(computed)].map(|step| step.as_secs_f64()));
         Ok(())
     }
@@ -146,53 +97,6 @@ impl<T: Real> HostOp for Streamed<'_, '_, T> {
     fn batch(&mut self, _: &Tiles<'_>) -> Result<()> {
         Ok(())
     }
-}
-
-/// The coordinates of a fiber, level by level.
-fn path(view: &TreeView<'_>, fiber: usize) -> Result<[u32; ORDER_MAX]> {
-    let level = view.order() - 2;
-    let (mut path, mut nodes) = ([0; ORDER_MAX], Nodes::default());
-    walk(view, level, fiber)?.go(view, fiber, &mut path)?;
-    view.nodes(level, fiber / TILE_NNZ, &mut nodes)?;
-    path[level] = nodes.indices[fiber % TILE_NNZ];
-    Ok(path)
-}
-
-/// Appends the coordinates of a fiber in the order of the modes, the leaves' left out.
-fn put_row(levels: &ModeOrder, path: &[u32; ORDER_MAX], out: &mut Vec<u32>) {
-    let modes = levels.modes();
-    let mut row = [0; ORDER_MAX];
-    for (&mode, &index) in modes.iter().zip(path) {
-        row[usize::from(mode)] = index;
-    }
-    out.extend((0..modes.len()).filter(|&m| m != levels.last()).map(|m| row[m]));
-}
-
-/// The element of a fiber that is closed.
-fn element<T: Real>(levels: &ModeOrder, open: &Open) -> Result<Batch> {
-    let mut batch = Batch { indices: Vec::new(), values: vec![T::nearest(open.sum).widen()] };
-    put_row(levels, &open.path, &mut batch.indices);
-    check_finite(&batch, levels.modes().len() - 1).map(|()| batch)
-}
-
-/// The elements of fibers `first` and on, which have these sums. `first` begins a tile.
-fn elements<T: Real>(view: &TreeView<'_>, first: usize, sums: &[f64]) -> Result<Batch> {
-    let level = view.order() - 2;
-    let mut batch = Batch {
-        indices: Vec::with_capacity(sums.len() * (view.order() - 1)),
-        values: sums.iter().map(|&sum| T::nearest(sum).widen()).collect(),
-    };
-    let (mut path, mut nodes) = ([0; ORDER_MAX], Nodes::default());
-    let mut walk = walk(view, level, first)?;
-    for i in 0..sums.len() {
-        if i.is_multiple_of(TILE_NNZ) {
-            view.nodes(level, (first + i) / TILE_NNZ, &mut nodes)?;
-        }
-        walk.go(view, first + i, &mut path)?;
-        path[level] = nodes.indices[i % TILE_NNZ];
-        put_row(view.levels(), &path, &mut batch.indices);
-    }
-    check_finite(&batch, view.order() - 1).map(|()| batch)
 }
 
 /// The products of a tile of leaves; padding gives [`NOTHING`].
@@ -208,13 +112,13 @@ fn multiply<T: Real>(leaves: &mut Leaves, vector: &[T]) {
         }
         return;
     }
-    // First all elements, then all products: these are made a vector at a time.
-    let mut elements = [0.0; TILE_NNZ];
-    for (element, &index) in elements.iter_mut().zip(&*indices) {
-        *element = vector[index as usize].widen();
-    }
-    for (value, x) in values.iter_mut().zip(elements) {
-        *value = (T::nearest(*value) * T::nearest(x)).widen();
+    // First some elements, then their products: these are made a vector at a time.
+    let (values, _) = values.as_chunks_mut::<GATHERED>();
+    for (values, indices) in values.iter_mut().zip(indices.as_chunks::<GATHERED>().0) {
+        let elements = indices.map(|index| vector[index as usize]);
+        for (value, x) in values.iter_mut().zip(elements) {
+            *value = (T::nearest(*value) * x).widen();
+        }
     }
 }
 
@@ -270,6 +174,8 @@ impl<T: Real> pulp::WithSimd for AddFibers<'_, T> {
     }
 }
 
+/// Elements of the vector that are looked up before they are multiplied.
+const GATHERED: usize = 16;
 /// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
 const ROUNDS: usize = 4;
 /// Long fibers that are added up side by side: one addition would wait for the one before.

@@ -98,6 +98,8 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     asked.extend(["f64", "f32"].into_iter().flat_map(of_rows));
     asked.extend(crate::backend::cuda::order::KERNELS.map(String::from));
     asked.extend(crate::backend::cuda::dense::KERNELS.map(String::from));
+    asked.insert(crate::backend::cuda::expand::KERNEL.to_owned());
+    asked.extend(crate::backend::cuda::ttv::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
     let ptx = embedded_ptx(&names);
     assert!(ptx.ends_with(b"}\n\0"), "whole and NUL-terminated");

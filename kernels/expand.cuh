@@ -1,0 +1,164 @@
+// A tree's image as a `tiled` one, which every kernel reads (image.cuh): on the device, behind the copy of the tree. Its columns are not
+// packed: numbers of 32 bits from 0 on, and values are f64. So where everything lies follows from the number of nonzeros.
+//
+// A thread block of BLCO_TILE_THREADS takes tiles of leaves and climbs from level to level: of the nodes below, at most as many as a
+// tile has, each thread tells the children of a node who their parent is. Nonzeros lie in the order of the leaves, without padding.
+// Whatever numbers damaged columns hold, every nonzero of the image is written, with indices inside of the dims.
+#pragma once
+#include "tree.cuh"
+
+namespace expand {
+
+constexpr u32 THREADS = BLCO_TILE_THREADS, OWN = BLCO_TILE_NNZ / THREADS;
+
+// Where the nonzero at `position` goes.
+__device__ __forceinline__ u32* index_at(const ExpandArgs& a, u32 position, u32 mode)
+{
+    const u64 column = (u64)(position / BLCO_TILE_NNZ) * a.order + mode;
+    return (u32*)(a.image + a.columns_at) + column * BLCO_TILE_NNZ + position % BLCO_TILE_NNZ;
+}
+
+__device__ __forceinline__ double* value_at(const ExpandArgs& a, u32 position)
+{
+    return (double*)(a.image + a.values_at) + position;
+}
+
+// The header, as far as kernels read it. One thread.
+__device__ __forceinline__ void write_header(const ExpandArgs& a, u32 nnz)
+{
+    u8* const image = (u8*)a.image;
+    *(u32*)(image + 32) = nnz;
+    image[46] = VALUES_F64;
+    const u32 sections[4][3] = {{SECTION_TILES, a.tiles_at, a.columns_at - a.tiles_at},
+                                {SECTION_COLUMNS, a.columns_at, a.values_at - a.columns_at},
+                                {SECTION_VALUES, a.values_at, 8 * nnz},
+                                {0, 0, 0}};
+    for (u32 i = 0; i < 4; ++i) {
+        for (u32 k = 0; k < 3; ++k) *(u32*)(image + 56 + 16 * i + 4 * k) = sections[i][k];
+    }
+}
+
+// The record of a tile. One thread.
+__device__ __forceinline__ void write_record(const ExpandArgs& a, u32 tile)
+{
+    u8* const record = (u8*)a.image + a.tiles_at + (u64)tile * (16 + 8 * a.order);
+    // In units of 64 bytes.
+    *(u32*)record = tile * a.order * (BLCO_TILE_NNZ * 4 / 64);
+    *(u32*)(record + 4) = 0;
+    *(i64*)(record + 8) = 0;
+    for (u32 m = 0; m < a.order; ++m) {
+        *(u32*)(record + 16 + 8 * m) = 0;
+        *(u32*)(record + 20 + 8 * m) = ~0u;
+    }
+}
+
+// Which of `children` nodes of the level below, from node `first` on, of `below` in all, has which parent: at most a tile's.
+// Called by the whole thread block, which sees the parents on return.
+__device__ __forceinline__ void find_parents(u32 (&parents)[BLCO_TILE_NNZ], const Level& level, u32 first, u32 children, u32 below,
+                                             bool& bad)
+{
+    const u32 begin = parent_of(level, first, below, bad);
+    // What damaged starts leave out.
+    for (u32 i = threadIdx.x; i < BLCO_TILE_NNZ; i += THREADS) parents[i] = begin;
+    __syncthreads();
+    for (u32 node = begin + threadIdx.x; node < level.nodes; node += THREADS) {
+        const u32 start = start_of(level, node, below, bad), end = start_of(level, node + 1, below, bad);
+        if (start >= first + children) break;
+        bad |= start >= end;
+        for (u32 child = start > first ? start : first; child < end && child < first + children; ++child) {
+            parents[child - first] = node;
+        }
+    }
+    __syncthreads();
+}
+
+// Nonzeros of the tile's slots before slot i, where `present` has a bit for each slot with one.
+__device__ __forceinline__ u32 nonzeros_before(const u32 (&present)[BLCO_TILE_NNZ / 32], u32 i)
+{
+    u32 count = __popc(present[i / 32] & ((1u << i % 32) - 1));
+    for (u32 word = 0; word < i / 32; ++word) count += __popc(present[word]);
+    return count;
+}
+
+// The nonzeros of a tile of leaves.
+__device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& tree, u32 tile, bool& bad)
+{
+    __shared__ u32 present[BLCO_TILE_NNZ / 32], parents[BLCO_TILE_NNZ];
+    const Level leaves = tree.level(a.order - 1);
+    const u8* modes = tree.h.first.at;
+    const u32 first = tile * BLCO_TILE_NNZ, rest = leaves.nodes - first, slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+    Leaf<double> leaf[OWN];
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) {
+        const u32 slot = threadIdx.x + k * THREADS;
+        leaf[k].padding = true;
+        if (slot < slots) leaf[k] = leaf_of<double>(tree, leaves, first + slot, bad);
+        const u32 word = __ballot_sync(~0u, !leaf[k].padding);
+        if (threadIdx.x % 32 == 0) present[slot / 32] = word;
+    }
+    __syncthreads();
+    const u8* record = leaves.record(first);
+    const u32 before = load<u32>(record + 12), behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : tree.h.nnz;
+    if (nonzeros_before(present, BLCO_TILE_NNZ - 1) + (present[BLCO_TILE_NNZ / 32 - 1] >> 31) != behind - before) {
+        bad = true;
+        for (u32 p = before + threadIdx.x; p < behind; p += THREADS) {
+            for (u32 m = 0; m < a.order; ++m) *index_at(a, p, m) = 0;
+            *value_at(a, p) = 0;
+        }
+        __syncthreads();
+        return;
+    }
+    u32 position[OWN], child[OWN];
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) {
+        child[k] = threadIdx.x + k * THREADS;
+        position[k] = before + nonzeros_before(present, child[k]);
+        if (leaf[k].padding) continue;
+        *index_at(a, position[k], modes[a.order - 1]) = leaf[k].index;
+        *value_at(a, position[k]) = leaf[k].value;
+    }
+    // The nodes of the level below that are to have parents, and how many are in that level.
+    u32 first_child = first, children = slots, below = leaves.nodes;
+    for (u32 l = a.order - 1; l-- > 0;) {
+        const Level level = tree.level(l);
+        find_parents(parents, level, first_child, children, below, bad);
+        const u32 begin = parents[0], end = parents[children - 1];
+        bad |= end < begin || end - begin >= children;
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) {
+            if (leaf[k].padding) continue;
+            const u32 node = parents[child[k]];
+            *index_at(a, position[k], modes[l]) = index_of(level, node, bad);
+            child[k] = inside(node - begin, children - 1, bad);
+        }
+        children = end - begin < children ? end - begin + 1 : children;
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) child[k] = child[k] < children ? child[k] : children - 1;
+        first_child = begin;
+        below = level.nodes;
+        __syncthreads();
+    }
+}
+
+// A grid of any size.
+__device__ inline void tree(const ExpandArgs& a)
+{
+    const Tree tree((const u8*)a.tree);
+    const u32 slots = tree.nodes(a.order - 1), nnz = tree.h.nnz;
+    bool bad = false;
+    if (blockIdx.x == 0 && threadIdx.x == 0) write_header(a, nnz);
+    for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < (nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x * THREADS) {
+        write_record(a, t);
+    }
+    for (u32 t = blockIdx.x; t < (slots + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x) write_nonzeros(a, tree, t, bad);
+    if (bad) atomicMin((u32*)a.fault, a.number);
+}
+
+}  // namespace expand
+
+// A kernel for every order and encoding.
+#define BLCO_EXPAND                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 4) expand_tree(const ExpandArgs args)              \
+    {                                                                                                                  \
+        expand::tree(args);                                                                                            \
+    }

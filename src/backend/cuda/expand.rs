@@ -1,0 +1,117 @@
+//! Trees become `tiled` images on the device (kernels/expand.cuh), behind the copy, so that every kernel reads them. Such an image is not
+//! packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
+
+use super::abi::{ExpandArgs, TILE, TILE_THREADS};
+use super::driver::{Device, Kernel, Memory, Stream};
+use super::kernels::embedded_ptx;
+use crate::encoding::TILE_NNZ;
+use crate::error::{Error, Result};
+use crate::store::chunk::HEADER_BYTES;
+use crate::store::{ChunkHeader, Format, Store};
+use std::sync::Arc;
+
+/// The kernel.
+pub const KERNEL: &str = "expand_tree";
+
+/// What sections are aligned to, in bytes.
+const ALIGN: u64 = 64;
+
+/// Where the sections of an image begin, and how long it is.
+struct Layout {
+    tiles_at: u64,
+    columns_at: u64,
+    values_at: u64,
+    bytes: u64,
+}
+
+impl Layout {
+    fn new(nnz: u64, order: u64) -> Self {
+        let tiles = nnz.div_ceil(TILE_NNZ as u64);
+        let tiles_at = HEADER_BYTES as u64;
+        let columns_at = (tiles_at + tiles * (16 + 8 * order)).next_multiple_of(ALIGN);
+        let values_at = columns_at + tiles * order * (TILE_NNZ * size_of::<u32>()) as u64;
+        Self { tiles_at, columns_at, values_at, bytes: values_at + nnz * size_of::<f64>() as u64 }
+    }
+}
+
+/// Whether chunks of a format are copied as they lie in their files, but used in another form.
+fn is_expanded(format: &Format) -> bool {
+    matches!(format, Format::Hocfs { .. })
+}
+
+/// Bytes that chunk `number` takes on the device when kernels read it.
+pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
+    let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
+    if is_expanded(&manifest.format) {
+        Layout::new(entry.nnz, manifest.shape.order() as u64).bytes
+    } else {
+        entry.image_bytes
+    }
+}
+
+/// Bytes of a buffer in which chunks of a store wait for that; 0 where they need not.
+pub(super) fn staging_bytes(store: &Store) -> u64 {
+    let manifest = store.manifest();
+    let images = manifest.chunks.iter().map(|chunk| chunk.image_bytes);
+    if is_expanded(&manifest.format) { images.max().unwrap_or(0) } else { 0 }
+}
+
+/// Makes `tiled` images of trees.
+#[derive(Debug)]
+pub(super) struct Expander {
+    kernel: Kernel,
+    fault: Memory,
+    order: u32,
+}
+
+impl Expander {
+    /// For the chunks of a store, if they are to be expanded.
+    pub fn new(device: &Arc<Device>, store: &Store) -> Result<Option<Self>> {
+        let manifest = store.manifest();
+        if !is_expanded(&manifest.format) {
+            return Ok(None);
+        }
+        let long = (0..manifest.chunks.len()).find(|&n| bytes_there(store, n) > u64::from(u32::MAX));
+        if let Some(number) = long {
+            return Err(Error::request(format!(
+                "chunk {number} is too long for a GPU once its tree is nonzeros: take --backend cpu, or pack with smaller --chunk-bytes"
+            )));
+        }
+        Ok(Some(Self {
+            kernel: device.module(&embedded_ptx(&[KERNEL]))?.kernel(KERNEL)?,
+            fault: device.memory(size_of::<u32>())?,
+            order: u32::try_from(manifest.shape.order()).unwrap_or(0),
+        }))
+    }
+
+    /// A pass begins; nothing is under way.
+    pub fn begin(&mut self) -> Result<()> {
+        self.fault.write(&[u32::MAX])
+    }
+
+    /// Makes the image of the tree at address `tree` at `image`.
+    pub fn launch(&self, stream: &Stream, header: &ChunkHeader, tree: u64, image: u64) -> Result<()> {
+        let layout = Layout::new(header.nnz.into(), self.order.into());
+        let at = |offset: u64| u32::try_from(offset).expect("images are shorter than 4 GiB");
+        let arguments = ExpandArgs {
+            tree,
+            image,
+            fault: self.fault.address(),
+            number: header.number,
+            order: self.order,
+            tiles_at: at(layout.tiles_at),
+            columns_at: at(layout.columns_at),
+            values_at: at(layout.values_at),
+            unused: 0,
+        };
+        let tiles = header.nnz.div_ceil(TILE);
+        stream.launch(&self.kernel, tiles, TILE_THREADS, &arguments)
+    }
+
+    /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.
+    pub fn damaged_chunk(&self) -> Result<Option<u32>> {
+        let mut number = [0];
+        self.fault.read(&mut number)?;
+        Ok((number[0] != u32::MAX).then_some(number[0]))
+    }
+}

@@ -1,0 +1,109 @@
+//! The kernels of TTV along the leaves' mode of trees (kernels/ttv.cuh), by variant and precision.
+
+use super::abi::{TILE, TTV_SEGMENT, TTV_THREADS, TtvArgs};
+use super::driver::{Device, Kernel, Stream};
+use super::kernels::embedded_ptx;
+use crate::dense::Precision;
+use crate::error::Result;
+use serde::Serialize;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// All of them.
+pub const KERNELS: [&str; 6] = [
+    "ttv_two_level_f64",
+    "ttv_two_level_f32",
+    "ttv_balanced_f64",
+    "ttv_balanced_f32",
+    "ttv_join_f64",
+    "ttv_join_f32",
+];
+
+/// Slices and fibers of a thread block of the two-level grid.
+const SLICES: u32 = 4;
+const FIBERS: u32 = TTV_THREADS / SLICES;
+/// Thread blocks of the two-level grid over slices, and over fibers of a slice; each takes several where there are more.
+const GRID_MAX: (u32, u32) = (1 << 16, 1 << 12);
+
+/// How fibers are shared among threads: what does not change a bit of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// Leaves are shared out evenly: what serves where nobody asks, because no lengths of fibers or slices slow it down.
+    #[default]
+    Balanced,
+    /// The paper's grid: slices over one dimension, fibers of a slice over the other, a thread for each fiber.
+    TwoLevel,
+}
+
+impl Variant {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Balanced => "balanced",
+            Self::TwoLevel => "two-level",
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Variant {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let variant = [Self::Balanced, Self::TwoLevel].into_iter().find(|variant| variant.name() == text);
+        variant.ok_or_else(|| format!("{text}: not balanced or two-level"))
+    }
+}
+
+/// Windows of [`TTV_SEGMENT`] spots that a chunk of so many slots has, those of the fiber that goes on from the chunk before among
+/// them.
+#[must_use]
+pub fn windows(slots: u64) -> u64 {
+    slots.div_ceil(TILE.into()) * u64::from(TILE / TTV_SEGMENT) + 1
+}
+
+/// The kernels of a variant and precision.
+#[derive(Debug)]
+pub struct TtvKernels {
+    /// Which variant they are.
+    pub variant: Variant,
+    kernel: Kernel,
+    /// Of [`Variant::Balanced`]: adds up the segments of long fibers.
+    join: Option<Kernel>,
+}
+
+impl TtvKernels {
+    /// Loads them from what is embedded.
+    pub fn load(device: &Arc<Device>, precision: Precision, variant: Variant) -> Result<Self> {
+        let real = precision.name();
+        let (name, join) = match variant {
+            Variant::TwoLevel => (format!("ttv_two_level_{real}"), None),
+            Variant::Balanced => (format!("ttv_balanced_{real}"), Some(format!("ttv_join_{real}"))),
+        };
+        let names: Vec<&str> = [&name].into_iter().chain(&join).map(String::as_str).collect();
+        let module = device.module(&embedded_ptx(&names))?;
+        let join = join.map(|join| module.kernel(&join)).transpose()?;
+        Ok(Self { variant, kernel: module.kernel(&name)?, join })
+    }
+
+    /// Starts the work on a chunk of so many slices and fibers.
+    pub fn launch(&self, stream: &Stream, slices: u32, fibers: u32, arguments: &TtvArgs) -> Result<()> {
+        let Some(join) = &self.join else {
+            let rows = slices.div_ceil(SLICES).min(GRID_MAX.0 - 1);
+            let columns = (fibers / slices).div_ceil(FIBERS).clamp(1, GRID_MAX.1);
+            return stream.launch_grid(&self.kernel, (columns, rows), TTV_THREADS, arguments);
+        };
+        let tiles = arguments.end.div_ceil(TILE);
+        stream.launch(&self.kernel, tiles, TTV_THREADS, arguments)?;
+        let windows = u32::try_from(windows(arguments.end.into())).unwrap_or(u32::MAX);
+        stream.launch(join, windows.div_ceil(TTV_THREADS), TTV_THREADS, arguments)
+    }
+}

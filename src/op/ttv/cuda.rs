@@ -1,0 +1,219 @@
+//! TTV along the leaves' mode of a tree, on a GPU (kernels/ttv.cuh): sums of fibers come back chunk after chunk, coordinates are what the
+//! tree on the host holds.
+//!
+//! **Order of additions.** Products are in the precision of the vector. A fiber's nonzeros, counted from its first in the store, are cut
+//! into segments of [`TTV_SEGMENT`]; a segment is added up in f64 in the store's order, then the segments are. So results have the
+//! same bits for every kernel, for any chunks and lanes, and those of the host where no fiber is longer than a segment.
+
+use super::outlet::{Ends, Outlet};
+use super::{Sink, fibers_max};
+use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
+use crate::backend::cuda::driver::{Device, Memory, Stream};
+use crate::backend::cuda::pipeline::{Chunk, Noter, PipelineDemand, PipelineOp};
+use crate::backend::cuda::ttv::{TtvKernels, Variant, windows};
+use crate::dense::Real;
+use crate::encoding::TILE_NNZ;
+use crate::error::{Error, Result};
+use crate::format::ChunkView;
+use crate::format::tree::{Leaves, Nodes, PADDING, TreeView};
+use crate::store::{Format, Manifest, Store};
+use bytemuck::Pod;
+use std::sync::Arc;
+
+/// Slots that a chunk can have for each of its nonzeros: what the leaf rules allow.
+const SLOTS_PER_NONZERO: u64 = 2;
+/// Numbers of a carry.
+const CARRY: usize = 2;
+
+/// What a worker notes of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct Note {
+    ends: Ends,
+    slices: u32,
+    /// Slots, but for padding behind the last nonzero.
+    end: u32,
+    /// Nonzeros of the last fiber in this chunk.
+    last_nnz: u64,
+}
+
+/// What TTV asks of a device for chunks as long as those of a store.
+#[must_use]
+pub fn device_demand<T: Real>(manifest: &Manifest, mode: usize) -> PipelineDemand {
+    let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+    let windows = windows(SLOTS_PER_NONZERO * fibers_max(manifest));
+    let window_bytes = (2 * size_of::<f64>() + size_of::<u32>()) as u64;
+    PipelineDemand {
+        operation_bytes: vector + windows * window_bytes,
+        result_bytes: fibers_max(manifest) * size_of::<T>() as u64,
+    }
+}
+
+/// Bytes of host memory that it holds for a store, lanes left out: the vector, and a chunk's elements as they are handed over.
+#[must_use]
+pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize) -> u64 {
+    let element = 8 + 4 * (manifest.shape.order() as u64 - 1);
+    u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64 + fibers_max(manifest) * element
+}
+
+/// A fiber that the next chunk may go on with, and its nonzeros so far.
+#[derive(Clone, Copy, Debug)]
+struct Unfinished {
+    ends: Ends,
+    nnz: u64,
+}
+
+/// The operation.
+pub struct DeviceTtv<'s, T> {
+    kernels: TtvKernels,
+    vector: Memory,
+    parts: Memory,
+    owners: Memory,
+    /// Two, which chunks take in turn: one is read, the other written.
+    carries: Memory,
+    fault: Memory,
+    order: u32,
+    launched: u64,
+    unfinished: Option<Unfinished>,
+    outlet: Outlet<'s>,
+    marker: std::marker::PhantomData<T>,
+}
+
+impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
+    /// TTV of `store`, whose leaves' mode has as many indices as `vector` elements. Elements go to `sink`; without one
+    /// they are counted.
+    pub fn new(
+        device: &Arc<Device>,
+        store: &Store,
+        vector: &[T],
+        variant: Variant,
+        sink: Option<Sink<'s>>,
+    ) -> Result<Self> {
+        let manifest = store.manifest();
+        let Format::Hocfs { levels, .. } = manifest.format else {
+            return Err(Error::request("elements stream out of hocfs stores alone"));
+        };
+        let windows =
+            usize::try_from(windows(SLOTS_PER_NONZERO * fibers_max(manifest))).unwrap_or(usize::MAX);
+        let mut on_device = device.memory(size_of_val(vector))?;
+        on_device.write(vector)?;
+        Ok(Self {
+            kernels: TtvKernels::load(device, T::PRECISION, variant)?,
+            vector: on_device,
+            parts: device.memory(windows.saturating_mul(2 * size_of::<f64>()))?,
+            owners: device.memory(windows.saturating_mul(size_of::<u32>()))?,
+            carries: device.memory(2 * CARRY * size_of::<f64>())?,
+            fault: device.memory(size_of::<u32>())?,
+            order: u32::try_from(manifest.shape.order()).unwrap_or(0),
+            launched: 0,
+            unfinished: None,
+            outlet: Outlet::new(&levels, sink),
+            marker: std::marker::PhantomData,
+        })
+    }
+
+    /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
+    pub fn reset(&mut self, last: bool) {
+        self.outlet.reset(last);
+    }
+
+    /// Hands over the last element. The number of all of them.
+    pub fn finish(&mut self) -> Result<u64> {
+        self.outlet.finish::<T>()
+    }
+
+    /// Address of the carry that the chunk reads which is launched next, or of the one that it writes.
+    fn carry(&self, written: bool) -> u64 {
+        let at = (self.launched + u64::from(written)) % 2;
+        self.carries.address() + at * (CARRY * size_of::<f64>()) as u64
+    }
+}
+
+/// What the chunk of `view` is to those before and behind it.
+fn note(view: &TreeView<'_>) -> Result<Note> {
+    let (order, ends) = (view.order(), Ends::of(view)?);
+    let (leaf, slots) = (order - 1, view.level_nodes(order - 1));
+    if slots as u64 > SLOTS_PER_NONZERO * view.nnz() as u64 {
+        return Err(view.damaged(leaf, 0));
+    }
+    let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
+    let last = ends.fibers - 1;
+    view.nodes(order - 2, last / TILE_NNZ, &mut nodes)?;
+    let start = nodes.starts[last % TILE_NNZ] as usize;
+    view.leaves(start / TILE_NNZ, &mut leaves)?;
+    let before = &leaves.indices[..start % TILE_NNZ];
+    let before = view.before(start / TILE_NNZ) + before.iter().filter(|&&index| index != PADDING).count();
+    // Padding follows a fiber's nonzeros.
+    let last_nnz = view.nnz().checked_sub(before).filter(|&nnz| 0 < nnz && nnz <= slots - start);
+    let last_nnz = last_nnz.ok_or_else(|| view.damaged(leaf, start / TILE_NNZ))?;
+    let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let slices = narrow(view.level_nodes(0));
+    Ok(Note { ends, slices, end: narrow(start + last_nnz), last_nnz: last_nnz as u64 })
+}
+
+fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
+    match view {
+        ChunkView::Tree(view) => Ok(view),
+        ChunkView::Blco(_) => Err(Error::request("elements stream out of trees alone")),
+    }
+}
+
+impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
+    type Note = Note;
+
+    fn noter(&self) -> Noter<Note> {
+        Arc::new(|view| note(tree(view)?))
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.unfinished = None;
+        self.launched = 0;
+        self.fault.write(&[u32::MAX])
+    }
+
+    fn launch(
+        &mut self,
+        stream: &Stream,
+        chunk: &Chunk<'_, Note>,
+        image: u64,
+        results: u64,
+    ) -> Result<usize> {
+        let Note { ends, slices, end, last_nnz } = *chunk.note;
+        let goes_on = self.unfinished.filter(|fiber| fiber.ends.last == ends.first);
+        let carried = goes_on.map_or(0, |fiber| (fiber.nnz - 1) % u64::from(TTV_SEGMENT) + 1);
+        let arguments = TtvArgs {
+            image,
+            vector: self.vector.address(),
+            sums: results,
+            parts: self.parts.address(),
+            owners: self.owners.address(),
+            carry_in: self.carry(false),
+            carry_out: self.carry(true),
+            fault: self.fault.address(),
+            number: chunk.header.number,
+            order: self.order,
+            end,
+            carried: u32::try_from(carried).unwrap_or(0),
+        };
+        let fibers = u32::try_from(ends.fibers).unwrap_or(u32::MAX);
+        self.kernels.launch(stream, slices, fibers, &arguments)?;
+        self.launched += 1;
+        let before = goes_on.filter(|_| ends.fibers == 1).map_or(0, |fiber| fiber.nnz);
+        self.unfinished = Some(Unfinished { ends, nnz: before + last_nnz });
+        Ok(ends.fibers * size_of::<T>())
+    }
+
+    fn takes_views(&self) -> bool {
+        self.outlet.hands_over()
+    }
+
+    fn take(&mut self, chunk: &Chunk<'_, Note>, view: Option<&ChunkView<'_>>, results: &[u8]) -> Result<()> {
+        let view = view.map(tree).transpose()?;
+        self.outlet.put::<T, T>(&chunk.note.ends, view, bytemuck::cast_slice(results))
+    }
+
+    fn damaged_chunk(&self) -> Result<Option<u32>> {
+        let mut number = [0];
+        self.fault.read(&mut number)?;
+        Ok((number[0] != u32::MAX).then_some(number[0]))
+    }
+}

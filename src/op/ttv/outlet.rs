@@ -1,0 +1,155 @@
+//! Elements on their way out of the chunks of a store of trees, in order.
+
+use super::{Sink, check_finite};
+use crate::coo::Batch;
+use crate::dense::Real;
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::tree::{Nodes, TreeView, walk};
+use crate::shape::{ModeOrder, ORDER_MAX};
+use rayon::prelude::*;
+
+/// Tiles of fibers that one task takes.
+pub(super) const TASK_TILES: usize = 8;
+
+/// The coordinates of a fiber, level by level.
+pub(super) type Path = [u32; ORDER_MAX];
+
+/// The fibers of a chunk, as far as other chunks can have more of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// How many there are.
+    pub fibers: usize,
+    pub first: Path,
+    pub last: Path,
+}
+
+impl Ends {
+    pub fn of(view: &TreeView<'_>) -> Result<Self> {
+        let fibers = view.level_nodes(view.order() - 2);
+        Ok(Self { fibers, first: path(view, 0)?, last: path(view, fibers - 1)? })
+    }
+}
+
+/// The last fiber of a chunk, which the next one may go on with, and its sum.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    path: Path,
+    sum: f64,
+}
+
+/// Takes the sums of fibers, chunk after chunk, and hands elements over when they are complete.
+pub(super) struct Outlet<'s> {
+    levels: ModeOrder,
+    open: Option<Open>,
+    sink: Option<Sink<'s>>,
+    /// Whether elements are handed over in this pass.
+    last: bool,
+    elements: u64,
+}
+
+impl<'s> Outlet<'s> {
+    /// Of trees of these levels. Without a sink, elements are counted.
+    pub fn new(levels: &ModeOrder, sink: Option<Sink<'s>>) -> Self {
+        Self { levels: *levels, open: None, sink, last: true, elements: 0 }
+    }
+
+    /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
+    pub fn reset(&mut self, last: bool) {
+        self.last = last;
+        self.open = None;
+        self.elements = 0;
+    }
+
+    /// Whether elements are handed over, so that [`Outlet::put`] needs the chunk's view.
+    pub fn hands_over(&self) -> bool {
+        self.last && self.sink.is_some()
+    }
+
+    /// The sum that the first fiber of a chunk goes on with, if it does.
+    pub fn carried(&self, ends: &Ends) -> Option<f64> {
+        self.open.filter(|open| open.path == ends.first).map(|open| open.sum)
+    }
+
+    /// Hands over all elements of a chunk, whose fibers have these `sums`, but the last, and before them the one that was open, if it
+    /// is closed now.
+    pub fn put<T: Real, S: Real>(
+        &mut self,
+        ends: &Ends,
+        view: Option<&TreeView<'_>>,
+        sums: &[S],
+    ) -> Result<()> {
+        let continues = self.carried(ends).is_some();
+        let closed = self.open.take().filter(|_| !continues);
+        self.elements += ends.fibers as u64 - u64::from(continues);
+        let hands_over = self.hands_over();
+        if let (Some(sink), Some(view), true) = (&mut self.sink, view, hands_over) {
+            let closed: Result<Vec<Batch>> =
+                closed.iter().map(|open| element::<T>(&self.levels, open)).collect();
+            let mut batches = closed?;
+            let tasks = sums[..ends.fibers - 1].par_chunks(TASK_TILES * TILE_NNZ).enumerate();
+            let rest: Result<Vec<Batch>> = tasks
+                .map(|(task, sums)| elements::<T, S>(view, task * TASK_TILES * TILE_NNZ, sums))
+                .collect();
+            batches.extend(rest?);
+            sink(batches)?;
+        }
+        self.open = Some(Open { path: ends.last, sum: sums[ends.fibers - 1].widen() });
+        Ok(())
+    }
+
+    /// Hands over the last element. The number of all of them.
+    pub fn finish<T: Real>(&mut self) -> Result<u64> {
+        if let (Some(open), Some(sink)) = (self.open.take(), &mut self.sink) {
+            sink(vec![element::<T>(&self.levels, &open)?])?;
+        }
+        Ok(self.elements)
+    }
+}
+
+/// The coordinates of a fiber, level by level.
+fn path(view: &TreeView<'_>, fiber: usize) -> Result<Path> {
+    let level = view.order() - 2;
+    let (mut path, mut nodes) = ([0; ORDER_MAX], Nodes::default());
+    walk(view, level, fiber)?.go(view, fiber, &mut path)?;
+    view.nodes(level, fiber / TILE_NNZ, &mut nodes)?;
+    path[level] = nodes.indices[fiber % TILE_NNZ];
+    Ok(path)
+}
+
+/// Appends the coordinates of a fiber in the order of the modes, the leaves' left out.
+fn put_row(levels: &ModeOrder, path: &Path, out: &mut Vec<u32>) {
+    let modes = levels.modes();
+    let mut row = [0; ORDER_MAX];
+    for (&mode, &index) in modes.iter().zip(path) {
+        row[usize::from(mode)] = index;
+    }
+    out.extend((0..modes.len()).filter(|&m| m != levels.last()).map(|m| row[m]));
+}
+
+/// The element of a fiber that is closed.
+fn element<T: Real>(levels: &ModeOrder, open: &Open) -> Result<Batch> {
+    let mut batch = Batch { indices: Vec::new(), values: vec![T::nearest(open.sum).widen()] };
+    put_row(levels, &open.path, &mut batch.indices);
+    check_finite(&batch, levels.modes().len() - 1).map(|()| batch)
+}
+
+/// The elements of fibers `first` and on, which have these sums. `first` begins a tile.
+fn elements<T: Real, S: Real>(view: &TreeView<'_>, first: usize, sums: &[S]) -> Result<Batch> {
+    let level = view.order() - 2;
+    let mut batch = Batch {
+        indices: Vec::with_capacity(sums.len() * (view.order() - 1)),
+        values: sums.iter().map(|sum| T::nearest(sum.widen()).widen()).collect(),
+    };
+    let (mut path, mut nodes) = ([0; ORDER_MAX], Nodes::default());
+    let mut walk = walk(view, level, first)?;
+    for i in 0..sums.len() {
+        if i.is_multiple_of(TILE_NNZ) {
+            view.nodes(level, (first + i) / TILE_NNZ, &mut nodes)?;
+        }
+        walk.go(view, first + i, &mut path)?;
+        path[level] = nodes.indices[i % TILE_NNZ];
+        put_row(view.levels(), &path, &mut batch.indices);
+    }
+    check_finite(&batch, view.order() - 1).map(|()| batch)
+}
