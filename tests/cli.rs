@@ -381,6 +381,7 @@ mod keys {
         "program",
         "rank",
         "store",
+        "strategies",
         "version",
     ];
     pub const PASS: &[&str] = &[

@@ -5,8 +5,8 @@
 //! factors and the precision alone: not on threads, workers or the chunk size, nor on what other modes are computed, and not on the machine's vector
 //! width (nothing is fused).
 //!
-//! **Order of additions.** Nonzeros are worked on in groups of [`group::GROUP_TILES`] tiles, cut by position in the store. A mode whose result is short is
-//! accumulated in [`group::COPIES`] copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode a group
+//! **Order of additions.** Nonzeros are worked on in groups of `group::GROUP_TILES` tiles, cut by position in the store. A mode whose result is short is
+//! accumulated in `group::COPIES` copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode a group
 //! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
 //! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
 //!
