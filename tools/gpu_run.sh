@@ -27,10 +27,11 @@ check() {
     beside "$log/order" "$dir/bin/order-test" --nocapture --test-threads 1
     beside "$log/cpd_device" "$dir/bin/cpd_device-test" --nocapture
     beside "$log/ttv_device" "$dir/bin/ttv_device-test" --nocapture
-    # Where the programs are is told by where the tests are. OUT/peer is for tools/cpd_peer.py, where pyttb is.
-    beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$out/peer" "$dir/bin/cpd_programs-test" --nocapture
+    # Where the programs are is told by where the tests are. OUT/peer.tar.gz is for tools/cpd_peer.py, where pyttb is.
+    beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$work/peer" "$dir/bin/cpd_programs-test" --nocapture
     beside "$log/cpd_ends" env BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted
     wait
+    [ ! -d "$work/peer" ] || tar -czf "$out/peer.tar.gz" -C "$work" peer
     tail -n +1 "$log"/* >"$out/check.txt"
     grep -E '^==>|^status|^test |^Tally|test result|bound' "$out/check.txt"
 }
