@@ -1,7 +1,7 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
 use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::Place;
+use super::engine::{Place, kept_text, memory_text};
 use crate::decomp::report::{Page, html, number};
 use crate::decomp::{Iteration, Outcome, Settings, StartReport, Stop};
 use crate::dense::Precision;
@@ -151,16 +151,10 @@ pub fn plan_text(report: &CpdReport) -> String {
         return device::plan_text(&report.store, &what, &passes, plan, device);
     }
     format!(
-        "{}: {what}, on the CPU\n  memory  {} = factors, sums and decoded tiles {} + {} workers x {} buffers of {} + {} \
-         chunks kept, {}\n  a pass  {} in {} chunks; {passes}{}\n",
+        "{}: {what}, on the CPU\n  memory  {} + {}\n  a pass  {} in {} chunks; {passes}{}\n",
         report.store.display(),
-        ByteSize(plan.memory_bytes),
-        ByteSize(plan.operation_bytes),
-        plan.workers,
-        plan.buffers_per_worker,
-        ByteSize(plan.buffer_bytes as u64),
-        plan.kept.len(),
-        ByteSize(plan.kept_bytes),
+        memory_text(plan, "factors, sums and decoded tiles", "buffers"),
+        kept_text(plan),
         ByteSize(plan.file_bytes),
         plan.chunks,
         if plan.direct_reads { ", read past the page cache" } else { "" },

@@ -75,7 +75,7 @@ pub fn host_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 mod with_cuda {
     use super::{DeviceRequest, Passes, Ran};
     use crate::backend::cuda::{self, CudaBackend, DeviceLimits, ModeOrder, Operation, abi};
-    use crate::cli::engine::{Demand, StreamedOp};
+    use crate::cli::engine::{Demand, StreamedOp, kept_text, memory_text};
     use crate::decomp::cuda::{DevicePlace, device_bytes as cpd_bytes};
     use crate::decomp::{Init, Job, Outcome, Settings, Watch};
     use crate::dense::Matrix;
@@ -187,8 +187,7 @@ mod with_cuda {
         let link = device.link_bytes_per_second as u64;
         format!(
             "{}: {what}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
-             of {} chunks that stay, {} + orders {}\n  host    {} = factors and results {} + {} workers x {} pinned buffers of {} + {} chunks \
-             kept, {}\n  a pass  {} in {} chunks, {passes}; over the link ({}/s) {} in the first, {} in later ones: \
+             of {} chunks that stay, {} + orders {}\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}; over the link ({}/s) {} in the first, {} in later ones: \
              {:.4} s at least\n{}",
             store.display(),
             device.device.name,
@@ -200,13 +199,8 @@ mod with_cuda {
             plan.chunks,
             ByteSize(device.resident_bytes),
             ByteSize(device.derived_bytes),
-            ByteSize(plan.memory_bytes),
-            ByteSize(plan.operation_bytes),
-            plan.workers,
-            plan.buffers_per_worker,
-            ByteSize(plan.buffer_bytes as u64),
-            plan.kept.len(),
-            ByteSize(plan.kept_bytes),
+            memory_text(plan, "factors and results", "pinned buffers"),
+            kept_text(plan),
             ByteSize(plan.file_bytes),
             plan.chunks,
             ByteSize(link),

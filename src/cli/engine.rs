@@ -7,6 +7,7 @@ use super::{device, machine, size};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, plan};
+use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 
 /// The options of programs that stream a store.
@@ -202,4 +203,21 @@ impl EngineArgs {
             None => Ok(None),
         }
     }
+}
+
+/// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.
+pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
+    format!(
+        "{} = {held} {} + {} workers x {} {buffers} of {}",
+        ByteSize(plan.memory_bytes),
+        ByteSize(plan.operation_bytes),
+        plan.workers,
+        plan.buffers_per_worker,
+        ByteSize(plan.buffer_bytes as u64),
+    )
+}
+
+/// What `--plan` says of chunks that stay in host memory.
+pub fn kept_text(plan: &Plan) -> String {
+    format!("{} chunks kept, {}", plan.kept.len(), ByteSize(plan.kept_bytes))
 }

@@ -5,7 +5,7 @@ mod ttv_device;
 
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, DevicePlan, KernelReport, Real};
-use crate::cli::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp};
+use crate::cli::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp, memory_text};
 use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
@@ -322,14 +322,9 @@ fn plan_text(report: &RunReport) -> String {
         return device::plan_text(&report.store, &what, "one pass for all modes", plan, device);
     }
     format!(
-        "{}: {what}, on the CPU\n  memory  {} = factors, results and decoded tiles {} + {} \
-         workers x {} buffers of {}\n  a pass  {} in {} chunks, one pass for all modes{}\n  sums    {}\n",
+        "{}: {what}, on the CPU\n  memory  {}\n  a pass  {} in {} chunks, one pass for all modes{}\n  sums    {}\n",
         report.store.display(),
-        ByteSize(plan.memory_bytes),
-        ByteSize(plan.operation_bytes),
-        plan.workers,
-        plan.buffers_per_worker,
-        ByteSize(plan.buffer_bytes as u64),
+        memory_text(plan, "factors, results and decoded tiles", "buffers"),
         ByteSize(plan.file_bytes),
         plan.chunks,
         if plan.direct_reads { ", read past the page cache" } else { "" },

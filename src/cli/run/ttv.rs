@@ -4,7 +4,7 @@ use super::ttv_device::{self, Passes, PipelinePlan};
 use super::{Run, parse_modes};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
-use crate::cli::engine::{BackendArg, Place};
+use crate::cli::engine::{BackendArg, Place, memory_text};
 use crate::cli::outputs::Pending;
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
@@ -412,17 +412,12 @@ impl Drop for Output {
 fn plan_text(report: &TtvReport) -> String {
     let plan = &report.plan;
     let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}\n  memory  {} = vector and results {} + {} workers x {} buffers of {}\n  \
-         a pass  {} in {} chunks\n",
+        "{}: ttv along mode {}, {}, on {}\n  memory  {}\n  a pass  {} in {} chunks\n",
         report.store.display(),
         report.mode,
         how(report),
         place(report),
-        ByteSize(plan.memory_bytes),
-        ByteSize(plan.operation_bytes),
-        plan.workers,
-        plan.buffers_per_worker,
-        ByteSize(plan.buffer_bytes as u64),
+        memory_text(plan, "vector and results", "buffers"),
         ByteSize(plan.file_bytes),
         plan.chunks,
     );
