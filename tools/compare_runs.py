@@ -16,6 +16,8 @@ def main(old_path: str, new_path: str) -> int:
     rates = [statistics.median(old[k]) / statistics.median(new[k]) for k in old if k in new and "/s, " in k]
     slower = max([1.0, *rates])
     worse = False
+    if not any(name in new and "/s, " not in name for name in old):
+        sys.exit("the records have no seconds in common: stores are compared by their names")
     print("| | old median | least | new median | least | times less |\n|---|---|---|---|---|---|")
     for name in old:
         if name not in new:
@@ -26,7 +28,7 @@ def main(old_path: str, new_path: str) -> int:
         ratio = b / a if is_rate else a / b
         print(f"| {name} | {a:.4f} | {min(old[name]):.4f} | {b:.4f} | {min(new[name]):.4f} | {ratio:.2f} |")
         worse |= not is_rate and b > 1.1 * slower * a
-    for name in new.keys() - old.keys():
+    for name in sorted(new.keys() - old.keys()):
         print(f"| {name} | only in the new record |")
     return int(worse)
 
