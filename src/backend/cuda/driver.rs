@@ -163,6 +163,14 @@ impl Device {
         Ok(Memory { device: Arc::clone(self), at, bytes })
     }
 
+    /// Allocates device memory that holds zeros.
+    pub fn zeros(self: &Arc<Self>, bytes: usize) -> Result<Memory> {
+        let (mut memory, stream) = (self.memory(bytes)?, self.stream(true)?);
+        stream.fill(&mut memory, 0)?;
+        stream.synchronize()?;
+        Ok(memory)
+    }
+
     /// Bytes a second that the link to the device moves: the best of some copies of `bytes`.
     pub fn link_bytes_per_second(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<f64> {
         const COPIES: usize = 5;

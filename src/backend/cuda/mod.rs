@@ -4,7 +4,8 @@
 //! **Ordering.** A lane is a copy stream and a device buffer. An operation computes independent parts (for MTTKRP, a
 //! part for each mode). Parts that read the store's order share a launch for each chunk, which decodes it while caches hold it;
 //! a part with an order of its own has a launch and a stream of its own. A copy waits until the kernel has used
-//! what the lane's buffer held before; the kernel waits for the copy. Nothing waits for the whole device inside a pass.
+//! what the lane's buffer held before; the kernel waits for the copy. Chunks are launched in order on two streams in turn: a chunk's thread
+//! blocks begin where the last ones of the chunk before leave room. Nothing waits for the whole device inside a pass.
 //!
 //! **Residency.** The plan's first chunks are copied into memory of their own in the first pass and stay. Later
 //! passes launch one kernel over all of them, on a stream of low priority, so that it fills the gaps between
@@ -117,16 +118,34 @@ struct Lane {
     used: Option<Arc<Event>>,
 }
 
-/// A part's streams, and its order. Parts that share launches use the first one's streams for them.
+/// The streams on which streamed chunks are launched, in turn.
+#[derive(Debug)]
+struct Turns {
+    streams: [Stream; 2],
+    /// When their launches are done.
+    done: [Event; 2],
+    next: usize,
+}
+
+impl Turns {
+    fn new(device: &Arc<Device>) -> Result<Self> {
+        Ok(Self {
+            streams: [device.stream(true)?, device.stream(true)?],
+            done: [device.event(false)?, device.event(false)?],
+            next: 0,
+        })
+    }
+}
+
+/// A part's streams, and its order. Parts that share a launch on what is resident use the first one's stream for it.
 #[derive(Debug)]
 struct Part {
+    /// Where its results are cleared and completed.
     streamed: Stream,
     resident: Stream,
     cleared: Event,
     /// When its launch on what is resident is done.
     resident_done: Option<Arc<Event>>,
-    /// When its launches on streamed chunks are done.
-    streamed_done: Event,
     /// When all of a pass is done.
     ended: Event,
     /// The nonzeros by row of the part's mode, once they are derived.
@@ -169,6 +188,7 @@ pub struct CudaBackend<'a, O> {
     lanes: Vec<Lane>,
     next_lane: usize,
     parts: Vec<Part>,
+    turns: Turns,
     /// The parts that read the store's order in this pass.
     sharing: Vec<usize>,
     resident: Option<Resident>,
@@ -189,7 +209,8 @@ pub struct CudaBackend<'a, O> {
 impl<O> Drop for CudaBackend<'_, O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
-        for stream in of_parts.chain(self.lanes.iter().map(|lane| &lane.copy)) {
+        let of_lanes = self.lanes.iter().map(|lane| &lane.copy);
+        for stream in of_parts.chain(&self.turns.streams).chain(of_lanes) {
             // After an error of the device, nothing is under way.
             let _ = stream.synchronize();
         }
@@ -207,7 +228,6 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
                 resident,
                 cleared: device.event(false)?,
                 resident_done: None,
-                streamed_done: device.event(false)?,
                 ended: device.event(true)?,
                 derived: None,
             })
@@ -233,6 +253,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             lanes,
             next_lane: 0,
             parts,
+            turns: Turns::new(device)?,
             sharing: Vec::new(),
             resident,
             clock,
@@ -267,8 +288,10 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         }
         let shares = |&p: &usize| self.op.is_active(p) && self.parts[p].derived.is_none();
         self.sharing = (0..self.parts.len()).filter(shares).collect();
-        for &p in self.sharing.iter().skip(1) {
-            self.parts[self.sharing[0]].streamed.wait(&self.parts[p].cleared)?;
+        for stream in &self.turns.streams {
+            for &p in &self.sharing {
+                stream.wait(&self.parts[p].cleared)?;
+            }
         }
         self.begin_resident()
     }
@@ -556,19 +579,24 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let ready = match (&self.expander, &lane.staging) {
             (Some(expander), Some(staging)) => {
                 let expand = || expander.launch(&lane.copy, &header, staging.address(), one.image);
-                self.clock.time(Stage::Kernel, self.parts.len() + at, Some(number), &lane.copy, expand)?
+                let row = self.parts.len() + self.turns.streams.len() + at;
+                self.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?
             }
             _ => copied,
         };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
         let work = Work { blocks, chunks: (0, 0), one, sorted: false };
         // Nothing, where orders are to be derived first.
-        let &[first, ..] = &self.sharing[..] else { return Ok(()) };
-        let stream = &self.parts[first].streamed;
+        if self.sharing.is_empty() {
+            return Ok(());
+        }
+        let turn = self.turns.next;
+        self.turns.next = (turn + 1) % self.turns.streams.len();
+        let stream = &self.turns.streams[turn];
         stream.wait(&ready)?;
         let op = &*self.op;
         let launch = || op.launch(&self.sharing, stream, &work);
-        let done = self.clock.time(Stage::Kernel, first, Some(number), stream, launch)?;
+        let done = self.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
         lane.used = stays.is_none().then_some(done);
         Ok(())
     }
@@ -591,11 +619,10 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             self.derive()?;
             self.begin_parts()?;
         }
-        if let Some(&first) = self.sharing.first() {
-            let first = &self.parts[first];
-            first.streamed_done.record(&first.streamed)?;
-            for &p in &self.sharing[1..] {
-                self.parts[p].streamed.wait(&first.streamed_done)?;
+        for (stream, done) in self.turns.streams.iter().zip(&self.turns.done) {
+            done.record(stream)?;
+            for &p in &self.sharing {
+                self.parts[p].streamed.wait(done)?;
             }
         }
         for (p, part) in self.parts.iter().enumerate() {

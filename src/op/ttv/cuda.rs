@@ -99,9 +99,10 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         Ok(Self {
             kernels: TtvKernels::load(device, T::PRECISION, variant)?,
             vector: on_device,
-            parts: device.memory(windows.saturating_mul(2 * size_of::<f64>()))?,
+            // Of a damaged chunk, what no kernel has written is read all the same.
+            parts: device.zeros(windows.saturating_mul(2 * size_of::<f64>()))?,
             owners: device.memory(windows.saturating_mul(size_of::<u32>()))?,
-            carries: device.memory(2 * CARRY * size_of::<f64>())?,
+            carries: device.zeros(2 * CARRY * size_of::<f64>())?,
             fault: device.memory(size_of::<u32>())?,
             order: u32::try_from(manifest.shape.order()).unwrap_or(0),
             launched: 0,

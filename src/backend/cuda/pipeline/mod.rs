@@ -230,7 +230,7 @@ fn make_lanes(
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let lane = || {
         let (image, results) =
-            (device.memory(bytes(plan.image_bytes))?, device.memory(bytes(plan.result_bytes))?);
+            (device.memory(bytes(plan.image_bytes))?, device.zeros(bytes(plan.result_bytes))?);
         let arrived = Some(device.pinned(store.sys(), bytes(plan.result_bytes))?);
         Ok(Lane { image, results, arrived })
     };
