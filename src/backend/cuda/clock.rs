@@ -58,10 +58,14 @@ impl Clock {
         Ok(end)
     }
 
-    /// When it all went on.
+    /// When it all went on. Waits for each end, those of single chunks first: most of it is read while the last ones are under way.
     pub(super) fn read(&self, spans: &mut Vec<Span>, pass: &mut DevicePass) -> Result<()> {
         let first = spans.len();
-        for (&(stage, lane, chunk), pair) in self.marks.iter().zip(self.events.chunks_exact(2)) {
+        let timed = || self.marks.iter().zip(self.events.chunks_exact(2));
+        let (of_chunks, of_all) =
+            (timed().filter(|(m, _)| m.2.is_some()), timed().filter(|(m, _)| m.2.is_none()));
+        for (&(stage, lane, chunk), pair) in of_chunks.chain(of_all) {
+            pair[1].synchronize()?;
             let (start, end) = (pair[0].seconds_since(&self.base)?, pair[1].seconds_since(&self.base)?);
             spans.push(Span { stage, lane, chunk, start, end });
         }

@@ -187,6 +187,8 @@ pub struct CudaBackend<'a, O> {
     op: &'a mut O,
     lanes: Vec<Lane>,
     next_lane: usize,
+    /// When the chunk before is copied, while that is the lanes' first.
+    first_copy: Option<Arc<Event>>,
     parts: Vec<Part>,
     turns: Turns,
     /// The parts that read the store's order in this pass.
@@ -252,6 +254,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             op,
             lanes,
             next_lane: 0,
+            first_copy: None,
             parts,
             turns: Turns::new(device)?,
             sharing: Vec::new(),
@@ -532,6 +535,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.pass = DevicePass::default();
+        self.first_copy = None;
         if self.is_there() {
             self.derive()?;
         }
@@ -552,7 +556,8 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let number = header.number as usize;
         self.encodings.extend(ValueEncoding::from_code(header.value_encoding));
         let at = self.next_lane;
-        self.next_lane = (at + 1) % self.lanes.len();
+        let lanes = self.lanes.len();
+        self.next_lane = (at + 1) % lanes;
         let lane = &mut self.lanes[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &lane.memory) {
@@ -565,7 +570,14 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             }
             (None, None) => unreachable!("lanes have memory unless all chunks are resident"),
         };
+        // Later copies wait for kernels, which go in order; the first ones would overtake each other.
+        if let Some(before) = self.first_copy.take() {
+            lane.copy.wait(&before)?;
+        }
         let (start, copied) = self.clock.pair(Stage::Copy, at, Some(number));
+        if self.pass.copied_chunks + 1 < lanes {
+            self.first_copy = Some(Arc::clone(&copied));
+        }
         start.record(&lane.copy)?;
         let bytes = header.image_bytes as usize;
         let upload = match &lane.staging {
@@ -635,6 +647,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             self.op.finish(p, part.derived.is_some(), &part.streamed)?;
             part.ended.record(&part.streamed)?;
         }
+        self.clock.read(spans, &mut self.pass)?;
         for part in &self.parts {
             part.streamed.synchronize()?;
         }
@@ -649,7 +662,6 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             let ended = part.ended.seconds_since(&self.clock.base)?;
             self.pass.device_seconds = self.pass.device_seconds.max(ended);
         }
-        self.clock.read(spans, &mut self.pass)?;
         let pass = &mut self.pass;
         pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
         let bytes = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
