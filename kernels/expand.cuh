@@ -66,7 +66,8 @@ __device__ __forceinline__ void find_parents(u32 (&parents)[BLCO_TILE_NNZ], cons
         if (start >= first + children) break;
         bad |= start >= end;
         for (u32 child = start > first ? start : first; child < end && child < first + children; ++child) {
-            parents[child - first] = node;
+            // One thread each; more where damaged starts overlap.
+            atomicMax(&parents[child - first], node);
         }
     }
     __syncthreads();

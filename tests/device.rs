@@ -98,7 +98,13 @@ fn run<T: Real + bytemuck::Pod>(
     let mut backend = CudaBackend::new(device, store, &device_plan, &mut op).unwrap();
     assert!(backend.notes().is_empty());
     let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
-    let report = (0..passes).map(|_| executor.pass(&mut backend, &|_| ()).unwrap()).last().unwrap();
+    let mut pass = |number: u32| {
+        let what = || {
+            format!("{}: {residency:?}, {lanes} lanes, {kernels:?}, pass {number}", store.path().display())
+        };
+        executor.pass(&mut backend, &|_| ()).unwrap_or_else(|e| panic!("{}: {e}", what()))
+    };
+    let report = (0..passes).map(&mut pass).last().unwrap();
     let orders = &backend.plan().orders;
     assert_eq!(orders.iter().filter(|order| order.target).count(), targets);
     assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic));
