@@ -8,13 +8,16 @@
 
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
+mod transfer;
+
 use crate::error::{Error, Result};
-use crate::sys::{PageBuf, Sys};
 use bytemuck::Pod;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags_enum as Flags};
 use cudarc::driver::{DriverError, result, sys};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
+
+pub use transfer::{Download, Pinned, Upload};
 
 /// The oldest driver interface that serves: CUDA 12.0.
 const DRIVER_MIN: i32 = 12000;
@@ -171,31 +174,6 @@ impl Device {
         Ok(memory)
     }
 
-    /// Bytes a second that the link to the device moves: the best of some copies of `bytes`.
-    pub fn link_bytes_per_second(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<f64> {
-        const COPIES: usize = 5;
-        let (memory, stream) = (self.memory(bytes)?, self.stream(true)?);
-        let mut buffer = self.pinned(sys, bytes)?;
-        let mut best = f64::INFINITY;
-        for _ in 0..COPIES {
-            let (start, end) = (self.event(true)?, Arc::new(self.event(true)?));
-            start.record(&stream)?;
-            buffer = stream.upload(buffer, bytes, &memory, 0, &end)?.finish()?;
-            best = end.seconds_since(&start)?.min(best);
-        }
-        Ok(bytes as f64 / best.max(1e-9))
-    }
-
-    /// A host buffer of at least `bytes` that the device copies from without staging.
-    pub fn pinned(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<Pinned> {
-        let mut buffer = sys.page_buf(bytes)?;
-        self.bind()?;
-        // SAFETY: the buffer's memory stays where it is until `Pinned` has taken the registration back.
-        let registered = unsafe { sys::cuMemHostRegister_v2(buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        registered.result().map_err(failed("pin a host buffer"))?;
-        Ok(Pinned { device: Arc::clone(self), buffer: Some(buffer) })
-    }
-
     /// A queue of work, of the device's highest or lowest priority.
     pub fn stream(self: &Arc<Self>, urgent: bool) -> Result<Stream> {
         self.bind()?;
@@ -290,36 +268,6 @@ impl Drop for Memory {
     }
 }
 
-/// A pinned host buffer.
-#[derive(Debug)]
-pub struct Pinned {
-    device: Arc<Device>,
-    /// `None` only while it is dropped.
-    buffer: Option<PageBuf>,
-}
-
-impl AsMut<[u8]> for Pinned {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self.buffer.as_deref_mut().unwrap_or_default()
-    }
-}
-
-impl AsRef<[u8]> for Pinned {
-    fn as_ref(&self) -> &[u8] {
-        self.buffer.as_deref().unwrap_or_default()
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.device.bind_to_release();
-        if let Some(buffer) = &mut self.buffer {
-            // SAFETY: registered in `Device::pinned`; no copy is under way, `Upload` owns buffers that are copied.
-            let _ = unsafe { sys::cuMemHostUnregister(buffer.as_mut_ptr().cast()) };
-        }
-    }
-}
-
 /// A queue of work on the device.
 #[derive(Debug)]
 pub struct Stream {
@@ -359,50 +307,6 @@ impl Stream {
         // SAFETY: the range is inside the allocation.
         unsafe { result::memset_d8_async(memory.at, byte, bytes, self.stream) }
             .map_err(failed("clear device memory"))
-    }
-
-    /// Copies the first `bytes` of `buffer` to `memory` at `offset`, and keeps the buffer until `done`, which is
-    /// recorded behind the copy, has come.
-    pub fn upload(
-        &self,
-        buffer: Pinned,
-        bytes: usize,
-        memory: &Memory,
-        offset: usize,
-        done: &Arc<Event>,
-    ) -> Result<Upload> {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes), "a copy fits");
-        self.device.bind()?;
-        let source = buffer.buffer.as_deref().unwrap_or_default();
-        let source = &source[..bytes];
-        // From here on `Upload` waits before it lets the buffer go, also where a call fails.
-        // SAFETY: the buffer does not move or change while `Upload` owns it.
-        let copied = unsafe { result::memcpy_htod_async(memory.at + offset as u64, source, self.stream) };
-        let upload = Upload { buffer: Some(buffer), done: Arc::clone(done), stream: self.stream };
-        copied.map_err(failed("copy a chunk to the device"))?;
-        done.record(self)?;
-        Ok(upload)
-    }
-
-    /// Copies the first `bytes` of `memory` to `buffer`, and keeps the buffer until `done`, which is recorded behind the copy, has
-    /// come.
-    pub fn download(
-        &self,
-        memory: &Memory,
-        bytes: usize,
-        mut buffer: Pinned,
-        done: &Arc<Event>,
-    ) -> Result<Download> {
-        assert!(bytes <= memory.bytes, "a copy fits");
-        self.device.bind()?;
-        let target = &mut buffer.as_mut()[..bytes];
-        // From here on `Download` waits before it lets the buffer go, also where a call fails.
-        // SAFETY: the buffer does not move and nobody reads it while `Download` owns it.
-        let copied = unsafe { result::memcpy_dtoh_async(target, memory.at, self.stream) };
-        let download = Download(Upload { buffer: Some(buffer), done: Arc::clone(done), stream: self.stream });
-        copied.map_err(failed("copy results from the device"))?;
-        done.record(self)?;
-        Ok(download)
     }
 
     /// Starts `grid` thread blocks of `threads` threads.
@@ -471,56 +375,6 @@ impl Drop for Stream {
     }
 }
 
-/// A copy of a host buffer under way.
-#[derive(Debug)]
-pub struct Upload {
-    /// `None` once it was taken.
-    buffer: Option<Pinned>,
-    done: Arc<Event>,
-    stream: sys::CUstream,
-}
-
-impl Upload {
-    /// Whether the copy has been made.
-    pub fn is_done(&self) -> Result<bool> {
-        self.done.is_done()
-    }
-
-    /// Waits for the copy and gives the buffer back.
-    pub fn finish(mut self) -> Result<Pinned> {
-        self.done.synchronize()?;
-        Ok(self.buffer.take().expect("taken once"))
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        if let Some(buffer) = &self.buffer {
-            buffer.device.bind_to_release();
-            // An upload ends early only where a run fails. After an error of the device nothing runs on it any
-            // more, so that the buffer can go in either case.
-            // SAFETY: streams outlive uploads: the backend drops them later.
-            let _ = unsafe { result::stream::synchronize(self.stream) };
-        }
-    }
-}
-
-/// A copy into a host buffer under way.
-#[derive(Debug)]
-pub struct Download(Upload);
-
-impl Download {
-    /// Whether the copy has been made.
-    pub fn is_done(&self) -> Result<bool> {
-        self.0.is_done()
-    }
-
-    /// Waits for the copy and gives the buffer.
-    pub fn finish(self) -> Result<Pinned> {
-        self.0.finish()
-    }
-}
-
 /// A mark in a stream.
 #[derive(Debug)]
 pub struct Event {
@@ -554,9 +408,14 @@ impl Event {
 
     /// Waits until that work is done.
     pub fn synchronize(&self) -> Result<()> {
+        self.wait_for("finish work on the device")
+    }
+
+    /// The same; an error says what was waited for.
+    fn wait_for(&self, action: &'static str) -> Result<()> {
         self.device.bind()?;
         // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.event) }.map_err(failed("wait for the device"))
+        unsafe { result::event::synchronize(self.event) }.map_err(failed(action))
     }
 
     /// Seconds from `start` to this one; both timed and done.

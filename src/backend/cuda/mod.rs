@@ -26,27 +26,32 @@ mod cache;
 mod choose;
 mod clock;
 pub mod dense;
+mod derive;
 pub mod driver;
 pub mod expand;
 pub mod kernels;
+mod lanes;
 pub mod nvrtc;
 pub mod order;
 pub mod pipeline;
 pub mod plan;
+mod resident;
 pub mod ttv;
 
 use crate::dense::Precision;
-use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
-use crate::store::{Manifest, Store};
+use crate::store::Store;
 use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
 use abi::Chunk;
 use clock::Clock;
+use derive::PartOrder;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::Expander;
-use order::{Derived, OrderKernels, OrderPlan};
+use lanes::{Lane, Turns, make_lanes};
+use order::OrderKernels;
+use resident::{Resident, blocks_of, make_resident};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -106,37 +111,6 @@ pub trait DeviceOp {
     fn damaged_chunk(&self) -> Result<Option<u32>>;
 }
 
-/// A copy stream with its device buffer.
-#[derive(Debug)]
-struct Lane {
-    copy: Stream,
-    /// `None` where all chunks are resident.
-    memory: Option<Memory>,
-    /// Where trees wait until they are nonzeros; `None` for other formats.
-    staging: Option<Memory>,
-    /// When the kernel is done with what the buffer holds.
-    used: Option<Arc<Event>>,
-}
-
-/// The streams on which streamed chunks are launched, in turn.
-#[derive(Debug)]
-struct Turns {
-    streams: [Stream; 2],
-    /// When their launches are done.
-    done: [Event; 2],
-    next: usize,
-}
-
-impl Turns {
-    fn new(device: &Arc<Device>) -> Result<Self> {
-        Ok(Self {
-            streams: [device.stream(true)?, device.stream(true)?],
-            done: [device.event(false)?, device.event(false)?],
-            next: 0,
-        })
-    }
-}
-
 /// A part's streams, and its order. Parts that share a launch on what is resident use the first one's stream for it.
 #[derive(Debug)]
 struct Part {
@@ -150,31 +124,6 @@ struct Part {
     ended: Event,
     /// The nonzeros by row of the part's mode, once they are derived.
     derived: Option<PartOrder>,
-}
-
-/// A derived order as a part launches it.
-#[derive(Debug)]
-struct PartOrder {
-    /// What `list` names.
-    derived: Derived,
-    list: Memory,
-    images: u32,
-    blocks: u32,
-    /// Bytes of device memory, with what the operation holds for it.
-    held_bytes: u64,
-}
-
-/// Chunks that stay on the device.
-#[derive(Debug)]
-struct Resident {
-    memory: Memory,
-    /// Where each chunk lies.
-    offsets: Vec<usize>,
-    /// All of them, for one launch.
-    list: Memory,
-    blocks: u32,
-    /// Whether a pass has brought them.
-    there: bool,
 }
 
 /// Runs an operation on a GPU.
@@ -339,64 +288,6 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         self.op
     }
 
-    /// Derives the orders that the plan names, once all chunks are there. Where memory is short after all, the store's order
-    /// serves, and a note says so.
-    fn derive(&mut self) -> Result<()> {
-        let wanted = |(order, part): &(&ModeOrder, &Part)| order.target && part.derived.is_none();
-        let orders = || self.plan.orders.iter().zip(&self.parts);
-        let parts: Vec<usize> = orders().enumerate().filter(|(_, o)| wanted(o)).map(|(p, _)| p).collect();
-        for p in parts {
-            let refused = match self.derive_part(p) {
-                Ok(order) => {
-                    self.parts[p].derived = Some(order);
-                    continue;
-                }
-                Err(Error::Device { out_of_memory: true, .. }) => {
-                    "the device has less memory than the plan said".into()
-                }
-                Err(Error::Request(why)) => why,
-                Err(e) => return Err(e),
-            };
-            let order = &mut self.plan.orders[p];
-            if self.plan.deterministic {
-                return Err(Error::request(format!("mode {} cannot be sorted: {refused}", order.mode)));
-            }
-            order.target = false;
-            order.why = format!("mode {} stays in the store's order: {refused}", order.mode);
-            self.notes.push(order.why.clone());
-        }
-        Ok(())
-    }
-
-    /// Derives the order of part `p`. An [`Error::Request`] where the plan's room is too small for it.
-    fn derive_part(&mut self, p: usize) -> Result<PartOrder> {
-        let resident = self.resident.as_ref().expect("orders are derived from resident chunks");
-        let (store, device, manifest) = (self.store, &self.device, self.store.manifest());
-        let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
-        let (all, mode) = (0..manifest.chunks.len(), self.plan.orders[p].mode - 1);
-        let plan = OrderPlan::new(&device.facts, manifest, all, mode, values, choose::IMAGE_NNZ)?;
-        let held: u64 = self.parts.iter().flat_map(|part| &part.derived).map(|order| order.held_bytes).sum();
-        let room = self.plan.order_room_bytes.saturating_sub(held);
-        let sorted_bytes = self.op.sorted_bytes(manifest.nnz);
-        let needed = plan.peak_bytes() + sorted_bytes;
-        if needed > room {
-            return Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")));
-        }
-        let at = resident.memory.address();
-        let list = list(device, &chunks_at(at, &resident.offsets, manifest, 1))?;
-        let chunks = (list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let kernels = match &self.order_kernels {
-            Some(kernels) => kernels,
-            None => self.order_kernels.insert(OrderKernels::load(device)?),
-        };
-        let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
-        self.pass.derive_seconds += derived.seconds.all();
-        let mut order = PartOrder::new(device, derived, self.op.tiles_per_block(true))?;
-        order.held_bytes += sorted_bytes;
-        self.op.sort(p, order.blocks)?;
-        Ok(order)
-    }
-
     /// What was allocated.
     #[must_use]
     pub fn plan(&self) -> &DevicePlan {
@@ -413,102 +304,6 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
 /// The parts that this pass computes, with their numbers.
 fn active<'p, O: DeviceOp>(op: &'p O, parts: &'p [Part]) -> impl Iterator<Item = (usize, &'p Part)> {
     parts.iter().enumerate().filter(|(p, _)| op.is_active(*p))
-}
-
-/// As many lanes as there is memory for, at least one.
-fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<Lane>> {
-    let room = |bytes: u64| {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        (bytes > 0).then(|| device.memory(bytes)).transpose()
-    };
-    let buffers = || Ok((room(plan.lane_bytes)?, room(plan.staging_bytes)?));
-    let mut lanes = Vec::with_capacity(plan.lanes);
-    for _ in 0..plan.lanes {
-        let (memory, staging) = match buffers() {
-            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => {
-                notes.push(format!("device memory for {} of {} lanes only", lanes.len(), plan.lanes));
-                break;
-            }
-            other => other?,
-        };
-        lanes.push(Lane { copy: device.stream(true)?, memory, staging, used: None });
-    }
-    Ok(lanes)
-}
-
-/// Memory for the resident chunks: half as many again and again where the device has less.
-fn make_resident(
-    device: &Arc<Device>,
-    store: &Store,
-    plan: &mut DevicePlan,
-    tiles_per_block: u32,
-    notes: &mut Vec<String>,
-) -> Result<Option<Resident>> {
-    let planned = plan.resident_chunks;
-    while plan.resident_chunks > 0 {
-        match Resident::new(device, store, plan, tiles_per_block) {
-            Err(Error::Device { out_of_memory: true, .. }) => plan.shrink(store, plan.resident_chunks / 2),
-            made => {
-                let made = made?;
-                if plan.resident_chunks < planned {
-                    let what = format!("device memory for {} of {planned} chunks only", plan.resident_chunks);
-                    notes.push(format!("{what} to stay there"));
-                }
-                return Ok(Some(made));
-            }
-        }
-    }
-    if planned > 0 {
-        notes.push("no device memory for chunks to stay there".into());
-    }
-    Ok(None)
-}
-
-impl Resident {
-    fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, tiles_per_block: u32) -> Result<Self> {
-        let memory = device.memory(usize::try_from(plan.resident_bytes).unwrap_or(usize::MAX))?;
-        let chunks = &store.manifest().chunks[..plan.resident_chunks];
-        let (mut offsets, mut at, mut blocks) = (Vec::with_capacity(chunks.len()), 0, 0);
-        for (number, entry) in chunks.iter().enumerate() {
-            offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
-            at += plan::resident_bytes(store, number);
-            blocks += blocks_of(entry.nnz, tiles_per_block);
-        }
-        let list = list(device, &chunks_at(memory.address(), &offsets, store.manifest(), tiles_per_block))?;
-        Ok(Self { memory, offsets, list, blocks, there: false })
-    }
-}
-
-/// Chunks that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.
-fn chunks_at(address: u64, offsets: &[usize], manifest: &Manifest, tiles_per_block: u32) -> Vec<Chunk> {
-    let (mut chunks, mut first_block) = (Vec::with_capacity(offsets.len()), 0);
-    for ((number, &offset), entry) in (0u32..).zip(offsets).zip(&manifest.chunks) {
-        chunks.push(Chunk { image: address + offset as u64, first_block, number });
-        first_block += blocks_of(entry.nnz, tiles_per_block);
-    }
-    chunks
-}
-
-impl PartOrder {
-    fn new(device: &Arc<Device>, derived: Derived, tiles_per_block: u32) -> Result<Self> {
-        let (chunks, blocks) = derived.chunks(tiles_per_block);
-        let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        let held_bytes = derived.memory().bytes() + derived.empty.bytes();
-        Ok(Self { list: list(device, &chunks)?, derived, images, blocks, held_bytes })
-    }
-}
-
-/// A list of chunks on the device.
-fn list(device: &Arc<Device>, chunks: &[Chunk]) -> Result<Memory> {
-    let mut list = device.memory(size_of_val(chunks))?;
-    list.write(chunks)?;
-    Ok(list)
-}
-
-/// Thread blocks that a chunk gets.
-fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
-    let nnz_per_block = TILE_NNZ as u64 * u64::from(tiles_per_block);
-    u32::try_from(nnz.div_ceil(nnz_per_block)).expect("a chunk has at most 2^28 nonzeros")
 }
 
 impl<O: DeviceOp> Backend for CudaBackend<'_, O> {

@@ -9,9 +9,9 @@ use super::abi::{
     Chunk, DIGIT_BITS, OrderArgs, OrderTile, SORT_PORTION, SORT_THREADS, ScanArgs, SortArgs, TILE,
     TILE_THREADS,
 };
-use super::blocks_of;
 use super::driver::{Device, Event, Facts, Kernel, Memory, Stream};
 use super::kernels::embedded_ptx;
+use super::resident::blocks_of;
 use crate::dense::Precision;
 use crate::encoding::tile::record_bytes;
 use crate::encoding::values::ValueEncoding;

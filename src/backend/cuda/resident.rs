@@ -1,0 +1,93 @@
+//! Chunks that stay on the device, and lists of chunks for launches.
+
+use super::abi::Chunk;
+use super::driver::{Device, Memory};
+use super::plan::{self, DevicePlan};
+use crate::encoding::TILE_NNZ;
+use crate::error::{Error, Result};
+use crate::store::{Manifest, Store};
+use std::sync::Arc;
+
+/// Chunks that stay on the device.
+#[derive(Debug)]
+pub(super) struct Resident {
+    pub(super) memory: Memory,
+    /// Where each chunk lies.
+    pub(super) offsets: Vec<usize>,
+    /// All of them, for one launch.
+    pub(super) list: Memory,
+    pub(super) blocks: u32,
+    /// Whether a pass has brought them.
+    pub(super) there: bool,
+}
+
+/// Memory for the resident chunks: half as many again and again where the device has less.
+pub(super) fn make_resident(
+    device: &Arc<Device>,
+    store: &Store,
+    plan: &mut DevicePlan,
+    tiles_per_block: u32,
+    notes: &mut Vec<String>,
+) -> Result<Option<Resident>> {
+    let planned = plan.resident_chunks;
+    while plan.resident_chunks > 0 {
+        match Resident::new(device, store, plan, tiles_per_block) {
+            Err(Error::Device { out_of_memory: true, .. }) => plan.shrink(store, plan.resident_chunks / 2),
+            made => {
+                let made = made?;
+                if plan.resident_chunks < planned {
+                    let what = format!("device memory for {} of {planned} chunks only", plan.resident_chunks);
+                    notes.push(format!("{what} to stay there"));
+                }
+                return Ok(Some(made));
+            }
+        }
+    }
+    if planned > 0 {
+        notes.push("no device memory for chunks to stay there".into());
+    }
+    Ok(None)
+}
+
+impl Resident {
+    fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, tiles_per_block: u32) -> Result<Self> {
+        let memory = device.memory(usize::try_from(plan.resident_bytes).unwrap_or(usize::MAX))?;
+        let chunks = &store.manifest().chunks[..plan.resident_chunks];
+        let (mut offsets, mut at, mut blocks) = (Vec::with_capacity(chunks.len()), 0, 0);
+        for (number, entry) in chunks.iter().enumerate() {
+            offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
+            at += plan::resident_bytes(store, number);
+            blocks += blocks_of(entry.nnz, tiles_per_block);
+        }
+        let list = list(device, &chunks_at(memory.address(), &offsets, store.manifest(), tiles_per_block))?;
+        Ok(Self { memory, offsets, list, blocks, there: false })
+    }
+}
+
+/// Chunks that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.
+pub(super) fn chunks_at(
+    address: u64,
+    offsets: &[usize],
+    manifest: &Manifest,
+    tiles_per_block: u32,
+) -> Vec<Chunk> {
+    let (mut chunks, mut first_block) = (Vec::with_capacity(offsets.len()), 0);
+    for ((number, &offset), entry) in (0u32..).zip(offsets).zip(&manifest.chunks) {
+        chunks.push(Chunk { image: address + offset as u64, first_block, number });
+        first_block += blocks_of(entry.nnz, tiles_per_block);
+    }
+    chunks
+}
+
+/// A list of chunks on the device.
+pub(super) fn list(device: &Arc<Device>, chunks: &[Chunk]) -> Result<Memory> {
+    let mut list = device.memory(size_of_val(chunks))?;
+    list.write(chunks)?;
+    Ok(list)
+}
+
+/// Thread blocks that a chunk gets.
+pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
+    let nnz_per_block = TILE_NNZ as u64 * u64::from(tiles_per_block);
+    u32::try_from(nnz.div_ceil(nnz_per_block)).expect("a chunk has at most 2^28 nonzeros")
+}
