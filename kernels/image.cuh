@@ -115,14 +115,35 @@ __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& ba
     return v;
 }
 
-// Value i of a tile whose column of values, of `width` bits above `base`, starts at `words`; the first of the tile is value `first` of
-// the VALUES section where that holds all.
-__device__ __forceinline__ double tile_value(const Header& h, const u32* words, u32 width, i64 base, u32 first, u32 i, bool& bad)
+// Values `slots(0)` to `slots(PER - 1)` of a tile. Where they are packed, their column starts `start` words after `words`; `width` and `base`
+// are where its bits and the number that all of it is above stand. Where the VALUES section holds them, the tile's first is value `first`.
+template <class T, int PER, class SLOTS>
+__device__ __forceinline__ void tile_values(T (&value)[PER], const Header& h, const u32* words, u32 start, const u8* width, const u8* base,
+                                            u32 first, const SLOTS& slots, bool& bad)
 {
-    if (h.value_encoding == VALUES_INTEGER) return (double)(base + (i64)unpack64(words, width, i));
-    if (h.value_encoding == VALUES_DICTIONARY) {
-        const u32 entry = inside(unpack32(words, width, i), h.values.bytes / 8 - 1, bad);
-        return load<double>(h.values.at + 8ull * entry);
+    if (h.value_encoding != VALUES_INTEGER && h.value_encoding != VALUES_DICTIONARY) {
+#pragma unroll
+        for (int k = 0; k < PER; ++k) value[k] = (T)section_value(h, first + slots(k), bad);
+        return;
     }
-    return section_value(h, first + i, bad);
+    const u32 bits = load<u32>(width);
+    u64 number[PER];
+    if (bits <= 32) {
+#pragma unroll
+        for (int k = 0; k < PER; ++k) number[k] = unpack32(words, bits, slots(k), start);
+    } else {
+#pragma unroll
+        for (int k = 0; k < PER; ++k) number[k] = unpack64(words, bits, slots(k), start);
+    }
+    if (h.value_encoding == VALUES_INTEGER) {
+        const i64 above = load<i64>(base);
+#pragma unroll
+        for (int k = 0; k < PER; ++k) value[k] = (T)(double)(above + (i64)number[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
+            const u32 entry = inside((u32)number[k], h.values.bytes / 8 - 1, bad);
+            value[k] = (T)load<double>(h.values.at + 8ull * entry);
+        }
+    }
 }

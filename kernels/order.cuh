@@ -137,21 +137,14 @@ __device__ __forceinline__ i64 integer_of(const Nonzero& x)
 __device__ __forceinline__ double value_of(const OrderArgs& a, const Nonzero& x, Damage& damage)
 {
     const OrderTile& tile = tile_of(a, x.position);
-    const u32 i = x.position % BLCO_TILE_NNZ;
-    if (tile.value_encoding == VALUES_INTEGER) return (double)integer_of(x);
+    Header h = {};
+    h.value_encoding = tile.value_encoding;
+    h.values = {(const u8*)tile.values, 8 * tile.entries};
     bool bad = false;
-    double value;
-    if (tile.value_encoding == VALUES_DICTIONARY) {
-        const u32 entry = inside(unpack32(x.words, load<u32>(x.record + 4), i), tile.entries - 1, bad);
-        value = ((const double*)tile.values)[entry];
-    } else {
-        Header h = {};
-        h.value_encoding = tile.value_encoding;
-        h.values.at = (const u8*)tile.values;
-        value = section_value(h, i, bad);
-    }
+    double value[1];
+    tile_values(value, h, x.words, 0, x.record + 4, x.record + 8, 0, [&](int) { return x.position % BLCO_TILE_NNZ; }, bad);
     damage.at(x, bad);
-    return value;
+    return value[0];
 }
 
 // Nonzeros of a derived tile that a thread has: i, i + BLCO_TILE_THREADS, …

@@ -54,38 +54,7 @@ struct Tiled {
             for (int k = 0; k < PER; ++k) index[k][m] = low + inside(unpack32(words, width, slots(k), start), span, bad);
             start += 16 * width;
         }
-        decode_values(value, h, record, words, start, t, slots, bad);
-    }
-
-    template <class T, int PER>
-    static __device__ __forceinline__ void decode_values(T (&value)[PER], const Header& h, const u8* record, const u32* words,
-                                                         u32 start, u32 t, const Slots& slots, bool& bad)
-    {
-        if (h.value_encoding != VALUES_INTEGER && h.value_encoding != VALUES_DICTIONARY) {
-#pragma unroll
-            for (int k = 0; k < PER; ++k) value[k] = (T)section_value(h, t * BLCO_TILE_NNZ + slots(k), bad);
-            return;
-        }
-        const u32 width = load<u32>(record + 4);
-        u64 number[PER];
-        if (width <= 32) {
-#pragma unroll
-            for (int k = 0; k < PER; ++k) number[k] = unpack32(words, width, slots(k), start);
-        } else {
-#pragma unroll
-            for (int k = 0; k < PER; ++k) number[k] = unpack64(words, width, slots(k), start);
-        }
-        if (h.value_encoding == VALUES_INTEGER) {
-            const i64 base = load<i64>(record + 8);
-#pragma unroll
-            for (int k = 0; k < PER; ++k) value[k] = (T)(double)(base + (i64)number[k]);
-        } else {
-#pragma unroll
-            for (int k = 0; k < PER; ++k) {
-                const u32 entry = inside((u32)number[k], h.values.bytes / 8 - 1, bad);
-                value[k] = (T)load<double>(h.values.at + 8ull * entry);
-            }
-        }
+        tile_values(value, h, words, start, record + 4, record + 8, t * BLCO_TILE_NNZ, slots, bad);
     }
 };
 

@@ -97,6 +97,8 @@ template <class T> __device__ __forceinline__ Leaf<T> leaf_of(const Tree& tree, 
     Leaf<T> leaf = {0, T(0), padded && number == span + 1};
     if (leaf.padding) return leaf;
     leaf.index = load<u32>(record + 4) + inside(number, span, bad);
-    leaf.value = (T)tile_value(tree.h, words + 16 * width, load<u32>(record + 24), load<i64>(record + 16), first, i, bad);
+    T value[1];
+    tile_values(value, tree.h, words, 16 * width, record + 24, record + 16, first, [&](int) { return i; }, bad);
+    leaf.value = value[0];
     return leaf;
 }
