@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::store::MANIFEST;
 use crate::sys::{File, Sys, Temporary};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.
 #[derive(Debug)]
@@ -31,16 +32,11 @@ impl Pending {
         if !replace && target.symlink_metadata().is_ok() {
             return Err(Error::request(format!("{shown}: is there already; --force replaces it")));
         }
-        let mut name = std::ffi::OsString::from(".");
-        name.push(target.file_name().unwrap_or_default());
-        name.push(".partial-");
-        remove_abandoned(sys, target, &name);
-        name.push(std::process::id().to_string());
-        let partial = target.with_file_name(name);
-        let file = sys.create(&partial).map_err(|e| e.about(target))?;
-        let partial = Temporary::at(sys, partial);
-        // Where files cannot be locked, nobody else will think that this one is abandoned.
-        drop(file.try_lock());
+        let mut prefix = OsString::from(".");
+        prefix.push(target.file_name().unwrap_or_default());
+        prefix.push(".partial-");
+        remove_abandoned(sys, target, &prefix);
+        let (file, partial) = create_locked(sys, target, &prefix)?;
         Ok(Self { sys: sys.clone(), file, target: target.to_path_buf(), partial })
     }
 
@@ -68,6 +64,24 @@ impl Pending {
         self.sys.rename(self.partial.path(), &self.target)?;
         self.partial.renamed();
         Ok(())
+    }
+}
+
+/// Creates a file beside `target` whose name begins with `prefix`, and locks it: nobody will think that it is abandoned. (Nobody does
+/// where files cannot be locked.)
+fn create_locked(sys: &Sys, target: &Path, prefix: &OsStr) -> Result<(File, Temporary)> {
+    // No name is used twice: who has found a file by its name can take it for another otherwise.
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let mut name = prefix.to_os_string();
+        name.push(format!("{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)));
+        let path = target.with_file_name(name);
+        let file = sys.create(&path).map_err(|e| e.about(target))?;
+        let partial = Temporary::at(sys, path);
+        // Otherwise another program has found it before it was locked, and removes it.
+        if file.try_lock().unwrap_or(true) && partial.path().exists() {
+            return Ok((file, partial));
+        }
     }
 }
 
@@ -145,5 +159,33 @@ impl Drop for Outputs {
             // Fails, as it should, where results are in it.
             drop(std::fs::remove_dir(dir));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn nobody_takes_a_file_away_that_is_being_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sys, target, done) = (Sys::default(), dir.path().join("result"), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    remove_abandoned(&sys, &target, OsStr::new(".result.partial-"));
+                }
+            });
+            for _ in 0..500 {
+                let made = Pending::create(&sys, &target, true).and_then(Pending::publish);
+                if made.is_err() {
+                    done.store(true, Ordering::Relaxed);
+                }
+                made.unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
     }
 }
