@@ -22,6 +22,9 @@ use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// What is said of --kernel: other operations have other kernels.
+const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split";
+
 /// Decomposes a store: CP by alternating least squares
 ///
 /// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
@@ -29,6 +32,7 @@ use std::time::Duration;
 /// of threads and workers and any chunk size, and after --resume; on a GPU with --deterministic.
 #[derive(Debug, Parser)]
 #[command(
+    mut_arg("kernel", |a| a.help(KERNEL).long_help(KERNEL)),
     name = "blco-cpd",
     version,
     after_help = "Examples:\n  blco-cpd movies.blco --rank 16 --output A             # A/mode-1.npy …, A/lambda.npy, A/report.json\n  \
