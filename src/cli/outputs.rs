@@ -92,8 +92,10 @@ fn remove_abandoned(sys: &Sys, target: &Path, prefix: &OsStr) {
     let Ok(entries) = dir.read_dir() else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default();
+        // It stays locked until it is gone: who makes it at this moment sees that.
         if name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes())
-            && sys.open(&path, false).is_ok_and(|file| file.try_lock().unwrap_or(false))
+            && let Ok(file) = sys.open(&path, false)
+            && file.try_lock().unwrap_or(false)
         {
             drop(sys.remove_file(&path));
         }
