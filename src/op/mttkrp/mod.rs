@@ -42,6 +42,8 @@ const SAMPLE: usize = 16;
 pub struct Mttkrp<'a, T: Clone> {
     factors: Cow<'a, [Matrix<T>]>,
     rank: usize,
+    /// Elements from one row to the next in slots and copies.
+    stride: usize,
     threads: usize,
     vectors: Vectors,
     results: Vec<Accumulator>,
@@ -76,6 +78,7 @@ struct Room {
     groups: usize,
     threads: usize,
     rank: usize,
+    stride: usize,
     /// The most slots of each mode that is computed.
     slots: Vec<usize>,
     /// The most rows of its copies.
@@ -84,8 +87,8 @@ struct Room {
 }
 
 impl Room {
-    /// For modes of `rows` rows each.
-    fn new(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
+    /// For modes of `rows` rows each, factors in `T`.
+    fn new<T>(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
         // As many as there are copies, so that no two in work share one.
         let groups = if threads == 1 { 1 } else { COPIES };
         let of = |strategy| {
@@ -93,12 +96,20 @@ impl Room {
             rows.iter().map(rows_of)
         };
         let slots = of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect();
-        Self { groups, threads, rank, slots, copied: of(Strategy::Copies).collect(), all }
+        Self {
+            groups,
+            threads,
+            rank,
+            stride: kernel::stride::<T>(rank),
+            slots,
+            copied: of(Strategy::Copies).collect(),
+            all,
+        }
     }
 
     /// For any one mode of `shape` at a time.
-    fn for_any(shape: &Shape, rank: usize, threads: usize) -> Self {
-        let each = |dim: &u32| Self::new(&[*dim as usize], rank, false, threads);
+    fn for_any<T>(shape: &Shape, rank: usize, threads: usize) -> Self {
+        let each = |dim: &u32| Self::new::<T>(&[*dim as usize], rank, false, threads);
         let most = |a: Self, b: Self| {
             let (slots, copied) = (a.slots[0].max(b.slots[0]), a.copied[0].max(b.copied[0]));
             Self { slots: vec![slots], copied: vec![copied], ..a }
@@ -107,11 +118,10 @@ impl Room {
     }
 
     fn bytes<T: Real>(&self) -> u64 {
-        let stride = kernel::stride(self.rank);
-        let copied: usize = self.copied.iter().map(|rows| rows * stride).sum();
+        let copied: usize = self.copied.iter().map(|rows| rows * self.stride).sum();
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
-        self.groups as u64 * Group::bytes(&self.slots, self.rank)
-            + self.threads as u64 * Scratch::<T>::bytes(&self.slots, self.rank, self.all)
+        self.groups as u64 * Group::bytes(&self.slots, self.stride)
+            + self.threads as u64 * Scratch::<T>::bytes(&self.slots, self.stride, self.all)
             + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
@@ -133,7 +143,7 @@ pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) ->
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
     let factors: u64 = shape.dims().iter().map(elements).sum();
     let sums = shape.dims().iter().map(elements).max();
-    let room = Room::for_any(shape, rank, threads);
+    let room = Room::for_any::<T>(shape, rank, threads);
     factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>()
 }
 
@@ -144,7 +154,7 @@ pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads:
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
     let converted = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
     let rows: Vec<usize> = modes.iter().map(|&m| shape.dims()[m] as usize).collect();
-    let room = Room::new(&rows, rank, are_all(modes, shape.order()), threads);
+    let room = Room::new::<T>(&rows, rank, are_all(modes, shape.order()), threads);
     factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>()
 }
 
@@ -162,10 +172,10 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         };
         let results = modes.iter().map(accumulator).collect::<Result<_>>()?;
         let rows: Vec<usize> = modes.iter().map(|&m| factors[m].rows()).collect();
-        let room = Room::new(&rows, rank, are_all(modes, factors.len()), threads);
+        let room = Room::new::<T>(&rows, rank, are_all(modes, factors.len()), threads);
         let mut mttkrp = Self::with_room(sys, Cow::Borrowed(factors), results, &room)?;
         if room.all {
-            let stride = kernel::stride(rank);
+            let stride = room.stride;
             let aligned = |(factor, &(_, strategy)): (&Matrix<T>, &(usize, Strategy))| match strategy {
                 Strategy::Copies => Rows::of(sys, factor, stride),
                 Strategy::Slots => Rows::new(sys, 0),
@@ -181,24 +191,25 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         results: Vec<Accumulator>,
         room: &Room,
     ) -> Result<Self> {
-        let rank = room.rank;
-        let scratch = |_| Scratch::new(sys, &room.slots, rank, room.all).map(Mutex::new);
+        let (rank, stride) = (room.rank, room.stride);
+        let scratch = |_| Scratch::new(sys, &room.slots, stride, room.all).map(Mutex::new);
         let copy = |&rows: &usize| {
-            let mut sums = Rows::new(sys, rows * kernel::stride(rank))?;
-            sums.grow(rows * kernel::stride(rank));
+            let mut sums = Rows::new(sys, rows * stride)?;
+            sums.grow(rows * stride);
             Ok(sums)
         };
         let copies = |_| Ok(Mutex::new(room.copied.iter().map(copy).collect::<Result<_>>()?));
         Ok(Self {
             factors,
             rank,
+            stride,
             threads: room.threads,
             vectors: Vectors::Widest,
             modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
             results,
             all: room.all,
             aligned: Vec::new(),
-            groups: (0..room.groups).map(|_| Group::new(sys, &room.slots, rank)).collect::<Result<_>>()?,
+            groups: (0..room.groups).map(|_| Group::new(sys, &room.slots, stride)).collect::<Result<_>>()?,
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
             open: false,
             scratch: (0..room.threads).map(scratch).collect::<Result<_>>()?,
@@ -212,7 +223,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
         let sums = sys.vec(0.0, rows * rank)?;
         let results = vec![Accumulator { mode: 0, rows: 0, sums, cuts: Vec::new() }];
-        let room = Room::for_any(shape, rank, threads);
+        let room = Room::for_any::<T>(shape, rank, threads);
         Mttkrp::with_room(sys, Cow::Owned(Vec::new()), results, &room)
     }
 
@@ -281,7 +292,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         if std::mem::take(&mut self.open) {
             self.commit(1);
         }
-        let (rank, stride) = (self.rank, kernel::stride(self.rank));
+        let (rank, stride) = (self.rank, self.stride);
         for (k, result) in self.results.iter_mut().enumerate() {
             if self.modes[k].1 == Strategy::Slots {
                 continue;
@@ -322,7 +333,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
         let narrow = !self.all && self.vectors == Vectors::Widest;
         let vectors = if narrow { Vectors::Avx2 } else { self.vectors }.arch();
-        let inputs = Inputs { batch, factors, aligned: &self.aligned, rank: self.rank, modes, all: self.all };
+        let (rank, stride, all) = (self.rank, self.stride, self.all);
+        let inputs = Inputs { batch, factors, aligned: &self.aligned, rank, stride, modes, all };
         let (scratches, copies) = (&self.scratch, &self.copies);
         let work = |group: &mut Group| {
             let thread = rayon::current_thread_index().unwrap_or(0) % scratches.len();
@@ -337,14 +349,16 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// Adds the first `count` groups to the results.
     fn commit(&mut self, count: usize) {
-        let (rank, vectors, groups) = (self.rank, self.vectors.arch(), &self.groups[..count]);
+        let (vectors, groups) = (self.vectors.arch(), &self.groups[..count]);
+        let (rank, stride) = (self.rank, self.stride);
         let mut tasks = Vec::with_capacity(self.results.len() * self.threads);
         for (mode, result) in self.results.iter_mut().enumerate() {
             if self.modes[mode].1 == Strategy::Copies {
                 continue;
             }
             result.part_rows(groups, mode, self.threads, &mut self.sample);
-            result.tasks(groups, mode, rank, &mut tasks);
+            let task = |first_row, sums| Commit { groups, mode, rank, stride, first_row, sums };
+            result.tasks(rank, task, &mut tasks);
         }
         tasks.into_par_iter().with_max_len(1).for_each(|task| vectors.dispatch(task));
     }
@@ -390,11 +404,16 @@ impl Accumulator {
     }
 
     /// Appends a task for each part.
-    fn tasks<'s>(&'s mut self, groups: &'s [Group], mode: usize, rank: usize, tasks: &mut Vec<Commit<'s>>) {
+    fn tasks<'s>(
+        &'s mut self,
+        rank: usize,
+        task: impl Fn(usize, &'s mut [f64]) -> Commit<'s>,
+        tasks: &mut Vec<Commit<'s>>,
+    ) {
         let mut rest = &mut self.sums[..self.rows * rank];
         for cut in self.cuts.windows(2) {
             let (sums, behind) = std::mem::take(&mut rest).split_at_mut((cut[1] - cut[0]) * rank);
-            tasks.push(Commit { groups, mode, rank, first_row: cut[0], sums });
+            tasks.push(task(cut[0], sums));
             rest = behind;
         }
     }
