@@ -3,7 +3,7 @@
 //! afterwards.
 
 use super::kernel::{self, Shared, Single};
-use super::slots::{Finder, Ids, Rows};
+use super::slots::{AHEAD, Finder, Ids, Rows, touch};
 use crate::backend::host::Batch;
 use crate::dense::{Matrix, Real};
 use crate::encoding::TILE_NNZ;
@@ -210,8 +210,11 @@ impl<T: Real> Work<'_, T> {
             finders[k].assign(tile.column(m), &mut sums.rows, &mut ids[k]);
             sums.sums.grow(sums.rows.len() * stride);
             if all {
-                for &row in &sums.rows[met..] {
-                    factor_rows[k].push(factors[m].row(row as usize), stride);
+                for rows in sums.rows[met..].chunks(AHEAD) {
+                    touch(factors[m].data(), rows, factors[m].columns());
+                    for &row in rows {
+                        factor_rows[k].push(factors[m].row(row as usize), stride);
+                    }
                 }
             }
         }
@@ -256,16 +259,14 @@ impl<T: Real> Work<'_, T> {
     }
 }
 
-/// Adds what groups have in slots, in order, to some rows of a result.
+/// Adds what a group has in slots to a result.
 pub struct Commit<'a> {
-    pub groups: &'a [Group],
+    pub group: &'a Group,
     /// The place of the mode among those that are computed.
     pub mode: usize,
     pub rank: usize,
     /// The kernel's stride.
     pub stride: usize,
-    pub first_row: usize,
-    /// Rows `first_row` and on.
     pub sums: &'a mut [f64],
 }
 
@@ -287,15 +288,14 @@ impl Commit<'_> {
     #[inline(always)]
     fn run<const RANK: usize>(self) {
         let rank = if RANK > 0 { RANK } else { self.rank };
-        let rows = self.first_row..self.first_row + self.sums.len() / rank;
-        for group in self.groups {
-            let mode = &group.modes[self.mode];
-            for (&row, slot) in mode.rows.iter().zip(mode.sums.data().chunks_exact(self.stride)) {
-                if rows.contains(&(row as usize)) {
-                    let sum = &mut self.sums[(row as usize - rows.start) * rank..][..rank];
-                    for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
-                        *s += x;
-                    }
+        let mode = &self.group.modes[self.mode];
+        let mut slots = mode.sums.data().chunks_exact(self.stride);
+        for rows in mode.rows.chunks(AHEAD) {
+            touch(self.sums, rows, rank);
+            for (&row, slot) in rows.iter().zip(&mut slots) {
+                let sum = &mut self.sums[row as usize * rank..][..rank];
+                for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
+                    *s += x;
                 }
             }
         }
