@@ -320,7 +320,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
         let (rank, stride, all, modes) = (self.rank, self.stride, self.all, &*self.modes);
         let inputs =
-            Inputs { batch, factors: &*self.factors, aligned: &self.aligned, rank, stride, modes, all };
+            Inputs { batch, factors: &self.factors, aligned: &self.aligned, rank, stride, modes, all };
         let first = groups.start;
         let turns = self.results.iter_mut().map(|result| Turn::new(first, result.sums_mut(rank))).collect();
         let threads = self.desks.len() + usize::from(self.open.is_some());
