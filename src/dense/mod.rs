@@ -1,6 +1,9 @@
 //! Dense matrices: factors and results, and their NumPy files.
 
+mod lanes;
 mod npy;
+
+pub use lanes::Lanes;
 
 use crate::error::{Error, Result};
 use crate::random::Counter;
@@ -38,7 +41,8 @@ impl Precision {
 
 /// A number that factors hold: `f64` or `f32`.
 pub trait Real:
-    Copy
+    Lanes
+    + Copy
     + Send
     + Sync
     + std::fmt::Debug

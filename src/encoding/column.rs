@@ -58,20 +58,22 @@ macro_rules! column {
             }
             let words = &words[..$lanes * width as usize];
             let mask = <$word>::MAX >> (BITS - width);
-            for (p, position) in (0..).zip(out.chunks_exact_mut($lanes)) {
+            for (p, position) in (0..).zip(out.as_chunks_mut::<$lanes>().0) {
                 let bit: u32 = p * width;
                 let (k, shift) = ((bit / BITS) as usize, bit % BITS);
-                let low = &words[$lanes * k..$lanes * (k + 1)];
+                // Whole vectors, by value: loads and stores of single words would stay single.
+                let mut numbers: [$word; $lanes] = *words[$lanes * k..].first_chunk().expect("a word a lane");
+                for number in &mut numbers {
+                    *number >>= shift;
+                }
                 if shift + width > BITS {
-                    let high = &words[$lanes * (k + 1)..$lanes * (k + 2)];
-                    for ((o, l), h) in position.iter_mut().zip(low).zip(high) {
-                        *o = ((l >> shift | h << (BITS - shift)) & mask).wrapping_add(base);
-                    }
-                } else {
-                    for (o, l) in position.iter_mut().zip(low) {
-                        *o = ((l >> shift) & mask).wrapping_add(base);
+                    let high: [$word; $lanes] =
+                        *words[$lanes * (k + 1)..].first_chunk().expect("a word a lane");
+                    for (number, high) in numbers.iter_mut().zip(high) {
+                        *number |= high << (BITS - shift);
                     }
                 }
+                *position = numbers.map(|number| (number & mask).wrapping_add(base));
             }
         }
     };

@@ -3,7 +3,7 @@
 //! afterwards.
 
 use super::kernel::{self, Shared, Single};
-use super::slots::{Finder, Ids, Rows};
+use super::slots::{AHEAD, Finder, Ids, Rows, touch};
 use crate::backend::host::Batch;
 use crate::dense::{Matrix, Real};
 use crate::encoding::TILE_NNZ;
@@ -37,7 +37,7 @@ impl Strategy {
     /// For a mode of `rows` rows.
     #[must_use]
     pub fn of(rows: usize, rank: usize) -> Self {
-        let bytes = (rows as u64).saturating_mul(kernel::stride(rank) as u64).saturating_mul(8);
+        let bytes = (rows as u64).saturating_mul(rank as u64).saturating_mul(8);
         if bytes <= COPY_BYTES_MAX { Self::Copies } else { Self::Slots }
     }
 
@@ -73,20 +73,20 @@ pub struct Group {
 }
 
 impl Group {
-    /// Room for a group, for modes of at most so many slots.
-    pub fn new(sys: &Sys, slots: &[usize], rank: usize) -> Result<Self> {
+    /// Room for a group, for modes of at most so many slots of `stride` elements.
+    pub fn new(sys: &Sys, slots: &[usize], stride: usize) -> Result<Self> {
         let mode = |&slots: &usize| {
             let mut rows = Vec::new();
             sys.reserve(&mut rows, slots, slots)?;
-            Ok(ModeSums { rows, sums: Rows::new(sys, slots * kernel::stride(rank))? })
+            Ok(ModeSums { rows, sums: Rows::new(sys, slots * stride)? })
         };
         let modes = slots.iter().map(mode).collect::<Result<_>>()?;
         Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes })
     }
 
     /// Bytes of that room.
-    pub fn bytes(slots: &[usize], rank: usize) -> u64 {
-        let mode = |&slots: &usize| Rows::<f64>::bytes(slots * kernel::stride(rank)) + 4 * slots as u64;
+    pub fn bytes(slots: &[usize], stride: usize) -> u64 {
+        let mode = |&slots: &usize| Rows::<f64>::bytes(slots * stride) + 4 * slots as u64;
         slots.iter().map(mode).sum()
     }
 
@@ -110,9 +110,9 @@ pub struct Scratch<T> {
 }
 
 impl<T: Real> Scratch<T> {
-    /// For modes of at most so many slots; with `all`, for all modes at once.
-    pub fn new(sys: &Sys, slots: &[usize], rank: usize, all: bool) -> Result<Self> {
-        let factor = |&slots: &usize| Rows::new(sys, if all { slots * kernel::stride(rank) } else { 0 });
+    /// For modes of at most so many slots of `stride` elements; with `all`, for all modes at once.
+    pub fn new(sys: &Sys, slots: &[usize], stride: usize, all: bool) -> Result<Self> {
+        let factor = |&slots: &usize| Rows::new(sys, if all { slots * stride } else { 0 });
         Ok(Self {
             finders: slots.iter().map(|_| Finder::new(sys)).collect::<Result<_>>()?,
             ids: sys.vec([0; TILE_NNZ], slots.len())?,
@@ -121,8 +121,8 @@ impl<T: Real> Scratch<T> {
     }
 
     /// Bytes that it takes.
-    pub fn bytes(slots: &[usize], rank: usize, all: bool) -> u64 {
-        let elements = |slots: usize| if all { slots * kernel::stride(rank) } else { 0 };
+    pub fn bytes(slots: &[usize], stride: usize, all: bool) -> u64 {
+        let elements = |slots: usize| if all { slots * stride } else { 0 };
         let mode =
             |&slots: &usize| Finder::BYTES + size_of::<Ids>() as u64 + Rows::<T>::bytes(elements(slots));
         slots.iter().map(mode).sum()
@@ -137,6 +137,8 @@ pub struct Inputs<'a, T> {
     /// The factors of modes that have copies, their rows aligned, when all modes are computed.
     pub aligned: &'a [Rows<T>],
     pub rank: usize,
+    /// The kernel's stride.
+    pub stride: usize,
     /// The modes that are computed, and how.
     pub modes: &'a [(usize, Strategy)],
     /// Whether these are all modes, in order.
@@ -157,13 +159,13 @@ impl<T: Real> pulp::WithSimd for Work<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(mut self, _: S) {
+    fn with_simd<S: pulp::Simd>(mut self, simd: S) {
         self.start();
         for t in self.group.tiles.clone() {
             let tile = self.inputs.batch.tile(t);
             self.group.nnz += tile.nnz;
             self.find_slots(&tile);
-            if self.inputs.all { self.add_all(&tile) } else { self.add_each(&tile) }
+            if self.inputs.all { self.add_all(simd, &tile) } else { self.add_each(simd, &tile) }
         }
         for (finder, sums) in self.scratch.finders.iter_mut().zip(&self.group.modes) {
             finder.stop(&sums.rows);
@@ -175,7 +177,7 @@ impl<T: Real> Work<'_, T> {
     /// Makes the tables ready for the rows that are to come and those that were met before.
     #[inline(always)]
     fn start(&mut self) {
-        let Inputs { batch, factors, rank, modes, all, .. } = self.inputs;
+        let Inputs { batch, factors, stride, modes, all, .. } = self.inputs;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&self.group.modes).enumerate() {
             if strategy == Strategy::Copies {
                 continue;
@@ -189,7 +191,7 @@ impl<T: Real> Work<'_, T> {
             self.scratch.factors[k].clear();
             if all {
                 for &row in &sums.rows {
-                    self.scratch.factors[k].push(factors[m].row(row as usize), kernel::stride(rank));
+                    self.scratch.factors[k].push(factors[m].row(row as usize), stride);
                 }
             }
         }
@@ -198,8 +200,7 @@ impl<T: Real> Work<'_, T> {
     /// Gives every nonzero a slot in each mode that has some, and new slots zeros and, for all modes, their row of the factor.
     #[inline(always)]
     fn find_slots(&mut self, tile: &DecodedTile<'_>) {
-        let Inputs { factors, rank, modes, all, .. } = self.inputs;
-        let stride = kernel::stride(rank);
+        let Inputs { factors, stride, modes, all, .. } = self.inputs;
         let Scratch { finders, ids, factors: factor_rows } = &mut *self.scratch;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
             if strategy == Strategy::Copies {
@@ -209,36 +210,35 @@ impl<T: Real> Work<'_, T> {
             finders[k].assign(tile.column(m), &mut sums.rows, &mut ids[k]);
             sums.sums.grow(sums.rows.len() * stride);
             if all {
-                for &row in &sums.rows[met..] {
-                    factor_rows[k].push(factors[m].row(row as usize), stride);
+                for rows in sums.rows[met..].chunks(AHEAD) {
+                    touch(factors[m].data(), rows, factors[m].columns());
+                    for &row in rows {
+                        factor_rows[k].push(factors[m].row(row as usize), stride);
+                    }
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn add_all(&mut self, tile: &DecodedTile<'_>) {
-        let Inputs { aligned, rank, modes, .. } = self.inputs;
+    fn add_all<S: pulp::Simd>(&mut self, simd: S, tile: &DecodedTile<'_>) {
+        let Inputs { aligned, stride, modes, .. } = self.inputs;
         let Scratch { ids, factors, .. } = &*self.scratch;
         let mut sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
-        let mut shared = Shared {
-            values: tile.values,
-            stride: kernel::stride(rank),
-            places: [&[]; ORDER_MAX],
-            factors: [&[]; ORDER_MAX],
-        };
+        let mut shared =
+            Shared { values: tile.values, stride, places: [&[]; ORDER_MAX], factors: [&[]; ORDER_MAX] };
         for (m, (slots, copy)) in self.group.modes.iter_mut().zip(&mut *self.copy).enumerate() {
             (shared.places[m], shared.factors[m], sums[m]) = match modes[m].1 {
                 Strategy::Copies => (tile.column(m), aligned[m].data(), copy.data_mut()),
                 Strategy::Slots => (&ids[m][..tile.nnz], factors[m].data(), slots.sums.data_mut()),
             };
         }
-        kernel::all_modes(&shared, &mut sums[..modes.len()]);
+        kernel::all_modes(simd, &shared, &mut sums[..modes.len()]);
     }
 
     #[inline(always)]
-    fn add_each(&mut self, tile: &DecodedTile<'_>) {
-        let Inputs { factors: matrices, rank, modes, .. } = self.inputs;
+    fn add_each<S: pulp::Simd>(&mut self, simd: S, tile: &DecodedTile<'_>) {
+        let Inputs { factors: matrices, rank, stride, modes, .. } = self.inputs;
         for (k, &(mode, strategy)) in modes.iter().enumerate() {
             let (places, sums) = match strategy {
                 Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
@@ -249,9 +249,9 @@ impl<T: Real> Work<'_, T> {
                 (columns[k], factors[k]) = (tile.column(m), matrices[m].data());
             }
             let others = matrices.len() - 1;
-            let stride = kernel::stride(rank);
             let (values, before) = (tile.values, mode);
             kernel::one_mode(
+                simd,
                 &Single { values, rank, stride, places, columns, factors, before, others },
                 sums,
             );
@@ -259,14 +259,14 @@ impl<T: Real> Work<'_, T> {
     }
 }
 
-/// Adds what groups have in slots, in order, to some rows of a result.
+/// Adds what a group has in slots to a result.
 pub struct Commit<'a> {
-    pub groups: &'a [Group],
+    pub group: &'a Group,
     /// The place of the mode among those that are computed.
     pub mode: usize,
     pub rank: usize,
-    pub first_row: usize,
-    /// Rows `first_row` and on.
+    /// The kernel's stride.
+    pub stride: usize,
     pub sums: &'a mut [f64],
 }
 
@@ -288,16 +288,14 @@ impl Commit<'_> {
     #[inline(always)]
     fn run<const RANK: usize>(self) {
         let rank = if RANK > 0 { RANK } else { self.rank };
-        let stride = kernel::stride(rank);
-        let rows = self.first_row..self.first_row + self.sums.len() / rank;
-        for group in self.groups {
-            let mode = &group.modes[self.mode];
-            for (&row, slot) in mode.rows.iter().zip(mode.sums.data().chunks_exact(stride)) {
-                if rows.contains(&(row as usize)) {
-                    let sum = &mut self.sums[(row as usize - rows.start) * rank..][..rank];
-                    for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
-                        *s += x;
-                    }
+        let mode = &self.group.modes[self.mode];
+        let mut slots = mode.sums.data().chunks_exact(self.stride);
+        for rows in mode.rows.chunks(AHEAD) {
+            touch(self.sums, rows, rank);
+            for (&row, slot) in rows.iter().zip(&mut slots) {
+                let sum = &mut self.sums[row as usize * rank..][..rank];
+                for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
+                    *s += x;
                 }
             }
         }

@@ -1,19 +1,17 @@
 //! The inner loops, over the nonzeros of one tile. [`all_modes`] loads a nonzero's rows once and adds to a row of every mode; [`one_mode`]
-//! adds to a row of one. Each has one body, specialised by order (3 and 4, or any) and rank (8, 16, 32 and 64, or any). Callers
-//! compile them for the vectors that the machine has; products and sums are written out separately, so that every build gives the same
-//! bits.
+//! adds to a row of one. Each has one body, specialised by order (3 and 4, or any), rank (8, 16, 32 and 64, or any) and precision. Vectors are
+//! written out ([`Lanes`](crate::dense::Lanes)): left to the compiler, loops over rows became shuffles and vectors of every width. Products and sums are separate, so that
+//! every width gives the same bits.
 //!
 //! The product for mode m is `(value * a_0 * ... * a_(m-1)) * (a_(n-1) * ... * a_(m+1))`, each bracket from left to right, so that modes share their
 //! parts: 8 multiplications for four modes, not 12.
 
 use crate::dense::Real;
 use crate::shape::ORDER_MAX;
+use pulp::Simd;
 
 /// Bytes of a cache line and of the widest vector.
 pub const LINE_BYTES: usize = 64;
-
-/// Elements of a row that are worked on together.
-const LANES: usize = 8;
 
 /// What all modes of a tile are computed from.
 #[derive(Clone, Copy, Debug)]
@@ -43,98 +41,98 @@ pub struct Single<'a, T> {
     pub others: usize,
 }
 
-/// Elements from one row to the next at `rank`, where rows start at multiples of a group of lanes.
-pub fn stride(rank: usize) -> usize {
-    rank.next_multiple_of(LANES)
+/// Elements from one row of factors in `T` to the next at `rank`, and from one row of their sums to the next: rows of factors are whole vectors.
+pub fn stride<T>(rank: usize) -> usize {
+    rank.next_multiple_of(LINE_BYTES / size_of::<T>())
 }
 
 /// Calls a body with order and rank as constants.
 macro_rules! by_rank {
     ($body:ident, [$($modes:literal),*], $rank:expr, ($($argument:expr),*)) => {
         match $rank {
-            8 => $body::<T, $($modes,)* 8>($($argument),*),
-            16 => $body::<T, $($modes,)* 16>($($argument),*),
-            32 => $body::<T, $($modes,)* 32>($($argument),*),
-            64 => $body::<T, $($modes,)* 64>($($argument),*),
-            _ => $body::<T, $($modes,)* 0>($($argument),*),
+            8 => $body::<T, S, $($modes,)* 8>($($argument),*),
+            16 => $body::<T, S, $($modes,)* 16>($($argument),*),
+            32 => $body::<T, S, $($modes,)* 32>($($argument),*),
+            64 => $body::<T, S, $($modes,)* 64>($($argument),*),
+            _ => $body::<T, S, $($modes,)* 0>($($argument),*),
         }
     };
 }
 
 /// Adds every nonzero to its row of `sums` in every mode.
 #[inline(always)]
-pub fn all_modes<T: Real>(tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
+pub fn all_modes<T: Real, S: Simd>(simd: S, tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
     match sums.len() {
-        3 => by_rank!(all, [3], tile.stride, (tile, sums)),
-        4 => by_rank!(all, [4], tile.stride, (tile, sums)),
-        _ => by_rank!(all, [0], tile.stride, (tile, sums)),
+        3 => by_rank!(all, [3], tile.stride, (simd, tile, sums)),
+        4 => by_rank!(all, [4], tile.stride, (simd, tile, sums)),
+        _ => by_rank!(all, [0], tile.stride, (simd, tile, sums)),
     }
 }
 
 /// Adds every nonzero to its row of `sums`.
 #[inline(always)]
-pub fn one_mode<T: Real>(tile: &Single<'_, T>, sums: &mut [f64]) {
+pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64]) {
     match (tile.others, tile.before) {
-        (2, 0) => by_rank!(one, [2, 0], tile.rank, (tile, sums)),
-        (2, 1) => by_rank!(one, [2, 1], tile.rank, (tile, sums)),
-        (2, 2) => by_rank!(one, [2, 2], tile.rank, (tile, sums)),
-        (3, 0) => by_rank!(one, [3, 0], tile.rank, (tile, sums)),
-        (3, 1) => by_rank!(one, [3, 1], tile.rank, (tile, sums)),
-        (3, 2) => by_rank!(one, [3, 2], tile.rank, (tile, sums)),
-        (3, 3) => by_rank!(one, [3, 3], tile.rank, (tile, sums)),
-        _ => by_rank!(one, [0, 0], tile.rank, (tile, sums)),
+        (2, 0) => by_rank!(one, [2, 0], tile.rank, (simd, tile, sums)),
+        (2, 1) => by_rank!(one, [2, 1], tile.rank, (simd, tile, sums)),
+        (2, 2) => by_rank!(one, [2, 2], tile.rank, (simd, tile, sums)),
+        (3, 0) => by_rank!(one, [3, 0], tile.rank, (simd, tile, sums)),
+        (3, 1) => by_rank!(one, [3, 1], tile.rank, (simd, tile, sums)),
+        (3, 2) => by_rank!(one, [3, 2], tile.rank, (simd, tile, sums)),
+        (3, 3) => by_rank!(one, [3, 3], tile.rank, (simd, tile, sums)),
+        _ => by_rank!(one, [0, 0], tile.rank, (simd, tile, sums)),
+    }
+}
+
+/// Row `place` of a table with rows of `length` elements, which `LENGTH` is where it is not 0: one comparison finds that the row is there.
+#[inline(always)]
+fn row<T, const LENGTH: usize>(table: &[T], place: u32, length: usize) -> &[T] {
+    let place = place as usize;
+    if LENGTH > 0 { &table.as_chunks::<LENGTH>().0[place] } else { &table[place * length..][..length] }
+}
+
+/// The same, to be changed.
+#[inline(always)]
+fn row_mut<T, const LENGTH: usize>(table: &mut [T], place: u32, length: usize) -> &mut [T] {
+    let place = place as usize;
+    if LENGTH > 0 {
+        &mut table.as_chunks_mut::<LENGTH>().0[place]
+    } else {
+        &mut table[place * length..][..length]
     }
 }
 
 #[inline(always)]
-fn load<T: Copy>(row: &[T], at: usize) -> [T; LANES] {
-    *row[at..].first_chunk().expect("a whole group of lanes")
-}
-
-#[inline(always)]
-fn times<T: Real>(mut a: [T; LANES], b: [T; LANES]) -> [T; LANES] {
-    for (a, b) in a.iter_mut().zip(b) {
-        *a = *a * b;
-    }
-    a
-}
-
-/// Adds `product` to lanes `at` and on of a row of sums.
-#[inline(always)]
-fn add_to<T: Real>(row: &mut [f64], at: usize, product: [T; LANES]) {
-    let lanes: &mut [f64; LANES] = row[at..].first_chunk_mut().expect("a whole group of lanes");
-    let mut sum = *lanes;
-    for (s, p) in sum.iter_mut().zip(product) {
-        *s += p.widen();
-    }
-    *lanes = sum;
-}
-
-#[inline(always)]
-fn all<T: Real, const ORDER: usize, const RANK: usize>(tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
+fn all<T: Real, S: Simd, const ORDER: usize, const RANK: usize>(
+    simd: S,
+    tile: &Shared<'_, T>,
+    sums: &mut [&mut [f64]],
+) {
     let stride = if RANK > 0 { RANK } else { tile.stride };
     let order = if ORDER > 0 { ORDER } else { sums.len() };
+    let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+    let places = tile.places.map(|places| places.get(..tile.values.len()).unwrap_or(&[]));
     for (i, &value) in tile.values.iter().enumerate() {
-        let value = [T::nearest(value); LANES];
-        let mut starts = [0; ORDER_MAX];
-        let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
-        for m in 0..order {
-            starts[m] = tile.places[m][i] as usize * stride;
-            rows[m] = &tile.factors[m][starts[m]..][..stride];
+        let value = T::splat(simd, T::nearest(value));
+        let mut rows: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
+        let mut row_sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
+        for (m, (row_sums, sums)) in row_sums.iter_mut().zip(&mut *sums).enumerate().take(order) {
+            rows[m] = T::vectors::<S>(row::<T, RANK>(tile.factors[m], places[m][i], stride));
+            *row_sums = row_mut::<f64, RANK>(sums, places[m][i], stride);
         }
-        for at in (0..stride).step_by(LANES) {
+        for at in 0..stride / lanes {
             // The products of the modes behind each, and of the value and the modes before.
             let mut behind = [value; ORDER_MAX];
-            behind[order - 2] = load(rows[order - 1], at);
+            behind[order - 2] = rows[order - 1][at];
             for m in (1..order - 1).rev() {
-                behind[m - 1] = times(behind[m], load(rows[m], at));
+                behind[m - 1] = T::times(simd, behind[m], rows[m][at]);
             }
             let mut before = value;
             for m in 0..order {
-                let product = if m + 1 < order { times(before, behind[m]) } else { before };
-                add_to(&mut sums[m][starts[m]..][..stride], at, product);
+                let product = if m + 1 < order { T::times(simd, before, behind[m]) } else { before };
+                T::add_to(simd, product, &mut row_sums[m][at * lanes..]);
                 if m + 1 < order {
-                    before = times(before, load(rows[m], at));
+                    before = T::times(simd, before, rows[m][at]);
                 }
             }
         }
@@ -142,37 +140,39 @@ fn all<T: Real, const ORDER: usize, const RANK: usize>(tile: &Shared<'_, T>, sum
 }
 
 #[inline(always)]
-fn one<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize>(
+fn one<T: Real, S: Simd, const OTHERS: usize, const BEFORE: usize, const RANK: usize>(
+    simd: S,
     tile: &Single<'_, T>,
     sums: &mut [f64],
 ) {
-    let (rank, stride) = if RANK > 0 { (RANK, RANK) } else { (tile.rank, tile.stride) };
+    let rank = if RANK > 0 { RANK } else { tile.rank };
+    let stride = if RANK > 0 { stride::<T>(RANK) } else { tile.stride };
     let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (tile.others, tile.before) };
-    let whole = rank / LANES * LANES;
-    for (i, &value) in tile.values.iter().enumerate() {
+    let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+    let vectors = rank / lanes;
+    let columns = tile.columns.map(|column| column.get(..tile.values.len()).unwrap_or(&[]));
+    for (i, (&value, &place)) in tile.values.iter().zip(tile.places).enumerate() {
         let value = T::nearest(value);
         let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
-        for (row, (factor, column)) in
-            rows.iter_mut().zip(tile.factors.iter().zip(&tile.columns)).take(others)
-        {
-            *row = &factor[column[i] as usize * rank..][..rank];
+        let mut wide: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
+        for k in 0..others {
+            rows[k] = row::<T, RANK>(tile.factors[k], columns[k][i], rank);
+            wide[k] = T::vectors::<S>(rows[k]);
         }
-        let sum = &mut sums[tile.places[i] as usize * stride..][..stride];
-        for at in (0..whole).step_by(LANES) {
-            let mut before = [value; LANES];
-            for row in &rows[..split] {
-                before = times(before, load(row, at));
+        let sum = &mut sums[place as usize * stride..][..stride];
+        for at in 0..vectors {
+            let mut before = T::splat(simd, value);
+            for row in &wide[..split] {
+                before = T::times(simd, before, row[at]);
             }
             if split < others {
-                let mut behind = load(rows[others - 1], at);
-                for row in rows[split..others - 1].iter().rev() {
-                    behind = times(behind, load(row, at));
-                }
-                before = times(before, behind);
+                let behind = wide[split..others - 1].iter().rev();
+                let behind = behind.fold(wide[others - 1][at], |p, row| T::times(simd, p, row[at]));
+                before = T::times(simd, before, behind);
             }
-            add_to(sum, at, before);
+            T::add_to(simd, before, &mut sum[at * lanes..]);
         }
-        for r in whole..rank {
+        for r in vectors * lanes..rank {
             let mut product = rows[..split].iter().fold(value, |p, row| p * row[r]);
             if split < others {
                 let behind = rows[split..others - 1].iter().rev();

@@ -10,10 +10,12 @@
 //! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
 //! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
 //!
-//! **Threads.** Groups are parted between threads; then the rows of every result are, each thread adding what all groups have for its rows.
+//! **Threads.** A thread takes the next group, adds up what its nonzeros contribute, and adds that to the results when the group before has (module `deal`): what it
+//! adds up is still in its cache then.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod deal;
 mod group;
 mod kernel;
 mod slots;
@@ -25,7 +27,8 @@ use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::Sys;
-use group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch, Work};
+use deal::{Dealer, Desk, Shift, Turn};
+use group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch};
 use rayon::prelude::*;
 use slots::Rows;
 use std::borrow::Cow;
@@ -34,15 +37,13 @@ use std::sync::{Mutex, PoisonError};
 /// The result of a mode, with the mode, from 0.
 pub type ModeMatrix<T> = (usize, Matrix<T>);
 
-/// One in this many rows that groups have met is looked at to part rows evenly.
-const SAMPLE: usize = 16;
-
 /// MTTKRP of some modes on the host.
 #[derive(Debug)]
 pub struct Mttkrp<'a, T: Clone> {
     factors: Cow<'a, [Matrix<T>]>,
     rank: usize,
-    threads: usize,
+    /// Elements from one row to the next in slots and copies.
+    stride: usize,
     vectors: Vectors,
     results: Vec<Accumulator>,
     modes: Vec<(usize, Strategy)>,
@@ -50,14 +51,12 @@ pub struct Mttkrp<'a, T: Clone> {
     all: bool,
     /// The factors of modes with copies, aligned, when all modes are computed.
     aligned: Vec<Rows<T>>,
-    groups: Vec<Group>,
     /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
     copies: Vec<Mutex<Vec<Rows<f64>>>>,
-    /// Whether the first group is not whole yet: it goes on with the next batch.
-    open: bool,
-    /// One for each thread, which alone locks it.
-    scratch: Vec<Mutex<Scratch<T>>>,
-    sample: Vec<u32>,
+    /// One for each thread that works at a time; all of them between batches, but for the open one.
+    desks: Vec<Desk<T>>,
+    /// Has a group that is not whole yet: it goes on with the next batch.
+    open: Option<Desk<T>>,
 }
 
 /// The sums of one mode while they grow.
@@ -67,15 +66,13 @@ struct Accumulator {
     rows: usize,
     /// `rows` x rank, then room that this mode does not need.
     sums: Vec<f64>,
-    /// Rows at which they are parted between threads: parts + 1 of them.
-    cuts: Vec<usize>,
 }
 
 /// The memory that is taken apart from factors and results.
 struct Room {
-    groups: usize,
-    threads: usize,
+    desks: usize,
     rank: usize,
+    stride: usize,
     /// The most slots of each mode that is computed.
     slots: Vec<usize>,
     /// The most rows of its copies.
@@ -84,21 +81,28 @@ struct Room {
 }
 
 impl Room {
-    /// For modes of `rows` rows each.
-    fn new(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
-        // As many as there are copies, so that no two in work share one.
-        let groups = if threads == 1 { 1 } else { COPIES };
+    /// For modes of `rows` rows each, factors in `T`.
+    fn new<T>(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
+        // No more than there are copies, so that no two groups in work share one.
+        let desks = threads.min(COPIES);
         let of = |strategy| {
             let rows_of = move |&rows: &usize| if Strategy::of(rows, rank) == strategy { rows } else { 0 };
             rows.iter().map(rows_of)
         };
         let slots = of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect();
-        Self { groups, threads, rank, slots, copied: of(Strategy::Copies).collect(), all }
+        Self {
+            desks,
+            rank,
+            stride: kernel::stride::<T>(rank),
+            slots,
+            copied: of(Strategy::Copies).collect(),
+            all,
+        }
     }
 
     /// For any one mode of `shape` at a time.
-    fn for_any(shape: &Shape, rank: usize, threads: usize) -> Self {
-        let each = |dim: &u32| Self::new(&[*dim as usize], rank, false, threads);
+    fn for_any<T>(shape: &Shape, rank: usize, threads: usize) -> Self {
+        let each = |dim: &u32| Self::new::<T>(&[*dim as usize], rank, false, threads);
         let most = |a: Self, b: Self| {
             let (slots, copied) = (a.slots[0].max(b.slots[0]), a.copied[0].max(b.copied[0]));
             Self { slots: vec![slots], copied: vec![copied], ..a }
@@ -107,12 +111,11 @@ impl Room {
     }
 
     fn bytes<T: Real>(&self) -> u64 {
-        let stride = kernel::stride(self.rank);
-        let copied: usize = self.copied.iter().map(|rows| rows * stride).sum();
+        let copied: usize = self.copied.iter().map(|rows| rows * self.stride).sum();
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
-        self.groups as u64 * Group::bytes(&self.slots, self.rank)
-            + self.threads as u64 * Scratch::<T>::bytes(&self.slots, self.rank, self.all)
-            + (COPIES * copied * size_of::<f64>() + aligned) as u64
+        let desk =
+            Group::bytes(&self.slots, self.stride) + Scratch::<T>::bytes(&self.slots, self.stride, self.all);
+        self.desks as u64 * desk + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
 
@@ -133,7 +136,7 @@ pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) ->
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
     let factors: u64 = shape.dims().iter().map(elements).sum();
     let sums = shape.dims().iter().map(elements).max();
-    let room = Room::for_any(shape, rank, threads);
+    let room = Room::for_any::<T>(shape, rank, threads);
     factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>()
 }
 
@@ -144,7 +147,7 @@ pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads:
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
     let converted = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
     let rows: Vec<usize> = modes.iter().map(|&m| shape.dims()[m] as usize).collect();
-    let room = Room::new(&rows, rank, are_all(modes, shape.order()), threads);
+    let room = Room::new::<T>(&rows, rank, are_all(modes, shape.order()), threads);
     factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>()
 }
 
@@ -157,15 +160,14 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         }
         let accumulator = |&mode: &usize| {
             let rows = factors[mode].rows();
-            let cuts = Vec::with_capacity(threads + 1);
-            Ok(Accumulator { mode, rows, sums: sys.vec(0.0, rows * rank)?, cuts })
+            Ok(Accumulator { mode, rows, sums: sys.vec(0.0, rows * rank)? })
         };
         let results = modes.iter().map(accumulator).collect::<Result<_>>()?;
         let rows: Vec<usize> = modes.iter().map(|&m| factors[m].rows()).collect();
-        let room = Room::new(&rows, rank, are_all(modes, factors.len()), threads);
+        let room = Room::new::<T>(&rows, rank, are_all(modes, factors.len()), threads);
         let mut mttkrp = Self::with_room(sys, Cow::Borrowed(factors), results, &room)?;
         if room.all {
-            let stride = kernel::stride(rank);
+            let stride = room.stride;
             let aligned = |(factor, &(_, strategy)): (&Matrix<T>, &(usize, Strategy))| match strategy {
                 Strategy::Copies => Rows::of(sys, factor, stride),
                 Strategy::Slots => Rows::new(sys, 0),
@@ -181,28 +183,29 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         results: Vec<Accumulator>,
         room: &Room,
     ) -> Result<Self> {
-        let rank = room.rank;
-        let scratch = |_| Scratch::new(sys, &room.slots, rank, room.all).map(Mutex::new);
+        let (rank, stride) = (room.rank, room.stride);
+        let desk = |_| -> Result<_> {
+            let scratch = Scratch::new(sys, &room.slots, stride, room.all)?;
+            Ok((Group::new(sys, &room.slots, stride)?, scratch))
+        };
         let copy = |&rows: &usize| {
-            let mut sums = Rows::new(sys, rows * kernel::stride(rank))?;
-            sums.grow(rows * kernel::stride(rank));
+            let mut sums = Rows::new(sys, rows * stride)?;
+            sums.grow(rows * stride);
             Ok(sums)
         };
         let copies = |_| Ok(Mutex::new(room.copied.iter().map(copy).collect::<Result<_>>()?));
         Ok(Self {
             factors,
             rank,
-            threads: room.threads,
+            stride,
             vectors: Vectors::Widest,
             modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
             results,
             all: room.all,
             aligned: Vec::new(),
-            groups: (0..room.groups).map(|_| Group::new(sys, &room.slots, rank)).collect::<Result<_>>()?,
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
-            open: false,
-            scratch: (0..room.threads).map(scratch).collect::<Result<_>>()?,
-            sample: Vec::new(),
+            desks: (0..room.desks).map(desk).collect::<Result<_>>()?,
+            open: None,
         })
     }
 
@@ -211,8 +214,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     pub fn alternating(sys: &Sys, shape: &Shape, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
         let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
         let sums = sys.vec(0.0, rows * rank)?;
-        let results = vec![Accumulator { mode: 0, rows: 0, sums, cuts: Vec::new() }];
-        let room = Room::for_any(shape, rank, threads);
+        let results = vec![Accumulator { mode: 0, rows: 0, sums }];
+        let room = Room::for_any::<T>(shape, rank, threads);
         Mttkrp::with_room(sys, Cow::Owned(Vec::new()), results, &room)
     }
 
@@ -240,7 +243,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let result = &mut self.results[0];
         (result.mode, result.rows) = (mode, rows);
         self.modes[0] = (mode, Strategy::of(rows, self.rank));
-        self.open = false;
+        self.desks.extend(self.open.take());
     }
 
     /// The sums of the mode that [`Mttkrp::aim`] named, `dims[mode]` x rank, to be left zero, and the mode's factor, which may change.
@@ -253,7 +256,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// Sets all sums to zero, for another pass.
     pub fn reset(&mut self) {
-        self.open = false;
+        self.desks.extend(self.open.take());
         for result in &mut self.results {
             result.sums.par_iter_mut().for_each(|x| *x = 0.0);
         }
@@ -278,10 +281,16 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// Adds the group that is not whole, the store's last, and the copies, which are zero afterwards.
     fn close(&mut self) {
-        if std::mem::take(&mut self.open) {
-            self.commit(1);
+        let (rank, stride) = (self.rank, self.stride);
+        if let Some(desk) = self.open.take() {
+            for (mode, result) in self.results.iter_mut().enumerate() {
+                if self.modes[mode].1 == Strategy::Slots {
+                    let sums = result.sums_mut(rank);
+                    self.vectors.arch().dispatch(Commit { group: &desk.0, mode, rank, stride, sums });
+                }
+            }
+            self.desks.push(desk);
         }
-        let (rank, stride) = (self.rank, kernel::stride(self.rank));
         for (k, result) in self.results.iter_mut().enumerate() {
             if self.modes[k].1 == Strategy::Slots {
                 continue;
@@ -297,73 +306,27 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             }
         }
     }
-
-    /// Gives the tiles of `batch` from `t` on to groups, as many as there are; where the tiles end that they took, and how many groups did.
-    fn deal(&mut self, batch: &Batch<'_>, mut t: usize) -> (usize, usize) {
-        let mut dealt = 0;
-        while t < batch.tiles() && dealt < self.groups.len() {
-            let number = (batch.first_tile + t as u64) / GROUP_TILES as u64;
-            let group = &mut self.groups[dealt];
-            let goes_on = self.open && dealt == 0 && group.number == number;
-            if !goes_on {
-                group.begin(number);
-            }
-            let of_group = |t: &usize| (batch.first_tile + *t as u64) / GROUP_TILES as u64 == number;
-            let end = (t..batch.tiles()).find(|t| !of_group(t)).unwrap_or(batch.tiles());
-            group.tiles = t..end;
-            (t, dealt) = (end, dealt + 1);
-        }
-        (t, dealt)
-    }
-
-    /// Computes the first `count` groups.
-    fn work(&mut self, batch: &Batch<'_>, count: usize) {
-        let (factors, modes) = (&*self.factors, &*self.modes);
-        // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
-        let narrow = !self.all && self.vectors == Vectors::Widest;
-        let vectors = if narrow { Vectors::Avx2 } else { self.vectors }.arch();
-        let inputs = Inputs { batch, factors, aligned: &self.aligned, rank: self.rank, modes, all: self.all };
-        let (scratches, copies) = (&self.scratch, &self.copies);
-        let work = |group: &mut Group| {
-            let thread = rayon::current_thread_index().unwrap_or(0) % scratches.len();
-            let mut scratch = scratches[thread].lock().unwrap_or_else(PoisonError::into_inner);
-            #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
-            let copy = (group.number % COPIES as u64) as usize;
-            let mut copy = copies[copy].lock().unwrap_or_else(PoisonError::into_inner);
-            vectors.dispatch(Work { group, copy: &mut copy, scratch: &mut scratch, inputs });
-        };
-        self.groups[..count].par_iter_mut().with_max_len(1).for_each(work);
-    }
-
-    /// Adds the first `count` groups to the results.
-    fn commit(&mut self, count: usize) {
-        let (rank, vectors, groups) = (self.rank, self.vectors.arch(), &self.groups[..count]);
-        let mut tasks = Vec::with_capacity(self.results.len() * self.threads);
-        for (mode, result) in self.results.iter_mut().enumerate() {
-            if self.modes[mode].1 == Strategy::Copies {
-                continue;
-            }
-            result.part_rows(groups, mode, self.threads, &mut self.sample);
-            result.tasks(groups, mode, rank, &mut tasks);
-        }
-        tasks.into_par_iter().with_max_len(1).for_each(|task| vectors.dispatch(task));
-    }
 }
 
 impl<T: Real> HostOp for Mttkrp<'_, T> {
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        let mut t = 0;
-        while t < batch.tiles() {
-            let (end, count) = self.deal(batch, t);
-            self.work(batch, count);
-            // Only the last group can be part of one: there its nonzeros end, for now.
-            let whole = self.groups[count - 1].nnz == GROUP_NNZ;
-            self.commit(if whole { count } else { count - 1 });
-            if !whole {
-                self.groups.swap(0, count - 1);
-            }
-            (self.open, t) = (!whole, end);
-        }
+        let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
+        let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
+        // Left by a pass that ended early.
+        self.desks.extend(self.open.take_if(|(group, _)| group.number != groups.start));
+        // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
+        let narrow = !self.all && self.vectors == Vectors::Widest;
+        let vectors = self.vectors.arch();
+        let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
+        let (rank, stride, all, modes) = (self.rank, self.stride, self.all, &*self.modes);
+        let inputs =
+            Inputs { batch, factors: &self.factors, aligned: &self.aligned, rank, stride, modes, all };
+        let first = groups.start;
+        let turns = self.results.iter_mut().map(|result| Turn::new(first, result.sums_mut(rank))).collect();
+        let threads = self.desks.len() + usize::from(self.open.is_some());
+        let dealer = Mutex::new(Dealer { groups, desks: &mut self.desks, open: &mut self.open });
+        let shift = Shift { inputs, copies: &self.copies, dealer, turns, vectors };
+        (0..threads).into_par_iter().with_max_len(1).for_each(|_| shift.work());
         Ok(())
     }
 }
@@ -371,31 +334,5 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
 impl Accumulator {
     fn sums_mut(&mut self, rank: usize) -> &mut [f64] {
         &mut self.sums[..self.rows * rank]
-    }
-
-    /// Cuts the rows into a part for each thread, even by a sample of those that groups have met. Parts do not change what is computed.
-    fn part_rows(&mut self, groups: &[Group], mode: usize, threads: usize, sample: &mut Vec<u32>) {
-        self.cuts.clear();
-        self.cuts.push(0);
-        if threads > 1 {
-            sample.clear();
-            for group in groups {
-                sample.extend(group.modes[mode].rows.iter().step_by(SAMPLE));
-            }
-            sample.sort_unstable();
-            let cut = |p: usize| sample.get(p * sample.len() / threads).map_or(0, |&r| r as usize);
-            self.cuts.extend((1..threads).map(cut));
-        }
-        self.cuts.push(self.rows);
-    }
-
-    /// Appends a task for each part.
-    fn tasks<'s>(&'s mut self, groups: &'s [Group], mode: usize, rank: usize, tasks: &mut Vec<Commit<'s>>) {
-        let mut rest = &mut self.sums[..self.rows * rank];
-        for cut in self.cuts.windows(2) {
-            let (sums, behind) = std::mem::take(&mut rest).split_at_mut((cut[1] - cut[0]) * rank);
-            tasks.push(Commit { groups, mode, rank, first_row: cut[0], sums });
-            rest = behind;
-        }
     }
 }

@@ -17,6 +17,20 @@ const SPREAD: u32 = 0x9E37_79B1;
 /// The slot of each nonzero of a tile.
 pub type Ids = [u32; TILE_NNZ];
 
+/// Rows that are touched before they are used.
+pub const AHEAD: usize = 16;
+
+/// Reads a number of each cache line of rows of a table that are about to be used, so that one does not wait for memory after the other. (Safe code has no
+/// prefetch.)
+#[inline(always)]
+pub fn touch<T: Real>(table: &[T], rows: &[u32], rank: usize) {
+    for &row in rows {
+        for line in table[row as usize * rank..][..rank].chunks(LINE_BYTES / size_of::<T>()) {
+            std::hint::black_box(line[0]);
+        }
+    }
+}
+
 /// Finds the slot of a row: by the row's last bits where the rows span fewer than its entries, else an open hash table.
 #[derive(Debug)]
 pub struct Finder {

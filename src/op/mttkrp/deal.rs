@@ -1,0 +1,136 @@
+//! The groups of a batch between threads. A thread is given the next group and a desk to work at; what the group adds up, the thread adds to the results when
+//! the groups before have ([`Turn`]), while it is still in the thread's cache, and only then takes another group. So groups in work lie closer together
+//! than there are desks, at most [`COPIES`]: no two share a copy, and each copy gets its groups in order.
+
+use super::group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch, Strategy, Work};
+use super::slots::Rows;
+use crate::dense::Real;
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// What a thread works at: its group's slots and what it needs beside them.
+pub type Desk<T> = (Group, Scratch<T>);
+
+/// Locks what no panic leaves half done: a panic ends the pass.
+fn lock<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives out groups, in order.
+#[derive(Debug)]
+pub struct Dealer<'s, T> {
+    /// The numbers of those that are still to be given.
+    pub groups: Range<u64>,
+    pub desks: &'s mut Vec<Desk<T>>,
+    /// The desk of a group that is not whole: of the first, until that is given; of the last, when it is back.
+    pub open: &'s mut Option<Desk<T>>,
+}
+
+impl<T: Real> Dealer<'_, T> {
+    fn take(&mut self) -> Option<Desk<T>> {
+        let number = self.groups.next()?;
+        self.open.take().or_else(|| {
+            let mut desk = self.desks.pop().expect("threads have a desk each");
+            desk.0.begin(number);
+            Some(desk)
+        })
+    }
+
+    fn put_back(&mut self, desk: Desk<T>) {
+        if desk.0.nnz == GROUP_NNZ { self.desks.push(desk) } else { *self.open = Some(desk) }
+    }
+}
+
+/// Lets groups at a result in order.
+#[derive(Debug)]
+pub struct Turn<'s> {
+    /// The group whose turn it is, and the result's sums.
+    state: Mutex<(u64, &'s mut [f64])>,
+    passed: Condvar,
+}
+
+/// Nobody's turn any more: a thread has panicked.
+const NOBODY: u64 = u64::MAX;
+
+impl<'s> Turn<'s> {
+    /// First that of group `first`.
+    pub fn new(first: u64, sums: &'s mut [f64]) -> Self {
+        Self { state: Mutex::new((first, sums)), passed: Condvar::new() }
+    }
+
+    /// Waits for the turn of group `number`, adds to the sums and passes it on.
+    fn take(&self, number: u64, add: impl FnOnce(&mut [f64])) {
+        let waits = |state: &mut (u64, &mut [f64])| state.0 != number && state.0 != NOBODY;
+        let state = self.passed.wait_while(lock(&self.state), waits);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        assert!(state.0 == number, "no other thread has panicked");
+        add(state.1);
+        state.0 += 1;
+        self.passed.notify_all();
+    }
+}
+
+/// Ends all turns when its thread panics, so that nobody waits for it.
+struct Guard<'a, 's>(&'a [Turn<'s>]);
+
+impl Drop for Guard<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for turn in self.0 {
+                lock(&turn.state).0 = NOBODY;
+                turn.passed.notify_all();
+            }
+        }
+    }
+}
+
+/// All that threads share while they work on a batch.
+#[derive(Debug)]
+pub struct Shift<'s, T> {
+    pub inputs: Inputs<'s, T>,
+    pub copies: &'s [Mutex<Vec<Rows<f64>>>],
+    pub dealer: Mutex<Dealer<'s, T>>,
+    /// By mode that is computed.
+    pub turns: Vec<Turn<'s>>,
+    /// What groups are worked on with, and what adds them to results.
+    pub vectors: [pulp::Arch; 2],
+}
+
+impl<T: Real> Shift<'_, T> {
+    /// Takes groups until there are none.
+    pub fn work(&self) {
+        let _guard = Guard(&self.turns);
+        let take = || lock(&self.dealer).take();
+        while let Some(mut desk) = take() {
+            let (group, scratch) = &mut desk;
+            group.tiles = self.tiles(group.number);
+            #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
+            let copy = &self.copies[(group.number % COPIES as u64) as usize];
+            self.vectors[0].dispatch(Work { group, copy: &mut lock(copy), scratch, inputs: self.inputs });
+            if group.nnz == GROUP_NNZ {
+                self.add_to_results(group);
+            }
+            lock(&self.dealer).put_back(desk);
+        }
+    }
+
+    /// The tiles of group `number` that are in the batch.
+    fn tiles(&self, number: u64) -> Range<usize> {
+        let batch = self.inputs.batch;
+        #[expect(clippy::cast_possible_truncation, reason = "at most a batch's tiles")]
+        let at = |tile: u64| (tile.saturating_sub(batch.first_tile) as usize).min(batch.tiles());
+        at(number * GROUP_TILES as u64)..at((number + 1) * GROUP_TILES as u64)
+    }
+
+    fn add_to_results(&self, group: &Group) {
+        let Inputs { rank, stride, modes, .. } = self.inputs;
+        for (mode, (turn, (_, strategy))) in self.turns.iter().zip(modes).enumerate() {
+            // The turn passes where there are copies too: it keeps groups in work near one another.
+            turn.take(group.number, |sums| {
+                if *strategy == Strategy::Slots {
+                    self.vectors[1].dispatch(Commit { group, mode, rank, stride, sums });
+                }
+            });
+        }
+    }
+}
