@@ -10,7 +10,7 @@ use blco::format::tree::{Leaves, Nodes, TreeView};
 use blco::format::{ChunkView, Decoder};
 use blco::op::storage::Storage;
 use blco::pack::{Duplicates, FormatOption, PackOptions};
-use blco::store::Store;
+use blco::store::{SectionKind, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, exported, options, packed, values};
@@ -44,6 +44,35 @@ fn each_chunk(store: &Store, mut look: impl FnMut(&TreeView<'_>)) {
         match ChunkView::open(&decoder, &header, image, store.chunk_path(number)).unwrap() {
             ChunkView::Tree(view) => look(&view),
             ChunkView::Blco(_) => panic!("a tree"),
+        }
+    }
+}
+
+/// What opening a store's first chunk says.
+fn opening(store: &Store) -> Result<(), String> {
+    let decoder = Decoder::new(&store.manifest().shape, &store.manifest().format);
+    let mut buffer = Sys::default().page_buf(store.buffer_bytes()).unwrap();
+    let (header, _) = store.load(0, &mut buffer, &mut store.scratch().unwrap()).unwrap();
+    let image = &buffer[..header.image_bytes as usize];
+    ChunkView::open(&decoder, &header, image, store.chunk_path(0)).map(drop).map_err(|e| e.to_string())
+}
+
+/// A damaged chunk, its checksums right, that has more slots than its leaf rule allows, or fewer than nonzeros, is refused before anything is made of
+/// their number.
+#[test]
+fn slots_that_the_leaf_rule_forbids_are_refused() {
+    let tensor = Tensor::random(&[3, 4, 50], 96, 3, values::integer);
+    let order = tensor.order();
+    for (leaf, most) in [(LeafRule::Csr, 96), (LeafRule::Ell, 192), (LeafRule::Auto, 108)] {
+        for slots in [95, most, most + 1, 512, u32::MAX] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = packed(&tensor, &hocfs(&dir.path().join("store"), 0, leaf, 1 << 20));
+            assert_eq!(store.manifest().nnz, 96);
+            let damaged = common::with_section(&store, SectionKind::Levels, |levels| {
+                levels[16 + 4 * (order - 1)..][..4].copy_from_slice(&slots.to_le_bytes());
+            });
+            let refused = opening(&damaged).is_err_and(|e| e.ends_with("chunk 0: corrupt: LEVELS section"));
+            assert_eq!(refused, !(96..=most).contains(&slots), "{leaf:?}, {slots} slots");
         }
     }
 }

@@ -48,6 +48,16 @@ impl LeafRule {
     pub fn from_code(code: u32) -> Option<Self> {
         [Self::Csr, Self::Ell, Self::Auto].into_iter().find(|&e| e as u32 == code)
     }
+
+    /// Slots that so many nonzeros can take, at most.
+    #[must_use]
+    pub fn slots_max(self, nnz: u64) -> u64 {
+        match self {
+            Self::Csr => nnz,
+            Self::Ell => nnz.saturating_mul(2),
+            Self::Auto => nnz.saturating_mul(9) / 8,
+        }
+    }
 }
 
 /// The number of bits that `x` needs: 0 for 0.

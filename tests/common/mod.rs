@@ -302,11 +302,16 @@ pub fn with_largest_numbers(store: &Store) -> Store {
 
 /// The same store, uncompressed and of one chunk, with other columns, and checksums that say so.
 pub fn with_columns(store: &Store, change: impl FnOnce(&mut [u8])) -> Store {
+    with_section(store, SectionKind::Columns, change)
+}
+
+/// The same of any section.
+pub fn with_section(store: &Store, kind: SectionKind, change: impl FnOnce(&mut [u8])) -> Store {
     let path = store.chunk_path(0);
     let mut file = std::fs::read(&path).unwrap();
     let mut header = ChunkHeader::decode(&file, &path).unwrap();
-    let columns = header.section(SectionKind::Columns).unwrap();
-    change(&mut file[columns]);
+    let section = header.section(kind).unwrap();
+    change(&mut file[section]);
     header.payload_checksum = xxh3_64(&file[HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize]);
     let mut manifest = store.manifest().clone();
     manifest.chunks[0].payload_checksum = header.payload_checksum;

@@ -149,11 +149,7 @@ impl Slots {
             let nnz: usize = range.clone().map(length).sum();
             let longest = range.clone().map(length).max().unwrap_or(0);
             let padded = longest * range.len();
-            let ell = match rule {
-                LeafRule::Csr => false,
-                LeafRule::Ell => padded <= 2 * nnz,
-                LeafRule::Auto => 8 * padded <= 9 * nnz,
-            };
+            let ell = rule != LeafRule::Csr && padded as u64 <= rule.slots_max(nnz as u64);
             slots.ell.push(ell);
             for f in range {
                 let leaves = fibers.starts[f] as usize..fiber_end(f);

@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 pub struct Decoder {
     shape: Shape,
     levels: ModeOrder,
-    leaf_rule: u32,
+    leaf: LeafRule,
 }
 
 impl Decoder {
     /// A decoder for stores of `shape` whose level l has mode `levels.mode(l)`.
     #[must_use]
     pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
-        Self { shape: shape.clone(), levels: *levels, leaf_rule: leaf as u32 }
+        Self { shape: shape.clone(), levels: *levels, leaf }
     }
 
     /// The shape.
@@ -112,13 +112,16 @@ impl<'a> TreeView<'a> {
         }
         let head = Head::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
         let order = decoder.shape.order();
-        let due = (level_bytes(&decoder.levels), decoder.leaf_rule);
+        let due = (level_bytes(&decoder.levels), decoder.leaf as u32);
         if (head.level_modes, head.leaf_rule) != due {
             return Err(wrong("LEVELS section differs from the manifest"));
         }
         // No fiber is without a nonzero, so that as many sums as nonzeros are room enough.
         let fibers = head.nodes[order - 2];
         let counted = head.nodes[..order].is_sorted() && head.nodes[0] > 0 && fibers <= header.nnz;
+        let slots = head.nodes[order - 1];
+        let held =
+            (u64::from(header.nnz)..=decoder.leaf.slots_max(header.nnz.into())).contains(&slots.into());
         let beyond = head.nodes[order..].iter().all(|&n| n == 0);
         let mut first_record = [0; ORDER_MAX + 1];
         for level in 0..ORDER_MAX {
@@ -127,10 +130,9 @@ impl<'a> TreeView<'a> {
         let records = levels.start + HEAD_BYTES;
         let codes = records + RECORD_BYTES * first_record[ORDER_MAX];
         let end = codes + 4 * (head.nodes[0] as usize).div_ceil(32);
-        if !counted || !beyond || end != levels.end || header.nnz == 0 {
+        if !counted || !held || !beyond || end != levels.end || header.nnz == 0 {
             return Err(wrong("LEVELS section"));
         }
-        let slots = head.nodes[order - 1] as usize;
         let view = Self {
             decoder,
             number: header.number,
@@ -142,7 +144,7 @@ impl<'a> TreeView<'a> {
             records: records..codes,
             codes: codes..end,
             columns,
-            values: ValueSection::open(header, image, slots).map_err(wrong)?,
+            values: ValueSection::open(header, image, slots as usize).map_err(wrong)?,
             path: PathBuf::new(),
         };
         view.check_records().map_err(wrong)?;

@@ -133,9 +133,6 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
 fn note(view: &TreeView<'_>) -> Result<Note> {
     let (order, ends) = (view.order(), Ends::of(view)?);
     let (leaf, slots) = (order - 1, view.level_nodes(order - 1));
-    if slots as u64 > SLOTS_PER_NONZERO * view.nnz() as u64 {
-        return Err(view.damaged(leaf, 0));
-    }
     let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
     let last = ends.fibers - 1;
     view.nodes(order - 2, last / TILE_NNZ, &mut nodes)?;
