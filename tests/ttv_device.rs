@@ -19,19 +19,23 @@ use blco::backend::cuda::abi::TTV_SEGMENT;
 use blco::backend::cuda::driver::Device;
 use blco::backend::cuda::pipeline::{PipelineBackend, plan as plan_device};
 use blco::backend::cuda::ttv::Variant;
+use blco::coo::Batch;
+use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::dense::Real;
 use blco::encoding::LeafRule;
 use blco::error::Result;
+use blco::op::ttv::Oracle;
 use blco::op::ttv::cuda::{DeviceTtv, device_demand};
 use blco::pack::{FormatOption, PackOptions};
 use blco::random::Counter;
 use blco::store::Store;
 use blco::stream::{Executor, Limits, PassReport, plan};
+use blco::sys::Sys;
 use common::{SMALL_CHUNKS, Tensor, packed, values};
 use elements::{Elements, bits, check_order, compare};
 use on_a_device::on_a_device;
 use runner::vector;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const VARIANTS: [Variant; 2] = [Variant::Balanced, Variant::TwoLevel];
@@ -43,22 +47,23 @@ fn trees(tensor: &Tensor, dir: &Path, leaf: LeafRule, chunk_bytes: u64) -> Store
     packed(tensor, &PackOptions { format, chunk_bytes, ..PackOptions::new(target) })
 }
 
-/// Elements of the last of `passes` passes on the device, and its report.
+/// Elements along `mode`, the leaves', of the last of `passes` passes on the device, and its report.
 fn run<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
     store: &Store,
+    mode: usize,
     x: &[T],
     variant: Variant,
     lanes: usize,
     passes: u32,
 ) -> Result<(Elements, PassReport)> {
-    let mode = store.manifest().shape.order() - 1;
+    let order = store.manifest().shape.order();
     let limits = DeviceLimits { lanes: Some(lanes), passes, ..DeviceLimits::default() };
     let device_plan = plan_device(device, store, &device_demand::<T>(store.manifest(), mode), &limits)?;
     let plan = plan(store, 0, &Limits { passes, ..Limits::default() })?;
     let mut found = Elements::new();
     let mut sink = |batches| {
-        found.extend(runner::elements(batches, mode + 1));
+        found.extend(runner::elements(batches, order));
         Ok(())
     };
     let mut op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
@@ -111,7 +116,7 @@ fn check_as<T: Real + bytemuck::Pod>(device: &Arc<Device>, name: &str, tensor: &
                     (lanes.next().unwrap(), if variant == Variant::Balanced { 2 } else { 1 });
                 let what =
                     format!("{name}, {leaf:?}, {chunk_bytes}, {variant}, {lanes} lanes, {:?}", T::PRECISION);
-                let (found, report) = run(device, &store, &x, variant, lanes, passes).unwrap();
+                let (found, report) = run(device, &store, mode, &x, variant, lanes, passes).unwrap();
                 compare(&found, tensor, mode, &x, &what);
                 check_order(&found, &store, mode, &what);
                 let wanted = wanted.get_or_insert_with(|| found.clone());
@@ -189,6 +194,93 @@ fn fibers_of_every_length() {
     });
 }
 
+/// The tensors in the directory `BLCO_DATA`, along every mode, with both leaf codes, kernels and precisions: in turn, or with `BLCO_DEVICE_FULL=1` each
+/// with each. The largest one with `BLCO_LARGE=1`.
+#[test]
+fn real_tensors_agree_with_the_oracle() {
+    let Some(data) = std::env::var_os("BLCO_DATA") else {
+        eprintln!("skipped: BLCO_DATA names no directory");
+        return;
+    };
+    on_a_device("real_tensors_agree_with_the_oracle", |device| {
+        for path in tensors_in(Path::new(&data)) {
+            eprintln!("{}", path.display());
+            let mut reader = TnsReader::open(&Sys::default(), &path, ReadOptions::default()).unwrap();
+            let tensor = Tensor::read(&mut reader).unwrap();
+            (0..tensor.order()).for_each(|mode| check_real(device, &tensor, mode));
+        }
+    });
+}
+
+/// Text files in a directory and those below it, but for those that count from 0.
+fn tensors_in(data: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path());
+    let (below, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let wanted = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        let text = name.ends_with(".tns") || name.ends_with(".tns.zst");
+        text && !name.contains("zero") && (is_set("BLCO_LARGE") || !name.starts_with("gitlog"))
+    };
+    let mut found: Vec<_> = files.into_iter().filter(wanted).collect();
+    found.extend(below.iter().flat_map(|below| tensors_in(below)));
+    found.sort();
+    found
+}
+
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| value == "1")
+}
+
+fn check_real(device: &Arc<Device>, tensor: &Tensor, mode: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    for (leaf, first, second) in
+        [(LeafRule::Csr, VARIANTS[0], VARIANTS[1]), (LeafRule::Ell, VARIANTS[1], VARIANTS[0])]
+    {
+        // The leaves' mode is the one before the main mode.
+        let format = FormatOption::Hocfs { main_mode: (mode + 1) % tensor.order(), leaf };
+        let target = dir.path().join(format!("{leaf:?}"));
+        let store = packed(tensor, &PackOptions { format, chunk_bytes: 1 << 20, ..PackOptions::new(target) });
+        let all = is_set("BLCO_DEVICE_FULL");
+        check_store::<f64>(
+            device,
+            tensor,
+            &store,
+            mode,
+            if all { &VARIANTS } else { std::slice::from_ref(&first) },
+        );
+        check_store::<f32>(
+            device,
+            tensor,
+            &store,
+            mode,
+            if all { &VARIANTS } else { std::slice::from_ref(&second) },
+        );
+    }
+}
+
+fn check_store<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    tensor: &Tensor,
+    store: &Store,
+    mode: usize,
+    variants: &[Variant],
+) {
+    let x = vector::<T>(tensor.dims[mode], 1);
+    for &variant in variants {
+        let (found, _) = run(device, store, mode, &x, variant, 3, 1).unwrap();
+        let mut oracle = Oracle::new(&mut { tensor }, &store.manifest().shape, mode, &x).unwrap();
+        let (indices, values): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        oracle.compare(&Batch { indices: indices.concat(), values });
+        let comparison = oracle.finish();
+        assert!(
+            comparison.holds,
+            "{}, {variant}, {:?}: {comparison:?}",
+            store.path().display(),
+            T::PRECISION
+        );
+    }
+}
+
 /// Passes that count elements.
 fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: Variant) -> Result<u64> {
     let mode = store.manifest().shape.order() - 1;
@@ -247,7 +339,7 @@ fn numbers_out_of_range_are_found_on_the_device() {
                 let tensor = Tensor::random(&[100, 90, 800], 5000, n as u64, values::one);
                 let damaged = common::with_largest_numbers(&trees(&tensor, dir.path(), leaf, 16 << 20));
                 let x = vector::<f64>(800, 1);
-                let error = run(device, &damaged, &x, variant, 2, 1).unwrap_err().to_string();
+                let error = run(device, &damaged, 2, &x, variant, 2, 1).unwrap_err().to_string();
                 assert!(error.contains("corrupt") && error.contains("out of range"), "{error}");
             }
         }

@@ -26,7 +26,7 @@ check() {
     beside "$log/device" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/device-test" --nocapture
     beside "$log/order" "$dir/bin/order-test" --nocapture --test-threads 1
     beside "$log/cpd_device" "$dir/bin/cpd_device-test" --nocapture
-    beside "$log/ttv_device" "$dir/bin/ttv_device-test" --nocapture
+    beside "$log/ttv_device" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/ttv_device-test" --nocapture
     # Where the programs are is told by where the tests are. OUT/peer.tar.gz is for tools/cpd_peer.py, where pyttb is.
     beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$work/peer" "$dir/bin/cpd_programs-test" --nocapture
     beside "$log/cpd_ends" env BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted
