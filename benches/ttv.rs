@@ -1,6 +1,6 @@
-//! TTV against a plain loop over coordinates: `cargo bench --bench ttv -- INPUT.tns ... [--runs N] [--threads N]`.
+//! TTV against a plain loop over coordinates: `cargo bench --bench ttv -- INPUT ... [--runs N] [--threads N]`.
 //!
-//! For each mode, a store whose leaves it has. Taking turns: a plain loop over the same nonzeros in memory, as coordinates and
+//! Of a tensor's text, for each mode, a store whose leaves it has; an input that is a directory is such a store already. Taking turns: a plain loop over the same nonzeros in memory, as coordinates and
 //! values in the store's own order, which adds to the element that it is at and begins another where a fiber ends (the best case for a loop: it neither sorts
 //! nor searches), by one thread and by as many as TTV has, each with a part of the fibers; a pass over the store's files in the
 //! page cache, read, verified, decoded; and a later pass, over chunks that are kept in memory. Elements stay in memory; no text is written. Prints a
@@ -10,15 +10,15 @@
 #![expect(clippy::unwrap_used, reason = "a bench has nobody to tell")]
 
 use blco::backend::host::{HostBackend, HostOp};
-use blco::coo::Batch;
 use blco::coo::tns::{ReadOptions, TnsReader};
+use blco::coo::{Batch, Source};
 use blco::dense::Matrix;
 use blco::encoding::LeafRule;
 use blco::format::DecodedTile;
 use blco::op::export::EachTile;
 use blco::op::ttv::Streamed;
 use blco::pack::{FormatOption, PackOptions, pack};
-use blco::store::Store;
+use blco::store::{Format, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use rayon::prelude::*;
@@ -148,15 +148,22 @@ fn turns<const N: usize>(runs: usize, mut each: [&mut dyn FnMut(); N]) -> [Secon
     })
 }
 
-/// One mode's row of the table. `rate` is that of copies.
-fn mode(sys: &Sys, input: &Path, (mode, order): (usize, usize), threads: usize, runs: usize, rate: f64) {
-    let dir = tempfile::tempdir().unwrap();
+/// Packs a tensor so that `mode` is the leaves'.
+fn packed(sys: &Sys, input: &Path, mode: usize, order: usize, target: &Path) {
     let format = FormatOption::Hocfs { main_mode: (mode + 1) % order, leaf: LeafRule::Auto };
-    let options = PackOptions { format, ..PackOptions::new(dir.path().join("bench.hocfs")) };
+    let options = PackOptions { format, ..PackOptions::new(target.to_path_buf()) };
     let mut source = TnsReader::open(sys, input, ReadOptions::default()).unwrap();
-    let report = pack(sys, &mut source, &options, &|_, _, _| {}).unwrap();
-    let store = Store::open(sys, &options.target).unwrap();
-    let vector = Matrix::<f64>::seeded(sys, report.dims[mode] as usize, 1, mode, 0).unwrap();
+    pack(sys, &mut source, &options, &|_, _, _| {}).unwrap();
+}
+
+/// One row of the table: the leaves' mode of a store. `rate` is that of copies.
+fn row(sys: &Sys, store: &Path, threads: usize, runs: usize, rate: f64) {
+    let store = Store::open(sys, store).unwrap();
+    let manifest = store.manifest();
+    let Format::Hocfs { levels, .. } = manifest.format else { panic!("a store of trees") };
+    let (order, mode) = (manifest.shape.order(), levels.last());
+    let (nnz, bytes) = (manifest.nnz, manifest.chunks.iter().map(|chunk| chunk.file_bytes).sum::<u64>());
+    let vector = Matrix::<f64>::seeded(sys, manifest.shape.dims()[mode] as usize, 1, mode, 0).unwrap();
     let (vector, all) = (vector.data(), coordinates(&store, threads));
     let (mut one, mut several) = (vec![Vec::new()], vec![Vec::new(); threads]);
     let limits = |passes| Limits { threads, passes, ..Limits::default() };
@@ -188,24 +195,32 @@ fn mode(sys: &Sys, input: &Path, (mode, order): (usize, usize), threads: usize, 
     let found = [one[0].len() as u64, several.iter().map(|out| out.len() as u64).sum(), again];
     assert_eq!(found, [elements; 3], "all find the same fibers");
     // Read once: images, and the copy of them from the page cache; written once: elements.
-    let moved = (3 * report.bytes + 8 * elements) as f64 / ours_cached.clock;
+    let moved = (3 * bytes + 8 * elements) as f64 / ours_cached.clock;
     let times = |of: Seconds, by: Seconds| {
         format!("{:.2} ({:.2})", of.clock / by.clock, of.processors / by.processors)
     };
     println!(
         "| {} | {elements} | {:.2} | {:.3} | {loop_one} | {loop_all} | {ours_cached} | {ours_kept} | {} | {} | {} | {} | {:.0}, {:.0} | {:.1} | {:.0} % |",
         mode + 1,
-        report.nnz as f64 / elements as f64,
-        report.bytes_per_nnz,
+        nnz as f64 / elements as f64,
+        bytes as f64 / nnz as f64,
         times(loop_one, ours_cached),
         times(loop_one, ours_kept),
         times(loop_all, ours_cached),
         times(loop_all, ours_kept),
-        report.nnz as f64 / ours_kept.processors / 1e6,
+        nnz as f64 / ours_kept.processors / 1e6,
         elements as f64 / ours_kept.processors / 1e6,
         moved / 1e9,
         100.0 * moved / rate,
     );
+}
+
+/// The order of a tensor in text.
+fn order_of(sys: &Sys, input: &Path) -> usize {
+    let mut source = TnsReader::open(sys, input, ReadOptions::default()).unwrap();
+    Source::size(&source)
+        .unwrap()
+        .map_or_else(|| Source::drain(&mut source, &mut |_| Ok(())).unwrap().dims.len(), |size| size.order)
 }
 
 fn main() {
@@ -222,19 +237,21 @@ fn main() {
     }
     let sys = Sys::default();
     for input in &inputs {
-        let order = {
-            let mut source = TnsReader::open(&sys, input, ReadOptions::default()).unwrap();
-            blco::coo::Source::size(&source).unwrap().map_or_else(
-                || blco::coo::Source::drain(&mut source, &mut |_| Ok(())).unwrap().dims.len(),
-                |size| size.order,
-            )
-        };
         sys.pool(threads).unwrap().install(|| {
             let rate = copy_rate(threads, runs);
             let name = input.file_name().unwrap().to_string_lossy();
             println!("\n## {name}, {threads} threads, which copy {:.1} GB/s\n", rate / 1e9);
             println!("{HEAD}");
-            (0..order).for_each(|m| mode(&sys, input, (m, order), threads, runs, rate));
+            if input.is_dir() {
+                return row(&sys, input, threads, runs, rate);
+            }
+            let order = order_of(&sys, input);
+            for mode in 0..order {
+                let dir = tempfile::tempdir().unwrap();
+                let target = dir.path().join("bench.hocfs");
+                packed(&sys, input, mode, order, &target);
+                row(&sys, &target, threads, runs, rate);
+            }
         });
     }
 }

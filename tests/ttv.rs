@@ -9,15 +9,18 @@ mod elements;
 #[path = "common/ttv.rs"]
 mod runner;
 
+use blco::backend::host::Vectors;
 use blco::dense::{Matrix, Real};
 use blco::encoding::LeafRule;
 use blco::error::Result;
 use blco::pack::{FormatOption, PackOptions};
+use blco::random::Counter;
 use blco::store::Store;
 use blco::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
 use elements::{Elements, bits, check_order, compare};
 use runner::vector;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// TTV along `mode`, by the way that the store has for it.
@@ -93,6 +96,45 @@ fn results_do_not_depend_on_chunks_workers_or_threads() {
                     let wanted = wanted.get_or_insert_with(|| found.clone());
                     assert!(bits(&found) == bits(wanted), "mode {mode}, {leaf:?}, {chunk_bytes} bytes");
                 }
+            }
+        }
+    }
+}
+
+/// Fibers of every length up to some windows of products, short and long ones in turn, of all ends and places in tiles: with the widest
+/// vectors and without them the same bits, which are those of a plain loop in the store's order.
+#[test]
+fn every_vector_width_gives_the_bits_of_a_plain_loop() {
+    let dir = tempfile::tempdir().unwrap();
+    let random = Counter::new(8, 3);
+    let mut rows = Vec::new();
+    for fiber in 0..6000u32 {
+        let longest = [1, 2, 3, 9, 20, 60][fiber as usize / 1000];
+        let length = 1 + u32::try_from(random.bits(fiber.into()) % longest).unwrap();
+        let value = |i: u32| if i % 11 == 3 { -0.0 } else { random.unit(u64::from(fiber * 64 + i)) - 0.5 };
+        rows.extend((0..length).map(|i| ([fiber / 50, fiber % 50, i * 7 % 61], value(i))));
+    }
+    let tensor = Tensor::of([120, 50, 61], &rows);
+    let x = vector::<f64>(61, 5);
+    let mut wanted: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
+    rows.sort_unstable_by_key(|row| row.0);
+    for (at, value) in &rows {
+        *wanted.entry(at[..2].to_vec()).or_insert(-0.0) += value * x[at[2] as usize];
+    }
+    let wanted: Elements = wanted.into_iter().collect();
+    for leaf in [LeafRule::Csr, LeafRule::Ell] {
+        for chunk_bytes in [SMALL_CHUNKS, 16 << 20] {
+            let format = FormatOption::Hocfs { main_mode: 0, leaf };
+            let target = dir.path().join(format!("{leaf:?}-{chunk_bytes}"));
+            let store = packed(&tensor, &PackOptions { format, chunk_bytes, ..PackOptions::new(target) });
+            for vectors in [Vectors::Widest, Vectors::Avx2, Vectors::Baseline] {
+                let mut found = Elements::new();
+                let mut sink = |batches| {
+                    found.extend(runner::elements(batches, 3));
+                    Ok(())
+                };
+                runner::streamed(&store, &x, vectors, 2, &mut sink).unwrap();
+                assert!(bits(&found) == bits(&wanted), "{leaf:?}, {chunk_bytes} bytes, {vectors:?}");
             }
         }
     }

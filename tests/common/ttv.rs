@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "every test uses a part")]
 
-use blco::backend::host::{HostBackend, HostOp};
+use blco::backend::host::{HostBackend, HostOp, Vectors};
 use blco::coo::Batch;
 use blco::dense::Real;
 use blco::error::Result;
@@ -25,6 +25,19 @@ fn pass<O: HostOp>(store: &Store, op: &mut O, workers: usize) -> Result<()> {
     Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
 }
 
+/// TTV along the leaves' mode of trees.
+pub fn streamed<T: Real>(
+    store: &Store,
+    x: &[T],
+    vectors: Vectors,
+    workers: usize,
+    sink: Sink<'_>,
+) -> Result<u64> {
+    let mut op = Streamed::new(store, x, Some(sink))?.with_vectors(vectors);
+    pass(store, &mut op, workers)?;
+    op.finish().map(|(elements, _)| elements)
+}
+
 /// TTV along `mode`, with at most `memory` bytes for partial results and the others in files in `runs`; how many elements
 /// `sink` got.
 pub fn ttv<T: Real>(
@@ -36,9 +49,7 @@ pub fn ttv<T: Real>(
     sink: Sink<'_>,
 ) -> Result<u64> {
     if streams(store.manifest(), mode) {
-        let mut op = Streamed::new(store, x, Some(sink))?;
-        pass(store, &mut op, workers)?;
-        return op.finish().map(|(elements, _)| elements);
+        return streamed(store, x, Vectors::Widest, workers, sink);
     }
     let shape = &store.manifest().shape;
     let mut op = Merged::<T, Wide>::new(store.sys(), shape, mode, x, memory, runs.to_path_buf());

@@ -247,7 +247,7 @@ struct Job<'a, T> {
 impl<T: Real> Job<'_, T> {
     /// Streams elements out of the last pass.
     fn streamed(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
-        let mut op = Streamed::new(self.store, self.vector, sink)?;
+        let mut op = Streamed::new(self.store, self.vector, sink)?.with_vectors(machine::vectors()?);
         let mut passes = Vec::new();
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let mut executor = Executor::new(self.store, self.plan, &mut backend)?;

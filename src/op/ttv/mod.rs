@@ -14,6 +14,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod fibers;
 mod merged;
 mod oracle;
 mod outlet;

@@ -1,0 +1,140 @@
+//! Sums of the fibers of a tree, tile by tile: the loops of [`super::Streamed`].
+//!
+//! Most fibers are short, of lengths that no processor guesses. How those that lie in one tile of leaves are added up depends on the machine's
+//! vectors: [`windows`] where it has AVX-512, [`rounds`] elsewhere. Each fiber is added up in the store's order all the same.
+
+mod rounds;
+#[cfg(target_arch = "x86_64")]
+mod windows;
+
+use crate::dense::Real;
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::tree::{Leaves, Nodes, TreeView};
+
+/// Padding adds nothing: x + -0.0 is x for every x.
+pub(super) const NOTHING: f64 = -0.0;
+
+/// Most products of a window: see [`windows`].
+const WINDOW: usize = 16;
+/// The products of a tile of leaves; behind them room for a window that begins at the last one.
+type Products = [f64; TILE_NNZ + WINDOW];
+
+/// Fibers side by side in one tile of leaves.
+struct Fibers<'a> {
+    /// The products of the tile, whose first slot is `at`.
+    products: &'a Products,
+    at: u32,
+    /// Where each fiber begins and the last one ends.
+    bounds: &'a [u32],
+}
+
+impl Fibers<'_> {
+    /// The products of `fiber` from its `done`-th on.
+    #[inline(always)]
+    fn rest(&self, fiber: usize, done: usize) -> &[f64] {
+        let place = |bound: u32| (bound - self.at) as usize;
+        &self.products[place(self.bounds[fiber]) + done..place(self.bounds[fiber + 1])]
+    }
+}
+
+/// A way to add up.
+trait AddUp: Copy {
+    /// Overwrites `sums` with those of all `fibers`.
+    fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]);
+}
+
+/// Adds up the fibers of tile `first_tile` and on into `sums`; the first one's sum begins with `before`.
+pub(super) struct AddFibers<'a, T> {
+    pub view: &'a TreeView<'a>,
+    pub first_tile: usize,
+    pub vector: &'a [T],
+    pub before: f64,
+    pub sums: &'a mut [f64],
+}
+
+impl<T: Real> AddFibers<'_, T> {
+    /// Does so with the vectors of `arch`: the bits are the same with all.
+    pub fn run(self, arch: pulp::Arch) -> Result<()> {
+        match arch {
+            #[cfg(target_arch = "x86_64")]
+            pulp::Arch::V4(simd) => arch.dispatch(By { fibers: self, way: simd }),
+            _ => arch.dispatch(By { fibers: self, way: rounds::Rounds }),
+        }
+    }
+}
+
+/// [`AddFibers`] and how.
+struct By<'a, T, W> {
+    fibers: AddFibers<'a, T>,
+    way: W,
+}
+
+/// Compiled for the vectors that the machine has. (A closure that is called once by way of a shim would not be: what it
+/// calls is inlined into the shim, and that not into what `pulp` compiles.)
+impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
+        let AddFibers { view, first_tile, vector, mut before, sums } = self.fibers;
+        let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
+        let mut products = [NOTHING; TILE_NNZ + WINDOW];
+        // The first slot of the tile of leaves whose products are there: none yet.
+        let mut at = u32::MAX;
+        for (tile, sums) in (first_tile..).zip(sums.chunks_mut(TILE_NNZ)) {
+            view.starts(view.order() - 2, tile, &mut nodes)?;
+            let bounds = &nodes.starts[..=sums.len()];
+            let mut fiber = 0;
+            while fiber < sums.len() {
+                // One that begins or goes on in another tile of leaves.
+                let (mut slot, end) = (bounds[fiber], bounds[fiber + 1]);
+                let mut total = std::mem::replace(&mut before, NOTHING);
+                while slot < end {
+                    if at != slot / TILE * TILE {
+                        at = slot / TILE * TILE;
+                        view.leaves((at / TILE) as usize, &mut leaves)?;
+                        multiply(&leaves, vector, &mut products);
+                    }
+                    let stop = end.min(at.saturating_add(TILE));
+                    let there = &products[(slot - at) as usize..(stop - at) as usize];
+                    total = there.iter().fold(total, |total, product| total + product);
+                    slot = stop;
+                }
+                sums[fiber] = total;
+                fiber += 1;
+                // All that follow in the same tile.
+                let inside = bounds[fiber + 1..].partition_point(|&end| end - at <= TILE);
+                let bounds = &bounds[fiber..=fiber + inside];
+                let neighbours = Fibers { products: &products, at, bounds };
+                self.way.add_up(&neighbours, &mut sums[fiber..fiber + inside]);
+                fiber += inside;
+            }
+        }
+        Ok(())
+    }
+}
+
+const TILE: u32 = TILE_NNZ as u32;
+
+/// The products of a tile of leaves; padding gives [`NOTHING`].
+#[inline(always)]
+fn multiply<T: Real>(leaves: &Leaves, vector: &[T], products: &mut Products) {
+    let Leaves { indices, values, padded, .. } = leaves;
+    if *padded {
+        for ((product, value), &index) in products.iter_mut().zip(values).zip(indices) {
+            *product = match vector.get(index as usize) {
+                Some(&x) => (T::nearest(*value) * x).widen(),
+                None => NOTHING,
+            };
+        }
+        return;
+    }
+    // First all elements, then all products: these are made a vector at a time.
+    for (product, &index) in products.iter_mut().zip(indices) {
+        *product = vector[index as usize].widen();
+    }
+    for (product, value) in products.iter_mut().zip(values) {
+        *product = (T::nearest(*value) * T::nearest(*product)).widen();
+    }
+}

@@ -1,0 +1,64 @@
+//! On any machine: fibers are added up in rounds, first the first products of all, then the second ones of those that have
+//! two, and so on. Nothing branches on lengths, and sums of different fibers do not wait for each other.
+
+use super::{AddUp, Fibers};
+use crate::encoding::TILE_NNZ;
+
+/// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
+const ROUNDS: usize = 4;
+/// Long fibers that are added up side by side: one addition would wait for the one before.
+const ABREAST: usize = 4;
+
+#[derive(Clone, Copy)]
+pub(super) struct Rounds;
+
+impl AddUp for Rounds {
+    #[inline(always)]
+    fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]) {
+        let Fibers { products, bounds, .. } = *fibers;
+        // `at` begins a tile. Remainders stand for checks: all places are inside.
+        let product = |start: u32, k: usize| products[(start as usize + k) % TILE_NNZ];
+        let (mut longer, mut count) = ([0u16; TILE_NNZ], 0);
+        for ((fiber, sum), bounds) in (0u16..).zip(&mut *sums).zip(bounds.windows(2)) {
+            *sum = product(bounds[0], 0);
+            longer[count % TILE_NNZ] = fiber;
+            count += usize::from(bounds[1] - bounds[0] > 1);
+        }
+        for done in 1..ROUNDS {
+            let round = count;
+            count = 0;
+            for i in 0..round {
+                let fiber = longer[i % TILE_NNZ];
+                let bounds = &bounds[usize::from(fiber)..][..2];
+                sums[usize::from(fiber)] += product(bounds[0], done);
+                longer[count % TILE_NNZ] = fiber;
+                count += usize::from((bounds[1] - bounds[0]) as usize > done + 1);
+            }
+        }
+        for group in longer[..count].chunks(ABREAST) {
+            add_abreast(fibers, sums, group);
+        }
+    }
+}
+
+/// Adds all products but the first [`ROUNDS`] of at most [`ABREAST`] fibers that have more.
+#[inline(always)]
+fn add_abreast(fibers: &Fibers<'_>, sums: &mut [f64], group: &[u16]) {
+    let mut done = ROUNDS;
+    if let Ok(group) = <[u16; ABREAST]>::try_from(group) {
+        let rests = group.map(|fiber| fibers.rest(usize::from(fiber), ROUNDS));
+        let mut totals = group.map(|fiber| sums[usize::from(fiber)]);
+        let shortest = rests.map(<[f64]>::len).into_iter().fold(TILE_NNZ, usize::min);
+        for k in 0..shortest {
+            for (total, rest) in totals.iter_mut().zip(rests) {
+                *total += rest[k];
+            }
+        }
+        group.iter().zip(totals).for_each(|(&fiber, total)| sums[usize::from(fiber)] = total);
+        done += shortest;
+    }
+    for &fiber in group {
+        let sum = &mut sums[usize::from(fiber)];
+        *sum = fibers.rest(usize::from(fiber), done).iter().fold(*sum, |sum, product| sum + product);
+    }
+}

@@ -1,0 +1,74 @@
+//! With AVX-512: neighbouring fibers whose products lie in a *window* of two vectors are added up side by side. One
+//! instruction takes a product of each out of the window: the first ones of all, then the second ones of those that have two, and so on. A
+//! fiber that is longer than a window is added up by itself.
+
+use super::{AddUp, Fibers, NOTHING, WINDOW};
+use crate::encoding::TILE_NNZ;
+use std::arch::x86_64::{__m256i, __m512d, __m512i};
+
+/// Fibers side by side, at most.
+const ABREAST: usize = 8;
+/// Rounds that are made whether there is such a long fiber or not: they cost less than a wrong guess.
+const ROUNDS: usize = 3;
+
+impl AddUp for pulp::x86::V4 {
+    #[inline(always)]
+    fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]) {
+        let mut done = 0;
+        while let (Some(bounds), Some(sums)) =
+            (fibers.bounds[done..].first_chunk(), sums[done..].first_chunk_mut())
+        {
+            let first = (bounds[0] - fibers.at) as usize % TILE_NNZ;
+            let window = fibers.products[first..].first_chunk().expect("room for a window");
+            if (bounds[ABREAST] - bounds[0]) as usize <= WINDOW {
+                // So that the next ones need not wait until these are counted.
+                *sums = add_window(self, window, bounds).0;
+                done += ABREAST;
+                continue;
+            }
+            let inside;
+            (*sums, inside) = add_window(self, window, bounds);
+            if inside == 0 {
+                sums[0] = fibers.rest(done, 0).iter().fold(NOTHING, |sum, product| sum + product);
+            }
+            done += inside.max(1);
+        }
+        for (fiber, sum) in sums.iter_mut().enumerate().skip(done) {
+            *sum = fibers.rest(fiber, 0).iter().fold(NOTHING, |sum, product| sum + product);
+        }
+    }
+}
+
+/// The sums of the first fibers whose products all lie in `window`, which begins with those of the first, and how
+/// many these are. Sums beyond mean nothing.
+#[inline(always)]
+fn add_window(
+    simd: pulp::x86::V4,
+    window: &[f64; WINDOW],
+    bounds: &[u32; ABREAST + 1],
+) -> ([f64; ABREAST], usize) {
+    let [low, high]: [__m512d; 2] = bytemuck::cast(*window);
+    let first = simd.avx._mm256_set1_epi32(bounds[0].cast_signed());
+    let places = |bounds: Option<&[u32; ABREAST]>| -> __m512i {
+        let bounds: __m256i = bytemuck::cast(*bounds.expect("one bound more than fibers"));
+        simd.avx512f._mm512_cvtepu32_epi64(simd.avx2._mm256_sub_epi32(bounds, first))
+    };
+    let (mut at, ends) = (places(bounds.first_chunk()), places(bounds.last_chunk()));
+    let simd = simd.avx512f;
+    let inside = simd._mm512_cmple_epu64_mask(ends, simd._mm512_set1_epi64(WINDOW as i64));
+    let ends = simd._mm512_maskz_mov_epi64(inside, ends);
+    let one = simd._mm512_set1_epi64(1);
+    let mut sums = simd._mm512_permutex2var_pd(low, at, high);
+    let mut round = || {
+        at = simd._mm512_add_epi64(at, one);
+        let longer = simd._mm512_cmplt_epu64_mask(at, ends);
+        let products = simd._mm512_permutex2var_pd(low, at, high);
+        sums = simd._mm512_mask_add_pd(sums, longer, sums, products);
+        longer
+    };
+    for _ in 1..ROUNDS {
+        round();
+    }
+    while round() != 0 {}
+    (bytemuck::cast(sums), inside.count_ones() as usize)
+}
