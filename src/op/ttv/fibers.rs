@@ -1,12 +1,9 @@
 //! Sums of the fibers of a tree, tile by tile: the loops of [`super::Streamed`].
 //!
 //! Most fibers are short, of lengths that no processor guesses. How those that lie in one tile of leaves are added up depends on the machine's
-//! vectors: [`windows`] where it has AVX-512, [`rounds`] elsewhere. Each fiber is added up in the store's order all the same.
+//! vectors: `windows` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
 
-mod rounds;
-#[cfg(target_arch = "x86_64")]
-mod windows;
-
+use super::rounds::Rounds;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -15,31 +12,34 @@ use crate::format::tree::{Leaves, Nodes, TreeView};
 /// Padding adds nothing: x + -0.0 is x for every x.
 pub(super) const NOTHING: f64 = -0.0;
 
-/// Most products of a window: see [`windows`].
-const WINDOW: usize = 16;
+/// Slots of a tile.
+#[expect(clippy::cast_possible_truncation, reason = "512")]
+const TILE: u32 = TILE_NNZ as u32;
+/// Most products of a window: see `windows`.
+pub(super) const WINDOW: usize = 16;
 /// The products of a tile of leaves; behind them room for a window that begins at the last one.
-type Products = [f64; TILE_NNZ + WINDOW];
+pub(super) type Products = [f64; TILE_NNZ + WINDOW];
 
 /// Fibers side by side in one tile of leaves.
-struct Fibers<'a> {
+pub(super) struct Fibers<'a> {
     /// The products of the tile, whose first slot is `at`.
-    products: &'a Products,
-    at: u32,
+    pub products: &'a Products,
+    pub at: u32,
     /// Where each fiber begins and the last one ends.
-    bounds: &'a [u32],
+    pub bounds: &'a [u32],
 }
 
 impl Fibers<'_> {
     /// The products of `fiber` from its `done`-th on.
     #[inline(always)]
-    fn rest(&self, fiber: usize, done: usize) -> &[f64] {
+    pub fn rest(&self, fiber: usize, done: usize) -> &[f64] {
         let place = |bound: u32| (bound - self.at) as usize;
         &self.products[place(self.bounds[fiber]) + done..place(self.bounds[fiber + 1])]
     }
 }
 
 /// A way to add up.
-trait AddUp: Copy {
+pub(super) trait AddUp: Copy {
     /// Overwrites `sums` with those of all `fibers`.
     fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]);
 }
@@ -59,7 +59,7 @@ impl<T: Real> AddFibers<'_, T> {
         match arch {
             #[cfg(target_arch = "x86_64")]
             pulp::Arch::V4(simd) => arch.dispatch(By { fibers: self, way: simd }),
-            _ => arch.dispatch(By { fibers: self, way: rounds::Rounds }),
+            _ => arch.dispatch(By { fibers: self, way: Rounds }),
         }
     }
 }
@@ -114,8 +114,6 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
         Ok(())
     }
 }
-
-const TILE: u32 = TILE_NNZ as u32;
 
 /// The products of a tile of leaves; padding gives [`NOTHING`].
 #[inline(always)]

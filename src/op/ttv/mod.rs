@@ -18,7 +18,10 @@ mod fibers;
 mod merged;
 mod oracle;
 mod outlet;
+mod rounds;
 mod streamed;
+#[cfg(target_arch = "x86_64")]
+mod windows;
 
 pub use merged::{Merged, layout as merged_layout};
 pub use oracle::Oracle;

@@ -2,7 +2,7 @@
 //! instruction takes a product of each out of the window: the first ones of all, then the second ones of those that have two, and so on. A
 //! fiber that is longer than a window is added up by itself.
 
-use super::{AddUp, Fibers, NOTHING, WINDOW};
+use super::fibers::{AddUp, Fibers, NOTHING, WINDOW};
 use crate::encoding::TILE_NNZ;
 use std::arch::x86_64::{__m256i, __m512d, __m512i};
 
@@ -55,7 +55,9 @@ fn add_window(
     };
     let (mut at, ends) = (places(bounds.first_chunk()), places(bounds.last_chunk()));
     let simd = simd.avx512f;
-    let inside = simd._mm512_cmple_epu64_mask(ends, simd._mm512_set1_epi64(WINDOW as i64));
+    #[expect(clippy::cast_possible_wrap, reason = "16")]
+    let window = simd._mm512_set1_epi64(WINDOW as i64);
+    let inside = simd._mm512_cmple_epu64_mask(ends, window);
     let ends = simd._mm512_maskz_mov_epi64(inside, ends);
     let one = simd._mm512_set1_epi64(1);
     let mut sums = simd._mm512_permutex2var_pd(low, at, high);
