@@ -2,6 +2,7 @@
 
 mod ttv;
 mod ttv_device;
+mod ttv_report;
 
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, DevicePlan, KernelReport, Real};

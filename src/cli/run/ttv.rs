@@ -1,62 +1,30 @@
 //! `blco-run --op ttv`.
 
 use super::ttv_device::{self, Passes, PipelinePlan};
+use super::ttv_report::{TtvReport, empty_report, plan_text, text};
 use super::{Run, parse_modes};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
-use crate::cli::engine::{BackendArg, Place, memory_text};
+use crate::cli::engine::{BackendArg, Place};
 use crate::cli::outputs::Pending;
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, TnsWriter};
-use crate::dense::{Matrix, Precision};
+use crate::dense::Matrix;
 use crate::error::{Error, Result};
 use crate::linear::Wide;
-use crate::op::oracle::Comparison;
 use crate::op::ttv::{Merged, Oracle, Sink, Streamed, merged_layout, streamed_bytes, streams};
 use crate::pack::SpillReport;
 use crate::store::{Manifest, Store};
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
-use bytesize::ByteSize;
 use rayon::prelude::*;
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// The result's file name.
 const RESULT: &str = "result.tns";
 /// The part of the memory that partial results may take.
 const MERGE_SHARE: u64 = 2;
-
-/// What a run reports as JSON.
-#[derive(Debug, Serialize)]
-struct TtvReport {
-    store: PathBuf,
-    digest: String,
-    op: &'static str,
-    backend: &'static str,
-    notes: Vec<String>,
-    precision: Precision,
-    dims: Vec<u32>,
-    nnz: u64,
-    mode: usize,
-    /// Whether elements come in the store's order, with no partial results.
-    streamed: bool,
-    plan: Plan,
-    device: Option<PipelinePlan>,
-    /// The GPU's kernel.
-    kernel: Option<TtvVariant>,
-    elements: u64,
-    spilled: SpillReport,
-    /// Seconds of adding up partial results and handing them over, after the pass.
-    merge_seconds: f64,
-    /// Of the streamed chunks' steps.
-    pipeline: Option<Pipeline>,
-    /// Of the same pass: what they took. On a GPU, by its clock.
-    pipeline_measured_seconds: Option<f64>,
-    passes: Vec<PassReport>,
-    check: Option<Comparison>,
-}
 
 /// What came out of the passes.
 struct Outcome {
@@ -145,33 +113,6 @@ fn compare(
         }
         sink.as_mut().map_or(Ok(()), |sink| sink(batches))
     }))
-}
-
-/// The report of a run on the CPU that has not begun.
-fn empty_report<T: Real>(store: &Store, mode: usize, plan: Plan) -> TtvReport {
-    let manifest = store.manifest();
-    TtvReport {
-        store: store.path().to_path_buf(),
-        digest: format!("{:016x}", store.id()),
-        op: "ttv",
-        backend: "cpu",
-        notes: Vec::new(),
-        precision: T::PRECISION,
-        dims: manifest.shape.dims().to_vec(),
-        nnz: manifest.nnz,
-        mode: mode + 1,
-        streamed: streams(manifest, mode),
-        plan,
-        device: None,
-        kernel: None,
-        elements: 0,
-        spilled: SpillReport::default(),
-        merge_seconds: 0.0,
-        pipeline: None,
-        pipeline_measured_seconds: None,
-        passes: Vec::new(),
-        check: None,
-    }
 }
 
 /// An error where an option is given that TTV does not have.
@@ -407,92 +348,4 @@ impl Drop for Output {
             drop(std::fs::remove_dir(dir));
         }
     }
-}
-
-fn plan_text(report: &TtvReport) -> String {
-    let plan = &report.plan;
-    let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}\n  memory  {}\n  a pass  {} in {} chunks\n",
-        report.store.display(),
-        report.mode,
-        how(report),
-        place(report),
-        memory_text(plan, "vector and results", "buffers"),
-        ByteSize(plan.file_bytes),
-        plan.chunks,
-    );
-    if let Some(device) = &report.device {
-        text.push_str(&ttv_device::plan_text(device));
-    }
-    text.push_str(&notes_text(report));
-    text
-}
-
-fn notes_text(report: &TtvReport) -> String {
-    report.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
-}
-
-/// Where it runs.
-fn place(report: &TtvReport) -> String {
-    match &report.device {
-        Some(device) => ttv_device::name(device).to_owned(),
-        None => format!("the CPU with {} threads", report.plan.threads),
-    }
-}
-
-fn how(report: &TtvReport) -> &'static str {
-    if report.streamed { "streamed" } else { "partial results merged" }
-}
-
-/// The report for people: the median pass.
-fn text(report: &TtvReport) -> String {
-    let mut by_time: Vec<&PassReport> = report.passes.iter().collect();
-    by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    let pass = by_time[(by_time.len() - 1) / 2];
-    let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; {}{}\n",
-        report.store.display(),
-        report.mode,
-        how(report),
-        place(report),
-        report.elements,
-        pass.seconds,
-        if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
-        pass.nnz_per_second / 1e6,
-        ByteSize(pass.bytes),
-        super::stages_text(pass),
-        pass.device.as_ref().map_or_else(String::new, |device| format!(
-            ", results {:.4} s: {}",
-            device.return_seconds,
-            ByteSize(device.returned_bytes)
-        )),
-    );
-    if let Some(pipeline) = &report.pipeline {
-        let last = report.pipeline_measured_seconds.unwrap_or_default();
-        let line = format!(
-            "  in, compute and out one after the other (T_s) {:.4} s, overlapped (T_p) {:.4} s, measured {last:.4} s\n",
-            pipeline.sequential_seconds, pipeline.pipelined_seconds
-        );
-        text.push_str(&line);
-    } else {
-        let spilled = match report.spilled.runs {
-            0 => "in memory".to_owned(),
-            runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
-        };
-        text.push_str(&merge_text(report.merge_seconds, &spilled));
-    }
-    if let Some(check) = &report.check {
-        let verdict = if check.holds { "ok" } else { "DIFFERS" };
-        let (error, worst) = (check.largest_error, check.worst);
-        let line = format!(
-            "  compared with the oracle: largest error {error:.2e}, {worst:.4} of its bound: {verdict}\n"
-        );
-        text.push_str(&line);
-    }
-    text.push_str(&notes_text(report));
-    text
-}
-
-fn merge_text(seconds: f64, spilled: &str) -> String {
-    format!("  added up in {seconds:.4} s, {spilled}\n")
 }
