@@ -1,4 +1,4 @@
-//! TTV against a plain loop over coordinates: `cargo bench --bench ttv -- INPUT ... [--runs N] [--threads N]`.
+//! TTV against a plain loop over coordinates: `cargo bench --bench ttv -- INPUT ... [--runs N] [--threads N] [--chunk-bytes N]`.
 //!
 //! Of a tensor's text, for each mode, a store whose leaves it has; an input that is a directory is such a store already. Taking turns: a plain loop over the same nonzeros in memory, as coordinates and
 //! values in the store's own order, which adds to the element that it is at and begins another where a fiber ends (the best case for a loop: it neither sorts
@@ -149,9 +149,10 @@ fn turns<const N: usize>(runs: usize, mut each: [&mut dyn FnMut(); N]) -> [Secon
 }
 
 /// Packs a tensor so that `mode` is the leaves'.
-fn packed(sys: &Sys, input: &Path, mode: usize, order: usize, target: &Path) {
+fn packed(sys: &Sys, input: &Path, mode: usize, order: usize, chunk_bytes: Option<u64>, target: &Path) {
     let format = FormatOption::Hocfs { main_mode: (mode + 1) % order, leaf: LeafRule::Auto };
-    let options = PackOptions { format, ..PackOptions::new(target.to_path_buf()) };
+    let mut options = PackOptions { format, ..PackOptions::new(target.to_path_buf()) };
+    options.chunk_bytes = chunk_bytes.unwrap_or(options.chunk_bytes);
     let mut source = TnsReader::open(sys, input, ReadOptions::default()).unwrap();
     pack(sys, &mut source, &options, &|_, _, _| {}).unwrap();
 }
@@ -225,12 +226,13 @@ fn order_of(sys: &Sys, input: &Path) -> usize {
 
 fn main() {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
-    let (mut inputs, mut runs, mut threads) = (Vec::new(), 7, all);
+    let (mut inputs, mut runs, mut threads, mut chunk_bytes) = (Vec::new(), 7, all, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--bench" => {}
             "--runs" => runs = arguments.next().unwrap().parse().unwrap(),
+            "--chunk-bytes" => chunk_bytes = Some(arguments.next().unwrap().parse().unwrap()),
             "--threads" => threads = arguments.next().unwrap().parse().unwrap(),
             path => inputs.push(PathBuf::from(path)),
         }
@@ -249,7 +251,7 @@ fn main() {
             for mode in 0..order {
                 let dir = tempfile::tempdir().unwrap();
                 let target = dir.path().join("bench.hocfs");
-                packed(&sys, input, mode, order, &target);
+                packed(&sys, input, mode, order, chunk_bytes, &target);
                 row(&sys, &target, threads, runs, rate);
             }
         });
