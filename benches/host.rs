@@ -119,9 +119,9 @@ fn tensor(path: &Path, rank: usize, runs: usize, all: usize, record: &mut Record
     let readers = plan(&store, 0, &Limits { threads: all, ..Limits::default() }).unwrap().workers;
     for _ in 0..10 {
         let mut add = |what: &str, seconds| add(record, &format!("{name}: {what}, s"), seconds);
-        add("streamed from a warm store", passes::<f64>(&store, every, rank, all, false, 1));
-        add("kept in memory", passes::<f64>(&store, every, rank, all, true, 1));
-        add("past the page cache", passes::<f64>(&direct, every, rank, all, false, 1));
+        add("streamed from a warm store", passes::<f64>(&store, every, rank, all, false, 3));
+        add("kept in memory", passes::<f64>(&store, every, rank, all, true, 3));
+        add("past the page cache", passes::<f64>(&direct, every, rank, all, false, 3));
         add("files read past the page cache", vec![direct_read(&sys, &store, readers)]);
     }
 }
