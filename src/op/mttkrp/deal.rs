@@ -6,6 +6,7 @@ use super::group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratc
 use super::slots::Rows;
 use crate::dense::Real;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What a thread works at: its group's slots and what it needs beside them.
@@ -47,7 +48,12 @@ pub struct Turn<'s> {
     /// The group whose turn it is, and the result's sums.
     state: Mutex<(u64, &'s mut [f64])>,
     passed: Condvar,
+    /// The same group, for those who look without the lock.
+    shown: AtomicU64,
 }
+
+/// How often a thread looks whether its turn has come before it sleeps: adding a group to a result takes some microseconds, waking up more.
+const LOOKS: u32 = 2000;
 
 /// Nobody's turn any more: a thread has panicked.
 const NOBODY: u64 = u64::MAX;
@@ -55,17 +61,24 @@ const NOBODY: u64 = u64::MAX;
 impl<'s> Turn<'s> {
     /// First that of group `first`.
     pub fn new(first: u64, sums: &'s mut [f64]) -> Self {
-        Self { state: Mutex::new((first, sums)), passed: Condvar::new() }
+        Self { state: Mutex::new((first, sums)), passed: Condvar::new(), shown: AtomicU64::new(first) }
     }
 
     /// Waits for the turn of group `number`, adds to the sums and passes it on.
     fn take(&self, number: u64, add: impl FnOnce(&mut [f64])) {
+        for _ in 0..LOOKS {
+            if self.shown.load(Ordering::Relaxed) == number {
+                break;
+            }
+            std::hint::spin_loop();
+        }
         let waits = |state: &mut (u64, &mut [f64])| state.0 != number && state.0 != NOBODY;
         let state = self.passed.wait_while(lock(&self.state), waits);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         assert!(state.0 == number, "no other thread has panicked");
         add(state.1);
         state.0 += 1;
+        self.shown.store(state.0, Ordering::Relaxed);
         self.passed.notify_all();
     }
 }
