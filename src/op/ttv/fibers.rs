@@ -3,46 +3,16 @@
 //! Most fibers are short, of lengths that no processor guesses. How those that lie in one tile of leaves are added up depends on the machine's
 //! vectors: `windows` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
 
+use super::neighbours::{AddUp, Fibers, NOTHING, Products, WINDOW};
 use super::rounds::Rounds;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::tree::{Leaves, Nodes, TreeView};
 
-/// Padding adds nothing: x + -0.0 is x for every x.
-pub(super) const NOTHING: f64 = -0.0;
-
 /// Slots of a tile.
 #[expect(clippy::cast_possible_truncation, reason = "512")]
 const TILE: u32 = TILE_NNZ as u32;
-/// Most products of a window: see `windows`.
-pub(super) const WINDOW: usize = 16;
-/// The products of a tile of leaves; behind them room for a window that begins at the last one.
-pub(super) type Products = [f64; TILE_NNZ + WINDOW];
-
-/// Fibers side by side in one tile of leaves.
-pub(super) struct Fibers<'a> {
-    /// The products of the tile, whose first slot is `at`.
-    pub products: &'a Products,
-    pub at: u32,
-    /// Where each fiber begins and the last one ends.
-    pub bounds: &'a [u32],
-}
-
-impl Fibers<'_> {
-    /// The products of `fiber` from its `done`-th on.
-    #[inline(always)]
-    pub fn rest(&self, fiber: usize, done: usize) -> &[f64] {
-        let place = |bound: u32| (bound - self.at) as usize;
-        &self.products[place(self.bounds[fiber]) + done..place(self.bounds[fiber + 1])]
-    }
-}
-
-/// A way to add up.
-pub(super) trait AddUp: Copy {
-    /// Overwrites `sums` with those of all `fibers`.
-    fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]);
-}
 
 /// Adds up the fibers of tile `first_tile` and on into `sums`; the first one's sum begins with `before`.
 pub(super) struct AddFibers<'a, T> {

@@ -16,6 +16,7 @@
 pub mod cuda;
 mod fibers;
 mod merged;
+mod neighbours;
 mod oracle;
 mod outlet;
 mod rounds;

@@ -1,7 +1,7 @@
 //! On any machine: fibers are added up in rounds, first the first products of all, then the second ones of those that have
 //! two, and so on. Nothing branches on lengths, and sums of different fibers do not wait for each other.
 
-use super::fibers::{AddUp, Fibers};
+use super::neighbours::{AddUp, Fibers};
 use crate::encoding::TILE_NNZ;
 
 /// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.

@@ -1,6 +1,7 @@
 //! TTV along the leaves' mode of a tree: fiber after fiber, elements out in order.
 
-use super::fibers::{AddFibers, NOTHING};
+use super::fibers::AddFibers;
+use super::neighbours::NOTHING;
 use super::outlet::{Ends, Outlet, TASK_TILES};
 use super::{Sink, fibers_max};
 use crate::backend::host::{Batch as Tiles, HostOp, Vectors};

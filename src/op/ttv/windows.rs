@@ -2,7 +2,7 @@
 //! instruction takes a product of each out of the window: the first ones of all, then the second ones of those that have two, and so on. A
 //! fiber that is longer than a window is added up by itself.
 
-use super::fibers::{AddUp, Fibers, NOTHING, WINDOW};
+use super::neighbours::{AddUp, Fibers, NOTHING, WINDOW};
 use crate::encoding::TILE_NNZ;
 use std::arch::x86_64::{__m256i, __m512d, __m512i};
 

@@ -1,0 +1,35 @@
+//! Fibers that lie side by side in one tile of leaves, and what adds them up.
+
+use crate::encoding::TILE_NNZ;
+
+/// Padding adds nothing: x + -0.0 is x for every x.
+pub(super) const NOTHING: f64 = -0.0;
+
+/// Most products of a window: see `windows`.
+pub(super) const WINDOW: usize = 16;
+/// The products of a tile of leaves; behind them room for a window that begins at the last one.
+pub(super) type Products = [f64; TILE_NNZ + WINDOW];
+
+/// Fibers side by side in one tile of leaves.
+pub(super) struct Fibers<'a> {
+    /// The products of the tile, whose first slot is `at`.
+    pub products: &'a Products,
+    pub at: u32,
+    /// Where each fiber begins and the last one ends.
+    pub bounds: &'a [u32],
+}
+
+impl Fibers<'_> {
+    /// The products of `fiber` from its `done`-th on.
+    #[inline(always)]
+    pub fn rest(&self, fiber: usize, done: usize) -> &[f64] {
+        let place = |bound: u32| (bound - self.at) as usize;
+        &self.products[place(self.bounds[fiber]) + done..place(self.bounds[fiber + 1])]
+    }
+}
+
+/// A way to add up.
+pub(super) trait AddUp: Copy {
+    /// Overwrites `sums` with those of all `fibers`.
+    fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]);
+}
