@@ -285,7 +285,7 @@ class Bench:
                   "--memory", "16GiB", "-q", path)
         packed = time.time() - start
         bytes_ = sum(entry.stat().st_size for entry in os.scandir(path))
-        for rank, memory in ((4, "2GB"), (8, "3.5GB")):
+        for rank, memory in ((4, "2GB"), (8, "5GB"), (16, "9GB")):
             report = self.run(path, "--rank", str(rank), "--precision", "f32", "--device-memory", memory, "--repeat", "3")
             for i, p in enumerate(report["passes"]):
                 self.note(nnz=report["nnz"], rank=rank, store_gb=bytes_ / 1e9, device_memory=memory, packed_s=packed, number=i,

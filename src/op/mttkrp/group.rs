@@ -20,7 +20,7 @@ pub const GROUP_TILES: usize = 8;
 pub const GROUP_NNZ: usize = GROUP_TILES * TILE_NNZ;
 /// Copies of the result of a short mode: group g adds to copy g modulo this.
 pub const COPIES: usize = 8;
-/// The largest result, in bytes, that is accumulated in copies.
+/// The largest result, in bytes with its rows filled up to whole vectors of f64, that is accumulated in copies.
 const COPY_BYTES_MAX: u64 = 2 << 20;
 
 /// How the sums of a mode are kept apart between threads.
@@ -37,7 +37,7 @@ impl Strategy {
     /// For a mode of `rows` rows.
     #[must_use]
     pub fn of(rows: usize, rank: usize) -> Self {
-        let bytes = (rows as u64).saturating_mul(rank as u64).saturating_mul(8);
+        let bytes = (rows as u64).saturating_mul(kernel::stride::<f64>(rank) as u64).saturating_mul(8);
         if bytes <= COPY_BYTES_MAX { Self::Copies } else { Self::Slots }
     }
 
