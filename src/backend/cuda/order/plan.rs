@@ -1,0 +1,238 @@
+//! What deriving an order takes, and what comes out of it at most.
+
+use super::super::abi::{DIGIT_BITS, OrderTile, SORT_PORTION, TILE};
+use super::super::driver::Facts;
+use super::super::resident::blocks_of;
+use crate::dense::Precision;
+use crate::encoding::tile::record_bytes;
+use crate::encoding::values::ValueEncoding;
+use crate::encoding::{IndexEncoding, column, width};
+use crate::error::{Error, Result};
+use crate::store::chunk::ALIGN;
+use crate::store::{ChunkHeader, Format, Manifest, SectionKind};
+use std::ops::Range;
+
+/// What images start at a multiple of, in bytes.
+const IMAGE_ALIGN: u64 = 256;
+/// Most nonzeros of an image: whatever their widths, it stays below 4 GiB.
+const IMAGE_NNZ_MAX: u32 = 1 << 26;
+/// Thread blocks that sort at the same time on a multiprocessor.
+const SORT_BLOCKS: u32 = 4;
+
+/// The value encoding of images derived from chunks of `encodings`: integers where all of them are, otherwise what factors of
+/// `precision` are multiplied by. (f64 all the same where f32 holds a value as infinite only: images hold finite values.)
+#[must_use]
+pub fn value_encoding(
+    manifest: &Manifest,
+    precision: Precision,
+    encodings: impl IntoIterator<Item = ValueEncoding>,
+) -> ValueEncoding {
+    #[expect(clippy::cast_possible_truncation, reason = "whether it fits is the question")]
+    let fits = |v: f64| (v as f32).is_finite();
+    if encodings.into_iter().all(|e| e == ValueEncoding::Integer) {
+        ValueEncoding::Integer
+    } else if precision == Precision::F32 && fits(manifest.value_min) && fits(manifest.value_max) {
+        ValueEncoding::F32
+    } else {
+        ValueEncoding::F64
+    }
+}
+
+/// How an order is derived, and the device memory that it takes.
+#[derive(Clone, Debug)]
+pub struct OrderPlan {
+    pub(super) mode: usize,
+    pub(super) order: usize,
+    pub(super) nnz: u32,
+    pub(super) tiles: u32,
+    pub(super) image_tiles: u32,
+    pub(super) values: ValueEncoding,
+    /// Digits of a row, and bits of each.
+    pub(super) digits: u32,
+    pub(super) digit_bits: u32,
+    pub(super) sort_blocks: u32,
+    /// Bytes of device memory while nonzeros are sorted: 12 or 16 a nonzero and some.
+    pub sort_bytes: u64,
+    /// Bytes of device memory while they are packed, besides the result: 8 a nonzero and some.
+    pub pack_bytes: u64,
+    /// Bytes that the result takes at most.
+    pub result_bytes_max: u64,
+    /// Rows of the mode.
+    pub(super) rows: u32,
+}
+
+impl OrderPlan {
+    /// For the nonzeros of some consecutive chunks by row of `mode`, in images of at most `image_nnz` nonzeros (rounded down to
+    /// whole tiles, within what an image can hold) with values as [`value_encoding`] says.
+    ///
+    /// An error where positions have more than 32 bits, or the chunks are not `tiled`.
+    ///
+    /// # Panics
+    /// If there is no such chunk or mode.
+    pub fn new(
+        facts: &Facts,
+        manifest: &Manifest,
+        chunks: Range<usize>,
+        mode: usize,
+        values: ValueEncoding,
+        image_nnz: u32,
+    ) -> Result<Self> {
+        if manifest.format != Format::Blco(IndexEncoding::Tiled) {
+            return Err(Error::request("only `tiled` chunks are put in another order"));
+        }
+        let nnz: u64 = manifest.chunks[chunks].iter().map(|c| c.nnz).sum();
+        let nnz = u32::try_from(nnz).map_err(|_| {
+            Error::request(format!("{nnz} nonzeros at once are too many to put in another order"))
+        })?;
+        let (shape, tiles) = (&manifest.shape, blocks_of(nnz.into(), 1));
+        let bits = shape.bits(mode);
+        let digits = bits.div_ceil(DIGIT_BITS).max(1);
+        let mut plan = Self {
+            mode,
+            order: shape.order(),
+            nnz,
+            tiles,
+            image_tiles: image_nnz.min(IMAGE_NNZ_MAX) / TILE,
+            values,
+            digits,
+            digit_bits: bits.div_ceil(digits).max(1),
+            sort_blocks: nnz.div_ceil(SORT_PORTION).clamp(1, SORT_BLOCKS * facts.multiprocessors.max(1)),
+            sort_bytes: 0,
+            pack_bytes: 0,
+            result_bytes_max: 0,
+            rows: shape.dims()[mode],
+        };
+        plan.image_tiles = plan.image_tiles.clamp(1, tiles);
+        let column = 4 * u64::from(nnz);
+        let tile_bytes = plan.tile_bytes();
+        let counts = (4 * (u64::from(plan.sort_blocks) + 1)) << plan.digit_bits;
+        plan.sort_bytes = tile_bytes + counts + column * if digits > 1 { 4 } else { 3 };
+        plan.pack_bytes =
+            tile_bytes + plan.record_bytes() + 2 * column + u64::from(tiles + 3 * plan.images()) * 4;
+        plan.result_bytes_max = plan.result_bytes_max(manifest);
+        Ok(plan)
+    }
+
+    /// Bytes of device memory that deriving takes at most, the result included.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.sort_bytes.max(self.pack_bytes + self.result_bytes_max)
+    }
+
+    /// Nonzeros.
+    #[must_use]
+    pub fn nnz(&self) -> u32 {
+        self.nnz
+    }
+
+    /// Images of the result.
+    #[must_use]
+    pub fn images(&self) -> u32 {
+        self.tiles.div_ceil(self.image_tiles)
+    }
+
+    pub(super) fn tile_bytes(&self) -> u64 {
+        u64::from(self.tiles) * size_of::<OrderTile>() as u64
+    }
+
+    pub(super) fn record_bytes(&self) -> u64 {
+        u64::from(self.tiles) * record_bytes(self.order) as u64
+    }
+
+    /// Tiles of image `number`, and nonzeros.
+    pub(super) fn image(&self, number: u32) -> (u32, u32) {
+        let first = number * self.image_tiles;
+        let tiles = self.image_tiles.min(self.tiles - first);
+        (tiles, (tiles * TILE).min(self.nnz - first * TILE))
+    }
+
+    /// The header of image `number`, whose columns take `units` of 64 bytes.
+    pub(super) fn header(&self, number: u32, units: u64) -> ChunkHeader {
+        let (tiles, nnz) = self.image(number);
+        let value_bytes = match self.values {
+            ValueEncoding::F32 => 4 * u64::from(nnz),
+            ValueEncoding::F64 => 8 * u64::from(nnz),
+            ValueEncoding::Integer | ValueEncoding::Dictionary => 0,
+        };
+        let mut sections = vec![
+            (SectionKind::Shape, 4 * self.order as u64),
+            (SectionKind::Tiles, u64::from(tiles) * record_bytes(self.order) as u64),
+            (SectionKind::Columns, units * column::bytes(1) as u64),
+        ];
+        if value_bytes > 0 {
+            sections.push((SectionKind::Values, value_bytes));
+        }
+        let order = u8::try_from(self.order).expect("at most 8 modes");
+        ChunkHeader::of_sections(order, nnz, IndexEncoding::Tiled as u8, self.values as u8, &sections)
+    }
+
+    pub(super) fn image_bytes(&self, number: u32, units: u64) -> u64 {
+        u64::from(self.header(number, units).image_bytes).next_multiple_of(IMAGE_ALIGN)
+    }
+
+    /// A column is at most as wide as its mode; in the target mode's, the rows of all tiles together pass each row once.
+    fn result_bytes_max(&self, manifest: &Manifest) -> u64 {
+        let of_values = match self.values {
+            ValueEncoding::Integer => {
+                width(integer(manifest.value_max).abs_diff(integer(manifest.value_min)))
+            }
+            _ => 0,
+        };
+        let shape = &manifest.shape;
+        let of_others = (0..shape.order()).filter(|&m| m != self.mode).map(|m| shape.bits(m)).sum::<u32>();
+        let rest = u64::from(of_others + of_values);
+        let target = most_units(u64::from(shape.dims()[self.mode] - 1), self.tiles.into());
+        let images: u64 =
+            (0..self.images()).map(|i| self.image_bytes(i, u64::from(self.image(i).0) * rest)).sum();
+        let rounding = u64::from(self.images()) * (IMAGE_ALIGN + ALIGN as u64);
+        images + target * column::bytes(1) as u64 + rounding + self.empty_bytes()
+    }
+
+    /// A bit for each row.
+    pub(super) fn empty_bytes(&self) -> u64 {
+        u64::from(self.rows.div_ceil(32)) * 4
+    }
+}
+
+/// The integer next to `v` toward 0, at most 2^53 from it: no integer value lies between.
+fn integer(v: f64) -> i64 {
+    const LARGEST: f64 = (1u64 << 53) as f64;
+    #[expect(clippy::cast_possible_truncation, reason = "inside the range that f64 and i64 share exactly")]
+    let integer = v.clamp(-LARGEST, LARGEST) as i64;
+    integer
+}
+
+/// The largest sum of the widths of `tiles` numbers whose sum is at most `rows`.
+fn most_units(rows: u64, tiles: u64) -> u64 {
+    // The first bit of a number costs 1, the second 1 more, and each next one twice as much: the cheapest are taken first.
+    let (mut left, mut units, mut cost) = (rows, 0, 1);
+    for bit in 0..u32::BITS {
+        let wider = tiles.min(left / cost);
+        units += wider;
+        left -= wider * cost;
+        if wider < tiles {
+            break;
+        }
+        cost = 1 << bit;
+    }
+    units
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against every way to choose few small numbers.
+    #[test]
+    fn no_numbers_of_that_sum_are_wider() {
+        for rows in 0..40u64 {
+            for tiles in 1..4u32 {
+                let choices = (rows + 1).pow(tiles);
+                let digits = |choice: u64| (0..tiles).map(move |t| choice / (rows + 1).pow(t) % (rows + 1));
+                let fitting = (0..choices).filter(|&c| digits(c).sum::<u64>() <= rows);
+                let widest = fitting.map(|c| digits(c).map(width).sum::<u32>()).max();
+                assert_eq!(widest.map(u64::from), Some(most_units(rows, tiles.into())), "{rows} {tiles}");
+            }
+        }
+    }
+}
