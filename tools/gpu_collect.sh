@@ -2,6 +2,8 @@
 # Collects what a machine with a GPU but without cargo or network needs to test and measure this checkout: stripped
 # programs, the device tests and small tensors. Then, there: tools/gpu_run.sh DIR OUT.
 # usage: tools/gpu_collect.sh [DIR [DATA]]    DIR defaults to .gpu, DATA (tensors) to ../shared/data
+# LARGE=1 collects the largest tensor instead of the others, for `gpu_run.sh DIR OUT large`: both would be too much for a machine
+# that takes 64 MiB at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:-.gpu}
@@ -17,8 +19,15 @@ done
 for program in pack run cpd info gen export; do
     strip -o "$dir/bin/blco-$program" "${CARGO_TARGET_DIR:-target}/$profile/blco-$program"
 done
-for tensor in uber-aprjun2014-4d darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail; do
+rm -f "$dir"/data/*
+tensors="uber-aprjun2014-4d uber-aprjun2014-4d-rawdup darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail"
+if [ -n "${LARGE:-}" ]; then
+    tensors=gitlog-author-file-token-month
+    rm "$dir"/bin/{blco-*,cpd*,order-test}
+elif [ -d "$data/small" ]; then
+    cp -f "$data"/small/{mttkrp_b,small,small4,med4,plain_4d_3_16}.tns "$dir/data/"
+fi
+for tensor in $tensors; do
     [ ! -f "$data/$tensor.tns.zst" ] || cp -f "$data/$tensor.tns.zst" "$dir/data/"
 done
-[ ! -d "$data/small" ] || cp -f "$data"/small/{mttkrp_b,small,small4,med4,plain_4d_3_16}.tns "$dir/data/"
 du -sh "$dir"

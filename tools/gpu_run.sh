@@ -35,6 +35,17 @@ check() {
     tail -n +1 "$log"/* >"$out/check.txt"
     grep -E '^==>|^status|^test |^Tally|test result|bound' "$out/check.txt"
 }
+# The largest tensor, whose runs take too long for every combination.
+large() {
+    echo "## agreement with the oracle, the largest tensor"
+    local test log=$work/large
+    mkdir -p "$log"
+    for test in device ttv_device; do
+        beside "$log/$test" env BLCO_LARGE=1 BLCO_DATA="$dir/data" "$dir/bin/$test-test" --nocapture --exact real_tensors_agree_with_the_oracle
+    done
+    wait
+    tail -n +1 "$log"/* | tee "$out/large.txt"
+}
 # One test under one tool: sanitize_one DIR LOG TOOL TEST NAME [RESIDENCY]. Status 255: nothing of it runs on a device here.
 sanitize_one() {
     local name=$3-$4-$5${6:+-$6} begin=$SECONDS
@@ -82,7 +93,7 @@ while [ $# -gt 0 ]; do
     job=$1
     shift
     case $job in
-    check | sanitize | ends) $job ;;
+    check | large | sanitize | ends) $job ;;
     bench)
         python3 "$(dirname "$0")/gpu_bench.py" "$dir/bin" "$work" "$out/bench.json" "$@"
         break
