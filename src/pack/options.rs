@@ -1,0 +1,111 @@
+//! What the caller of the packer chooses.
+
+use crate::encoding::{IndexEncoding, LeafRule};
+use crate::error::{Error, Result};
+use crate::format;
+use crate::shape::ModeOrder;
+use crate::store::{Codec, Format};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What to do with nonzeros that have the same coordinates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Duplicates {
+    /// Add them up, in the total order of their values, starting from the first.
+    Sum,
+    /// Keep each.
+    Keep,
+    /// Refuse the input.
+    Error,
+}
+
+/// A format, or what can be said of it before the tensor's order is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormatOption {
+    /// All of it.
+    Known(Format),
+    /// HOCFS with the slices of `main_mode`, from 0; the mode before it is the leaves'.
+    Hocfs {
+        /// The main mode.
+        main_mode: usize,
+        /// How leaves are laid out.
+        leaf: LeafRule,
+    },
+}
+
+impl FormatOption {
+    /// The format for tensors of `order`.
+    pub fn resolve(self, order: usize) -> Result<Format> {
+        match self {
+            Self::Known(format) => Ok(format),
+            Self::Hocfs { main_mode, leaf } if main_mode < order => {
+                Ok(Format::Hocfs { levels: ModeOrder::rotated(order, main_mode), leaf })
+            }
+            Self::Hocfs { main_mode, .. } => {
+                Err(Error::request(format!("main mode {}: the tensor has modes 1 to {order}", main_mode + 1)))
+            }
+        }
+    }
+
+    /// Bytes that an open chunk takes while it grows.
+    pub(super) fn open_chunk_bytes(self, chunk_bytes: u64) -> u64 {
+        match self {
+            Self::Known(Format::Blco(_)) => format::blco::open_chunk_bytes(chunk_bytes),
+            Self::Known(Format::Hocfs { .. }) | Self::Hocfs { .. } => {
+                format::hocfs::open_chunk_bytes(chunk_bytes)
+            }
+        }
+    }
+}
+
+/// What to write and where.
+#[derive(Clone, Debug)]
+pub struct PackOptions {
+    /// The store's directory.
+    pub target: PathBuf,
+    /// Replace a store that is there, and discard an unfinished one.
+    pub replace: bool,
+    /// Continue with what a killed job has left, if there is anything.
+    pub resume: bool,
+    /// What chunks are to hold.
+    pub format: FormatOption,
+    /// How payloads are stored.
+    pub codec: Codec,
+    /// The bound on a chunk's image, bytes, from `store::CHUNK_BYTES_MIN` to `CHUNK_BYTES_MAX`.
+    pub chunk_bytes: u64,
+    /// What to do with duplicates.
+    pub duplicates: Duplicates,
+    /// Bytes of memory to take, whatever the tensor's size. Less than [`MEMORY_MIN`] is exceeded, but spills small
+    /// tensors, for tests. Does not change the store.
+    pub memory: u64,
+    /// Where temporary files go; beside the store without it.
+    pub temp_dir: Option<PathBuf>,
+    /// The contents of `provenance.json`.
+    pub provenance: String,
+}
+
+impl PackOptions {
+    /// The defaults for a store at `target`: tiled, no codec, chunks of 8 MiB, duplicates summed.
+    #[must_use]
+    pub fn new(target: PathBuf) -> Self {
+        Self {
+            target,
+            replace: false,
+            resume: false,
+            format: FormatOption::Known(Format::Blco(IndexEncoding::Tiled)),
+            codec: Codec::None,
+            chunk_bytes: 8 << 20,
+            duplicates: Duplicates::Sum,
+            memory: u64::MAX,
+            temp_dir: None,
+            provenance: "{}\n".into(),
+        }
+    }
+
+    /// The options that decide the store's bytes.
+    pub(super) fn decisive(&self) -> String {
+        let Self { format, codec, chunk_bytes, duplicates, .. } = self;
+        format!("{format:?}, codec {codec:?}, chunks of {chunk_bytes} bytes, duplicates {duplicates:?}")
+    }
+}

@@ -1,0 +1,69 @@
+//! What the packer tells: how far it is, what it did.
+
+use super::SpillReport;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// The phases of packing, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Reading and parsing the source.
+    Read,
+    /// Linearizing and sorting.
+    Sort,
+    /// Encoding and writing chunks.
+    Write,
+}
+
+/// Called with the phase, the nonzeros that it has done, and how many it will do where that is known.
+pub type Watch<'a> = &'a (dyn Fn(Phase, u64, Option<u64>) + Sync);
+
+/// What was packed.
+#[derive(Clone, Debug, Serialize)]
+pub struct PackReport {
+    /// The store.
+    pub store: PathBuf,
+    /// The digest, 16 hexadecimal digits.
+    pub digest: String,
+    /// The shape.
+    pub dims: Vec<u32>,
+    /// Bits of the linear index.
+    pub linear_bits: u32,
+    /// Nonzeros that the source handed over.
+    pub input_nnz: u64,
+    /// Nonzeros in the store.
+    pub nnz: u64,
+    /// Nonzeros that were added to one with the same coordinates.
+    pub duplicates_summed: u64,
+    /// Nonzeros kept though one with the same coordinates is there.
+    pub duplicates_kept: u64,
+    /// The format.
+    pub format: &'static str,
+    /// How indices are encoded in it.
+    pub encoding: &'static str,
+    /// Chunks.
+    pub chunks: usize,
+    /// Bytes of manifest and chunks.
+    pub bytes: u64,
+    /// Bytes for each nonzero.
+    pub bytes_per_nnz: f64,
+    /// What went to temporary files.
+    pub spilled: SpillReport,
+    /// Seconds of the phases and in all.
+    pub seconds: PackSeconds,
+}
+
+/// Seconds of the phases.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PackSeconds {
+    /// Reading and parsing; where the dims are declared, linearizing and all runs that do not stay in memory too.
+    pub read: f64,
+    /// Linearizing and sorting.
+    pub sort: f64,
+    /// Encoding and writing.
+    pub write: f64,
+    /// Making everything durable and renaming.
+    pub publish: f64,
+    /// All of it.
+    pub total: f64,
+}
