@@ -240,9 +240,9 @@ fn a_killed_pack_is_absent_resumable_or_complete() {
     assert!(all.contains(&Outcome::Resumable) && all.contains(&Outcome::Old), "{all:?}");
 }
 
-/// Starts a pack, kills it once a staged file is finished, and checks that it left something.
-fn kill_when_staged(dir: &Path) {
-    let mut child = command(dir, "blco-pack", &PACK).spawn().unwrap();
+/// Starts [`PACK`] with `more` options, kills it once a staged file is finished, and checks that it left something.
+fn kill_when_staged(dir: &Path, more: &[&str]) {
+    let mut child = command(dir, "blco-pack", &[&PACK, more].concat()).spawn().unwrap();
     let journal = dir.join("s.partial/journal");
     let start = Instant::now();
     while !std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("staged-")) {
@@ -258,7 +258,7 @@ fn a_changed_input_or_other_options_are_noticed_and_force_discards() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     generate(dir);
-    kill_when_staged(dir);
+    kill_when_staged(dir, &[]);
     let other = run(dir, "blco-pack", &["t.tns", "-o", "s", "--encoding", "raw", "--resume"]);
     assert_eq!(other.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&other.stderr).contains("other options"));
@@ -276,4 +276,65 @@ fn a_changed_input_or_other_options_are_noticed_and_force_discards() {
     succeeds(dir, "blco-pack", &arguments);
     assert_eq!(names(dir), ["s", "t.tns"]);
     succeeds(dir, "blco-info", &["s", "--verify"]);
+}
+
+#[test]
+fn a_pack_is_resumed_from_wherever_a_program_stands() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, elsewhere) = (dir.path(), dir.path().join("elsewhere"));
+    std::fs::create_dir(&elsewhere).unwrap();
+    generate(dir);
+    succeeds(dir, "blco-pack", &["t.tns", "-o", "whole", "--memory", "64MiB"]);
+    for more in [&[][..], &["--temp-dir", "elsewhere"]] {
+        kill_when_staged(dir, more);
+        let resumed = succeeds(&elsewhere, "blco-pack", &["../t.tns", "-o", "../s", "--resume", "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
+        assert!(report["spilled"]["resumed_nnz"].as_u64().unwrap() > 0, "{report}");
+        assert!(identity(&dir.join("s")) == identity(&dir.join("whole")), "{more:?}");
+        std::fs::remove_dir_all(dir.join("s")).unwrap();
+        assert_eq!(names(dir), ["elsewhere", "t.tns", "whole"]);
+        assert!(names(&elsewhere).is_empty());
+    }
+}
+
+#[test]
+fn force_discards_a_damaged_journal_and_temporary_files_in_another_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, scratch) = (dir.path(), dir.path().join("scratch"));
+    std::fs::create_dir(&scratch).unwrap();
+    generate(dir);
+    kill_when_staged(dir, &["--temp-dir", "scratch"]);
+    assert_eq!(names(&scratch).len(), 1);
+    succeeds(dir, "blco-pack", &["t.tns", "-o", "s", "--force"]);
+    assert!(names(&scratch).is_empty(), "{:?}", names(&scratch));
+    std::fs::remove_dir_all(dir.join("s")).unwrap();
+
+    kill_when_staged(dir, &[]);
+    let journal = dir.join("s.partial/journal");
+    let text = std::fs::read_to_string(&journal).unwrap();
+    std::fs::write(&journal, text.replacen("{\"staged", "{{\"staged", 1)).unwrap();
+    let refused = run(dir, "blco-pack", &PACK);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("pack again with --force"));
+    succeeds(dir, "blco-pack", &["t.tns", "-o", "s", "--force"]);
+    assert_eq!(names(dir), ["s", "scratch", "t.tns"]);
+}
+
+/// Two packs whose targets have the same name in different directories, at the same time.
+#[test]
+fn packs_of_equal_names_share_a_directory_for_temporary_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    generate(dir);
+    for name in ["a", "b", "scratch"] {
+        std::fs::create_dir(dir.join(name)).unwrap();
+    }
+    let arguments = ["../t.tns", "-o", "s", "--memory", "64MiB", "--temp-dir", "../scratch"];
+    let children = ["a", "b"].map(|name| command(&dir.join(name), "blco-pack", &arguments).spawn().unwrap());
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(identity(&dir.join("a/s")) == identity(&dir.join("b/s")));
+    assert!(names(&dir.join("scratch")).is_empty());
 }

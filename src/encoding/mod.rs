@@ -49,6 +49,16 @@ impl LeafRule {
         [Self::Csr, Self::Ell, Self::Auto].into_iter().find(|&e| e as u32 == code)
     }
 
+    /// The name that users see.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Csr => "csr",
+            Self::Ell => "ell",
+            Self::Auto => "auto",
+        }
+    }
+
     /// Slots that so many nonzeros can take, at most.
     #[must_use]
     pub fn slots_max(self, nnz: u64) -> u64 {

@@ -10,8 +10,8 @@ use crate::sys::{File, Sys};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What journals say now. 2: where dims are declared, nothing is staged.
-pub const VERSION: u32 = 2;
+/// What journals say now. 2: where dims are declared, nothing is staged. 3: temporary files are found from any working directory.
+pub const VERSION: u32 = 3;
 /// The journal's file name.
 const NAME: &str = "journal";
 /// No journal is longer.
@@ -28,7 +28,7 @@ pub struct Job {
     pub identity: Option<String>,
     /// Options that decide the store's bytes.
     pub options: String,
-    /// Where the temporary files are.
+    /// Where the temporary files are: an absolute path, or one within the journal's directory.
     pub spill_dir: PathBuf,
 }
 

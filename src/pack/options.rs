@@ -103,9 +103,27 @@ impl PackOptions {
         }
     }
 
-    /// The options that decide the store's bytes.
+    /// The options that decide the store's bytes, as a command line has them.
     pub(super) fn decisive(&self) -> String {
-        let Self { format, codec, chunk_bytes, duplicates, .. } = self;
-        format!("{format:?}, codec {codec:?}, chunks of {chunk_bytes} bytes, duplicates {duplicates:?}")
+        let format = match self.format {
+            FormatOption::Known(Format::Blco(IndexEncoding::Tiled)) => "--encoding tiled".to_owned(),
+            FormatOption::Known(Format::Blco(IndexEncoding::Raw)) => "--encoding raw".to_owned(),
+            FormatOption::Known(Format::Hocfs { levels, leaf }) => {
+                format!("--format hocfs --slice {}, levels of modes {:?}", leaf.name(), levels.modes())
+            }
+            FormatOption::Hocfs { main_mode, leaf } => {
+                format!("--format hocfs --main-mode {} --slice {}", main_mode + 1, leaf.name())
+            }
+        };
+        let codec = match self.codec {
+            Codec::None => String::new(),
+            Codec::Zstd(level) => format!(" --zstd {level}"),
+        };
+        let duplicates = match self.duplicates {
+            Duplicates::Sum => "sum",
+            Duplicates::Keep => "keep",
+            Duplicates::Error => "error",
+        };
+        format!("{format}{codec} --chunk-bytes {} --duplicates {duplicates}", self.chunk_bytes)
     }
 }

@@ -1,13 +1,14 @@
 //! The beginning of a packing job: its directory, and what a killed job left in it.
 
 use super::PackOptions;
-use super::journal::{self, Journal};
+use super::journal::{self, Finished, Journal};
 use super::scratch::Scratch;
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
 use crate::store::{Staging, partial_path};
 use crate::sys::{SPILL_PREFIX, Sys};
-use std::path::Path;
+use bytesize::ByteSize;
+use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A job that is ready to read its input.
@@ -20,88 +21,134 @@ pub struct Prepared {
     pub extent: Option<Extent>,
 }
 
+/// What a killed job left.
+struct Left {
+    job: journal::Job,
+    finished: Finished,
+    /// Bytes of the journal that count.
+    journal_bytes: u64,
+    /// Where its temporary files are.
+    spill_dir: PathBuf,
+}
+
+impl Left {
+    /// What is left in `partial`. A journal that cannot be read is an error, unless it would be discarded.
+    fn read(sys: &Sys, partial: &Path, options: &PackOptions) -> Result<Option<Self>> {
+        match Journal::read(sys, partial) {
+            Err(Error::Corrupt { .. }) if options.replace && !options.resume => Ok(None),
+            read => Ok(read?.map(|(job, finished, journal_bytes)| {
+                let spill_dir = partial.join(&job.spill_dir);
+                Self { job, finished, journal_bytes, spill_dir }
+            })),
+        }
+    }
+
+    fn is_of_this_version(&self) -> bool {
+        self.job.version == journal::VERSION
+    }
+
+    /// Whether its files are there: a job that was killed while it removed them has left nothing to resume.
+    fn is_there(&self) -> bool {
+        self.finished.is_in(&self.spill_dir)
+    }
+}
+
+/// Where the temporary files of the pack in `partial` go: in there, or in a directory of `--temp-dir` whose name no other target's
+/// pack takes.
+fn spill_dir(options: &PackOptions, partial: &Path) -> Result<PathBuf> {
+    let absolute = |path: &Path| std::path::absolute(path).map_err(Error::io(path, "resolve"));
+    let name = format!("{SPILL_PREFIX}{:016x}", xxh3_64(absolute(partial)?.as_os_str().as_encoded_bytes()));
+    options.temp_dir.as_deref().map_or_else(|| Ok(name.clone().into()), |dir| Ok(absolute(dir)?.join(&name)))
+}
+
 /// Opens the directory of the job, and with it what a killed job left, if this one is to resume it.
 pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prepared> {
     let partial = partial_path(&options.target);
-    let identity = source.identity()?;
-    let spill_name = format!("{SPILL_PREFIX}{:016x}", xxh3_64(partial.as_os_str().as_encoded_bytes()));
     let job = journal::Job {
         version: journal::VERSION,
         input: source.name(),
-        identity,
+        identity: source.identity()?,
         options: options.decisive(),
-        spill_dir: options.temp_dir.as_deref().unwrap_or(&partial).join(spill_name),
+        spill_dir: spill_dir(options, &partial)?,
     };
-    let left = Journal::read(sys, &partial)?.filter(|(_, finished, _)| finished.nnz() > 0);
-    let left = match left {
-        Some((old, finished, _)) if !finished.is_in(&old.spill_dir) => {
-            gone(&old, options.resume)?;
-            None
+    let (resumed, discarded) = match Left::read(sys, &partial, options)? {
+        Some(left) if left.finished.nnz() == 0 => (None, Some(left.spill_dir)),
+        Some(left) if options.resume => {
+            same_job(&left, &job)?;
+            (Some(left), None)
         }
-        left => left,
-    };
-    let resumed = match left {
-        Some((old, finished, bytes)) if options.resume => {
-            same_job(&old, &job, &finished)?;
-            Some((old.spill_dir, finished, bytes))
+        Some(left) if options.replace || left.is_of_this_version() && !left.is_there() => {
+            (None, Some(left.spill_dir))
         }
-        Some((old, finished, _)) if !options.replace => return Err(unfinished(&partial, &old, &finished)),
-        _ => None,
+        Some(left) => return Err(unfinished(&partial, &left)),
+        None => (None, None),
     };
     let resume = resumed.is_some();
     let staging = Staging::create(sys, &options.target, options.replace, resume, options.codec)?;
-    let (spill_dir, finished, journal) = if let Some((dir, finished, bytes)) = resumed {
-        (dir, finished, Journal::resume(sys, staging.partial(), bytes)?)
+    if let Some(dir) = discarded {
+        discard(sys, &dir)?;
+    }
+    let (spill_dir, finished, journal) = if let Some(left) = resumed {
+        let journal = Journal::resume(sys, staging.partial(), left.journal_bytes)?;
+        (left.spill_dir, left.finished, journal)
     } else {
         let journal = Journal::create(sys, staging.partial(), &job)?;
-        (job.spill_dir, journal::Finished::default(), journal)
+        (partial.join(job.spill_dir), Finished::default(), journal)
     };
     let scratch = Scratch::new(sys, spill_dir, journal, &finished);
     Ok(Prepared { staging, scratch, extent: finished.extent })
 }
 
-/// An error unless `new` would do what `old` did, on the same input.
-fn same_job(old: &journal::Job, new: &journal::Job, finished: &journal::Finished) -> Result<()> {
-    if old.version != new.version {
-        let what = "the unfinished pack was begun by another version of this program";
-        return Err(Error::request(format!("--resume: {what}; start again with --force")));
+/// Removes the temporary files of a job that nobody will resume, wherever they are.
+fn discard(sys: &Sys, dir: &Path) -> Result<()> {
+    let name = dir.file_name().unwrap_or_default().as_encoded_bytes();
+    if name.starts_with(SPILL_PREFIX.as_bytes()) && dir.is_dir() { sys.remove_tree(dir) } else { Ok(()) }
+}
+
+/// What is told of a job that another version has left.
+const OTHER_VERSION: &str =
+    "was begun by another version of this program and cannot be resumed; --force starts again";
+
+/// An error unless `new` would do what the job that left `old` did, on the same input, and what it left is there.
+fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
+    if !old.is_of_this_version() {
+        return Err(Error::request(format!("--resume: the unfinished pack {OTHER_VERSION}")));
     }
-    if old.options != new.options {
-        let what = format!("the unfinished pack had other options ({})", old.options);
+    if !old.is_there() {
+        let dir = old.spill_dir.display();
+        let what = format!("temporary files of the unfinished pack are not in {dir} any more");
+        return Err(Error::request(format!("--resume: {what}; without --resume it starts again")));
+    }
+    if old.job.options != new.options {
+        let what = format!("the unfinished pack had other options ({})", old.job.options);
         return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
     }
-    let unreadable = new.identity.is_none() && finished.extent.is_none();
-    if unreadable || new.identity.is_some() && old.identity != new.identity {
+    let unreadable = new.identity.is_none() && old.finished.extent.is_none();
+    if unreadable || new.identity.is_some() && old.job.identity != new.identity {
         let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
-        let then = old.identity.as_deref().unwrap_or("read from a pipe");
+        let then = old.job.identity.as_deref().unwrap_or("read from a pipe");
         let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
         return Err(Error::input(&new.input, format!("{what}; start again with --force")));
     }
     Ok(())
 }
 
-/// A job was killed while it removed its temporary files: there is nothing to resume.
-fn gone(old: &journal::Job, resume: bool) -> Result<()> {
-    if !resume {
-        return Ok(());
-    }
-    let dir = old.spill_dir.display();
-    let what = format!("temporary files of the unfinished pack are not in {dir} any more");
-    Err(Error::request(format!("--resume: {what}; without --resume it starts again")))
-}
-
 /// What to say about what a killed job has left.
-fn unfinished(partial: &Path, old: &journal::Job, finished: &journal::Finished) -> Error {
+fn unfinished(partial: &Path, left: &Left) -> Error {
+    let (shown, input, finished) = (partial.display(), &left.job.input, &left.finished);
+    if !left.is_of_this_version() {
+        return Error::request(format!(
+            "{shown}: an unfinished pack of {input} is here, which {OTHER_VERSION}"
+        ));
+    }
     let read = if finished.extent.is_some() { "all" } else { "part" };
     Error::request(format!(
-        "{}: an unfinished pack of {} is here: {read} of its input read, {} nonzeros in {} runs and {} staged files \
-         ({} bytes); --resume continues it, --force starts again",
-        partial.display(),
-        old.input,
+        "{shown}: an unfinished pack of {input} is here: {read} of its input read, {} nonzeros in {} runs and {} staged \
+         files ({}); --resume continues it, --force starts again",
         finished.nnz(),
         finished.runs.len(),
         finished.staged.len(),
-        finished.bytes(),
+        ByteSize(finished.bytes()),
     ))
 }
 
@@ -109,19 +156,41 @@ fn unfinished(partial: &Path, old: &journal::Job, finished: &journal::Finished) 
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_journal_of_another_version_is_not_resumed() {
-        let job = |version| journal::Job {
+    fn left(version: u32) -> Left {
+        let job = journal::Job {
             version,
             input: "t.tns".into(),
             identity: Some("1".into()),
             options: String::new(),
             spill_dir: "spill".into(),
         };
-        let finished = journal::Finished::default();
-        let now = journal::VERSION;
-        assert!(same_job(&job(now), &job(now), &finished).is_ok());
-        let refused = same_job(&job(now - 1), &job(now), &finished).unwrap_err().to_string();
-        assert!(refused.contains("another version"), "{refused}");
+        Left { job, finished: Finished::default(), journal_bytes: 0, spill_dir: "spill".into() }
+    }
+
+    #[test]
+    fn a_journal_of_another_version_is_not_resumed_and_nobody_is_told_to() {
+        let now = left(journal::VERSION);
+        assert!(same_job(&now, &now.job).is_ok());
+        let old = left(journal::VERSION - 1);
+        for refused in [same_job(&old, &now.job).unwrap_err(), unfinished(Path::new("s.partial"), &old)] {
+            let refused = refused.to_string();
+            assert!(refused.contains("another version") && refused.contains("--force"), "{refused}");
+            assert!(!refused.contains("--resume continues"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn each_target_has_temporary_files_of_its_own_wherever_a_program_stands() {
+        let at = |target: &str, temp_dir: Option<&str>| {
+            let mut options = PackOptions::new(target.into());
+            options.temp_dir = temp_dir.map(Into::into);
+            spill_dir(&options, &partial_path(&options.target)).unwrap()
+        };
+        let here = std::env::current_dir().unwrap();
+        let whole = here.join("t.blco");
+        assert_eq!(at("t.blco", Some("scratch")), at(whole.to_str().unwrap(), Some("scratch")));
+        assert!(at("t.blco", Some("scratch")).starts_with(here.join("scratch")));
+        assert_ne!(at("t.blco", Some("/scratch")), at("/elsewhere/t.blco", Some("/scratch")));
+        assert!(at("t.blco", None).is_relative(), "moves with the directory that it is in");
     }
 }

@@ -62,9 +62,7 @@ impl Format {
         match self {
             Self::Blco(IndexEncoding::Raw) => "raw",
             Self::Blco(IndexEncoding::Tiled) => "tiled",
-            Self::Hocfs { leaf: LeafRule::Csr, .. } => "csr",
-            Self::Hocfs { leaf: LeafRule::Ell, .. } => "ell",
-            Self::Hocfs { leaf: LeafRule::Auto, .. } => "auto",
+            Self::Hocfs { leaf, .. } => leaf.name(),
         }
     }
 

@@ -40,6 +40,7 @@ use header::Head;
 use parse::{Parsed, Rules};
 use pieces::{Piece, Pieces};
 use rayon::prelude::*;
+use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -79,6 +80,20 @@ pub struct ReadOptions {
     pub index_base: IndexBase,
     /// The dims, mode 1 first; they win over a header and over what the indices suggest.
     pub dims: Option<Vec<u64>>,
+}
+
+/// As options of a command line.
+impl fmt::Display for ReadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let base = match self.index_base {
+            IndexBase::Zero => 0,
+            IndexBase::One => 1,
+        };
+        write!(f, "--index-base {base}")?;
+        let Some(dims) = &self.dims else { return Ok(()) };
+        let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+        write!(f, " --dims {}", dims.join(","))
+    }
 }
 
 /// Reads FROSTT text, plain or compressed by gzip or zstd (recognised by content), in pieces.
@@ -222,7 +237,7 @@ impl Source for TnsReader {
 
     fn identity(&self) -> Result<Option<String>> {
         let Some(path) = &self.path else { return Ok(None) };
-        Ok(Some(format!("{}, read with {:?}", file_identity(&self.sys, path)?, self.options)))
+        Ok(Some(format!("{}, read with {}", file_identity(&self.sys, path)?, self.options)))
     }
 
     fn declared(&mut self) -> Result<Option<Shape>> {
