@@ -1,5 +1,6 @@
 //! The one error type: variants by what the caller can do about them.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Shorthand for results of this crate.
@@ -30,7 +31,7 @@ pub enum Error {
         what: String,
     },
     /// The operating system refused.
-    #[error("{path}: cannot {action}: {source}")]
+    #[error("{path}: cannot {action}: {source}{}", todo(source))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -60,6 +61,17 @@ pub enum Error {
     /// The user asked to stop; everything temporary is gone.
     #[error("interrupted; no result was written")]
     Cancelled,
+}
+
+/// What to do about a refusal of the system, where that is known.
+fn todo(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => "; check the path",
+        ErrorKind::AlreadyExists => "; name another",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or write elsewhere",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; check who may do that there",
+        _ => "",
+    }
 }
 
 impl Error {

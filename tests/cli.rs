@@ -227,8 +227,8 @@ fn bad_outputs_and_options_of_pack_are_named() {
     std::fs::create_dir(place.path("full")).unwrap();
     place.write("full/notes", "not a store");
     let cases: [(&[&str], &[&str]); 9] = [
-        (&["-o", "none/t.blco"], &["none/t.blco", "No such file"]),
-        (&["-o", "file/t.blco"], &["file/t.blco", "Not a directory"]),
+        (&["-o", "none/t.blco"], &["none/t.blco", "No such file", "check the path"]),
+        (&["-o", "file/t.blco"], &["file/t.blco", "Not a directory", "check the path"]),
         (&[], &["t.blco: a store is there already", "--force", "-o"]),
         (&["-o", "file"], &["file: exists and is not a store"]),
         (&["-o", "file", "--force"], &["file: exists and is not a store"]),
@@ -270,7 +270,7 @@ fn bad_requests_of_the_other_programs_are_named() {
     }
     let npy = std::fs::read(place.path("f4/mode-2.npy")).unwrap();
     place.write("f5/mode-2.npy", &npy[..npy.len() - 3]);
-    let cases: [(&str, &[&str], &[&str]); 25] = [
+    let cases: [(&str, &[&str], &[&str]); 33] = [
         ("blco-run", &["t.blco", "--modes", "4"], &["--modes 4", "1 to 3"]),
         ("blco-run", &["t.blco", "--modes", "0"], &["--modes 0", "1 to 3"]),
         ("blco-run", &["t.blco", "--modes", "1,1"], &["--modes 1,1", "twice"]),
@@ -296,6 +296,31 @@ fn bad_requests_of_the_other_programs_are_named() {
         ("blco-export", &["t.blco", "none/x.npz"], &["none/"]),
         ("blco-gen", &["--dims", "3,3", "--nnz", "9", "t.tns"], &["t.tns: is there already", "--force"]),
         ("blco-gen", &["--dims", "3,3", "--nnz", "0", "g.tns"], &["--nnz"]),
+        (
+            "blco-gen",
+            &["--dims", "3,3", "--nnz", "9", "--format", "hocfs", "g.tns"],
+            &["g.tns", "--format", ".hocfs"],
+        ),
+        (
+            "blco-gen",
+            &["--dims", "3,3", "--nnz", "9", "--chunk-bytes", "1MiB", "-"],
+            &["--chunk-bytes", ".blco"],
+        ),
+        // Nothing is written, the model neither.
+        (
+            "blco-gen",
+            &["--dims", "3,3", "--planted-rank", "1", "--support", "2", "--model", "m", "-", "--json"],
+            &["--json"],
+        ),
+        (
+            "blco-gen",
+            &["--dims", "3,3", "--planted-rank", "1", "--support", "2", "--model", "m", "t.tns"],
+            &["t.tns"],
+        ),
+        ("blco-run", &["t.blco", "--vector", "f4/mode-1.npy"], &["--vector", "--op mttkrp"]),
+        ("blco-run", &["t.blco", "--op", "ttv", "--modes", "1", "--rank", "3"], &["--rank", "--op ttv"]),
+        ("blco-run", &["t.blco", "--backend", "cpu", "--kernel", "t4l16c2b4"], &["--kernel", "CPU"]),
+        ("blco-cpd", &["t.blco", "--backend", "cpu", "--kernel", "t4l16c2b4"], &["--kernel", "CPU"]),
     ];
     for (program, args, wanted) in cases {
         place.refuses(program, args, wanted);
@@ -314,8 +339,11 @@ fn bad_requests_of_the_other_programs_are_named() {
 #[test]
 fn usage_errors_have_status_2() {
     let place = Place::with_store();
-    let cases: [(&str, &[&str]); 9] = [
+    let cases: [(&str, &[&str]); 12] = [
         ("blco-pack", &[]),
+        ("blco-pack", &["t.tns", "--threads", "0"]),
+        ("blco-cpd", &["t.blco", "--tol", "-1"]),
+        ("blco-gen", &["--dims", "3,3", "--nnz", "3.3", "-"]),
         ("blco-pack", &["t.tns", "--bogus"]),
         ("blco-pack", &["t.tns", "--zstd", "99"]),
         ("blco-run", &["t.blco", "--rank", "0"]),
@@ -526,6 +554,43 @@ fn standard_input_and_compression_make_the_same_store() {
         succeeded(command.write_stdin(contents).output().unwrap(), &["piped"]);
         assert!(identity(&place.path(&store)) == wanted, "form {n} from a pipe");
     }
+}
+
+/// A name that ends in .hocfs asks for that format, and the format for such a name.
+#[test]
+fn names_and_formats_go_together() {
+    let place = Place::new();
+    place.write("t.tns", ROWS);
+    let format = |store: &str| place.json("blco-info", &[store, "--quick", "--json"])["format"].clone();
+    let hocfs = ["--format", "hocfs", "--main-mode", "2"];
+    for (arguments, store, wanted) in [
+        (&["t.tns"][..], "t.blco", "blco"),
+        (&[&["t.tns"], &hocfs[..]].concat(), "t.hocfs", "hocfs"),
+        (&["t.tns", "-o", "u.hocfs"], "u.hocfs", "hocfs"),
+        (&["t.tns", "-o", "v.hocfs", "--format", "blco"], "v.hocfs", "blco"),
+    ] {
+        place.succeeds("blco-pack", arguments);
+        assert_eq!(format(store), wanted, "{arguments:?}");
+    }
+    place.succeeds("blco-gen", &["--dims", "9,9", "--nnz", "20", "g.hocfs"]);
+    assert_eq!(format("g.hocfs"), "hocfs");
+}
+
+/// Whoever meets damage is told what to do about it.
+#[test]
+fn damage_is_told_with_the_way_out() {
+    let place = Place::with_store();
+    let whole = std::fs::read(place.path("t.blco/chunk-000000.bin")).unwrap();
+    place.write("t.blco/chunk-000000.bin", &whole[..whole.len() - 1]);
+    let wanted = ["t.blco/chunk-000000.bin", "; blco-info t.blco --repair NEWSTORE writes what is intact"];
+    for (program, args) in
+        [("blco-run", &["t.blco"][..]), ("blco-export", &["t.blco", "x.tns"]), ("blco-cpd", &["t.blco"])]
+    {
+        place.refuses(program, args, &wanted);
+    }
+    let output = place.command("blco-info", &["t.blco", "--verify"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with(&format!("{}\n", wanted[1])));
 }
 
 #[test]

@@ -65,10 +65,10 @@ pub struct Cpd {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_iters: u32,
     /// Stop when an iteration changes the fit by less; 0 never does
-    #[arg(long, value_name = "T", default_value_t = 1e-4, value_parser = not_negative)]
+    #[arg(long, value_name = "T", default_value_t = 1e-4, allow_negative_numbers = true, value_parser = not_negative)]
     tol: f64,
     /// Added to the diagonal of the Hadamard product of the other modes' Gram matrices, whose columns have length one
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = not_negative)]
     ridge: f64,
     /// Allow no negative numbers in factors (HALS)
     #[arg(long)]

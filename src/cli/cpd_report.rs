@@ -1,5 +1,6 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
+use super::counted;
 use super::device::{self, DevicePlan, KernelReport, Real};
 use super::engine::{Place, kept_text, memory_text};
 use crate::decomp::report::{Page, html, number};
@@ -151,12 +152,12 @@ pub fn plan_text(report: &CpdReport) -> String {
         return device::plan_text(&report.store, &what, &passes, plan, device);
     }
     format!(
-        "{}: {what}, on the CPU\n  memory  {} + {}\n  a pass  {} in {} chunks; {passes}{}\n",
+        "{}: {what}, on the CPU\n  memory  {} + {}\n  a pass  {} in {}; {passes}{}\n",
         report.store.display(),
         memory_text(plan, "factors, sums and decoded tiles", "buffers"),
         kept_text(plan),
         ByteSize(plan.file_bytes),
-        plan.chunks,
+        counted(plan.chunks, "chunk"),
         if plan.direct_reads { ", read past the page cache" } else { "" },
     )
 }

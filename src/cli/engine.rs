@@ -3,7 +3,7 @@
 use super::device::{
     Device, DeviceOrder, DevicePlan, DeviceRequest, KernelSource, KernelVariant, Real, TtvVariant,
 };
-use super::{device, machine, size};
+use super::{counted, device, machine, size};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, plan};
@@ -126,7 +126,17 @@ pub struct Place<P = DevicePlan> {
 impl EngineArgs {
     /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
     pub fn choose_place<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<Place> {
-        self.choose(demand.passes, |request| device::find::<T>(request, store, demand))
+        let place = self.choose(demand.passes, |request| device::find::<T>(request, store, demand))?;
+        self.refuse_kernel_on_cpu(place.device.is_none())?;
+        Ok(place)
+    }
+
+    /// An error where a GPU's kernel is named for a run on the CPU.
+    pub fn refuse_kernel_on_cpu(&self, on_cpu: bool) -> Result<()> {
+        if on_cpu && self.kernel.is_some() {
+            return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
+        }
+        Ok(())
     }
 
     /// The same by what `find` plans.
@@ -208,10 +218,10 @@ impl EngineArgs {
 /// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.
 pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
     format!(
-        "{} = {held} {} + {} workers x {} {buffers} of {}",
+        "{} = {held} {} + {} x {} {buffers} of {}",
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
-        plan.workers,
+        counted(plan.workers, "worker"),
         plan.buffers_per_worker,
         ByteSize(plan.buffer_bytes as u64),
     )
@@ -219,5 +229,5 @@ pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
 
 /// What `--plan` says of chunks that stay in host memory.
 pub fn kept_text(plan: &Plan) -> String {
-    format!("{} chunks kept, {}", plan.kept.len(), ByteSize(plan.kept_bytes))
+    format!("{} kept, {}", counted(plan.kept.len(), "chunk"), ByteSize(plan.kept_bytes))
 }

@@ -2,7 +2,7 @@
 
 use super::outputs::Pending;
 use super::progress::Progress;
-use super::{Common, Program, Report, machine, on_pool};
+use super::{Common, Program, Report, STDOUT, machine, on_pool, refuse_json_beside_output};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::coo::tns::TnsWriter;
 use crate::error::{Error, Result};
@@ -215,14 +215,10 @@ impl Program for Export {
         let pass =
             |op: &mut TileSink<'_>, threads| stream_once(&store, op, 0, threads, (&progress, "exporting"));
         if self.output == Path::new("-") {
-            if self.common.json {
-                return Err(Error::request(
-                    "--json reports on standard output, where - writes the tensor: use one",
-                ));
-            }
+            refuse_json_beside_output(self.common)?;
             let out = std::io::stdout();
             on_pool(sys, self.common.threads, |threads| {
-                write_text(out, &self.output, |op| pass(op, threads))
+                write_text(out, Path::new(STDOUT), |op| pass(op, threads))
             })?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }

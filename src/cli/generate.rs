@@ -3,7 +3,7 @@
 use super::outputs::{Outputs, Pending};
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
-use super::{Common, Program, Report, count, on_pool};
+use super::{Common, Program, Report, STDOUT, count, on_pool, refuse_json_beside_output};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::TnsWriter;
 use crate::coo::{Batch, Extent, Source};
@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
                   blco-gen --dims 500,400,300 --planted-rank 4 --support 20 --model TRUE exact.blco"
 )]
 pub struct Gen {
-    /// The output: a store if it ends in .blco, otherwise text; - for text on standard output
+    /// The output: a store if it ends in .blco or .hocfs, otherwise text; - for text on standard output
     output: PathBuf,
     /// The dims, for example 183,24,1140,1717
     #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
@@ -112,15 +112,13 @@ impl Gen {
     /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
     fn write_text(&self, sys: &Sys, out: &mut dyn Write, threads: usize) -> Result<Extent> {
         let progress = Progress::new(self.common.quiet || self.common.json || self.output == Path::new("-"));
+        let shown = if self.output == Path::new("-") { Path::new(STDOUT) } else { &self.output };
         let mut pending: Vec<Batch> = Vec::with_capacity(threads);
         let mut done = 0;
         let mut write = |batches: &mut Vec<Batch>| {
             let texts: Vec<std::io::Result<Vec<u8>>> =
                 batches.par_drain(..).map(|batch| format(&batch)).collect();
-            texts
-                .into_iter()
-                .try_for_each(|text| out.write_all(&text?))
-                .map_err(Error::io(&self.output, "write"))
+            texts.into_iter().try_for_each(|text| out.write_all(&text?)).map_err(Error::io(shown, "write"))
         };
         let extent = self.generator(sys)?.drain(&mut |batch| {
             done += batch.nnz() as u64;
@@ -129,7 +127,7 @@ impl Gen {
             if pending.len() < threads { Ok(()) } else { write(&mut pending) }
         })?;
         write(&mut pending)?;
-        out.flush().map_err(Error::io(&self.output, "write"))?;
+        out.flush().map_err(Error::io(shown, "write"))?;
         Ok(extent)
     }
 }
@@ -146,19 +144,20 @@ impl Program for Gen {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        self.write_model(sys)?;
+        let is_store = ["blco", "hocfs"].iter().any(|end| self.output.extension() == Some(OsStr::new(end)));
+        if !is_store {
+            self.store.refuse_for_text(&self.output)?;
+        }
         if self.output == Path::new("-") {
-            if self.common.json {
-                return Err(Error::request(
-                    "--json reports on standard output, where - writes the tensor: use one",
-                ));
-            }
+            refuse_json_beside_output(self.common)?;
+            self.write_model(sys)?;
             on_pool(sys, self.common.threads, |threads| {
                 self.write_text(sys, &mut std::io::stdout(), threads)
             })?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }
-        if self.output.extension() == Some(OsStr::new("blco")) {
+        if is_store {
+            self.write_model(sys)?;
             let mut source = self.generator(sys)?;
             let quiet = self.common.quiet || self.common.json;
             let report = on_pool(sys, self.common.threads, |_| {
@@ -167,6 +166,7 @@ impl Program for Gen {
             return Report::new::<Self>(pack_text(&report), &report);
         }
         let out = Pending::create(sys, &self.output, self.store.force)?;
+        self.write_model(sys)?;
         let extent =
             on_pool(sys, self.common.threads, |threads| self.write_text(sys, &mut out.file(), threads))?;
         out.publish()?;

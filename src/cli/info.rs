@@ -3,7 +3,7 @@
 use super::export::stream_once;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
-use super::{Common, Program, Report, machine, on_pool};
+use super::{Common, Program, Report, advice, machine, on_pool};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
@@ -346,8 +346,9 @@ impl Info {
 
 /// The report on a store whose manifest cannot be read: a failed check.
 fn unreadable(store: &Path, error: &Error) -> Result<Report> {
-    let json = serde_json::json!({ "store": store, "verified": false, "problem": error.to_string() });
-    let mut report = Report::new::<Info>(format!("NOT VERIFIED: {error}\n"), &json)?;
+    let problem = format!("{error}{}", advice(error));
+    let json = serde_json::json!({ "store": store, "verified": false, "problem": problem });
+    let mut report = Report::new::<Info>(format!("NOT VERIFIED: {problem}\n"), &json)?;
     report.failed = true;
     Ok(report)
 }
@@ -377,7 +378,7 @@ impl Program for Info {
                 }
                 Err(error @ Error::Corrupt { .. }) if self.verify => {
                     info.verified = Some(false);
-                    info.problem = Some(error.to_string());
+                    info.problem = Some(format!("{error}{}", advice(&error)));
                 }
                 Err(error) => return Err(error),
             }

@@ -19,6 +19,7 @@ mod repair;
 pub mod run;
 
 use crate::error::{Error, Result};
+use crate::store::MANIFEST;
 use crate::sys::Sys;
 use crate::sys::fault::{Call, Fault, Faults};
 use clap::{Args, Parser};
@@ -42,8 +43,8 @@ pub trait Program: Parser {
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Common {
     /// Compute threads [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
@@ -96,9 +97,7 @@ pub fn main<P: Program>() -> ExitCode {
         Ok(report) => {
             let text = if program.common().json { format!("{:#}\n", report.json) } else { report.text };
             match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
-                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-                    fail(&name, &Error::io("standard output", "write")(e))
-                }
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => fail(&name, &Error::io(STDOUT, "write")(e)),
                 _ if report.failed => ExitCode::from(1),
                 _ => ExitCode::SUCCESS,
             }
@@ -128,8 +127,18 @@ fn interrupt(sys: &Sys) {
 
 fn fail(name: &str, error: &Error) -> ExitCode {
     // Nobody is left to tell if this cannot be written.
-    drop(writeln!(std::io::stderr(), "{name}: {error}"));
+    drop(writeln!(std::io::stderr(), "{name}: {error}{}", advice(error)));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
+}
+
+/// What to do about a damaged file of a store.
+pub(crate) fn advice(error: &Error) -> String {
+    let Error::Corrupt { path, .. } = error else { return String::new() };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let store = path.parent().filter(|_| name == MANIFEST || name.starts_with("chunk-"));
+    store.map_or_else(String::new, |store| {
+        format!("; blco-info {} --repair NEWSTORE writes what is intact", store.display())
+    })
 }
 
 /// What a program says that has succeeded because the failure on order never came.
@@ -171,15 +180,33 @@ pub(crate) fn size(text: &str) -> std::result::Result<u64, String> {
 
 /// Parses a count: `3300000`, `3.3M`, `1G` (powers of 1000).
 pub(crate) fn count(text: &str) -> std::result::Result<u64, String> {
-    parse_size::parse_size(text).map_err(|e| format!("{e}; counts look like 1000, 3.3M or 2G"))
+    const LIKE: &str = "counts look like 1000, 3.3M or 2G";
+    if text.contains('.') && text.ends_with(|c: char| c.is_ascii_digit()) {
+        return Err(format!("not a whole number; {LIKE}"));
+    }
+    parse_size::parse_size(text).map_err(|e| format!("{e}; {LIKE}"))
+}
+
+/// `1 chunk`, `2 chunks`.
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// What messages call standard output.
+pub(crate) const STDOUT: &str = "standard output";
+
+/// An error where a report would go into the tensor that `-` writes to standard output.
+pub(crate) fn refuse_json_beside_output(common: Common) -> Result<()> {
+    let what = "--json reports on standard output, where - writes the tensor: use one";
+    if common.json { Err(Error::request(what)) } else { Ok(()) }
 }
 
 /// Runs `work` on a pool of `threads`, by default one for each processor.
 pub(crate) fn on_pool<T: Send>(
     sys: &Sys,
-    threads: Option<usize>,
+    threads: Option<u16>,
     work: impl FnOnce(usize) -> Result<T> + Send,
 ) -> Result<T> {
-    let threads = threads.unwrap_or_else(machine::processors).clamp(1, 1024);
+    let threads = threads.map_or_else(machine::processors, usize::from).clamp(1, 1024);
     sys.pool(threads)?.install(|| work(threads))
 }

@@ -1,7 +1,7 @@
 //! `blco-pack`.
 
 use super::progress::Progress;
-use super::{Common, Program, Report, count, machine, on_pool, size};
+use super::{Common, Program, Report, count, counted, machine, on_pool, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
@@ -13,6 +13,7 @@ use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Packs a sparse tensor in coordinate text into a store
@@ -32,7 +33,7 @@ use std::path::{Path, PathBuf};
 pub struct Pack {
     /// The tensor: a file, or - for standard input
     input: PathBuf,
-    /// The store [default: the input's name with .blco]
+    /// The store [default: the input's name with .blco, or .hocfs for that format, in the working directory]
     #[arg(short, long, value_name = "STORE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -72,9 +73,10 @@ impl TextArgs {
 /// How a store is written.
 #[derive(Clone, Debug, Args)]
 pub struct StoreArgs {
-    /// The format: one order for every mode, or the slices of a main mode, each compressed
-    #[arg(long, value_enum, default_value_t = FormatArg::Blco)]
-    format: FormatArg,
+    /// The format: one order for every mode, or the slices of a main mode, each compressed [default: hocfs if the store's name ends
+    /// so, else blco]
+    #[arg(long, value_enum)]
+    format: Option<FormatArg>,
     /// How blco encodes indices: packed tiles, or the BLCO paper's 64-bit indices [default: tiled]
     #[arg(long, value_enum)]
     encoding: Option<EncodingArg>,
@@ -89,12 +91,12 @@ pub struct StoreArgs {
     /// Compress chunks with zstd at this level (1 to 22), for cold storage
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=22))]
     zstd: Option<i32>,
-    /// The largest chunk, from 64KiB to 1GiB
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = size)]
-    chunk_bytes: u64,
-    /// What to do with nonzeros that have the same coordinates
-    #[arg(long, value_enum, default_value_t = DuplicatesArg::Sum)]
-    duplicates: DuplicatesArg,
+    /// The largest chunk, from 64KiB to 1GiB [default: 8MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    chunk_bytes: Option<u64>,
+    /// What to do with nonzeros that have the same coordinates [default: sum]
+    #[arg(long, value_enum)]
+    duplicates: Option<DuplicatesArg>,
     /// Take at most this much memory, at least 64MiB [default: half of what is available]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
@@ -135,13 +137,37 @@ enum DuplicatesArg {
     Error,
 }
 
+/// What a chunk holds at most unless it is said.
+const CHUNK_BYTES: u64 = 8 << 20;
+
 impl StoreArgs {
+    /// An error where an option of stores is given for `output`, which is text.
+    pub fn refuse_for_text(&self, output: &Path) -> Result<()> {
+        let given = [
+            (self.format.is_some(), "--format"),
+            (self.encoding.is_some(), "--encoding"),
+            (self.main_mode.is_some(), "--main-mode"),
+            (self.slice.is_some(), "--slice"),
+            (self.zstd.is_some(), "--zstd"),
+            (self.chunk_bytes.is_some(), "--chunk-bytes"),
+            (self.duplicates.is_some(), "--duplicates"),
+            (self.memory.is_some(), "--memory"),
+            (self.temp_dir.is_some(), "--temp-dir"),
+            (self.resume, "--resume"),
+        ];
+        let Some((_, option)) = given.iter().find(|(given, _)| *given) else { return Ok(()) };
+        let what = format!("{option} is an option of stores, whose names end in .blco or .hocfs");
+        Err(Error::request(format!("{}: would be text, but {what}", output.display())))
+    }
+
     /// The format with its options; an error where an option is another format's.
-    fn format(&self) -> Result<FormatOption> {
+    fn format(&self, target: &Path) -> Result<FormatOption> {
+        let named =
+            if target.extension() == Some(OsStr::new("hocfs")) { FormatArg::Hocfs } else { FormatArg::Blco };
         let other = |option: &str, format: &str| {
             Err(Error::request(format!("{option} is an option of --format {format}")))
         };
-        match (self.format, self.encoding, self.main_mode, self.slice) {
+        match (self.format.unwrap_or(named), self.encoding, self.main_mode, self.slice) {
             (FormatArg::Blco, _, Some(_), _) => other("--main-mode", "hocfs"),
             (FormatArg::Blco, _, _, Some(_)) => other("--slice", "hocfs"),
             (FormatArg::Hocfs, Some(_), ..) => other("--encoding", "blco"),
@@ -162,10 +188,11 @@ impl StoreArgs {
 
     /// The packer's options, for `source` and `target`.
     fn options(&self, source: &dyn Source, target: &Path) -> Result<PackOptions> {
-        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
+        let chunk_bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES);
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
             return Err(Error::request(format!(
                 "--chunk-bytes {}: give {} to {}",
-                ByteSize(self.chunk_bytes),
+                ByteSize(chunk_bytes),
                 ByteSize(CHUNK_BYTES_MIN),
                 ByteSize(CHUNK_BYTES_MAX)
             )));
@@ -179,13 +206,13 @@ impl StoreArgs {
             target: target.to_path_buf(),
             replace: self.force,
             resume: self.resume,
-            format: self.format()?,
+            format: self.format(target)?,
             codec: self.zstd.map_or(Codec::None, Codec::Zstd),
-            chunk_bytes: self.chunk_bytes,
+            chunk_bytes,
             duplicates: match self.duplicates {
-                DuplicatesArg::Sum => Duplicates::Sum,
-                DuplicatesArg::Keep => Duplicates::Keep,
-                DuplicatesArg::Error => Duplicates::Error,
+                Some(DuplicatesArg::Sum) | None => Duplicates::Sum,
+                Some(DuplicatesArg::Keep) => Duplicates::Keep,
+                Some(DuplicatesArg::Error) => Duplicates::Error,
             },
             memory: packing_memory(self.memory)?,
             temp_dir: self.temp_dir.clone(),
@@ -224,14 +251,14 @@ pub(super) fn packing_memory(given: Option<u64>) -> Result<u64> {
 }
 
 /// `movies.blco` for `movies.tns.zst`.
-fn default_store(input: &Path) -> Result<PathBuf> {
+fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     if input == Path::new("-") {
         return Err(Error::request("standard input has no name; give the store one with -o"));
     }
     let name = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let stem = [".gz", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
     let stem = [".tns", ".txt", ".coo"].iter().find_map(|end| stem.strip_suffix(end)).unwrap_or(stem);
-    Ok(PathBuf::from(format!("{stem}.blco")))
+    Ok(PathBuf::from(format!("{stem}.{}", if format == Some(FormatArg::Hocfs) { "hocfs" } else { "blco" })))
 }
 
 impl Program for Pack {
@@ -240,7 +267,7 @@ impl Program for Pack {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        let target = self.output.clone().map_or_else(|| default_store(&self.input), Ok)?;
+        let target = self.output.clone().map_or_else(|| default_store(&self.input, self.store.format), Ok)?;
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
         if self.plan {
             let options = self.store.options(&source, &target)?;
@@ -256,23 +283,24 @@ impl Program for Pack {
 
 /// The plan for people.
 fn plan_text(target: &Path, plan: &PackPlan) -> String {
-    let size =
-        |bytes: Option<u64>| bytes.map_or("unknown before it is read".into(), |b| ByteSize(b).to_string());
+    let size = |bound: &str, bytes: Option<u64>| match bytes {
+        Some(bytes) => format!("{bound} {}", ByteSize(bytes)),
+        None => "not known before it is read".to_owned(),
+    };
     let sorting = match (plan.in_memory, plan.runs) {
         (Some(true), _) => "all sorted in memory".to_owned(),
         (_, Some(runs)) => format!("about {runs} runs on disk, then merged"),
         _ => "runs on disk if the memory does not hold it".to_owned(),
     };
     format!(
-        "{}: about {} nonzeros\n  memory     {}: {sorting}\n  temporary  about {} in {} ({} free)\n  \
-         store      at most {} ({} free)\n",
+        "{}: {} nonzeros\n  memory     {}: {sorting}\n  temporary  {} in {} ({} free)\n  store      {} ({} free)\n",
         target.display(),
-        plan.nnz.map_or("an unknown number of".into(), |n| n.to_string()),
+        plan.nnz.map_or("an unknown number of".into(), |n| format!("about {n}")),
         ByteSize(plan.memory_bytes),
-        size(plan.temporary_bytes),
+        size("about", plan.temporary_bytes),
         plan.temporary_dir.display(),
         ByteSize(plan.temporary_free_bytes),
-        size(plan.store_bytes_max),
+        size("at most", plan.store_bytes_max),
         ByteSize(plan.store_free_bytes),
     )
 }
@@ -291,13 +319,13 @@ pub(super) fn text(report: &PackReport) -> String {
         runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
     };
     format!(
-        "{}: {}, {} nonzeros{duplicates}\n  {} in {} chunks, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
+        "{}: {}, {} nonzeros{duplicates}\n  {} in {}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
          {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",
         report.store.display(),
         dims.join(" x "),
         report.nnz,
         ByteSize(report.bytes),
-        report.chunks,
+        counted(report.chunks, "chunk"),
         report.bytes_per_nnz,
         report.digest,
         s.total,

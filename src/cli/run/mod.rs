@@ -10,7 +10,7 @@ use crate::cli::engine::{Demand, EngineArgs, Place, PrecisionArg, StreamedOp, me
 use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
-use crate::cli::{Common, Program, Report, machine, on_pool};
+use crate::cli::{Common, Program, Report, counted, machine, on_pool};
 use crate::coo::tns::TnsReader;
 use crate::dense::{Matrix, Precision, load_factors, mode_file, seeded_factors};
 use crate::error::{Error, Result};
@@ -155,6 +155,12 @@ impl Program for Run {
     }
 }
 
+/// An error where one of these options is given, which the operation `op` does not have.
+fn refuse(op: &str, options: &[(bool, &str)]) -> Result<()> {
+    let Some((_, option)) = options.iter().find(|(given, _)| *given) else { return Ok(()) };
+    Err(Error::request(format!("{option} is not an option of --op {op}")))
+}
+
 /// What a run gives.
 struct Outcome<T> {
     results: Vec<ModeMatrix<T>>,
@@ -172,6 +178,7 @@ impl RunReport {
 impl Run {
     /// Opens, plans, streams, checks, writes.
     fn mttkrp<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
+        self.refuse_others()?;
         let store = Store::open(sys, &self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, shape.order())?;
@@ -231,6 +238,11 @@ impl Run {
         let mut out = Report::new::<Self>(run_text(&report), &report)?;
         out.failed = report.check.iter().flatten().any(|c| !c.holds);
         Ok(out)
+    }
+
+    /// An error where an option is given that MTTKRP does not have.
+    fn refuse_others(&self) -> Result<()> {
+        refuse("mttkrp", &[(self.vector.is_some(), "--vector"), (self.temp_dir.is_some(), "--temp-dir")])
     }
 
     fn progress(&self) -> Progress {
@@ -323,11 +335,11 @@ fn plan_text(report: &RunReport) -> String {
         return device::plan_text(&report.store, &what, "one pass for all modes", plan, device);
     }
     format!(
-        "{}: {what}, on the CPU\n  memory  {}\n  a pass  {} in {} chunks, one pass for all modes{}\n  sums    {}\n",
+        "{}: {what}, on the CPU\n  memory  {}\n  a pass  {} in {}, one pass for all modes{}\n  sums    {}\n",
         report.store.display(),
         memory_text(plan, "factors, results and decoded tiles", "buffers"),
         ByteSize(plan.file_bytes),
-        plan.chunks,
+        counted(plan.chunks, "chunk"),
         if plan.direct_reads { ", read past the page cache" } else { "" },
         sums_text(report),
     )
@@ -368,7 +380,7 @@ fn run_text(report: &RunReport) -> String {
     let pass = by_time[(by_time.len() - 1) / 2];
     let precision = report.precision.name();
     let mut text = format!(
-        "{}: mttkrp of modes {:?}, rank {}, {precision}, on {}\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read\n  {}; {} workers: \
+        "{}: mttkrp of modes {:?}, rank {}, {precision}, on {}\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read\n  {}; {}: \
          read {:.4}, verify {:.4}, decode {:.4}, waited {:.4} s\n",
         report.store.display(),
         report.modes,
@@ -382,7 +394,7 @@ fn run_text(report: &RunReport) -> String {
         pass.nnz_per_second / 1e6,
         ByteSize(pass.bytes),
         stages_text(pass),
-        report.plan.workers,
+        counted(report.plan.workers, "worker"),
         pass.read_seconds,
         pass.verify_seconds,
         pass.decode_seconds,
@@ -400,7 +412,7 @@ fn run_text(report: &RunReport) -> String {
                 c.mode.to_string(),
                 report.dims[c.mode - 1].to_string(),
                 format!("{:.2e}", c.largest_error),
-                format!("{:.4}", c.worst),
+                share_of_bound(c.worst),
                 if c.holds { "ok".into() } else { "DIFFERS".to_owned() },
             ]);
         }
@@ -409,6 +421,11 @@ fn run_text(report: &RunReport) -> String {
         text.push('\n');
     }
     text
+}
+
+/// An error as a part of its bound, readable for errors far beyond it too.
+fn share_of_bound(part: f64) -> String {
+    if part < 1e4 { format!("{part:.4}") } else { format!("{part:.1e}") }
 }
 
 /// Bytes a second.

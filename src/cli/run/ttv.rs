@@ -2,7 +2,7 @@
 
 use super::ttv_device::{self, Passes, PipelinePlan};
 use super::ttv_report::{TtvReport, empty_report, plan_text, text};
-use super::{Run, parse_modes};
+use super::{Run, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
 use crate::cli::engine::{BackendArg, Place};
@@ -43,13 +43,11 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let &[mode] = &parse_modes(&run.modes, manifest.shape.order())?[..] else {
         return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
     };
-    refuse_others(run)?;
+    refuse("ttv", &[(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")])?;
     let streamed = streams(manifest, mode);
     let Place { mut device, notes } = choose_place::<T>(run, &store, mode)?;
     let kernel = run.engine.ttv_kernel()?;
-    if kernel.is_some() && device.is_none() {
-        return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
-    }
+    run.engine.refuse_kernel_on_cpu(device.is_none())?;
     let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
     let mut report = TtvReport {
         backend: if device.is_some() { "cuda" } else { "cpu" },
@@ -113,15 +111,6 @@ fn compare(
         }
         sink.as_mut().map_or(Ok(()), |sink| sink(batches))
     }))
-}
-
-/// An error where an option is given that TTV does not have.
-fn refuse_others(run: &Run) -> Result<()> {
-    let given = [(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")];
-    if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
-        return Err(Error::request(format!("{option} is not an option of --op ttv")));
-    }
-    Ok(())
 }
 
 /// The GPU where elements stream out of the store, and it is to be used; and why not.

@@ -1,6 +1,8 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
+use super::share_of_bound;
 use super::ttv_device::{self, PipelinePlan};
+use crate::cli::counted;
 use crate::cli::device::{Real, TtvVariant};
 use crate::cli::engine::memory_text;
 use crate::dense::Precision;
@@ -74,14 +76,14 @@ pub fn empty_report<T: Real>(store: &Store, mode: usize, plan: Plan) -> TtvRepor
 pub fn plan_text(report: &TtvReport) -> String {
     let plan = &report.plan;
     let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}\n  memory  {}\n  a pass  {} in {} chunks\n",
+        "{}: ttv along mode {}, {}, on {}\n  memory  {}\n  a pass  {} in {}\n",
         report.store.display(),
         report.mode,
         how(report),
         place(report),
         memory_text(plan, "vector and results", "buffers"),
         ByteSize(plan.file_bytes),
-        plan.chunks,
+        counted(plan.chunks, "chunk"),
     );
     if let Some(device) = &report.device {
         text.push_str(&ttv_device::plan_text(device));
@@ -145,9 +147,9 @@ pub fn text(report: &TtvReport) -> String {
     }
     if let Some(check) = &report.check {
         let verdict = if check.holds { "ok" } else { "DIFFERS" };
-        let (error, worst) = (check.largest_error, check.worst);
+        let (error, worst) = (check.largest_error, share_of_bound(check.worst));
         let line = format!(
-            "  compared with the oracle: largest error {error:.2e}, {worst:.4} of its bound: {verdict}\n"
+            "  compared with the oracle: largest error {error:.2e}, {worst} of its bound: {verdict}\n"
         );
         text.push_str(&line);
     }
