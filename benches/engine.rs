@@ -8,17 +8,14 @@
 
 mod common;
 
-use blco::backend::host::HostBackend;
 use blco::coo::Source;
 use blco::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::{Real, seeded_factors};
-use blco::op::mttkrp::Mttkrp;
+use blco::dense::Real;
 use blco::pack::{PackOptions, PackReport, pack};
 use blco::store::Store;
-use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
-use common::{LARGE, SMALL, copy, median, rows};
+use common::{LARGE, SMALL, copy, median, passes, rows};
 use std::path::{Path, PathBuf};
 
 fn machine(runs: usize) {
@@ -63,21 +60,7 @@ fn packing(sys: &Sys, input: Option<&Path>, target: &Path, threads: usize, runs:
 
 /// Median seconds of a pass that computes `modes`.
 fn running<T: Real>(store: &Store, modes: &[usize], rank: usize, threads: usize, runs: usize) -> f64 {
-    let sys = store.sys();
-    let work = || {
-        let factors = seeded_factors::<T>(sys, &store.manifest().shape, rank, 0).unwrap();
-        let mut mttkrp = Mttkrp::new(sys, &factors, modes, threads).unwrap();
-        let plan = plan(store, 0, &Limits { threads, ..Limits::default() }).unwrap();
-        let mut backend = HostBackend::new(store, &mut mttkrp).unwrap();
-        let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
-        let mut pass = || {
-            backend.op().reset();
-            executor.pass(&mut backend, &|_| {}).unwrap().seconds
-        };
-        pass();
-        median((0..runs).map(|_| pass()).collect())
-    };
-    sys.pool(threads).unwrap().install(work)
+    median(passes::<T>(store, modes, rank, threads, false, runs))
 }
 
 fn tensor(sys: &Sys, input: Option<&Path>, rank: usize, runs: usize) {

@@ -9,13 +9,10 @@
 
 mod common;
 
-use blco::backend::host::HostBackend;
-use blco::dense::{Real, seeded_factors};
-use blco::op::mttkrp::Mttkrp;
 use blco::store::Store;
-use blco::stream::{Executor, Limits, plan};
+use blco::stream::{Limits, plan};
 use blco::sys::Sys;
-use common::{LARGE, SMALL, copy, median, rows};
+use common::{LARGE, SMALL, copy, median, passes, rows};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -25,32 +22,6 @@ const REQUEST: usize = 16 << 20;
 
 /// What is recorded: for each name, the seconds (or rates) of all runs.
 type Record = Map<String, Value>;
-
-/// Seconds of each pass over `store`, after one that is not counted; with `kept`, chunks stay in memory.
-fn passes<T: Real>(
-    store: &Store,
-    modes: &[usize],
-    rank: usize,
-    threads: usize,
-    kept: bool,
-    runs: usize,
-) -> Vec<f64> {
-    let sys = store.sys();
-    sys.pool(threads).unwrap().install(|| {
-        let factors = seeded_factors::<T>(sys, &store.manifest().shape, rank, 0).unwrap();
-        let mut mttkrp = Mttkrp::new(sys, &factors, modes, threads).unwrap();
-        let limits = Limits { threads, passes: if kept { 2 } else { 1 }, ..Limits::default() };
-        let plan = plan(store, 0, &limits).unwrap();
-        let mut backend = HostBackend::new(store, &mut mttkrp).unwrap();
-        let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
-        let mut pass = || {
-            backend.op().reset();
-            executor.pass(&mut backend, &|_| {}).unwrap().seconds
-        };
-        pass();
-        (0..runs).map(|_| pass()).collect()
-    })
-}
 
 /// Seconds of reading all chunk files past the page cache, with `readers` threads, a file each at a time.
 fn direct_read(sys: &Sys, store: &Store, readers: usize) -> f64 {

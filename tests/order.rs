@@ -367,7 +367,9 @@ fn what_cannot_be_put_in_order_is_an_error() {
             OrderPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22)
                 .unwrap();
         let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
-        assert!(derive(device, &kernels, &stream, &store, &integers, resident.list()).is_err());
+        let refused = derive(device, &kernels, &stream, &store, &integers, resident.list()).unwrap_err();
+        assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
+        assert!(refused.to_string().ends_with("chunk 0: corrupt: a number out of range"), "{refused}");
         manifest.chunks[0].nnz = 1 << 32;
         assert!(plan(&manifest).unwrap_err().to_string().contains("too many"));
     });

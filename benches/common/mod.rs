@@ -1,6 +1,11 @@
-//! What benches share: medians, and the machine's own limits.
+//! What benches share: medians, passes of MTTKRP on the CPU, and the machine's own limits.
 
+use blco::backend::host::HostBackend;
+use blco::dense::{Real, seeded_factors};
+use blco::op::mttkrp::Mttkrp;
 use blco::random::Counter;
+use blco::store::Store;
+use blco::stream::{Executor, Limits, plan};
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
@@ -24,6 +29,32 @@ pub fn timed(runs: usize, mut work: impl FnMut()) -> f64 {
         start.elapsed().as_secs_f64()
     };
     median((0..runs).map(|_| once(&mut work)).collect())
+}
+
+/// Seconds of each pass over `store`, after one that is not counted; with `kept`, chunks stay in memory.
+pub fn passes<T: Real>(
+    store: &Store,
+    modes: &[usize],
+    rank: usize,
+    threads: usize,
+    kept: bool,
+    runs: usize,
+) -> Vec<f64> {
+    let sys = store.sys();
+    sys.pool(threads).unwrap().install(|| {
+        let factors = seeded_factors::<T>(sys, &store.manifest().shape, rank, 0).unwrap();
+        let mut mttkrp = Mttkrp::new(sys, &factors, modes, threads).unwrap();
+        let limits = Limits { threads, passes: if kept { 2 } else { 1 }, ..Limits::default() };
+        let plan = plan(store, 0, &limits).unwrap();
+        let mut backend = HostBackend::new(store, &mut mttkrp).unwrap();
+        let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+        let mut pass = || {
+            backend.op().reset();
+            executor.pass(&mut backend, &|_| {}).unwrap().seconds
+        };
+        pass();
+        (0..runs).map(|_| pass()).collect()
+    })
 }
 
 /// GB/s of copying `bytes`, read and written bytes both counted.

@@ -2,8 +2,9 @@
 //! the groups before have ([`Turn`]), while it is still in the thread's cache, and only then takes another group. So groups in work lie closer together
 //! than there are desks, at most [`COPIES`]: no two share a copy, and each copy gets its groups in order.
 
-use super::group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch, Strategy, Work};
+use super::group::{COPIES, Commit, Group, Inputs, Scratch, Strategy, Work};
 use super::slots::Rows;
+use super::{GROUP_NNZ, GROUP_TILES};
 use crate::dense::Real;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

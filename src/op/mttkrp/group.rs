@@ -1,4 +1,4 @@
-//! A group: [`GROUP_TILES`] tiles of the store, the unit of work of MTTKRP on the host. One thread adds up what its nonzeros contribute to
+//! A group: [`GROUP_TILES`](super::GROUP_TILES) tiles of the store, the unit of work of MTTKRP on the host. One thread adds up what its nonzeros contribute to
 //! each row: of a short mode in one of [`COPIES`] copies of the result, of a long one in slots of its own, which are added to the result
 //! afterwards.
 
@@ -14,10 +14,6 @@ use crate::sys::Sys;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Tiles of a group, which is cut by position in the store.
-pub const GROUP_TILES: usize = 8;
-/// Nonzeros of a whole group.
-pub const GROUP_NNZ: usize = GROUP_TILES * TILE_NNZ;
 /// Copies of the result of a short mode: group g adds to copy g modulo this.
 pub const COPIES: usize = 8;
 /// The largest result, in bytes with its rows filled up to whole vectors of f64, that is accumulated in copies.

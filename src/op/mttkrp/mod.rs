@@ -5,7 +5,7 @@
 //! factors and the precision alone: not on threads, workers or the chunk size, nor on what other modes are computed, and not on the machine's vector
 //! width (nothing is fused).
 //!
-//! **Order of additions.** Nonzeros are worked on in groups of `group::GROUP_TILES` tiles, cut by position in the store. A mode whose result is short is
+//! **Order of additions.** Nonzeros are worked on in groups of `GROUP_TILES` tiles, cut by position in the store. A mode whose result is short is
 //! accumulated in `group::COPIES` copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode a group
 //! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
 //! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
@@ -24,15 +24,21 @@ pub use group::Strategy;
 
 use crate::backend::host::{Batch, HostOp, Vectors};
 use crate::dense::{Matrix, Real};
+use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::Sys;
 use deal::{Dealer, Desk, Shift, Turn};
-use group::{COPIES, Commit, GROUP_NNZ, GROUP_TILES, Group, Inputs, Scratch};
+use group::{COPIES, Commit, Group, Inputs, Scratch};
 use rayon::prelude::*;
 use slots::Rows;
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
+
+/// Tiles of a group, which is cut by position in the store.
+const GROUP_TILES: usize = 8;
+/// Nonzeros of a whole group.
+const GROUP_NNZ: usize = GROUP_TILES * TILE_NNZ;
 
 /// The result of a mode, with the mode, from 0.
 pub type ModeMatrix<T> = (usize, Matrix<T>);

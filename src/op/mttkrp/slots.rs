@@ -1,7 +1,7 @@
 //! Slots: a group's sums, or the rows of a factor that it reads, close together. A row gets a slot when it is first met, so that what a
 //! group works on lies in a core's cache, aligned, however far apart the rows are.
 
-use super::group::GROUP_NNZ;
+use super::GROUP_NNZ;
 use super::kernel::LINE_BYTES;
 use crate::dense::{Matrix, Real};
 use crate::encoding::TILE_NNZ;
