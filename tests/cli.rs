@@ -226,7 +226,8 @@ fn bad_outputs_and_options_of_pack_are_named() {
     place.write("file", "some text");
     std::fs::create_dir(place.path("full")).unwrap();
     place.write("full/notes", "not a store");
-    let cases: [(&[&str], &[&str]); 9] = [
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["-o", "n", "--format", "hocfs", "--main-mode", "4"], &["main mode 4", "modes 1 to 3"]),
         (&["-o", "none/t.blco"], &["none/t.blco", "No such file", "check the path"]),
         (&["-o", "file/t.blco"], &["file/t.blco", "Not a directory", "check the path"]),
         (&[], &["t.blco: a store is there already", "--force", "-o"]),
@@ -234,7 +235,7 @@ fn bad_outputs_and_options_of_pack_are_named() {
         (&["-o", "file", "--force"], &["file: exists and is not a store"]),
         (&["-o", "full", "--force"], &["full: exists and is not a store"]),
         (&["-o", "n", "--chunk-bytes", "1KiB"], &["--chunk-bytes", "64.0 KiB"]),
-        (&["-o", "n", "--dims", "3,3"], &["t.tns:1: "]),
+        (&["-o", "n", "--dims", "3,3"], &["t.tns:1: ", "as --dims says"]),
         (&["-o", "n", "--dims", "4294967295,4294967295,4294967295,4294967295,4"], &["--dims", "130 bits"]),
     ];
     for (args, wanted) in cases {
@@ -574,6 +575,27 @@ fn names_and_formats_go_together() {
     }
     place.succeeds("blco-gen", &["--dims", "9,9", "--nnz", "20", "g.hocfs"]);
     assert_eq!(format("g.hocfs"), "hocfs");
+}
+
+/// Every chunk is in the timeline of every pass, of one over chunks that are kept too.
+#[test]
+fn a_trace_on_the_cpu_has_reading_and_computing() {
+    let place = Place::with_store();
+    for (repeat, wanted) in [("1", &["read", "verify", "compute"][..]), ("2", &["compute"])] {
+        let args = ["t.blco", "--backend", "cpu", "--repeat", repeat, "--trace", "trace.json"];
+        let report = place.json("blco-run", &[&args[..], &["--json"]].concat());
+        let spans: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
+        let spans = spans.as_array().unwrap();
+        let stages: Vec<_> = spans.iter().map(|span| span["stage"].as_str().unwrap()).collect();
+        assert_eq!(stages, wanted);
+        let pass = report["passes"].as_array().unwrap().last().unwrap();
+        for span in spans {
+            let at = ["start", "end"].map(|name| span[name].as_f64().unwrap());
+            assert!(0.0 <= at[0] && at[0] <= at[1] && at[1] <= pass["seconds"].as_f64().unwrap(), "{span}");
+            assert_eq!(span["chunk"], 0);
+        }
+    }
 }
 
 /// Whoever meets damage is told what to do about it.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what `blco-run --trace FILE` wrote as SVG: a row per worker, lane and compute stream; time goes right.
+"""Draws what `blco-run --trace FILE` wrote as SVG: a row per worker, lane and compute stream (on the CPU one for all compute threads); time goes right.
 
 usage: tools/timeline.py TRACE.json TIMELINE.svg [FROM TO]      FROM and TO in milliseconds
 """
@@ -8,9 +8,9 @@ import math
 import sys
 from html import escape
 
-ROWS = [("read", "worker {}", "read"), ("verify", "worker {}", "verify"), ("copy", "lane {}", "copy"),
+ROWS = [("read", "worker {}", "read"), ("verify", "worker {}", "verify"), ("compute", "CPU", "compute"), ("copy", "lane {}", "copy"),
         ("kernel", "kernels {}", "kernel"), ("return", "results {}", "return")]
-COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "copy": "#f28e2b", "kernel": "#59a14f", "return": "#b07aa1"}
+COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "compute": "#59a14f", "copy": "#f28e2b", "kernel": "#59a14f", "return": "#b07aa1"}
 LEFT, WIDTH, HEIGHT, GAP, TOP = 110, 1200, 18, 4, 44
 
 
@@ -31,7 +31,8 @@ def draw(spans, start, end):
     height = TOP + len(rows) * (HEIGHT + GAP) + 30
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 40}" height="{height}" '
            'font-family="sans-serif" font-size="11">', '<rect width="100%" height="100%" fill="white"/>']
-    for i, stage in enumerate(COLOURS):
+    present = {s["stage"] for s in spans}
+    for i, stage in enumerate(stage for stage in COLOURS if stage in present):
         out.append(f'<rect x="{LEFT + 90 * i}" y="12" width="12" height="12" fill="{COLOURS[stage]}"/>'
                    f'<text x="{LEFT + 90 * i + 17}" y="22">{stage}</text>')
     for label, row in rows.items():

@@ -6,10 +6,11 @@ use crate::error::Result;
 use crate::format::{ChunkView, DecodedTile, Decoder};
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
-use crate::stream::{Backend, Free, Loaded};
+use crate::stream::{Backend, DevicePass, Free, Loaded, Span, Stage};
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Tiles in a batch: its decoded form (1 to 4 MiB) stays in the caches that threads share.
 const BATCH_TILES: usize = 128;
@@ -134,6 +135,9 @@ pub struct HostBackend<'a, O> {
     values: Vec<f64>,
     free: Option<Free<PageBuf>>,
     vectors: pulp::Arch,
+    /// When the pass began, and what was computed when since then.
+    begun: Instant,
+    spans: Vec<Span>,
 }
 
 /// Bytes that a host backend holds for tensors of `order`.
@@ -157,6 +161,8 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
             values: sys.vec(0.0, BATCH_TILES * TILE_NNZ)?,
             free: None,
             vectors: Vectors::Widest.arch(),
+            begun: Instant::now(),
+            spans: Vec::new(),
         })
     }
 
@@ -202,8 +208,15 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
         self.sys.page_buf(bytes)
     }
 
+    fn begin(&mut self) -> Result<()> {
+        self.begun = Instant::now();
+        self.spans.clear();
+        Ok(())
+    }
+
     fn submit(&mut self, chunk: Loaded<PageBuf>) -> Result<()> {
         let Loaded { header, buffer, owner } = chunk;
+        let start = self.begun.elapsed().as_secs_f64();
         let image = &buffer[..header.image_bytes as usize];
         let path = self.store_path.join(crate::store::chunk_name(header.number as usize));
         let view = ChunkView::open(&self.decoder, &header, image, path)?;
@@ -231,10 +244,17 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
             })?;
         }
         self.free = Some(Free { buffer, owner });
+        let (chunk, end) = (Some(header.number as usize), self.begun.elapsed().as_secs_f64());
+        self.spans.push(Span { stage: Stage::Compute, lane: 0, chunk, start, end });
         Ok(())
     }
 
     fn take_free(&mut self, _wait: bool) -> Result<Option<Free<PageBuf>>> {
         Ok(self.free.take())
+    }
+
+    fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        spans.append(&mut self.spans);
+        Ok(None)
     }
 }

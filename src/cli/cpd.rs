@@ -73,7 +73,7 @@ pub struct Cpd {
     /// Allow no negative numbers in factors (HALS)
     #[arg(long)]
     nonneg: bool,
-    /// Write mode-1.npy, …, lambda.npy and report.json here
+    /// Write mode-1.npy, …, lambda.npy and report.json here, replacing those that are there
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Write a page of HTML here: fit by iteration, weights, each component's largest rows, similarity of components

@@ -25,6 +25,12 @@ impl Batch {
     pub fn nnz(&self) -> usize {
         self.values.len()
     }
+
+    /// Indices of each row.
+    #[must_use]
+    pub fn order(&self) -> usize {
+        self.indices.len() / self.nnz().max(1)
+    }
 }
 
 /// What a source turned out to hold, known when its last batch has been handed over.

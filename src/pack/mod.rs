@@ -62,7 +62,11 @@ pub fn pack(
         let mut stage = Stage::new(sys, budget, scratch);
         let extent = match extent {
             Some(extent) => extent,
-            None => drain(sys, source, resumed_nnz, watch, |batch| stage.push(batch))?,
+            None => drain(sys, source, resumed_nnz, watch, |batch| {
+                // Now, not when all of it has been read.
+                options.format.resolve(batch.order())?;
+                stage.push(batch)
+            })?,
         };
         stage.drained(&extent)?;
         let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
@@ -110,7 +114,7 @@ fn drain(
         done += batch.nnz() as u64;
         let skipped = batch.nnz().min(usize::try_from(skip).unwrap_or(usize::MAX));
         if skipped > 0 {
-            let order = batch.indices.len() / batch.nnz();
+            let order = batch.order();
             batch.indices.drain(..skipped * order);
             batch.values.drain(..skipped);
             skip -= skipped as u64;

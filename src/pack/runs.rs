@@ -130,7 +130,7 @@ impl<K: Key> Runs<K> {
 }
 
 fn linearize<K: Key>(linearizer: &Linearizer<K>, batch: &Batch, target: &mut [Nonzero<K>]) {
-    let order = batch.indices.len() / batch.nnz().max(1);
+    let order = batch.order();
     let rows = batch.indices.chunks_exact(order.max(1)).zip(&batch.values);
     for (nonzero, (row, &value)) in target.iter_mut().zip(rows) {
         *nonzero = Nonzero { linear: linearizer.scatter(row), value };

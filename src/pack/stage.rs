@@ -36,7 +36,7 @@ impl Stage {
         if batch.nnz() == 0 {
             return Ok(());
         }
-        self.order = batch.indices.len() / batch.nnz();
+        self.order = batch.order();
         self.kept_nnz += batch.nnz() as u64;
         self.batches.push(batch);
         let room = if self.scratch.is_empty() && self.open.is_none() {

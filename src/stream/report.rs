@@ -90,6 +90,8 @@ pub enum Stage {
     Read,
     /// A worker verifies and decodes a chunk.
     Verify,
+    /// The host's compute threads work on a chunk.
+    Compute,
     /// A lane copies a chunk to the device.
     Copy,
     /// A kernel works on a chunk.

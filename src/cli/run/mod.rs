@@ -23,7 +23,7 @@ use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Streams a store and computes an operation on its modes
 ///
@@ -62,7 +62,7 @@ pub struct Run {
     /// Seed of generated factors, or of the vector [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results here: mode-1.npy, …; of TTV, result.tns
+    /// Write results here, replacing those that are there: mode-1.npy, …; of TTV, result.tns
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
@@ -202,6 +202,8 @@ impl Run {
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
+        let open = |input: &PathBuf| TnsReader::open(sys, input, self.text.options());
+        let mut to_check = self.check.as_ref().map(open).transpose()?;
         let outputs = Outputs::create(sys, self.output.as_deref(), modes.iter().map(|&m| mode_file(m)))?;
         let trace = self.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
         let factors = given.map_or_else(|| seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0)), Ok)?;
@@ -227,9 +229,8 @@ impl Run {
             }
         };
         report.passes = outcome.passes;
-        if let Some(input) = &self.check {
-            report.check =
-                Some(self.check(sys, input, &shape, &factors, &outcome.results, report.chain())?);
+        if let Some(source) = &mut to_check {
+            report.check = Some(Self::check(source, &shape, &factors, &outcome.results, report.chain())?);
         }
         outputs.publish(|i, file| outcome.results[i].1.write(file))?;
         if let Some(trace) = trace {
@@ -273,18 +274,16 @@ impl Run {
         Ok(Outcome { results: mttkrp.finish(), passes, spans })
     }
 
+    /// Compares with a naive loop over `source`.
     fn check<T: Real>(
-        &self,
-        sys: &Sys,
-        input: &Path,
+        source: &mut TnsReader,
         shape: &Shape,
         factors: &[Matrix<T>],
         results: &[ModeMatrix<T>],
         chain: u32,
     ) -> Result<Vec<Comparison>> {
-        let mut source = TnsReader::open(sys, input, self.text.options())?;
         let modes: Vec<usize> = results.iter().map(|(mode, _)| *mode).collect();
-        let oracle = oracle::mttkrp(&mut source, factors, &modes)?;
+        let oracle = oracle::mttkrp(source, factors, &modes)?;
         let compare =
             |(o, (_, result)): (&OracleMode, &ModeMatrix<T>)| o.compare(result, shape.order(), chain);
         Ok(oracle.iter().zip(results).map(compare).collect())
@@ -359,7 +358,7 @@ fn stages_text(pass: &PassReport) -> String {
         return format!("compute {:.4} s, waited for data {stall:.4} s", pass.compute_seconds);
     };
     format!(
-        "kernels {:.4} s ({:.0} % of device memory's rate), copies {:.4} s ({:.0} % of the link: {} in {} chunks at {}/s, {} \
+        "kernels {:.4} s (asking for {:.0} % of what device memory moves, caches included), copies {:.4} s ({:.0} % of the link: {} in {} chunks at {}/s, {} \
          chunks there already), both at once {:.4} s, waited for data {stall:.4} s",
         device.kernel_seconds,
         100.0 * device.memory_share,

@@ -276,7 +276,7 @@ fn device_pipeline(spans: &[Span], chunks: usize) -> Pipeline {
             Stage::Copy => 0,
             Stage::Kernel => 1,
             Stage::Return => 2,
-            Stage::Read | Stage::Verify => continue,
+            Stage::Read | Stage::Verify | Stage::Compute => continue,
         };
         if let Some(chunk) = span.chunk.and_then(|chunk| steps.get_mut(chunk)) {
             chunk[step] += span.end - span.start;

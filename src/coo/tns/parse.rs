@@ -245,7 +245,11 @@ fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX]
 fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
     let order = rules.order;
     let n_expected = order + 1;
-    let like = if rules.declared == Declared::Not { ", as in the first row" } else { "" };
+    let like = match rules.declared {
+        Declared::Not => ", as in the first row",
+        Declared::ByHeader => ", as the header says",
+        Declared::ByUser => ", as --dims says",
+    };
     let which = if n_fields < n_expected { "a short row" } else { "a long row" };
     let plural = if n_fields == 1 { "" } else { "s" };
     let hint = if data(line).contains(&b',') {

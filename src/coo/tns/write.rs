@@ -63,7 +63,7 @@ impl<W: Write> TnsWriter<W> {
     ///
     /// Those of the writer below.
     pub fn write_batch(&mut self, batch: &Batch) -> io::Result<()> {
-        let order = batch.indices.len() / batch.nnz().max(1);
+        let order = batch.order();
         if order == 0 {
             return Ok(());
         }
