@@ -187,6 +187,7 @@ fn bad_files_are_named() {
         ("header.tns", b"sptensor\n3\n2 2 2\n0\n"),
         ("beyond.tns", b"3\n3 3 3\n1 1 1 1\n1 1 4 1\n"),
         ("missing-rows.tns", b"sptensor\n3\n3 3 3\n4\n1 1 1 1\n"),
+        ("commas.tns", b"1,1,1,2.0\n"),
         ("one-mode.tns", b"1 1\n2 1\n"),
         ("nine-modes.tns", b"1 1 1 1 1 1 1 1 1 1\n"),
         ("wide.tns", b"4294967295 4294967295 4294967295 4294967295 3 1\n"),
@@ -198,7 +199,8 @@ fn bad_files_are_named() {
         place.write(name, contents);
     }
     std::fs::create_dir(place.path("directory.tns")).unwrap();
-    let cases: [(&[&str], &[&str]); 15] = [
+    let cases: [(&[&str], &[&str]); 16] = [
+        (&["commas.tns"], &["commas.tns:1: ", "not commas"]),
         (&["empty.tns"], &["empty.tns: ", "no nonzeros"]),
         (&["comments.tns"], &["comments.tns: ", "no nonzeros"]),
         (&["header.tns"], &["header.tns: ", "no nonzeros"]),
@@ -226,7 +228,8 @@ fn bad_outputs_and_options_of_pack_are_named() {
     place.write("file", "some text");
     std::fs::create_dir(place.path("full")).unwrap();
     place.write("full/notes", "not a store");
-    let cases: [(&[&str], &[&str]); 10] = [
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&["-o", "t.blco/u"], &["t.blco/u", "inside another store"]),
         (&["-o", "n", "--format", "hocfs", "--main-mode", "4"], &["main mode 4", "modes 1 to 3"]),
         (&["-o", "none/t.blco"], &["none/t.blco", "No such file", "check the path"]),
         (&["-o", "file/t.blco"], &["file/t.blco", "Not a directory", "check the path"]),
@@ -271,7 +274,8 @@ fn bad_requests_of_the_other_programs_are_named() {
     }
     let npy = std::fs::read(place.path("f4/mode-2.npy")).unwrap();
     place.write("f5/mode-2.npy", &npy[..npy.len() - 3]);
-    let cases: [(&str, &[&str], &[&str]); 33] = [
+    let cases: [(&str, &[&str], &[&str]); 34] = [
+        ("blco-cpd", &["t.blco", "--memory", "1KiB"], &["too little: take a smaller rank, or raise it"]),
         ("blco-run", &["t.blco", "--modes", "4"], &["--modes 4", "1 to 3"]),
         ("blco-run", &["t.blco", "--modes", "0"], &["--modes 0", "1 to 3"]),
         ("blco-run", &["t.blco", "--modes", "1,1"], &["--modes 1,1", "twice"]),

@@ -174,15 +174,22 @@ impl EngineArgs {
         }
     }
 
+    /// What `passes` passes may use of the host.
+    pub fn limits(&self, threads: usize, passes: u32) -> Limits {
+        let workers = self.workers.map(usize::from);
+        let available = machine::available_memory();
+        Limits { memory: self.memory, threads, workers, available, passes, ..Limits::default() }
+    }
+
     /// What passes will use of the host.
     pub fn plan(&self, store: &Store, demand: &Demand<'_>, threads: usize, place: &Place) -> Result<Plan> {
         let limits = Limits {
-            memory: self.memory,
-            threads,
-            workers: self.workers.map(usize::from),
-            available: machine::available_memory(),
-            passes: demand.passes,
             held: place.device.as_ref().map_or(0, |(_, plan)| device::held(plan)),
+            less: match demand.operation {
+                StreamedOp::Mttkrp => "take fewer modes at a time or a smaller rank",
+                StreamedOp::CpAls => "take a smaller rank",
+            },
+            ..self.limits(threads, demand.passes)
         };
         let bytes = if place.device.is_some() { demand.beside_gpu } else { demand.on_cpu };
         let mut plan = plan(store, bytes, &limits)?;

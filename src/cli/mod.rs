@@ -131,14 +131,18 @@ fn fail(name: &str, error: &Error) -> ExitCode {
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
-/// What to do about a damaged file of a store.
+/// What to do about a damaged file of a store. (What is not damaged but another version's, say, cannot be repaired.)
 pub(crate) fn advice(error: &Error) -> String {
-    let Error::Corrupt { path, .. } = error else { return String::new() };
+    let Error::Corrupt { path, what } = error else { return String::new() };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let store = path.parent().filter(|_| name == MANIFEST || name.starts_with("chunk-"));
-    store.map_or_else(String::new, |store| {
-        format!("; blco-info {} --repair NEWSTORE writes what is intact", store.display())
-    })
+    let of_store = name == MANIFEST || name.starts_with("chunk-");
+    let damaged = what.contains("corrupt") || what == "missing";
+    match path.parent() {
+        Some(store) if of_store && damaged => {
+            format!("; blco-info {} --repair NEWSTORE writes what is intact", store.display())
+        }
+        _ => String::new(),
+    }
 }
 
 /// What a program says that has succeeded because the failure on order never came.

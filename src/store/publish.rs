@@ -69,6 +69,10 @@ impl Staging {
                 )));
             }
         }
+        if parent(target).join(MANIFEST).is_file() {
+            let what = "would lie inside another store; name another output";
+            return Err(Error::request(format!("{shown}: {what}")));
+        }
         let partial = partial_path(target);
         let left = partial.symlink_metadata().is_ok();
         if left {

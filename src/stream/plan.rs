@@ -25,12 +25,14 @@ pub struct Limits {
     pub passes: u32,
     /// The first chunks, which a device holds from the first pass on and which are not kept here as well.
     pub held: usize,
+    /// What would take less memory, for the error where there is too little.
+    pub less: &'static str,
 }
 
 /// Two threads, one pass and no bound on memory.
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: None, threads: 2, workers: None, available: u64::MAX, passes: 1, held: 0 }
+        Self { memory: None, threads: 2, workers: None, available: u64::MAX, passes: 1, held: 0, less: "" }
     }
 }
 
@@ -85,7 +87,7 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
     let bound = limits.memory.unwrap_or(limits.available);
     while plan.bytes() > bound {
         match (plan.workers, plan.buffers_per_worker) {
-            (1, 1) => return Err(too_large(&plan, bound, limits.memory.is_some())),
+            (1, 1) => return Err(too_large(&plan, bound, limits)),
             (1, _) => plan.buffers_per_worker = 1,
             _ => plan.workers -= 1,
         }
@@ -122,15 +124,20 @@ fn count<S: serde::Serializer>(kept: &[usize], serializer: S) -> std::result::Re
     serializer.serialize_u64(kept.len() as u64)
 }
 
-fn too_large(plan: &Plan, bound: u64, asked: bool) -> Error {
+fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
+    let asked = limits.memory.is_some();
     let limit = if asked { "--memory allows" } else { "this machine has available" };
+    let ways: Vec<&str> = [limits.less, if asked { "raise it" } else { "" }]
+        .into_iter()
+        .filter(|way| !way.is_empty())
+        .collect();
     Error::request(format!(
-        "needs {}, of which factors, results and decoded tiles take {}; {limit} {}, {} too little: take fewer modes \
-         at a time or a smaller rank{}",
+        "needs {}, of which what is computed takes {}; {limit} {}, {} too little{}{}",
         ByteSize(plan.bytes()),
         ByteSize(plan.operation_bytes),
         ByteSize(bound),
         ByteSize(plan.bytes() - bound),
-        if asked { ", or raise it" } else { "" },
+        if ways.is_empty() { "" } else { ": " },
+        ways.join(", or "),
     ))
 }

@@ -16,7 +16,7 @@ use crate::linear::Wide;
 use crate::op::ttv::{Merged, Oracle, Sink, Streamed, merged_layout, streamed_bytes, streams};
 use crate::pack::SpillReport;
 use crate::store::{Manifest, Store};
-use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
+use crate::stream::{Executor, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
@@ -137,14 +137,6 @@ fn make_plan<T: Real>(
     device: Option<&PipelinePlan>,
 ) -> Result<Plan> {
     let manifest = store.manifest();
-    let limits = Limits {
-        memory: run.engine.memory,
-        threads,
-        workers: run.engine.workers.map(usize::from),
-        available: machine::available_memory(),
-        passes: run.repeat,
-        held: 0,
-    };
     let bytes = if let Some(device) = device {
         ttv_device::host_bytes::<T>(store, mode, device)
     } else if streams(manifest, mode) {
@@ -153,7 +145,8 @@ fn make_plan<T: Real>(
         let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
         vector + merging_bytes(run, manifest)
     };
-    let mut plan = plan(store, bytes + decoded_bytes(manifest.shape.order()), &limits)?;
+    let mut plan =
+        plan(store, bytes + decoded_bytes(manifest.shape.order()), &run.engine.limits(threads, run.repeat))?;
     plan.direct_reads |= run.engine.direct;
     Ok(plan)
 }

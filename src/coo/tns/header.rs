@@ -128,6 +128,12 @@ impl Scan<'_> {
                     "more than one field where the header's order stands alone; correct the header".into()
                 );
             }
+            if self.expect == Expect::Anything && field.contains(&b',') {
+                return Err(format!(
+                    "{} is one field; separate indices and the value by spaces, not commas",
+                    quoted(field)
+                ));
+            }
             order = Some(whole_number(field, "the header's order")?);
         }
         // Larger than any order is as wrong as usize::MAX.
