@@ -274,7 +274,12 @@ fn bad_requests_of_the_other_programs_are_named() {
     }
     let npy = std::fs::read(place.path("f4/mode-2.npy")).unwrap();
     place.write("f5/mode-2.npy", &npy[..npy.len() - 3]);
-    let cases: [(&str, &[&str], &[&str]); 34] = [
+    let cases: [(&str, &[&str], &[&str]); 35] = [
+        (
+            "blco-run",
+            &["t.blco", "--op", "ttv", "--modes", "1", "--output", "t.blco"],
+            &["t.blco: is a store"],
+        ),
         ("blco-cpd", &["t.blco", "--memory", "1KiB"], &["too little: take a smaller rank, or raise it"]),
         ("blco-run", &["t.blco", "--modes", "4"], &["--modes 4", "1 to 3"]),
         ("blco-run", &["t.blco", "--modes", "0"], &["--modes 0", "1 to 3"]),

@@ -5,7 +5,7 @@ use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
 use super::{Common, Program, Report, STDOUT, count, on_pool, refuse_json_beside_output};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
-use crate::coo::tns::TnsWriter;
+use crate::coo::tns::text_of;
 use crate::coo::{Batch, Extent, Source};
 use crate::dense::{Matrix, mode_file};
 use crate::error::{Error, Result};
@@ -116,9 +116,8 @@ impl Gen {
         let mut pending: Vec<Batch> = Vec::with_capacity(threads);
         let mut done = 0;
         let mut write = |batches: &mut Vec<Batch>| {
-            let texts: Vec<std::io::Result<Vec<u8>>> =
-                batches.par_drain(..).map(|batch| format(&batch)).collect();
-            texts.into_iter().try_for_each(|text| out.write_all(&text?)).map_err(Error::io(shown, "write"))
+            let texts: Vec<Vec<u8>> = batches.par_drain(..).map(|batch| text_of(&batch)).collect();
+            texts.iter().try_for_each(|text| out.write_all(text)).map_err(Error::io(shown, "write"))
         };
         let extent = self.generator(sys)?.drain(&mut |batch| {
             done += batch.nnz() as u64;
@@ -130,12 +129,6 @@ impl Gen {
         out.flush().map_err(Error::io(shown, "write"))?;
         Ok(extent)
     }
-}
-
-fn format(batch: &Batch) -> std::io::Result<Vec<u8>> {
-    let mut writer = TnsWriter::new(Vec::new());
-    writer.write_batch(batch)?;
-    writer.finish()
 }
 
 impl Program for Gen {

@@ -135,6 +135,11 @@ impl Outputs {
         Ok(self)
     }
 
+    /// The first file, for what is written as it comes; `None` where there are no files.
+    pub fn first(&self) -> Option<&Pending> {
+        self.files.first()
+    }
+
     /// Has `write` write each file by its number, then gives all of them their names. If that fails, those that replaced
     /// nothing go again.
     pub fn publish(mut self, write: impl Fn(usize, &File) -> Result<()>) -> Result<()> {

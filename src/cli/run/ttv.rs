@@ -6,10 +6,10 @@ use super::{Run, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
 use crate::cli::engine::{BackendArg, Place};
-use crate::cli::outputs::Pending;
+use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
-use crate::coo::tns::{TnsReader, TnsWriter};
+use crate::coo::tns::{TnsReader, text_of};
 use crate::dense::Matrix;
 use crate::error::{Error, Result};
 use crate::linear::Wide;
@@ -19,7 +19,7 @@ use crate::store::{Manifest, Store};
 use crate::stream::{Executor, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
 use rayon::prelude::*;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The result's file name.
 const RESULT: &str = "result.tns";
@@ -65,7 +65,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         Some(path) => Matrix::<T>::load_vector(sys, path, dim)?,
         None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0))?,
     };
-    let output = Output::create(sys, run.output.as_deref())?;
+    let outputs = Outputs::create(sys, run.output.as_deref(), std::iter::once(RESULT.to_owned()))?;
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
     let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
     let compute = |sink: Option<Sink<'_>>| match (&mut device, report.kernel) {
@@ -74,11 +74,11 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         _ => job.merged(sink),
     };
     let outcome = match &run.check {
-        None => output.write(compute)?,
+        None => write(outputs, compute)?,
         Some(input) => {
             let mut source = TnsReader::open(sys, input, run.text.options())?;
             let mut oracle = Oracle::new(&mut source, &store.manifest().shape, mode, vector.data())?;
-            let outcome = output.write(|sink| compare(&mut oracle, sink, compute))?;
+            let outcome = write(outputs, |sink| compare(&mut oracle, sink, compute))?;
             report.check = Some(oracle.finish());
             outcome
         }
@@ -278,56 +278,19 @@ fn device_pipeline(spans: &[Span], chunks: usize) -> Pipeline {
     Pipeline::of(&steps)
 }
 
-/// `DIR/result.tns`; nothing without a directory.
-struct Output {
-    file: Option<Pending>,
-    made: Option<PathBuf>,
-}
-
-impl Output {
-    /// Prepares to write, creating the directory where it is missing.
-    fn create(sys: &Sys, dir: Option<&Path>) -> Result<Self> {
-        let mut output = Self { file: None, made: None };
-        if let Some(dir) = dir {
-            if !dir.is_dir() {
-                sys.create_dir(dir)?;
-                output.made = Some(dir.to_path_buf());
-            }
-            output.file = Some(Pending::create(sys, &dir.join(RESULT), true)?);
-        }
-        Ok(output)
-    }
-
-    /// Runs `run` with a sink that writes text, formatted in parallel, and gives the file its name.
-    fn write(mut self, run: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>) -> Result<Outcome> {
-        let Some(file) = self.file.take() else { return run(None) };
-        let mut at = 0;
-        let outcome = run(Some(&mut |batches: Vec<Batch>| {
-            let text = |batch: &Batch| {
-                let mut writer = TnsWriter::new(Vec::new());
-                writer
-                    .write_batch(batch)
-                    .and_then(|()| writer.finish())
-                    .map_err(Error::io(file.target(), "write"))
-            };
-            let texts: Result<Vec<Vec<u8>>> = batches.par_iter().map(text).collect();
-            texts?.iter().try_for_each(|text| {
-                file.file().write_all_at(text, at).map_err(|e| e.about(file.target()))?;
-                at += text.len() as u64;
-                Ok(())
-            })
-        }))?;
-        file.publish()?;
-        self.made = None;
-        Ok(outcome)
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        self.file = None;
-        if let Some(dir) = &self.made {
-            drop(std::fs::remove_dir(dir));
-        }
-    }
+/// Runs `run` with a sink that writes text, formatted in parallel, to the one file of `outputs` and gives it its name; without a
+/// file only runs.
+fn write(outputs: Outputs, run: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>) -> Result<Outcome> {
+    let Some(pending) = outputs.first() else { return run(None) };
+    let mut at = 0;
+    let outcome = run(Some(&mut |batches: Vec<Batch>| {
+        let texts: Vec<Vec<u8>> = batches.par_iter().map(text_of).collect();
+        texts.iter().try_for_each(|text| {
+            pending.file().write_all_at(text, at).map_err(|e| e.about(pending.target()))?;
+            at += text.len() as u64;
+            Ok(())
+        })
+    }))?;
+    outputs.publish(|_, _| Ok(()))?;
+    Ok(outcome)
 }

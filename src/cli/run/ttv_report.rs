@@ -1,6 +1,6 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
-use super::share_of_bound;
+use super::mttkrp_report::{share_of_bound, stages_text};
 use super::ttv_device::{self, PipelinePlan};
 use crate::cli::counted;
 use crate::cli::device::{Real, TtvVariant};
@@ -124,7 +124,7 @@ pub fn text(report: &TtvReport) -> String {
         if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
         pass.nnz_per_second / 1e6,
         ByteSize(pass.bytes),
-        super::stages_text(pass),
+        stages_text(pass),
         pass.device.as_ref().map_or_else(String::new, |device| format!(
             ", results {:.4} s: {}",
             device.return_seconds,

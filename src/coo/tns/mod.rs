@@ -28,7 +28,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use write::{TnsWriter, decimal};
+pub use write::{TnsWriter, decimal, text_of};
 
 use crate::coo::{Batch, Extent, Size, Source};
 use crate::error::{Error, Result};

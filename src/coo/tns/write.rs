@@ -25,6 +25,14 @@ pub fn decimal(value: f64, out: &mut Vec<u8>) {
     }
 }
 
+/// The text of a batch.
+#[must_use]
+pub fn text_of(batch: &Batch) -> Vec<u8> {
+    let mut writer = TnsWriter::new(Vec::new());
+    let written = writer.write_batch(batch).and_then(|()| writer.finish());
+    written.expect("writing to memory does not fail")
+}
+
 /// Writes nonzeros, one a line: the indices from 1, then the value as [`decimal`] writes it.
 ///
 /// Buffers by itself; call [`TnsWriter::finish`], because what is still buffered is lost on drop. Errors are
