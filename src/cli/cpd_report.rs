@@ -2,7 +2,7 @@
 
 use super::counted;
 use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::{Place, kept_text, memory_text};
+use super::engine::{Place, kept_text, memory_text, place_text};
 use crate::decomp::report::{Page, html, number};
 use crate::decomp::{Iteration, Outcome, Settings, StartReport, Stop};
 use crate::dense::Precision;
@@ -130,10 +130,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
 }
 
 fn place_name(report: &CpdReport) -> String {
-    report.device.as_ref().map_or_else(
-        || format!("the CPU with {} threads", report.plan.threads),
-        |device| device::name(device).to_owned(),
-    )
+    place_text(report.device.as_ref().map(device::name), report.plan.threads)
 }
 
 fn stop_text(report: &CpdReport) -> String {

@@ -222,6 +222,11 @@ impl EngineArgs {
     }
 }
 
+/// Where a run goes on: `gpu` by its name, or the CPU.
+pub fn place_text(gpu: Option<&str>, threads: usize) -> String {
+    gpu.map_or_else(|| format!("the CPU with {}", counted(threads, "thread")), str::to_owned)
+}
+
 /// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.
 pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
     format!(

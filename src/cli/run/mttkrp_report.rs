@@ -2,7 +2,7 @@
 
 use crate::cli::counted;
 use crate::cli::device::{self, DevicePlan, KernelReport, Real};
-use crate::cli::engine::{Place, memory_text};
+use crate::cli::engine::{Place, memory_text, place_text};
 use crate::dense::Precision;
 use crate::op::mttkrp::{Strategy, strategies};
 use crate::op::oracle::Comparison;
@@ -124,10 +124,7 @@ pub fn text(report: &RunReport) -> String {
         report.store.display(),
         report.modes,
         report.rank,
-        report.device.as_ref().map_or_else(
-            || format!("the CPU with {} threads", report.plan.threads),
-            |device| device::name(device).to_owned()
-        ),
+        place_text(report.device.as_ref().map(device::name), report.plan.threads),
         pass.seconds,
         if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
         pass.nnz_per_second / 1e6,

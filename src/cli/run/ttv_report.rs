@@ -4,7 +4,7 @@ use super::mttkrp_report::{share_of_bound, stages_text};
 use super::ttv_device::{self, PipelinePlan};
 use crate::cli::counted;
 use crate::cli::device::{Real, TtvVariant};
-use crate::cli::engine::memory_text;
+use crate::cli::engine::{memory_text, place_text};
 use crate::dense::Precision;
 use crate::op::oracle::Comparison;
 use crate::op::ttv::streams;
@@ -98,10 +98,7 @@ fn notes_text(report: &TtvReport) -> String {
 
 /// Where it runs.
 fn place(report: &TtvReport) -> String {
-    match &report.device {
-        Some(device) => ttv_device::name(device).to_owned(),
-        None => format!("the CPU with {} threads", report.plan.threads),
-    }
+    place_text(report.device.as_ref().map(ttv_device::name), report.plan.threads)
 }
 
 fn how(report: &TtvReport) -> &'static str {
