@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN};
 use crate::sys::{File, PAGE, PageBuf, Sys};
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,11 +23,16 @@ pub(super) fn zstd_decoder() -> Result<Zstd> {
     Zstd::new().map_err(|source| Error::Resource { action: "start a zstd decoder", source })
 }
 
-/// The stored payload must hash to the header's checksum; the padding behind it must be zero. `file` is the whole file,
+/// Where the stored payload lies in a file.
+pub(super) fn payload(header: &ChunkHeader) -> Range<usize> {
+    HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize
+}
+
+/// The stored payload's hash must be the header's checksum; the padding behind it must be zero. `file` is the whole file,
 /// whose length is the header's.
-pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, path: &Path) -> Result<()> {
-    let (number, stored) = (header.number, HEADER_BYTES + header.stored_bytes as usize);
-    if xxh3_64(&file[HEADER_BYTES..stored]) != header.payload_checksum {
+pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, hash: u64, path: &Path) -> Result<()> {
+    let (number, stored) = (header.number, payload(header).end);
+    if hash != header.payload_checksum {
         let what = format!("chunk {number}: corrupt: payload checksum of bytes 128 to {stored}");
         return Err(Error::corrupt(path, what));
     }
@@ -44,9 +50,8 @@ pub(super) fn undo_codec(
     image: &mut [u8],
     path: &Path,
 ) -> Result<()> {
-    let stored = HEADER_BYTES + header.stored_bytes as usize;
     image[..HEADER_BYTES].copy_from_slice(&file[..HEADER_BYTES]);
-    let bytes = zstd.decompress_to_buffer(&file[HEADER_BYTES..stored], &mut image[HEADER_BYTES..]);
+    let bytes = zstd.decompress_to_buffer(&file[payload(header)], &mut image[HEADER_BYTES..]);
     if bytes.ok() == Some(image.len() - HEADER_BYTES) {
         return Ok(());
     }
@@ -119,7 +124,7 @@ impl LoneReader {
         if contents[..HEADER_BYTES] != header.encode() {
             return Err(Error::corrupt(path, "changes while it is read"));
         }
-        check_payload(contents, header, path)?;
+        check_payload(contents, header, xxh3_64(&contents[payload(header)]), path)?;
         let image_bytes = header.image_bytes as usize;
         if header.codec == 0 {
             return Ok(&self.file[..image_bytes]);

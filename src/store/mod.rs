@@ -14,9 +14,10 @@ pub use manifest::{ChunkEntry, Codec, Manifest};
 pub use publish::{Published, Staging, partial_path};
 
 use crate::error::{Error, Result};
-use crate::sys::{PAGE, PageBuf, Sys};
+use crate::sys::{File, PAGE, PageBuf, Sys};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::Xxh3;
 
 /// The smallest bound on a chunk's image: room for a tile of eight modes, whatever its values.
 pub const CHUNK_BYTES_MIN: u64 = 64 << 10;
@@ -31,6 +32,8 @@ const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
 pub(crate) const MANIFEST: &str = "manifest";
 /// The name of the file that is not part of the store's identity.
 const PROVENANCE: &str = "provenance.json";
+/// What is read and verified at a time where reads go through the page cache: half of a core's L2 cache or less.
+const PIECE_BYTES: usize = 256 << 10;
 /// The file name of chunk `number`.
 pub(crate) fn chunk_name(number: usize) -> String {
     format!("chunk-{number:06}.bin")
@@ -192,17 +195,11 @@ impl Store {
         buffer: &mut [u8],
         scratch: &mut Scratch,
     ) -> Result<(ChunkHeader, LoadTimes)> {
-        let entry = &self.manifest.chunks[number];
         let path = self.chunk_path(number);
         let target = if scratch.zstd.is_some() { &mut scratch.file[..] } else { &mut *buffer };
         let start = Instant::now();
-        let file_bytes = self.read_file(&path, entry, target)?;
-        let read = start.elapsed();
-        let target = &target[..file_bytes];
-        let header = ChunkHeader::decode(target, &path)?;
-        self.check_identity(&header, number, &path)?;
-        file::check_payload(target, &header, &path)?;
-        let verify = start.elapsed().saturating_sub(read);
+        let (header, file_bytes, verify) = self.read_verified(number, &path, target)?;
+        let read = start.elapsed().saturating_sub(verify);
         if let Some(zstd) = &mut scratch.zstd {
             let image = &mut buffer[..header.image_bytes as usize];
             file::undo_codec(zstd, &scratch.file[..file_bytes], &header, image, &path)?;
@@ -211,23 +208,59 @@ impl Store {
         Ok((header, LoadTimes { read, verify, decode }))
     }
 
-    /// Reads the whole file, whose length must be the manifest's.
-    fn read_file(&self, path: &Path, entry: &ChunkEntry, target: &mut [u8]) -> Result<usize> {
+    /// Reads the whole file of chunk `number` and verifies it piece by piece, while a core's caches hold what was just read: its header, its
+    /// bytes, and how long verifying took.
+    fn read_verified(
+        &self,
+        number: usize,
+        path: &Path,
+        target: &mut [u8],
+    ) -> Result<(ChunkHeader, usize, Duration)> {
+        let (file, bytes) = self.open_chunk(number, path)?;
+        let piece = if self.direct { bytes.max(1) } else { PIECE_BYTES };
+        let (mut header, mut hash, mut verify) = (None, Xxh3::new(), Duration::ZERO);
+        for at in (0..bytes).step_by(piece) {
+            let end = bytes.min(at + piece);
+            let read = file.read_at(&mut target[at..end], at as u64)?;
+            if read != end - at {
+                return Err(Error::corrupt(path, format!("corrupt: ends at byte {} of {bytes}", at + read)));
+            }
+            let start = Instant::now();
+            let header = match &header {
+                Some(header) => header,
+                None => header.insert(self.header(number, &target[..end], path)?),
+            };
+            let payload = file::payload(header);
+            hash.update(&target[payload.start.clamp(at, end)..payload.end.clamp(at, end)]);
+            verify += start.elapsed();
+        }
+        let header = header.ok_or_else(|| Error::corrupt(path, "corrupt: empty"))?;
+        let start = Instant::now();
+        file::check_payload(&target[..bytes], &header, hash.digest(), path)?;
+        Ok((header, bytes, verify + start.elapsed()))
+    }
+
+    /// The file of chunk `number`, and its bytes, which must be the manifest's.
+    fn open_chunk(&self, number: usize, path: &Path) -> Result<(File, usize)> {
         if !path.is_file() {
             return Err(Error::corrupt(path, "missing"));
         }
         let file = self.sys.open(path, self.direct)?;
-        let bytes = file.metadata()?.len();
-        if bytes != entry.file_bytes {
-            let what = format!("corrupt: {bytes} bytes, the manifest says {}", entry.file_bytes);
-            return Err(Error::corrupt(path, what));
+        let (bytes, expected) = (file.metadata()?.len(), self.manifest.chunks[number].file_bytes);
+        if bytes != expected {
+            return Err(Error::corrupt(
+                path,
+                format!("corrupt: {bytes} bytes, the manifest says {expected}"),
+            ));
         }
-        let expected = usize::try_from(bytes).map_or(usize::MAX, |b| b);
-        let read = file.read_at(&mut target[..expected], 0)?;
-        if read != expected {
-            return Err(Error::corrupt(path, format!("corrupt: ends at byte {read} of {expected}")));
-        }
-        Ok(read)
+        Ok((file, usize::try_from(bytes).map_or(usize::MAX, |b| b)))
+    }
+
+    /// The header that `file` begins with, which must be that of chunk `number`.
+    fn header(&self, number: usize, file: &[u8], path: &Path) -> Result<ChunkHeader> {
+        let header = ChunkHeader::decode(file, path)?;
+        self.check_identity(&header, number, path)?;
+        Ok(header)
     }
 
     /// The header must be that of this chunk of this store.
