@@ -305,11 +305,32 @@ impl<'a> TreeView<'a> {
         self.starts(level, tile, out)
     }
 
+    /// The packed words that [`TreeView::starts`] of a tile reads; none where there is no such tile.
+    #[inline(always)]
+    pub fn start_words(&self, level: usize, tile: usize) -> &'a [u32] {
+        if tile >= self.tiles_of(level) {
+            return &[];
+        }
+        let record = self.record(level, tile);
+        &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..]
+    }
+
+    /// The packed words that [`TreeView::leaves`] reads of a tile; none where there is no such tile.
+    #[inline(always)]
+    pub fn leaf_words(&self, tile: usize) -> &'a [u32] {
+        let leaf = self.order() - 1;
+        if tile >= self.tiles_of(leaf) {
+            &[]
+        } else {
+            self.words(&self.record(leaf, tile), self.is_padded(tile))
+        }
+    }
+
     /// Decodes a tile of an inner level, but for its indices, which stay as they were.
     #[inline(always)]
     pub fn starts(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
         let record = self.record(level, tile);
-        let words = &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..];
+        let words = self.start_words(level, tile);
         let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
         let mut numbers = [0; TILE_NNZ];
         column::unpack32(words, record.second_width, base, &mut numbers);

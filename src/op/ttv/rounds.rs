@@ -35,18 +35,23 @@ impl AddUp for Rounds {
                 count += usize::from((bounds[1] - bounds[0]) as usize > done + 1);
             }
         }
-        for group in longer[..count].chunks(ABREAST) {
-            add_abreast(fibers, sums, group);
-        }
+        add_rest(fibers, sums, &longer[..count], ROUNDS);
     }
 }
 
-/// Adds all products but the first [`ROUNDS`] of at most [`ABREAST`] fibers that have more.
+/// Adds all products but the first `done` to the sums of the fibers `longer`, which have more.
 #[inline(always)]
-fn add_abreast(fibers: &Fibers<'_>, sums: &mut [f64], group: &[u16]) {
-    let mut done = ROUNDS;
+pub(super) fn add_rest(fibers: &Fibers<'_>, sums: &mut [f64], longer: &[u16], done: usize) {
+    for group in longer.chunks(ABREAST) {
+        add_abreast(fibers, sums, group, done);
+    }
+}
+
+/// The same of at most [`ABREAST`] fibers.
+#[inline(always)]
+fn add_abreast(fibers: &Fibers<'_>, sums: &mut [f64], group: &[u16], mut done: usize) {
     if let Ok(group) = <[u16; ABREAST]>::try_from(group) {
-        let rests = group.map(|fiber| fibers.rest(usize::from(fiber), ROUNDS));
+        let rests = group.map(|fiber| fibers.rest(usize::from(fiber), done));
         let mut totals = group.map(|fiber| sums[usize::from(fiber)]);
         let shortest = rests.map(<[f64]>::len).into_iter().fold(TILE_NNZ, usize::min);
         for k in 0..shortest {

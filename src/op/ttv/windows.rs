@@ -2,7 +2,8 @@
 //! instruction takes a product of each out of the window: the first ones of all, then the second ones of those that have two, and so on. A
 //! fiber that is longer than a window is added up by itself.
 
-use super::neighbours::{AddUp, Fibers, NOTHING, WINDOW};
+use super::neighbours::{AddUp, Fibers, NOTHING, ROOM as WINDOW};
+use super::{marks, rounds};
 use crate::encoding::TILE_NNZ;
 use std::arch::x86_64::{__m256i, __m512d, __m512i};
 
@@ -10,10 +11,24 @@ use std::arch::x86_64::{__m256i, __m512d, __m512i};
 const ABREAST: usize = 8;
 /// Rounds that are made whether there is such a long fiber or not: they cost less than a wrong guess.
 const ROUNDS: usize = 3;
+/// Fibers that are longer on average are added up fiber by fiber.
+const LONG: usize = 12;
 
 impl AddUp for pulp::x86::V4 {
     #[inline(always)]
     fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]) {
+        let (&[first, ..], &[.., last]) = (fibers.bounds, fibers.bounds) else { return };
+        if (last - first) as usize > LONG * sums.len() {
+            let mut all = [0u16; TILE_NNZ];
+            all.iter_mut().zip(0..).for_each(|(fiber, number)| *fiber = number);
+            sums.fill(NOTHING);
+            rounds::add_rest(fibers, sums, &all[..sums.len()], 0);
+            return;
+        }
+        if 2 * (last - first) as usize > 3 * sums.len() {
+            marks::add_up(self, fibers, sums);
+            return;
+        }
         let mut done = 0;
         while let (Some(bounds), Some(sums)) =
             (fibers.bounds[done..].first_chunk(), sums[done..].first_chunk_mut())
@@ -35,6 +50,13 @@ impl AddUp for pulp::x86::V4 {
         }
         for (fiber, sum) in sums.iter_mut().enumerate().skip(done) {
             *sum = fibers.rest(fiber, 0).iter().fold(NOTHING, |sum, product| sum + product);
+        }
+    }
+
+    #[inline(always)]
+    fn fetch(self, words: &[u32]) {
+        for line in words.chunks(16) {
+            self.sse._mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast());
         }
     }
 }
