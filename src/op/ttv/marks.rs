@@ -1,4 +1,4 @@
-//! With AVX-512: all fibers of a tile are added up side by side, whatever their lengths. A bit of each product says whether a fiber begins
+//! With AVX-512, fibers of a few products, whatever their lengths. A bit of each product of a tile says whether a fiber begins
 //! there. A *window* are 64 products in eight vectors: in the first round each gets its right neighbour added where that is of the same
 //! fiber, in the second one the neighbour's neighbour, and so on. Then the places where fibers begin hold the first products
 //! of theirs, added up in order, and are brought together. What is longer is added up fiber by fiber.

@@ -5,7 +5,7 @@ use crate::encoding::TILE_NNZ;
 /// Padding adds nothing: x + -0.0 is x for every x.
 pub(super) const NOTHING: f64 = -0.0;
 
-/// Products that are read behind a tile, and mean nothing: see `windows`.
+/// Places behind a tile's products that are read with them and mean nothing: see `windows`, `marks`.
 pub(super) const ROOM: usize = 16;
 /// The products of a tile of leaves.
 pub(super) type Products = [f64; TILE_NNZ + ROOM];

@@ -1,7 +1,7 @@
 //! On any machine: fibers are added up in rounds, first the first products of all, then the second ones of those that have
 //! two, and so on. Nothing branches on lengths, and sums of different fibers do not wait for each other.
 
-use super::neighbours::{AddUp, Fibers};
+use super::neighbours::{AddUp, Fibers, NOTHING};
 use crate::encoding::TILE_NNZ;
 
 /// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
@@ -37,6 +37,15 @@ impl AddUp for Rounds {
         }
         add_rest(fibers, sums, &longer[..count], ROUNDS);
     }
+}
+
+/// Overwrites `sums` with those of all fibers, some at a time.
+#[inline(always)]
+pub(super) fn add_all(fibers: &Fibers<'_>, sums: &mut [f64]) {
+    let mut all = [0u16; TILE_NNZ];
+    all.iter_mut().zip(0..).for_each(|(fiber, number)| *fiber = number);
+    sums.fill(NOTHING);
+    add_rest(fibers, sums, &all[..sums.len()], 0);
 }
 
 /// Adds all products but the first `done` to the sums of the fibers `longer`, which have more.
