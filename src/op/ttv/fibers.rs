@@ -1,7 +1,7 @@
 //! Sums of the fibers of a tree, tile by tile: the loops of [`super::Streamed`].
 //!
 //! Most fibers are short, of lengths that no processor guesses. How those that lie in one tile of leaves are added up depends on the machine's
-//! vectors: `windows` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
+//! vectors: `windows` and `marks` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
 
 use super::neighbours::{AddUp, Fibers, NOTHING, Products, ROOM};
 use super::rounds::Rounds;
