@@ -5,35 +5,17 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
 
+#[path = "common/programs.rs"]
+mod programs;
+
 use assert_cmd::cargo::cargo_bin;
 use blco::decomp::Model;
 use blco::decomp::score::score;
 use blco::dense::{Matrix, mode_file, seeded_factors};
 use blco::store::Store;
 use blco::sys::Sys;
+use programs::{backends, program, script};
 use std::path::Path;
-
-/// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's.
-fn backends() -> Vec<&'static str> {
-    let has_gpu =
-        std::env::var_os("BLCO_MOCK_CUDA").is_some() || std::env::var_os("BLCO_REAL_CUDA").is_some();
-    if !has_gpu {
-        eprintln!("skipped on a GPU: BLCO_MOCK_CUDA does not name the mock driver; tools/test.sh builds it");
-    }
-    if has_gpu && cfg!(feature = "cuda") { vec!["cpu", "cuda"] } else { vec!["cpu"] }
-}
-
-/// `blco-gen`, `blco-cpd` and its score, as users run them.
-fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
-    let mut command = std::process::Command::new(cargo_bin(name));
-    command.current_dir(dir).args(args).arg("--json");
-    if let (Some(mock), None) = (std::env::var_os("BLCO_MOCK_CUDA"), std::env::var_os("BLCO_REAL_CUDA")) {
-        command.env("LD_LIBRARY_PATH", mock);
-    }
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 #[test]
 fn planted_components_are_found() {
@@ -143,7 +125,7 @@ fn self_score(model: &Model<f64>, dir: &Path) -> f64 {
 /// An independent implementation from the same initial factors, after 1 to 5 iterations.
 #[test]
 fn models_are_those_of_pyttb() {
-    let python = std::env::var_os("BLCO_PYTHON").unwrap_or_else(|| "python3".into());
+    let python = std::env::var("BLCO_PYTHON").unwrap_or_else(|_| "python3".into());
     let elsewhere = std::env::var_os("BLCO_PEER");
     let has = std::process::Command::new(&python).args(["-c", "import pyttb"]).output();
     if elsewhere.is_none() && !has.is_ok_and(|output| output.status.success()) {
@@ -164,10 +146,8 @@ fn models_are_those_of_pyttb() {
         if elsewhere.is_some() {
             continue;
         }
-        let mut command = std::process::Command::new(&python);
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/cpd_peer.py");
-        command.current_dir(&dir).arg(script).args(["t.tns", dims, "initial", "1", "2", "3", "4", "5"]);
-        let output = command.output().unwrap();
+        let args = ["t.tns", dims, "initial", "1", "2", "3", "4", "5"];
+        let output = script(&python, "cpd_peer.py", &dir, &args);
         let text = String::from_utf8_lossy(&output.stdout);
         eprintln!("{dims} on {backend}:\n{text}");
         assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));

@@ -5,7 +5,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/programs.rs"]
+mod programs;
+
 use assert_cmd::cargo::cargo_bin;
+use programs::{python, script};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -91,27 +95,9 @@ fn invalid_vectors_are_refused() {
     }
 }
 
-/// A Python that has numpy and zstandard; `None` where there is none and nobody promised one.
-fn python() -> Option<String> {
-    let promised = std::env::var("BLCO_PYTHON").ok();
-    let python = promised.clone().unwrap_or_else(|| "python3".into());
-    let found = Command::new(&python).args(["-c", "import numpy, zstandard"]).output();
-    let works = found.is_ok_and(|o| o.status.success());
-    assert!(works || promised.is_none(), "{python} has no numpy and zstandard");
-    works.then_some(python)
-}
-
-fn reader(python: &str, arguments: &[&str]) -> Output {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/blco_reader.py");
-    Command::new(python).arg(script).args(arguments).output().unwrap()
-}
-
 #[test]
 fn the_second_reader_accepts_fresh_stores_of_every_kind() {
-    let Some(python) = python() else {
-        println!("skipped: no Python with numpy; tools/test.sh installs one");
-        return;
-    };
+    let Some(python) = python() else { return };
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let tensors = [
@@ -142,7 +128,7 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
                 [&input, "-o", &store, "--dims", dims].into_iter().chain(kind.iter().copied()).collect();
             assert!(run("blco-pack", &arguments).status.success());
             let back = at("back.tns");
-            let read = reader(&python, &[&store, "--tns", &back]);
+            let read = script(&python, "blco_reader.py", dir.path(), &[&store, "--tns", &back]);
             assert!(read.status.success(), "{name} {kind:?}: {}", String::from_utf8_lossy(&read.stderr));
             let exported = run("blco-export", &[&store, "-"]).stdout;
             let numbers =
@@ -155,13 +141,10 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
 
 #[test]
 fn the_second_reader_checks_the_vectors() {
-    let Some(python) = python() else {
-        println!("skipped: no Python with numpy; tools/test.sh installs one");
-        return;
-    };
-    let read = reader(&python, &["--vectors", vectors().to_str().unwrap()]);
+    let Some(python) = python() else { return };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = script(&python, "blco_reader.py", root, &["--vectors", vectors().to_str().unwrap()]);
     assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/make_vectors.py");
-    let current = Command::new(&python).arg(script).arg("--check").output().unwrap();
+    let current = script(&python, "make_vectors.py", root, &["--check"]);
     assert!(current.status.success(), "{}", String::from_utf8_lossy(&current.stderr));
 }

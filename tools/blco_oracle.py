@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Check MTTKRP results against a plain coordinate loop: numpy, float64, straight from the text file.
 
-It parses FROSTT text itself and knows nothing of stores, so that it can tell whether packing, reading or computing
+It parses FROSTT text itself (frostt_text.py) and knows nothing of stores, so that it can tell whether packing, reading or computing
 went wrong. For each mode m and each nonzero with value v at (i_1, ..., i_d) the loop is
 
     M[i_m, :] += v * (product over k != m of A_k[i_k, :])
@@ -21,37 +21,21 @@ input or system.
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
-import re
-import shutil
-import subprocess
 import sys
 import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
+from frostt_text import InputError, groups_of, read_lines, sort_by_coordinate
+
 EPS = {"f64": 2.0**-53, "f32": 2.0**-24}
 KINDS = {"f64": np.float64, "f32": np.float32}
-TEXT_BLOCK = 1 << 24
 LOOP_ELEMENTS = 1 << 18
 THREADS = 4
-
-
-class InputError(Exception):
-    """The input or a factor cannot be used."""
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# FROSTT text
-# ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -73,142 +57,19 @@ class Coordinates:
         return len(self.indices)
 
 
-@contextmanager
-def open_text(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a text file, unpacked by the ending of its name."""
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as file:
-            yield file
-    elif path.suffix == ".zst" and shutil.which("zstd"):
-        with subprocess.Popen(["zstd", "-dcq", "--", str(path)], stdout=subprocess.PIPE) as process:
-            yield process.stdout
-            if process.wait() != 0:
-                raise InputError(f"zstd could not unpack {path}")
-    elif path.suffix == ".zst":
-        import zstandard
-
-        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as text:
-            yield text
-    else:
-        with path.open("rb") as file:
-            yield file
-
-
-def blocks_of_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The text in blocks of whole lines, without comments, blank lines and carriage returns."""
-    rest = b""
-    while data := file.read(TEXT_BLOCK):
-        head, newline, tail = data.rpartition(b"\n")
-        if not newline:
-            rest += data
-            continue
-        yield tidy(rest + head + newline)
-        rest = tail
-    if rest:
-        yield tidy(rest + b"\n")
-
-
-def tidy(text: bytes) -> bytes:
-    if b"#" in text:
-        text = re.sub(rb"#[^\n]*", b"", text)
-    if b"\r" in text:
-        text = text.replace(b"\r", b"")
-    text = re.sub(rb"\n[ \t]*(?=\n)", b"", b"\n" + text)
-    return text[1:] if text != b"\n" else b""
-
-
-def take_header(lines: list[bytes]) -> tuple[int, list[int] | None]:
-    """How many lines at the start are header, and the dims that they tell: `sptensor`, order and dims, or none."""
-    words = [line.split() for line in lines]
-    if words and words[0] and words[0][0].lower() == b"sptensor":
-        if len(words) < 4 or len(words[1]) != 1 or len(words[2]) != int(words[1][0]) or len(words[3]) != 1:
-            raise InputError("a damaged sptensor header")
-        return 4, [int(w) for w in words[2]]
-    if len(words) >= 2 and len(words[0]) == 1 and len(words[1]) == int(words[0][0]):
-        return 2, [int(w) for w in words[1]]
-    return 0, None
-
-
-def numbers_of(text: bytes, fields: int) -> np.ndarray:
-    """The block's numbers, one line to a row."""
-    lines = text.count(b"\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)
-        try:
-            flat = np.fromstring(text.decode("ascii"), dtype=np.float64, sep=" ")
-        except (DeprecationWarning, ValueError) as error:
-            raise InputError(f"a line that is not made of numbers: {error}") from error
-    if len(flat) != lines * fields:
-        raise InputError(f"{lines} lines of {fields} fields each were expected, {len(flat)} numbers found")
-    return flat.reshape(lines, fields)
-
-
 def read_text(path: Path, index_base: int) -> Coordinates:
-    """Read FROSTT text: indices, counted from `index_base`, then the value, separated by blanks."""
-    parts: list[list[np.ndarray]] = []
-    dims, fields, begun = None, 0, False
-    with open_text(path) as file:
-        for text in blocks_of_lines(file):
-            if text and not begun:
-                begun = True
-                skip, dims = take_header(text.split(b"\n", 4)[:4])
-                text = text.split(b"\n", skip)[skip] if skip else text
-            if text:
-                fields = fields or len(text.split(b"\n", 1)[0].split())
-                parts.append(columns_of(numbers_of(text, fields), index_base))
-    if not parts:
-        raise InputError(f"{path} has no nonzeros")
-    if fields < 3:
-        raise InputError(f"lines of {fields} fields: at least two indices and a value are needed")
-    if dims is not None and len(dims) != fields - 1:
-        raise InputError(f"the header tells {len(dims)} modes, the lines have {fields - 1}")
-    columns = [np.concatenate(c) for c in zip(*parts)]
-    del parts
-    return combine(columns[:-1], columns[-1], dims)
-
-
-def columns_of(rows: np.ndarray, index_base: int) -> list[np.ndarray]:
-    """The columns of a block of lines: u32 indices from 0, and the values."""
-    indices = rows[:, :-1] - index_base
-    if not ((indices >= 0) & (indices < 2**32 - 1) & (np.trunc(indices) == indices)).all():
-        raise InputError("an index is no whole number or outside its range (see --index-base)")
-    if not np.isfinite(rows[:, -1]).all():
-        raise InputError("a value is not finite")
-    return [*indices.astype(np.uint32).T.copy(), rows[:, -1].copy()]
-
-
-def combine(indices: list[np.ndarray], values: np.ndarray, dims: list[int] | None) -> Coordinates:
-    """Sum the values of equal coordinates, in the order of their lines."""
+    """Read FROSTT text and sum the values of equal coordinates, in the order of their lines."""
+    indices, values, dims = read_lines(path, index_base)
     sizes = [int(column.max()) + 1 for column in indices]
-    if dims is not None and any(s > d for s, d in zip(sizes, dims)):
-        raise InputError("an index is larger than the header's dim")
     lines = [np.bincount(column, minlength=size) for column, size in zip(indices, sizes)]
     order = sort_by_coordinate(indices, sizes)
-    differs = np.zeros(len(values), bool)
-    differs[0] = True
-    for column in indices:
-        differs[1:] |= column[order[1:]] != column[order[:-1]]
-    if differs.all():
+    starts = groups_of(indices, order)
+    if len(starts) == len(values):
         return Coordinates(indices, values, np.abs(values), lines, dims)
-    (starts,) = np.nonzero(differs)
-    group = np.cumsum(differs) - 1
+    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(values)))
     sums = np.bincount(group, values[order], len(starts))
     weights = np.bincount(group, np.abs(values[order]), len(starts))
     return Coordinates([column[order[starts]] for column in indices], sums, weights, lines, dims)
-
-
-def sort_by_coordinate(indices: list[np.ndarray], sizes: list[int]) -> np.ndarray:
-    """A stable order that brings equal coordinates together."""
-    keys: list[np.ndarray] = []
-    room = 0
-    for column, size in zip(indices, sizes):
-        if size > room:
-            keys.append(np.zeros(len(column), np.uint64))
-            room = 2**64
-        keys[-1] *= np.uint64(min(size, 2**64 - 1))
-        keys[-1] += column
-        room //= size
-    return np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys)
 
 
 # ---------------------------------------------------------------------------------------------------------------

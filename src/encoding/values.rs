@@ -39,6 +39,9 @@ impl ValueEncoding {
     }
 }
 
+/// Integers that are converted together.
+const LANES: usize = 16;
+
 /// Most entries of a dictionary.
 pub const DICTIONARY_MAX: usize = 65536;
 
@@ -214,12 +217,17 @@ fn unpack_column(words: &[u32], width: u32, out: &mut Numbers<u64>) {
 pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f64>) {
     if width <= 31 && i32::try_from(base).is_ok_and(|b| b.abs() < 1 << 30) && width < 30 {
         // The common case: counts. 32-bit integers convert to f64 a vector at a time.
-        let mut narrow = [0u32; TILE_NNZ];
-        column::unpack32(words, width, 0, &mut narrow);
         #[expect(clippy::cast_possible_truncation, reason = "base is an i32")]
         let base = base as i32;
-        for (o, n) in out.iter_mut().zip(narrow) {
-            *o = f64::from(n.cast_signed() + base);
+        // In place: they lie in the first half, and are converted from the last to the first.
+        let words_out: &mut [u32] = bytemuck::cast_slice_mut(out);
+        column::unpack32(words, width, 0, words_out.first_chunk_mut().expect("two words a number"));
+        for i in (0..TILE_NNZ / LANES).rev() {
+            let narrow: [u32; LANES] =
+                *bytemuck::cast_slice(out)[i * LANES..].first_chunk().expect("inside the first half");
+            for (o, n) in out[i * LANES..][..LANES].iter_mut().zip(narrow) {
+                *o = f64::from(n.cast_signed() + base);
+            }
         }
         return;
     }

@@ -75,7 +75,9 @@ impl LevelRecord {
     }
 
     /// Reads a record of [`RECORD_BYTES`]; the last, reserved, field is not looked at.
+    #[inline]
     pub fn read(record: &[u8]) -> Self {
+        let record: &[u8; RECORD_BYTES] = record.first_chunk().expect("a whole record");
         Self {
             columns_at: u32_at(record, 0),
             low: u32_at(record, 4),
@@ -92,6 +94,7 @@ impl LevelRecord {
     }
 }
 
+#[inline]
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }

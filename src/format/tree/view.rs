@@ -255,26 +255,31 @@ impl<'a> TreeView<'a> {
     }
 
     /// Nodes of a tile.
+    #[inline]
     fn len(&self, level: usize, tile: usize) -> usize {
         (self.nodes[level] as usize - tile * TILE_NNZ).min(TILE_NNZ)
     }
 
+    #[inline]
     fn record_bytes(&self, level: usize, tile: usize) -> &'a [u8] {
         let at = self.records.start + RECORD_BYTES * (self.first_record[level] + tile);
         &self.image[at..at + RECORD_BYTES]
     }
 
+    #[inline]
     pub(super) fn record(&self, level: usize, tile: usize) -> LevelRecord {
         LevelRecord::read(self.record_bytes(level, tile))
     }
 
     /// Nonzeros before leaf tile `tile`; all behind the last one.
+    #[inline]
     pub(crate) fn before(&self, tile: usize) -> usize {
         let leaf = self.order() - 1;
         if tile < self.tiles_of(leaf) { self.record(leaf, tile).stride_or_before as usize } else { self.nnz }
     }
 
     /// Whether leaf tile `tile` holds padding.
+    #[inline]
     fn is_padded(&self, tile: usize) -> bool {
         self.before(tile + 1).wrapping_sub(self.before(tile)) != self.len(self.order() - 1, tile)
     }
@@ -286,6 +291,7 @@ impl<'a> TreeView<'a> {
     }
 
     /// The words of a tile's columns.
+    #[inline]
     fn words(&self, record: &LevelRecord, padded: bool) -> &'a [u32] {
         let start = self.columns.start + column::bytes(record.columns_at);
         let length = column::bytes(record.index_width(padded) + record.second_width);
@@ -305,18 +311,39 @@ impl<'a> TreeView<'a> {
         self.starts(level, tile, out)
     }
 
+    /// The packed words that [`TreeView::starts`] of a tile reads; none where there is no such tile.
+    #[inline(always)]
+    pub(crate) fn start_words(&self, level: usize, tile: usize) -> &'a [u32] {
+        if tile >= self.tiles_of(level) {
+            return &[];
+        }
+        let record = self.record(level, tile);
+        &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..]
+    }
+
+    /// The packed words that [`TreeView::leaves`] reads of a tile; none where there is no such tile.
+    #[inline(always)]
+    pub(crate) fn leaf_words(&self, tile: usize) -> &'a [u32] {
+        let leaf = self.order() - 1;
+        if tile >= self.tiles_of(leaf) {
+            &[]
+        } else {
+            self.words(&self.record(leaf, tile), self.is_padded(tile))
+        }
+    }
+
     /// Decodes a tile of an inner level, but for its indices, which stay as they were.
     #[inline(always)]
     pub fn starts(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
         let record = self.record(level, tile);
-        let words = &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..];
+        let words = self.start_words(level, tile);
         let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
-        let mut numbers = [0; TILE_NNZ];
-        column::unpack32(words, record.second_width, base, &mut numbers);
-        out.len = self.len(level, tile);
-        for ((start, number), i) in out.starts.iter_mut().zip(&numbers).zip(0u32..) {
-            *start = number.wrapping_add(record.stride_or_before.wrapping_mul(i));
+        let starts = out.starts.first_chunk_mut().expect("one more than a tile's nodes");
+        column::unpack32(words, record.second_width, base, starts);
+        for (start, i) in starts.iter_mut().zip(0u32..) {
+            *start = start.wrapping_add(record.stride_or_before.wrapping_mul(i));
         }
+        out.len = self.len(level, tile);
         out.starts[out.len] = self.start_behind(level, tile);
         let falls =
             out.starts[..=out.len].windows(2).fold(0, |falls, pair| falls | u32::from(pair[0] >= pair[1]));
@@ -324,6 +351,7 @@ impl<'a> TreeView<'a> {
     }
 
     /// Where the children of a tile's last node end.
+    #[inline]
     fn start_behind(&self, level: usize, tile: usize) -> u32 {
         if tile + 1 == self.tiles_of(level) {
             return self.nodes[level + 1];

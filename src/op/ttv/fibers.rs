@@ -1,15 +1,17 @@
 //! Sums of the fibers of a tree, tile by tile: the loops of [`super::Streamed`].
 //!
 //! Most fibers are short, of lengths that no processor guesses. How those that lie in one tile of leaves are added up depends on the machine's
-//! vectors: `windows` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
+//! vectors: `windows` and `marks` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
 
-use super::neighbours::{AddUp, Fibers, NOTHING, Products, WINDOW};
+use super::neighbours::{AddUp, Fibers, NOTHING, Products, ROOM};
 use super::rounds::Rounds;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::tree::{Leaves, Nodes, TreeView};
 
+/// Elements of the vector that are looked up in one turn of a loop.
+const ABREAST: usize = 8;
 /// Slots of a tile.
 #[expect(clippy::cast_possible_truncation, reason = "512")]
 const TILE: u32 = TILE_NNZ as u32;
@@ -48,12 +50,15 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
         let AddFibers { view, first_tile, vector, mut before, sums } = self.fibers;
+        let level = view.order() - 2;
         let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
-        let mut products = [NOTHING; TILE_NNZ + WINDOW];
+        let mut products = [NOTHING; TILE_NNZ + ROOM];
         // The first slot of the tile of leaves whose products are there: none yet.
         let mut at = u32::MAX;
         for (tile, sums) in (first_tile..).zip(sums.chunks_mut(TILE_NNZ)) {
-            view.starts(view.order() - 2, tile, &mut nodes)?;
+            view.starts(level, tile, &mut nodes)?;
+            // Columns of indices lie between those of starts.
+            self.way.fetch(view.start_words(level, tile + 1));
             let bounds = &nodes.starts[..=sums.len()];
             let mut fiber = 0;
             while fiber < sums.len() {
@@ -63,7 +68,9 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
                 while slot < end {
                     if at != slot / TILE * TILE {
                         at = slot / TILE * TILE;
-                        view.leaves((at / TILE) as usize, &mut leaves)?;
+                        let tile = (at / TILE) as usize;
+                        view.leaves(tile, &mut leaves)?;
+                        self.way.fetch(view.leaf_words(tile + 1));
                         multiply(&leaves, vector, &mut products);
                     }
                     let stop = end.min(at.saturating_add(TILE));
@@ -99,8 +106,11 @@ fn multiply<T: Real>(leaves: &Leaves, vector: &[T], products: &mut Products) {
         return;
     }
     // First all elements, then all products: these are made a vector at a time.
-    for (product, &index) in products.iter_mut().zip(indices) {
-        *product = vector[index as usize].widen();
+    let (products, _) = products.split_at_mut(TILE_NNZ);
+    for (products, indices) in products.chunks_exact_mut(ABREAST).zip(indices.chunks_exact(ABREAST)) {
+        for (product, &index) in products.iter_mut().zip(indices) {
+            *product = vector[index as usize].widen();
+        }
     }
     for (product, value) in products.iter_mut().zip(values) {
         *product = (T::nearest(*value) * T::nearest(*product)).widen();

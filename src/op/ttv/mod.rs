@@ -15,6 +15,8 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fibers;
+#[cfg(target_arch = "x86_64")]
+mod marks;
 mod merged;
 mod neighbours;
 mod oracle;

@@ -5,10 +5,10 @@ use crate::encoding::TILE_NNZ;
 /// Padding adds nothing: x + -0.0 is x for every x.
 pub(super) const NOTHING: f64 = -0.0;
 
-/// Most products of a window: see `windows`.
-pub(super) const WINDOW: usize = 16;
-/// The products of a tile of leaves; behind them room for a window that begins at the last one.
-pub(super) type Products = [f64; TILE_NNZ + WINDOW];
+/// Places behind a tile's products that are read with them and mean nothing: see `windows`, `marks`.
+pub(super) const ROOM: usize = 16;
+/// The products of a tile of leaves.
+pub(super) type Products = [f64; TILE_NNZ + ROOM];
 
 /// Fibers side by side in one tile of leaves.
 pub(super) struct Fibers<'a> {
@@ -32,4 +32,7 @@ impl Fibers<'_> {
 pub(super) trait AddUp: Copy {
     /// Overwrites `sums` with those of all `fibers`.
     fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]);
+
+    /// Has the machine bring `words` into its caches, where it can be told so.
+    fn fetch(self, _words: &[u32]) {}
 }

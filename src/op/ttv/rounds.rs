@@ -1,7 +1,7 @@
 //! On any machine: fibers are added up in rounds, first the first products of all, then the second ones of those that have
 //! two, and so on. Nothing branches on lengths, and sums of different fibers do not wait for each other.
 
-use super::neighbours::{AddUp, Fibers};
+use super::neighbours::{AddUp, Fibers, NOTHING};
 use crate::encoding::TILE_NNZ;
 
 /// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
@@ -35,18 +35,32 @@ impl AddUp for Rounds {
                 count += usize::from((bounds[1] - bounds[0]) as usize > done + 1);
             }
         }
-        for group in longer[..count].chunks(ABREAST) {
-            add_abreast(fibers, sums, group);
-        }
+        add_rest(fibers, sums, &longer[..count], ROUNDS);
     }
 }
 
-/// Adds all products but the first [`ROUNDS`] of at most [`ABREAST`] fibers that have more.
+/// Overwrites `sums` with those of all fibers, some at a time.
 #[inline(always)]
-fn add_abreast(fibers: &Fibers<'_>, sums: &mut [f64], group: &[u16]) {
-    let mut done = ROUNDS;
+pub(super) fn add_all(fibers: &Fibers<'_>, sums: &mut [f64]) {
+    let mut all = [0u16; TILE_NNZ];
+    all.iter_mut().zip(0..).for_each(|(fiber, number)| *fiber = number);
+    sums.fill(NOTHING);
+    add_rest(fibers, sums, &all[..sums.len()], 0);
+}
+
+/// Adds all products but the first `done` to the sums of the fibers `longer`, which have more.
+#[inline(always)]
+pub(super) fn add_rest(fibers: &Fibers<'_>, sums: &mut [f64], longer: &[u16], done: usize) {
+    for group in longer.chunks(ABREAST) {
+        add_abreast(fibers, sums, group, done);
+    }
+}
+
+/// The same of at most [`ABREAST`] fibers.
+#[inline(always)]
+fn add_abreast(fibers: &Fibers<'_>, sums: &mut [f64], group: &[u16], mut done: usize) {
     if let Ok(group) = <[u16; ABREAST]>::try_from(group) {
-        let rests = group.map(|fiber| fibers.rest(usize::from(fiber), ROUNDS));
+        let rests = group.map(|fiber| fibers.rest(usize::from(fiber), done));
         let mut totals = group.map(|fiber| sums[usize::from(fiber)]);
         let shortest = rests.map(<[f64]>::len).into_iter().fold(TILE_NNZ, usize::min);
         for k in 0..shortest {

@@ -1,41 +1,72 @@
-//! With AVX-512: neighbouring fibers whose products lie in a *window* of two vectors are added up side by side. One
-//! instruction takes a product of each out of the window: the first ones of all, then the second ones of those that have two, and so on. A
-//! fiber that is longer than a window is added up by itself.
+//! With AVX-512, by how long the fibers are. Most of one product: neighbouring fibers whose products lie in a *window* of two vectors are added
+//! up side by side. One instruction takes a product of each out of the window: the first ones of all, then the second ones of those that
+//! have two, and so on. A fiber that is longer than a window is added up by itself. Longer ones: see [`marks`]. Long ones: some at a time, product
+//! by product.
 
-use super::neighbours::{AddUp, Fibers, NOTHING, WINDOW};
+use super::neighbours::{AddUp, Fibers, NOTHING, ROOM};
+use super::{marks, rounds};
 use crate::encoding::TILE_NNZ;
-use std::arch::x86_64::{__m256i, __m512d, __m512i};
+use std::arch::x86_64::{__m256i, __m512d, __m512i, _MM_HINT_T0};
 
 /// Fibers side by side, at most.
 const ABREAST: usize = 8;
+/// Words of a cache line.
+const LINE_WORDS: usize = 16;
+/// Products of a window, which may begin at a tile's last one.
+const WINDOW: usize = ROOM;
 /// Rounds that are made whether there is such a long fiber or not: they cost less than a wrong guess.
 const ROUNDS: usize = 3;
+/// Products of two fibers, on average, above which marks are faster than windows.
+const SHORT_TWO: usize = 3;
+/// Products of a fiber, on average, above which adding fiber by fiber is faster than marks.
+const LONG: usize = 12;
 
 impl AddUp for pulp::x86::V4 {
     #[inline(always)]
     fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]) {
-        let mut done = 0;
-        while let (Some(bounds), Some(sums)) =
-            (fibers.bounds[done..].first_chunk(), sums[done..].first_chunk_mut())
-        {
-            let first = (bounds[0] - fibers.at) as usize % TILE_NNZ;
-            let window = fibers.products[first..].first_chunk().expect("room for a window");
-            if (bounds[ABREAST] - bounds[0]) as usize <= WINDOW {
-                // So that the next ones need not wait until these are counted.
-                *sums = add_window(self, window, bounds).0;
-                done += ABREAST;
-                continue;
-            }
-            let inside;
-            (*sums, inside) = add_window(self, window, bounds);
-            if inside == 0 {
-                sums[0] = fibers.rest(done, 0).iter().fold(NOTHING, |sum, product| sum + product);
-            }
-            done += inside.max(1);
+        let (&[first, ..], &[.., last]) = (fibers.bounds, fibers.bounds) else { return };
+        let products = (last - first) as usize;
+        if products > LONG * sums.len() {
+            rounds::add_all(fibers, sums);
+        } else if 2 * products > SHORT_TWO * sums.len() {
+            marks::add_up(self, fibers, sums);
+        } else {
+            add_windows(self, fibers, sums);
         }
-        for (fiber, sum) in sums.iter_mut().enumerate().skip(done) {
-            *sum = fibers.rest(fiber, 0).iter().fold(NOTHING, |sum, product| sum + product);
+    }
+
+    #[inline(always)]
+    fn fetch(self, words: &[u32]) {
+        for line in words.chunks(LINE_WORDS) {
+            self.sse._mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
         }
+    }
+}
+
+/// Window after window.
+#[inline(always)]
+fn add_windows(simd: pulp::x86::V4, fibers: &Fibers<'_>, sums: &mut [f64]) {
+    let mut done = 0;
+    while let (Some(bounds), Some(sums)) =
+        (fibers.bounds[done..].first_chunk(), sums[done..].first_chunk_mut())
+    {
+        let first = (bounds[0] - fibers.at) as usize % TILE_NNZ;
+        let window = fibers.products[first..].first_chunk().expect("room for a window");
+        if (bounds[ABREAST] - bounds[0]) as usize <= WINDOW {
+            // So that the next ones need not wait until these are counted.
+            *sums = add_window(simd, window, bounds).0;
+            done += ABREAST;
+            continue;
+        }
+        let inside;
+        (*sums, inside) = add_window(simd, window, bounds);
+        if inside == 0 {
+            sums[0] = fibers.rest(done, 0).iter().fold(NOTHING, |sum, product| sum + product);
+        }
+        done += inside.max(1);
+    }
+    for (fiber, sum) in sums.iter_mut().enumerate().skip(done) {
+        *sum = fibers.rest(fiber, 0).iter().fold(NOTHING, |sum, product| sum + product);
     }
 }
 

@@ -1,0 +1,49 @@
+//! The programs as users run them, and a Python to hold what they write against.
+
+#![allow(dead_code, reason = "every test uses a part")]
+#![allow(clippy::print_stderr, reason = "says what was skipped")]
+
+use assert_cmd::cargo::cargo_bin;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's.
+pub fn backends() -> Vec<&'static str> {
+    let has_gpu =
+        std::env::var_os("BLCO_MOCK_CUDA").is_some() || std::env::var_os("BLCO_REAL_CUDA").is_some();
+    if !has_gpu {
+        eprintln!("skipped on a GPU: BLCO_MOCK_CUDA does not name the mock driver; tools/test.sh builds it");
+    }
+    if has_gpu && cfg!(feature = "cuda") { vec!["cpu", "cuda"] } else { vec!["cpu"] }
+}
+
+/// Runs a program in `dir`, which has to succeed: its report.
+pub fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
+    let mut command = Command::new(cargo_bin(name));
+    command.current_dir(dir).args(args).arg("--json");
+    if let (Some(mock), None) = (std::env::var_os("BLCO_MOCK_CUDA"), std::env::var_os("BLCO_REAL_CUDA")) {
+        command.env("LD_LIBRARY_PATH", mock);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{name} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A Python that has numpy and zstandard: `BLCO_PYTHON`, or `python3`. `None` where there is none and nobody promised one.
+pub fn python() -> Option<String> {
+    let promised = std::env::var("BLCO_PYTHON").ok();
+    let python = promised.clone().unwrap_or_else(|| "python3".into());
+    let found = Command::new(&python).args(["-c", "import numpy, zstandard"]).output();
+    let works = found.is_ok_and(|o| o.status.success());
+    assert!(works || promised.is_none(), "{python} has no numpy and zstandard");
+    if !works {
+        eprintln!("skipped: no Python with numpy; tools/test.sh installs one");
+    }
+    works.then_some(python)
+}
+
+/// Runs a script of tools/ in `dir`.
+pub fn script(python: &str, name: &str, dir: &Path, args: &[&str]) -> Output {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(name);
+    Command::new(python).current_dir(dir).arg(script).args(args).output().unwrap()
+}
