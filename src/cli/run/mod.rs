@@ -1,6 +1,7 @@
 //! `blco-run`: MTTKRP; TTV is in `ttv`.
 
 mod mttkrp_report;
+mod report;
 mod ttv;
 mod ttv_device;
 mod ttv_report;
@@ -192,7 +193,7 @@ impl Run {
                 let (results, ran) = on_device.mttkrp(&device, &factors, &modes, &|done| {
                     progress.show("computing", done, Some(store.manifest().nnz));
                 })?;
-                report.notes.extend(ran.notes);
+                report.head.notes.extend(ran.notes);
                 report.device = Some(ran.plan);
                 report.kernels = Some(ran.kernels);
                 Outcome { results, passes: ran.passes, spans: ran.spans }

@@ -1,5 +1,6 @@
 //! `blco-run --op ttv`.
 
+use super::report::Head;
 use super::ttv_device::{self, Passes, PipelinePlan};
 use super::ttv_report::{TtvReport, empty_report, plan_text, text};
 use super::{Run, parse_modes, refuse};
@@ -50,17 +51,15 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     run.engine.refuse_kernel_on_cpu(device.is_none())?;
     let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
     let mut report = TtvReport {
-        backend: if device.is_some() { "cuda" } else { "cpu" },
-        notes,
         device: device.as_ref().map(|(_, plan)| plan.clone()),
         kernel: device.as_ref().map(|(device, _)| ttv_device::kernel(device, kernel)),
-        ..empty_report::<T>(&store, mode, plan)
+        ..empty_report(&store, Head::new::<T>(&store, "ttv", device.is_some(), notes), mode, plan)
     };
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
     }
     let store = store.with_direct_reads(report.plan.direct_reads);
-    let dim = report.dims[mode] as usize;
+    let dim = report.head.dims[mode] as usize;
     let vector = match &run.vector {
         Some(path) => Matrix::<T>::load_vector(sys, path, dim)?,
         None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0))?,
@@ -69,7 +68,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
     let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
     let compute = |sink: Option<Sink<'_>>| match (&mut device, report.kernel) {
-        (Some(device), Some(kernel)) => job.on_device(device, kernel, &mut report.notes, sink),
+        (Some(device), Some(kernel)) => job.on_device(device, kernel, &mut report.head.notes, sink),
         _ if streamed => job.streamed(sink),
         _ => job.merged(sink),
     };

@@ -1,11 +1,10 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
-use super::mttkrp_report::{share_of_bound, stages_text};
+use super::report::{Head, median, median_of, share_of_bound, stages_text};
 use super::ttv_device::{self, PipelinePlan};
 use crate::cli::counted;
-use crate::cli::device::{Real, TtvVariant};
+use crate::cli::device::TtvVariant;
 use crate::cli::engine::{memory_text, place_text};
-use crate::dense::Precision;
 use crate::op::oracle::Comparison;
 use crate::op::ttv::streams;
 use crate::pack::SpillReport;
@@ -13,19 +12,12 @@ use crate::store::Store;
 use crate::stream::{PassReport, Pipeline, Plan};
 use bytesize::ByteSize;
 use serde::Serialize;
-use std::path::PathBuf;
 
 /// What a run reports as JSON.
 #[derive(Debug, Serialize)]
 pub struct TtvReport {
-    pub store: PathBuf,
-    pub digest: String,
-    pub op: &'static str,
-    pub backend: &'static str,
-    pub notes: Vec<String>,
-    pub precision: Precision,
-    pub dims: Vec<u32>,
-    pub nnz: u64,
+    #[serde(flatten)]
+    pub head: Head,
     pub mode: usize,
     /// Whether elements come in the store's order, with no partial results.
     pub streamed: bool,
@@ -45,20 +37,12 @@ pub struct TtvReport {
     pub check: Option<Comparison>,
 }
 
-/// The report of a run on the CPU that has not begun.
-pub fn empty_report<T: Real>(store: &Store, mode: usize, plan: Plan) -> TtvReport {
-    let manifest = store.manifest();
+/// The report of a run that has not begun.
+pub fn empty_report(store: &Store, head: Head, mode: usize, plan: Plan) -> TtvReport {
     TtvReport {
-        store: store.path().to_path_buf(),
-        digest: format!("{:016x}", store.id()),
-        op: "ttv",
-        backend: "cpu",
-        notes: Vec::new(),
-        precision: T::PRECISION,
-        dims: manifest.shape.dims().to_vec(),
-        nnz: manifest.nnz,
+        head,
         mode: mode + 1,
-        streamed: streams(manifest, mode),
+        streamed: streams(store.manifest(), mode),
         plan,
         device: None,
         kernel: None,
@@ -77,7 +61,7 @@ pub fn plan_text(report: &TtvReport) -> String {
     let plan = &report.plan;
     let mut text = format!(
         "{}: ttv along mode {}, {}, on {}\n  memory  {}\n  a pass  {} in {}\n",
-        report.store.display(),
+        report.head.store.display(),
         report.mode,
         how(report),
         place(report),
@@ -88,12 +72,8 @@ pub fn plan_text(report: &TtvReport) -> String {
     if let Some(device) = &report.device {
         text.push_str(&ttv_device::plan_text(device));
     }
-    text.push_str(&notes_text(report));
+    text.push_str(&report.head.notes_text());
     text
-}
-
-fn notes_text(report: &TtvReport) -> String {
-    report.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
 }
 
 /// Where it runs.
@@ -107,18 +87,16 @@ fn how(report: &TtvReport) -> &'static str {
 
 /// The report for people: the median pass.
 pub fn text(report: &TtvReport) -> String {
-    let mut by_time: Vec<&PassReport> = report.passes.iter().collect();
-    by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    let pass = by_time[(by_time.len() - 1) / 2];
+    let pass = median(&report.passes);
     let mut text = format!(
         "{}: ttv along mode {}, {}, on {}: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; {}{}\n",
-        report.store.display(),
+        report.head.store.display(),
         report.mode,
         how(report),
         place(report),
         report.elements,
         pass.seconds,
-        if by_time.len() > 1 { format!(" (median of {})", by_time.len()) } else { String::new() },
+        median_of(&report.passes),
         pass.nnz_per_second / 1e6,
         ByteSize(pass.bytes),
         stages_text(pass),
@@ -150,7 +128,7 @@ pub fn text(report: &TtvReport) -> String {
         );
         text.push_str(&line);
     }
-    text.push_str(&notes_text(report));
+    text.push_str(&report.head.notes_text());
     text
 }
 
