@@ -254,6 +254,7 @@ fn large_tensors() {
         eprintln!("skipped: BLCO_LARGE=1 tests the largest tensors");
         return;
     }
+    check_shared("uber-aprjun2014-4d.tns.zst", "1");
     check_shared("uber-aprjun2014-4d-rawdup.tns.zst", "1");
     check_shared("gitlog-author-file-token-month.tns.zst", "1");
 }
