@@ -69,7 +69,10 @@ impl Place {
         command.args(more.split(' ').filter(|word| !word.is_empty())).env_remove("BLCO_FAULT");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(mock) = mock() {
-            command.env("LD_LIBRARY_PATH", mock).args(["--kernels", "embedded"]);
+            command.env("LD_LIBRARY_PATH", mock);
+            if !self.backend.contains(&"cpu") {
+                command.args(["--kernels", "embedded"]);
+            }
         }
         command
     }

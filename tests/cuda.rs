@@ -654,7 +654,7 @@ fn ttv_plans_and_reports() {
     assert!(report["notes"][0].as_str().unwrap().contains("does not stream"), "{report}");
     for (args, wanted) in [
         (&["--modes", "3", "--device-memory", "1K"][..], "of device memory"),
-        (&["--modes", "1", "--kernel", "balanced"], "a kernel of a GPU"),
+        (&["--modes", "1", "--kernel", "balanced"], "--kernel is for a GPU"),
         (&["--modes", "3", "--kernel", "t4l16c2b4"], "a kernel of MTTKRP"),
     ] {
         let (status, _, error) = ttv(args);

@@ -230,7 +230,7 @@ fn the_program_writes_the_result_and_reports_the_pipeline() {
     refuses(&["--modes", "2", "--vector", "column.npy"], "has 2 axes; a vector has 1");
     refuses(&["--modes", "2", "--vector", "none.npy"], "none.npy");
     refuses(&["--modes", "3", "--rank", "4"], "--rank is not an option of --op ttv");
-    refuses(&["--modes", "3", "--backend", "cpu", "--kernel", "balanced"], "a kernel of a GPU");
+    refuses(&["--modes", "3", "--backend", "cpu", "--kernel", "balanced"], "--kernel is for a GPU");
     refuses(&["--modes", "3", "--kernel", "t4l16c2b4"], "a kernel of MTTKRP");
     let (status, _, error) = program(dir.path(), "blco-pack", &["t.tns", "-o", "n", "--main-mode", "2"]);
     assert!(status == Some(2) && error.contains("--format hocfs"), "{error}");

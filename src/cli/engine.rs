@@ -127,16 +127,23 @@ impl EngineArgs {
     /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
     pub fn choose_place<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<Place> {
         let place = self.choose(demand.passes, |request| device::find::<T>(request, store, demand))?;
-        self.refuse_kernel_on_cpu(place.device.is_none())?;
+        self.refuse_on_cpu(place.device.is_none())?;
         Ok(place)
     }
 
-    /// An error where a GPU's kernel is named for a run on the CPU.
-    pub fn refuse_kernel_on_cpu(&self, on_cpu: bool) -> Result<()> {
-        if on_cpu && self.kernel.is_some() {
-            return Err(Error::request("--kernel names a kernel of a GPU, and this runs on the CPU"));
-        }
-        Ok(())
+    /// An error where options of a GPU are given for a run on the CPU: a kernel's name in any case, the others where the CPU was
+    /// asked for.
+    pub fn refuse_on_cpu(&self, on_cpu: bool) -> Result<()> {
+        let asked = self.backend == BackendArg::Cpu;
+        let options = [
+            (on_cpu && self.kernel.is_some(), "--kernel"),
+            (asked && self.device_memory.is_some(), "--device-memory"),
+            (asked && self.streams.is_some(), "--streams"),
+            (asked && !matches!(self.device_order, OrderArg::Auto), "--device-order"),
+            (asked && !matches!(self.kernels, KernelsArg::Auto), "--kernels"),
+        ];
+        let Some((_, option)) = options.iter().find(|(refused, _)| *refused) else { return Ok(()) };
+        Err(Error::request(format!("{option} is for a GPU, and this runs on the CPU")))
     }
 
     /// The same by what `find` plans.

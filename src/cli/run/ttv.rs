@@ -48,7 +48,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let streamed = streams(manifest, mode);
     let Place { mut device, notes } = choose_place::<T>(run, &store, mode)?;
     let kernel = run.engine.ttv_kernel()?;
-    run.engine.refuse_kernel_on_cpu(device.is_none())?;
+    run.engine.refuse_on_cpu(device.is_none())?;
     let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
     let mut report = TtvReport {
         device: device.as_ref().map(|(_, plan)| plan.clone()),
