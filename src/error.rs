@@ -31,7 +31,7 @@ pub enum Error {
         what: String,
     },
     /// The operating system refused.
-    #[error("{path}: cannot {action}: {source}{}", todo(source))]
+    #[error("{path}: cannot {action}: {source}{}", remedy(source))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum Error {
 }
 
 /// What to do about a refusal of the system, where that is known.
-fn todo(source: &std::io::Error) -> &'static str {
+fn remedy(source: &std::io::Error) -> &'static str {
     match source.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => "; check the path",
         ErrorKind::AlreadyExists => "; name another",
