@@ -54,7 +54,8 @@ struct MttkrpArgs {
     // `raw`: bits of a key, and the mode of each from the lowest up.
     u32 key_bits;
     u8 key_modes[64];
-    u32 unused;
+    // Of sorted nonzeros: 1 where rows are added to `sums`, in f64; 0 where they are written there, in the kernel's precision.
+    u32 add;
     // Of sorted nonzeros: u32[2] and f64[2][rank] of each thread block, the rows of its first and last nonzero and their sums.
     u64 end_rows;
     u64 end_sums;
@@ -79,6 +80,9 @@ struct JoinArgs {
     u64 result;
     u32 count;
     u32 rank;
+    // As in MttkrpArgs.
+    u32 add;
+    u32 unused;
 };
 
 // The arguments of a launch that clears rows.
@@ -248,7 +252,7 @@ static_assert(sizeof(struct OrderArgs) == 96, "OrderArgs differs from abi.rs");
 static_assert(sizeof(struct SortArgs) == 64, "SortArgs differs from abi.rs");
 static_assert(sizeof(struct ScanArgs) == 24, "ScanArgs differs from abi.rs");
 static_assert(sizeof(struct Target) == 16, "Target differs from abi.rs");
-static_assert(sizeof(struct JoinArgs) == 48, "JoinArgs differs from abi.rs");
+static_assert(sizeof(struct JoinArgs) == 56, "JoinArgs differs from abi.rs");
 static_assert(sizeof(struct ClearArgs) == 24, "ClearArgs differs from abi.rs");
 static_assert(sizeof(struct MttkrpArgs) == 392, "MttkrpArgs differs from abi.rs");
 #endif

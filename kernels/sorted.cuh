@@ -1,5 +1,6 @@
-// MTTKRP of nonzeros that are sorted by row of the only target mode: every row is added up in one order and written once. There
-// are no atomic additions, so that a result has the same bits in every run.
+// MTTKRP of nonzeros that are sorted by row of the only target mode: every row is added up in one order, and written once where these
+// are all nonzeros. Where they are a part of them (MttkrpArgs.add), each row's sum is added to what the launches before have left: one
+// addition for each row, so that a result has the same bits in every run either way.
 //
 // A thread block takes SHAPE::TILES tiles, as they come, and hands each group of LANES threads a share (mttkrp.cuh). A row that begins
 // and ends inside a share is written by its group. The sums of a share's first and last row go to shared memory, where a thread for
@@ -40,26 +41,40 @@ __device__ __forceinline__ void join(u32 entries, const ROW& row_of, const SUM& 
     write(row, sum);
 }
 
+// One column of the result: numbers in T that are written, or, to `add` to, sums in f64.
+template <class T> struct Column {
+    u64 matrix;
+    u32 column, rank, add;
+
+    __device__ __forceinline__ void operator()(u32 row, double sum) const
+    {
+        const u64 at = (u64)row * rank + column;
+        // Nobody else adds to the row in this launch.
+        if (add) atomicAdd((double*)matrix + at, sum);
+        else ((T*)matrix)[at] = (T)sum;
+    }
+};
+
 // Where the sums of one column go whose rows `first` and `last` can have more elsewhere: to their ends; all others into the
 // result.
 template <class T> struct Written {
-    u32 first, last, rank;
-    // The column of the result, and of the two ends.
-    T* result;
+    u32 first, last;
+    Column<T> result;
+    // The column of the two ends.
     double* ends;
 
-    __device__ __forceinline__ Written(u32 first_, u32 last_, u32 rank_, T* result_, double* ends_)
-        : first(first_), last(last_), rank(rank_), result(result_), ends(ends_)
+    __device__ __forceinline__ Written(u32 first_, u32 last_, const Column<T>& result_, double* ends_)
+        : first(first_), last(last_), result(result_), ends(ends_)
     {
         // One row has one end.
-        if (first == last) ends[rank] = 0;
+        if (first == last) ends[result.rank] = 0;
     }
 
     __device__ __forceinline__ void operator()(u32 row, double sum) const
     {
         if (row == first) ends[0] = sum;
-        else if (row == last) ends[rank] = sum;
-        else result[(u64)row * rank] = (T)sum;
+        else if (row == last) ends[result.rank] = sum;
+        else result(row, sum);
     }
 };
 
@@ -80,7 +95,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     __shared__ Group<T, ORDER, SHAPE> group;
     __shared__ ShareEnds<SHAPE, S> ends;
     const Target target = a.targets[0];
-    const Chunk chunk = chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
+    const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
     const u32 nnz = gather<Tiled, S::BATCH, true>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
@@ -97,6 +112,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         if (begin < end) {
             const Sweep<S, WHOLE> sweep(start, rank);
             T* const out = sweep.base((T*)target.sums);
+            double* const sums = sweep.base((double*)target.sums);
             const u32 first = group.index[0][begin];
             // The share's first and last row have an end each; a row that is both has the first.
             const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
@@ -106,6 +122,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
             accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
                 if (row == first) keep(0, sum, true);
                 if (last) keep(1, sum, row != first);
+                else if (row != first && a.add) sweep.add(sums + (u64)row * rank, sum);
                 else if (row != first) sweep.write(out + (u64)row * rank, sum);
             });
         }
@@ -114,7 +131,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         if (threadIdx.x < S::SWEEP && column < rank) {
             const auto sum_of = [&](u32 e) { return ends.sum[e % 2][e / 2][threadIdx.x]; };
             join<4>(entries, row_of, sum_of,
-                    Written<T>(first_row, last_row, rank, (T*)target.sums + column,
+                    Written<T>(first_row, last_row, {target.sums, column, rank, a.add},
                                (double*)a.end_sums + 2ull * blockIdx.x * rank + column));
         }
         __syncthreads();
@@ -133,14 +150,14 @@ template <class T> __device__ __forceinline__ void join_ends(const JoinArgs& a)
     if (!all && threadIdx.x % 32 < 2) ((u32*)a.end_rows)[2 * warp + threadIdx.x % 32] = threadIdx.x % 32 == 0 ? first : last;
     for (u32 column = threadIdx.x % 32; column < a.rank; column += 32) {
         const double* const sums = (const double*)a.sums + (u64)from * a.rank + column;
-        T* const result = (T*)a.result + column;
+        const Column<T> result = {a.result, column, a.rank, a.add};
         const auto row_of = [&](u32 e) { return rows[e]; };
         const auto sum_of = [&](u32 e) { return sums[(u64)e * a.rank]; };
         if (all) {
-            join<8>(entries, row_of, sum_of, [&](u32 row, double sum) { result[(u64)row * a.rank] = (T)sum; });
+            join<8>(entries, row_of, sum_of, result);
         } else {
             join<8>(entries, row_of, sum_of,
-                    Written<T>(first, last, a.rank, result, (double*)a.end_sums + 2ull * warp * a.rank + column));
+                    Written<T>(first, last, result, (double*)a.end_sums + 2ull * warp * a.rank + column));
         }
     }
 }

@@ -40,6 +40,8 @@ enum Residency {
     Sorted,
     /// Sorted from the first pass on.
     Deterministic,
+    /// None, but sorted in host memory.
+    Kept,
 }
 
 fn job(store: &Store, settings: Settings, max_iters: usize, checkpoint: Option<(PathBuf, bool)>) -> Job<'_> {
@@ -80,18 +82,25 @@ fn on_device<T: Real + bytemuck::Pod>(
     let sorted = matches!(residency, Residency::Sorted | Residency::Deterministic);
     let passes = if residency == Residency::Streamed { 1 } else { 9 };
     let memory = (residency == Residency::Half).then_some(bytes + 2 * largest + images / 2);
-    let order = if sorted { DeviceOrder::Target } else { DeviceOrder::Store };
-    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
+    let kept = residency == Residency::Kept;
+    let order = match residency {
+        Residency::Kept => DeviceOrder::Host,
+        _ if sorted => DeviceOrder::Target,
+        _ => DeviceOrder::Store,
+    };
+    let host_memory = if kept { u64::MAX } else { 0 };
+    let operation =
+        Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes, alternating: true };
     let deterministic = residency == Residency::Deterministic;
-    let limits = DeviceLimits { memory, lanes: Some(2), passes, order, deterministic };
+    let limits = DeviceLimits { memory, lanes: Some(2), host_memory, passes, order, deterministic };
     let device_plan = plan_device(device, store, &operation, &limits).unwrap();
     let chunks = manifest.chunks.len();
     match residency {
-        Residency::Streamed => assert_eq!(device_plan.resident_chunks, 0),
+        Residency::Streamed | Residency::Kept => assert_eq!(device_plan.resident_chunks, 0),
         Residency::Half => assert!(device_plan.resident_chunks > 0 && device_plan.resident_chunks < chunks),
         _ => assert_eq!(device_plan.resident_chunks, chunks),
     }
-    let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
+    let limits = Limits { passes, held: device_plan.held_chunks(store), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     let kernels = Source { compile: Some(false), ..Source::default() };
     let mut op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
@@ -100,7 +109,7 @@ fn on_device<T: Real + bytemuck::Pod>(
     let (plan, notes) = place.allocated();
     assert!(notes.is_empty(), "{notes:?}");
     let targets = plan.orders.iter().filter(|order| order.target).count();
-    assert_eq!(targets, if sorted { modes.len() } else { 0 });
+    assert_eq!(targets, if sorted || kept { modes.len() } else { 0 });
     outcome
 }
 
@@ -156,13 +165,14 @@ fn models_are_those_of_the_host() {
         let tensor = Tensor::random(&[30, 300, 17], 40_000, 3, values::fraction);
         let dir = tempfile::tempdir().unwrap();
         let store = store_at(dir.path(), &tensor);
-        let residencies = [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted];
+        let residencies =
+            [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted, Residency::Kept];
         for (i, rank) in [1, 16, 17, 32, 33, 64, 65].into_iter().enumerate() {
-            let at = residencies[i % 4];
+            let at = residencies[i % 5];
             for nonneg in [false, true] {
                 let settings = Settings { rank, ridge: 1e-3, nonneg };
                 check::<f64>(device, &store, settings, at, 1e-16);
-                check::<f32>(device, &store, settings, residencies[(i + 1) % 4], 1e-8);
+                check::<f32>(device, &store, settings, residencies[(i + 1) % 5], 1e-8);
             }
         }
         for at in residencies {
@@ -249,11 +259,18 @@ fn the_largest_ranks_have_no_hals() {
         let store = store_at(dir.path(), &Tensor::random(&[4, 5, 6], 40, 3, values::one));
         let plan = plan(&store, 0, &Limits::default()).unwrap();
         let bytes = device_bytes::<f64>(&store.manifest().shape, 4097, device.facts.multiprocessors as usize);
-        let operation =
-            Operation { bytes, modes: &[0, 1, 2], rank: 4097, precision: f64::PRECISION, sorted_bytes };
+        let operation = Operation {
+            bytes,
+            modes: &[0, 1, 2],
+            rank: 4097,
+            precision: f64::PRECISION,
+            sorted_bytes,
+            alternating: true,
+        };
         let limits = DeviceLimits {
             memory: None,
             lanes: Some(1),
+            host_memory: 0,
             passes: 1,
             order: DeviceOrder::Store,
             deterministic: false,

@@ -341,6 +341,56 @@ fn target_major_orders_are_derived_where_they_are_asked_for_and_fit() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("`tiled` stores only"));
 }
 
+/// Device memory in bytes with which what `--device-order host` sorts at once in all other memory takes several groups of chunks.
+fn for_several_groups(place: &Place, args: &[&str]) -> u64 {
+    let output = place.blco_run(&[args, &["--plan", "--json"]].concat(), &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes = |field: &str| plan["device"][field].as_u64().unwrap();
+    assert_eq!(plan["device"]["host_orders"]["groups"], 1);
+    bytes("memory_bytes") - bytes("derived_bytes") / 2
+}
+
+#[test]
+fn sorted_nonzeros_are_streamed_from_host_memory() {
+    let Some(gpu) = gpu() else { return };
+    let place = Place::new(gpu, &many_chunks(), Kind::TiledZstd, SMALL_CHUNKS);
+    for (lanes, rank, precision) in [("1", "5", "f64"), ("3", "33", "f32")] {
+        let args = [
+            "--device-order",
+            "host",
+            "--repeat",
+            "4",
+            "--streams",
+            lanes,
+            "--rank",
+            rank,
+            "--precision",
+            precision,
+        ];
+        let memory = for_several_groups(&place, &args).to_string();
+        let args = [&args[..], &["--device-memory", &memory]].concat();
+        let report = place.succeeds(&args, &[]);
+        match precision {
+            "f64" => place.agrees::<f64>(5, &format!("{args:?}")),
+            _ => place.agrees::<f32>(33, &format!("{args:?}")),
+        }
+        assert!(report["device"]["host_orders"]["groups"].as_u64().unwrap() > 1);
+        let count = |pass: usize, field: &str| report["passes"][pass]["device"][field].as_f64().unwrap();
+        assert!(count(0, "derive_seconds") > 0.0 && count(1, "derive_seconds") == 0.0);
+        // From then on, nothing of the store is needed; each mode's images cross the link in each pass.
+        assert!(report["passes"][1]["bytes"] == 0 && report["plan"]["kept"] == 0, "{report}");
+        let (first, later) = (count(0, "copied_bytes"), count(3, "copied_bytes"));
+        assert!(later > 1.5 * first && later < 4.0 * first, "{first}, {later}");
+        assert_eq!(report["passes"][3]["nnz"], report["nnz"]);
+    }
+    // One pass has no use for it; without host memory there is none.
+    assert!(sorted_modes(&place, &["--device-order", "host"]).is_empty());
+    let output = place.blco_run(&["--device-order", "host", "--repeat", "2", "--memory", "1MiB"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("host memory"), "{output:?}");
+}
+
 #[test]
 fn long_delays_change_nothing() {
     let Some(gpu) = mock() else { return };
@@ -403,6 +453,17 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
+    /// Nothing stays, and target-major orders of several groups of chunks are kept in host memory.
+    fn kept(gpu: Gpu) -> Self {
+        let tensor = Tensor::random(&[90, 300], 25_000, 1, values::fraction);
+        let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+        let args = ["--streams", "2", "--device-order", "host", "--repeat", "3", "--rank", "4"];
+        let memory = for_several_groups(&place, &args).to_string();
+        place.account();
+        let args = [&args[..], &["--device-memory", &memory]].concat();
+        Self { place, args: args.into_iter().map(str::to_owned).collect(), agrees: sums_agree }
+    }
+
     /// MTTKRP of trees.
     fn trees(gpu: Gpu) -> Self {
         let tensor = Tensor::random(&[90, 300, 40], 15_000, 1, values::fraction);
@@ -460,6 +521,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
     let Some(gpu) = mock() else { return };
     every_failing_call_ends(&Failing::partly_resident(gpu.clone()));
     every_failing_call_ends(&Failing::sorted(gpu.clone()));
+    every_failing_call_ends(&Failing::kept(gpu.clone()));
     every_failing_call_ends(&Failing::trees(gpu.clone()));
     every_failing_call_ends(&Failing::ttv(gpu));
 }
@@ -491,6 +553,7 @@ fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     let Some(gpu) = mock() else { return };
     every_failing_allocation(&Failing::partly_resident(gpu.clone()));
     every_failing_allocation(&Failing::sorted(gpu.clone()));
+    every_failing_allocation(&Failing::kept(gpu.clone()));
     every_failing_allocation(&Failing::trees(gpu.clone()));
     every_failing_allocation(&Failing::ttv(gpu));
 }
@@ -520,6 +583,7 @@ fn less_memory_than_planned_is_told() {
     let Some(gpu) = mock() else { return };
     told_of_less_memory(&Failing::partly_resident(gpu.clone()));
     told_of_less_memory(&Failing::sorted(gpu.clone()));
+    told_of_less_memory(&Failing::kept(gpu.clone()));
     told_of_less_memory(&Failing::trees(gpu.clone()));
     told_of_less_memory(&Failing::ttv(gpu));
 }

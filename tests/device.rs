@@ -41,10 +41,18 @@ enum Residency {
     Sorted,
     /// The same from the first pass on, with the same bits in every run.
     Deterministic,
+    /// None, but streamed from host memory in target-major orders, which are derived in parts.
+    Kept,
 }
 
-const RESIDENCIES: [Residency; 5] =
-    [Residency::Streamed, Residency::Half, Residency::All, Residency::Sorted, Residency::Deterministic];
+const RESIDENCIES: [Residency; 6] = [
+    Residency::Streamed,
+    Residency::Half,
+    Residency::All,
+    Residency::Sorted,
+    Residency::Deterministic,
+    Residency::Kept,
+];
 
 fn is_full() -> bool {
     std::env::var_os("BLCO_DEVICE_FULL").is_some()
@@ -63,36 +71,54 @@ fn run<T: Real + bytemuck::Pod>(
     let (shape, rank) = (&manifest.shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
     let bytes = device_bytes::<T>(shape, &modes, rank);
-    let operation = Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes };
+    let operation =
+        Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes, alternating: false };
     // Fewer lanes than chunks: more would hold them all.
     let lanes =
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
-    let unlimited = |passes| {
+    let tiled = manifest.format == Format::Blco(IndexEncoding::Tiled);
+    let (sorted, kept) = (residency == Residency::Sorted && tiled, residency == Residency::Kept && tiled);
+    let host_memory = if kept { u64::MAX } else { 0 };
+    let unlimited = |passes, order| {
         let limits =
-            DeviceLimits { lanes: Some(lanes), passes, order: DeviceOrder::Store, ..DeviceLimits::default() };
+            DeviceLimits { lanes: Some(lanes), passes, order, host_memory, ..DeviceLimits::default() };
         plan_device(device, store, &operation, &limits).unwrap()
     };
-    let memory = (residency == Residency::Half).then(|| {
-        let (streamed, resident) = (unlimited(1), unlimited(2));
-        let lane = streamed.lane_bytes + streamed.staging_bytes;
-        bytes + lane * lanes as u64 + resident.resident_bytes / 2
-    });
-    let sorted = residency == Residency::Sorted && manifest.format == Format::Blco(IndexEncoding::Tiled);
+    let memory = match residency {
+        Residency::Half => {
+            let (streamed, resident) = (unlimited(1, DeviceOrder::Store), unlimited(2, DeviceOrder::Store));
+            let lane = streamed.lane_bytes + streamed.staging_bytes;
+            Some(bytes + lane * lanes as u64 + resident.resident_bytes / 2)
+        }
+        // Less than sorting all at once takes.
+        Residency::Kept if tiled && manifest.chunks.len() > 3 => {
+            let whole = unlimited(2, DeviceOrder::Host);
+            Some(whole.memory_bytes - whole.derived_bytes / 3)
+        }
+        _ => None,
+    };
     let order = match residency {
         _ if sorted => DeviceOrder::Target,
+        _ if kept => DeviceOrder::Host,
         _ if deterministic => DeviceOrder::Auto,
         _ => DeviceOrder::Store,
     };
-    let limits = DeviceLimits { memory, lanes: Some(lanes), passes, order, deterministic };
+    let limits = DeviceLimits { memory, lanes: Some(lanes), host_memory, passes, order, deterministic };
     let mut device_plan = plan_device(device, store, &operation, &limits).unwrap();
     if lanes.is_multiple_of(2) && !deterministic {
         // A mode that stays in the store's order beside others that do not.
-        device_plan.orders.iter_mut().take(1).for_each(|order| order.target = false);
+        device_plan.orders.iter_mut().take(1).for_each(|order| {
+            (order.target, order.in_host_memory) = (false, false);
+        });
+        device_plan.host_orders.iter_mut().for_each(|orders| orders.with_chunks = true);
+    }
+    if memory.is_some() && kept {
+        assert!(device_plan.host_orders.as_ref().unwrap().groups.len() > 1);
     }
     let targets = device_plan.orders.iter().filter(|order| order.target).count();
-    let limits = Limits { passes, held: device_plan.resident_chunks, ..Limits::default() };
+    let limits = Limits { passes, held: device_plan.held_chunks(store), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     let mut op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
     let mut backend = CudaBackend::new(device, store, &device_plan, &mut op).unwrap();
@@ -104,12 +130,15 @@ fn run<T: Real + bytemuck::Pod>(
         };
         executor.pass(&mut backend, &|_| ()).unwrap_or_else(|e| panic!("{}: {e}", what()))
     };
-    let report = (0..passes).map(&mut pass).last().unwrap();
+    // Where the first pass derives orders to be kept, its own results are in the store's order.
+    let reports: Vec<PassReport> = (0..passes).map(&mut pass).collect();
+    let report = *reports.last().unwrap();
     let orders = &backend.plan().orders;
     assert_eq!(orders.iter().filter(|order| order.target).count(), targets);
-    assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic));
+    assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic || kept));
     assert!(backend.notes().is_empty(), "{:?}", backend.notes());
-    assert_eq!(report.device.unwrap().derive_seconds > 0.0, sorted || deterministic);
+    let derived = |report: &PassReport| report.device.unwrap().derive_seconds > 0.0;
+    assert_eq!(reports.iter().any(derived), targets > 0);
     drop((executor, backend));
     (op.results(store.sys()).unwrap(), report)
 }
@@ -175,6 +204,10 @@ fn agrees<T: Real + bytemuck::Pod>(
             let held = report.device.unwrap().resident_chunks;
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
+                Residency::Kept if store.manifest().format == Format::Blco(IndexEncoding::Tiled) => {
+                    assert_eq!(held, 0, "{what}");
+                    assert!(report.device.unwrap().copied_chunks >= order - 1, "{what}");
+                }
                 Residency::Half => tally.partly += usize::from(0 < held && held < chunks),
                 // They are there when the first pass has ended.
                 Residency::Deterministic if report.device.unwrap().copied_chunks > 0 => {
@@ -368,7 +401,7 @@ fn numbers_out_of_range_are_found(device: &Arc<Device>) {
     let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, values::one);
     for kind in [Kind::Tiled, Kind::HocfsCsr, Kind::HocfsEll] {
         let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, 16 << 20));
-        error_of_damaged(device, &common::with_largest_numbers(&store));
+        error_of_damaged(device, &store, &common::with_largest_numbers);
         if kind == Kind::Tiled {
             continue;
         }
@@ -376,29 +409,43 @@ fn numbers_out_of_range_are_found(device: &Arc<Device>) {
         for part in 0..16 {
             let store =
                 packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{part}")), kind, 16 << 20));
-            error_of_damaged(
-                device,
-                &common::with_columns(&store, |columns| {
+            error_of_damaged(device, &store, &|store| {
+                common::with_columns(store, |columns| {
                     let bytes = columns.len() / 16;
                     columns[part * bytes..][..bytes].fill(0xff);
-                }),
-            );
+                })
+            });
         }
     }
 }
 
-/// MTTKRP of a damaged store of one chunk ends with the error of the device.
-fn error_of_damaged(device: &Arc<Device>, damaged: &Store) {
-    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &damaged.manifest().shape, 8, 1).unwrap();
+/// MTTKRP of a store of one chunk ends with the error of the device where its numbers are damaged after passes have been planned: two
+/// passes, or such as sort it in the first.
+fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store) -> Store) {
+    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &sound.manifest().shape, 8, 1).unwrap();
     let modes = [0, 1, 2];
-    let shape = &damaged.manifest().shape;
-    let bytes = device_bytes::<f64>(shape, &modes, 8);
-    let operation = Operation { bytes, modes: &modes, rank: 8, precision: Precision::F64, sorted_bytes };
-    let device_plan = plan_device(device, damaged, &operation, &DeviceLimits::default()).unwrap();
-    let mut op = DeviceMttkrp::new(device, damaged, &factors, &modes, &Source::default()).unwrap();
-    let mut backend = CudaBackend::new(device, damaged, &device_plan, &mut op).unwrap();
-    let plan = plan(damaged, 0, &Limits::default()).unwrap();
-    let mut executor = Executor::new(damaged, &plan, &mut backend).unwrap();
-    let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();
-    assert!(error.contains("chunk 0: corrupt: a number out of range"), "{error}");
+    let bytes = device_bytes::<f64>(&sound.manifest().shape, &modes, 8);
+    let operation = Operation {
+        bytes,
+        modes: &modes,
+        rank: 8,
+        precision: Precision::F64,
+        sorted_bytes,
+        alternating: false,
+    };
+    let tiled = sound.manifest().format == Format::Blco(IndexEncoding::Tiled);
+    let order = if tiled { DeviceOrder::Host } else { DeviceOrder::Auto };
+    let sorted = DeviceLimits { passes: 2, order, host_memory: u64::MAX, ..DeviceLimits::default() };
+    let plans =
+        [DeviceLimits::default(), sorted].map(|l| plan_device(device, sound, &operation, &l).unwrap());
+    let damaged = damage(sound);
+    for device_plan in plans {
+        assert_eq!(device_plan.host_orders.is_some(), tiled && device_plan.orders.len() == 3);
+        let mut op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
+        let mut backend = CudaBackend::new(device, &damaged, &device_plan, &mut op).unwrap();
+        let plan = plan(&damaged, 0, &Limits::default()).unwrap();
+        let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
+        let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();
+        assert!(error.contains("chunk 0: corrupt: a number out of range"), "{error}");
+    }
 }

@@ -22,7 +22,7 @@ use blco::backend::cuda::abi::{Chunk, SHARE, TILE};
 use blco::backend::cuda::driver::{Device, Memory, Stream};
 use blco::backend::cuda::kernels::Source;
 use blco::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
-use blco::backend::cuda::{DeviceOp, Work};
+use blco::backend::cuda::{DeviceOp, Nonzeros, Work};
 use blco::dense::{Matrix, Precision, seeded_factors};
 use blco::encoding::tile::TileRecord;
 use blco::encoding::values::ValueEncoding;
@@ -281,8 +281,12 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
                 op.sort(mode, blocks).unwrap();
                 op.begin(mode, Some(&derived.empty), &stream).unwrap();
-                op.launch(&[mode], &stream, &Work { blocks, chunks, one: Chunk::default(), sorted: true })
-                    .unwrap();
+                op.launch(
+                    &[mode],
+                    &stream,
+                    &Work { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted },
+                )
+                .unwrap();
                 op.finish(mode, true, &stream).unwrap();
                 stream.synchronize().unwrap();
             }

@@ -3,7 +3,7 @@
 cold disk against direct reads of the same files; a billion nonzeros in a fraction of the device's memory; and iterations of CP-ALS
 against their passes.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|tensors|cold|billion|cpd|start|ttv|trees ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|streamed|tensors|cold|billion|cpd|start|ttv|trees ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
@@ -155,6 +155,35 @@ class Bench:
                               copy_ms=one["copy_seconds"] * 1e3, kernel_ms=one["kernel_seconds"] * 1e3,
                               overlap_ms=one["overlap_seconds"] * 1e3, bound_ms=bound * 1e3, of_bound=bound / seconds,
                               memory_share=one["memory_share"], first_ms=report["passes"][0]["seconds"] * 1e3)
+
+    def streamed(self, names):
+        """All modes from one pass with nothing kept on the device: in the store's order, sorted in host memory (derived with half the
+        store's bytes of device memory, and with 2 GB), and what `auto` takes with the former."""
+        for name in names:
+            options, rank = TENSORS[name]
+            path = self.store(name, options)
+            for precision in PRECISIONS:
+                common = ["--rank", str(rank), "--precision", precision, "--repeat", str(PASSES + 2)]
+                plan = self.run(path, *common, "--plan", "--device-order", "store")["device"]
+                held, images = plan["operation_bytes"], plan["first_pass_bytes"]
+                row = {"tensor": name, "precision": precision, "megabytes": images / 1e6}
+                half = held + 200_000_000 + images // 2
+                least = self.run(path, *common[:4], "--plan")["device"]["memory_bytes"]
+                for label, order, memory in (("store", "store", least), ("host_half", "host", half),
+                                             ("host_2gb", "host", held + 2_000_000_000), ("auto", "auto", half)):
+                    report = self.run(path, *common, "--device-order", order, "--device-memory", str(memory))
+                    later = report["passes"][2:]
+                    row[label + "_ms"] = statistics.median(p["seconds"] for p in later) * 1e3
+                    last, kept = later[-1]["device"], report["device"]["host_orders"]
+                    row[label + "_kernel_ms"], row[label + "_copy_ms"] = last["kernel_seconds"] * 1e3, last["copy_seconds"] * 1e3
+                    row[label + "_resident"] = last["resident_chunks"]
+                    row[label + "_first_ms"] = report["passes"][0]["seconds"] * 1e3
+                    if kept:
+                        row[label + "_groups"], row[label + "_copied_mb"] = kept["groups"], last["copied_bytes"] / 1e6
+                        row[label + "_derive_ms"] = report["passes"][0]["device"]["derive_seconds"] * 1e3
+                        row[label + "_modes"] = "".join(str(o["mode"]) for o in report["device"]["orders"] if o["in_host_memory"])
+                        row[label + "_why"] = report["device"]["orders"][0]["why"]
+                self.note(**row)
 
     def modes(self, names):
         """Resident, one mode at a time, in the store's order and sorted by row; what `auto` expects of the latter."""
@@ -404,7 +433,7 @@ def main(arguments):
     chosen = os.environ.get("TENSORS", " ".join(TENSORS)).split()
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
             "ranks": lambda: bench.ranks(chosen), "tune": lambda: bench.tune(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
-            "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
+            "streamed": lambda: bench.streamed(chosen), "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
             "billion": bench.billion, "cpd": bench.cpd, "ttv": bench.ttv, "trees": bench.trees}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:

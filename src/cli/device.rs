@@ -20,6 +20,8 @@ pub struct DeviceRequest {
     pub memory: Option<u64>,
     /// Lanes.
     pub lanes: Option<usize>,
+    /// Bytes of host memory that the command may take.
+    pub host_memory: u64,
     /// Passes that are to come.
     pub passes: u32,
     /// Which order of the nonzeros.
@@ -83,7 +85,7 @@ mod with_cuda {
     use crate::op::mttkrp::ModeMatrix;
     use crate::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
     use crate::store::Store;
-    use crate::stream::{Executor, Plan};
+    use crate::stream::{Executor, Plan, buffers_bytes};
     use bytesize::ByteSize;
     use std::path::Path;
     use std::sync::Arc;
@@ -108,14 +110,16 @@ mod with_cuda {
     ) -> Result<(Device, DevicePlan)> {
         let device = cuda::driver::Device::open(request.number)?;
         let DeviceRequest { memory, lanes, passes, order, deterministic, .. } = *request;
-        let Demand { modes, rank, .. } = *demand;
+        let Demand { modes, rank, beside_gpu, .. } = *demand;
         let shape = &store.manifest().shape;
         let bytes = match demand.operation {
             StreamedOp::Mttkrp => device_bytes::<T>(shape, modes, rank),
             StreamedOp::CpAls => cpd_bytes::<T>(shape, rank, device.facts.multiprocessors as usize),
         };
-        let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes };
-        let limits = DeviceLimits { memory, lanes, passes, order, deterministic };
+        let alternating = matches!(demand.operation, StreamedOp::CpAls);
+        let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes, alternating };
+        let host_memory = request.host_memory.saturating_sub(beside_gpu + buffers_bytes(store));
+        let limits = DeviceLimits { memory, lanes, host_memory, passes, order, deterministic };
         let plan = cuda::plan(&device, store, &operation, &limits)?;
         Ok((device, plan))
     }
@@ -128,9 +132,14 @@ mod with_cuda {
         &plan.device.name
     }
 
-    /// The first chunks, which stay on the GPU.
-    pub fn held(plan: &DevicePlan) -> usize {
-        plan.resident_chunks
+    /// The first chunks, which are not needed from the host from the second pass on.
+    pub fn held(store: &Store, plan: &DevicePlan) -> usize {
+        plan.held_chunks(store)
+    }
+
+    /// Bytes of host memory that sorted nonzeros take.
+    pub fn host_order_bytes(plan: &DevicePlan) -> u64 {
+        plan.host_bytes()
     }
 
     impl Passes<'_> {
@@ -214,7 +223,11 @@ mod with_cuda {
     /// Which order serves each mode, a line each.
     pub fn orders_text(device: &DevicePlan) -> String {
         let line = |order: &ModeOrder| {
-            let which = if order.target { "sorted by row" } else { "the store's" };
+            let which = match (order.target, order.in_host_memory) {
+                (true, true) => "sorted by row, streamed from host memory",
+                (true, false) => "sorted by row",
+                (false, _) => "the store's",
+            };
             let since = if device.deterministic { "" } else { ", from the second pass on" };
             format!("  order   mode {}: {which}{since}; {}\n", order.mode, order.why)
         };
@@ -251,6 +264,7 @@ mod without_cuda {
         Auto,
         Store,
         Target,
+        Host,
     }
     /// Nothing is loaded.
     #[derive(Default)]
@@ -287,7 +301,11 @@ mod without_cuda {
         match *plan {}
     }
 
-    pub fn held(plan: &DevicePlan) -> usize {
+    pub fn held(_: &Store, plan: &DevicePlan) -> usize {
+        match *plan {}
+    }
+
+    pub fn host_order_bytes(plan: &DevicePlan) -> u64 {
         match *plan {}
     }
 

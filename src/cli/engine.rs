@@ -34,8 +34,8 @@ pub struct EngineArgs {
     /// Take at most this much memory
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of the nonzeros on the GPU, where all of them stay there for several passes: the store's, or sorted by the row of
-    /// each target mode, which is derived there; auto takes what is expected to take less time
+    /// Order of the nonzeros on the GPU for several passes: the store's, or sorted by the row of each target mode, which is derived
+    /// there and stays there, or in host memory (host: in any case); auto takes what is expected to take least time
     #[arg(long, value_enum, default_value_t = OrderArg::Auto)]
     device_order: OrderArg,
     /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of
@@ -70,6 +70,7 @@ enum OrderArg {
     Auto,
     Store,
     Target,
+    Host,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -156,12 +157,14 @@ impl EngineArgs {
             number: self.device,
             memory: self.device_memory,
             lanes: self.streams.map(usize::from),
+            host_memory: self.memory.unwrap_or_else(|| machine::available_memory() / 2),
             passes,
             deterministic: self.deterministic,
             order: match self.device_order {
                 OrderArg::Auto => DeviceOrder::Auto,
                 OrderArg::Store => DeviceOrder::Store,
                 OrderArg::Target => DeviceOrder::Target,
+                OrderArg::Host => DeviceOrder::Host,
             },
         };
         let found = match self.backend {
@@ -191,14 +194,17 @@ impl EngineArgs {
     /// What passes will use of the host.
     pub fn plan(&self, store: &Store, demand: &Demand<'_>, threads: usize, place: &Place) -> Result<Plan> {
         let limits = Limits {
-            held: place.device.as_ref().map_or(0, |(_, plan)| device::held(plan)),
+            held: place.device.as_ref().map_or(0, |(_, plan)| device::held(store, plan)),
             less: match demand.operation {
                 StreamedOp::Mttkrp => "take fewer modes at a time or a smaller rank",
                 StreamedOp::CpAls => "take a smaller rank",
             },
             ..self.limits(threads, demand.passes)
         };
-        let bytes = if place.device.is_some() { demand.beside_gpu } else { demand.on_cpu };
+        let bytes = match &place.device {
+            Some((_, plan)) => demand.beside_gpu.saturating_add(device::host_order_bytes(plan)),
+            None => demand.on_cpu,
+        };
         let mut plan = plan(store, bytes, &limits)?;
         plan.direct_reads |= self.direct;
         Ok(plan)

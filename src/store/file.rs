@@ -6,7 +6,7 @@ use super::format::is_index_code;
 use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN};
-use crate::sys::{File, PAGE, PageBuf, Sys};
+use crate::sys::{File, PageBuf, Sys};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
@@ -140,7 +140,7 @@ impl LoneReader {
 fn room(sys: &Sys, buffer: &mut PageBuf, bytes: usize) -> Result<()> {
     if buffer.len() < bytes {
         // The old one first, so that both are never there.
-        *buffer = PageBuf::new(PAGE);
+        *buffer = sys.page_buf(0)?;
         *buffer = sys.page_buf(bytes)?;
     }
     Ok(())

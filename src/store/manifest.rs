@@ -6,8 +6,8 @@ use super::format::{Codes, Format};
 use crate::encoding::{TILE_NNZ, width};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::sys::PageBuf;
 use rkyv::rancor;
+use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
@@ -203,8 +203,10 @@ impl Manifest {
 }
 
 /// A copy that nobody else can change while it is read.
-fn aligned(bytes: &[u8]) -> PageBuf {
-    PageBuf::from_slice(crate::sys::PAGE, bytes)
+fn aligned(bytes: &[u8]) -> AlignedVec {
+    let mut copy = AlignedVec::with_capacity(bytes.len());
+    copy.extend_from_slice(bytes);
+    copy
 }
 
 impl ArchiveV1 {

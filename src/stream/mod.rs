@@ -13,7 +13,7 @@ pub mod plan;
 mod report;
 
 pub use pipeline::{Pipeline, StepSeconds};
-pub use plan::{Limits, Plan, plan};
+pub use plan::{Limits, Plan, buffers_bytes, plan};
 pub use report::{DevicePass, PassReport, Span, Stage};
 
 use crate::error::{Error, Result};

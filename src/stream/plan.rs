@@ -100,6 +100,13 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
     Ok(plan)
 }
 
+/// Bytes of the buffers of as many workers as are chosen unasked, at most.
+#[must_use]
+pub fn buffers_bytes(store: &Store) -> u64 {
+    let worker = BUFFERS_PER_WORKER * store.buffer_bytes() + store.scratch_bytes();
+    (WORKERS_MAX * worker) as u64
+}
+
 impl Plan {
     fn bytes(&self) -> u64 {
         let worker = self.buffers_per_worker * self.buffer_bytes + self.scratch_bytes;

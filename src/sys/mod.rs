@@ -13,8 +13,8 @@ pub use private::PrivateDir;
 pub use temporary::{SPILL_PREFIX, Temporary};
 
 use crate::error::{Error, Result};
-use aligned_vec::{AVec, ConstAlign};
 use fault::{Call, Fault, Faults};
+use memmap2::MmapMut;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -24,8 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// What a page of a file, direct I/O and every I/O buffer are aligned to, in bytes.
 pub const PAGE: usize = 4096;
 
+/// Buffers of at least so many bytes take huge pages where the system has them: they are there sooner, by a factor of three to ten, and so
+/// is a GPU's hold on them.
+const HUGE_BYTES: usize = 4 << 20;
+
 /// A byte buffer aligned to a page.
-pub type PageBuf = AVec<u8, ConstAlign<PAGE>>;
+pub type PageBuf = MmapMut;
 
 /// Whether an error says that the medium has lost what was stored: not one that another user, more memory or fewer
 /// open files would mend.
@@ -190,9 +194,12 @@ impl Sys {
         let bytes = bytes.next_multiple_of(PAGE);
         self.pass(Call::Allocate)
             .and_then(|_| {
-                let mut buf = PageBuf::new(PAGE);
-                buf.try_reserve_exact(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-                buf.resize(bytes, 0);
+                let buf = MmapMut::map_anon(bytes)?;
+                #[cfg(target_os = "linux")]
+                if bytes >= HUGE_BYTES {
+                    // Where it has none, small ones serve.
+                    let _ = buf.advise(memmap2::Advice::HugePage);
+                }
                 Ok(buf)
             })
             .map_err(|source| Error::Resource { action: "allocate an I/O buffer", source })

@@ -69,8 +69,8 @@ pub struct MttkrpArgs {
     pub key_bits: u32,
     /// `raw`: the mode of each bit of a key, from the lowest up.
     pub key_modes: [u8; 64],
-    /// Not used.
-    pub unused: u32,
+    /// Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
+    pub add: u32,
     /// Of sorted nonzeros: address of the rows of each thread block's first and last nonzero.
     pub end_rows: u64,
     /// Address of the sums of those rows, in f64.
@@ -95,6 +95,10 @@ pub struct JoinArgs {
     pub count: u32,
     /// Columns.
     pub rank: u32,
+    /// As in [`MttkrpArgs`].
+    pub add: u32,
+    /// Not used.
+    pub unused: u32,
 }
 
 /// The arguments of a launch that clears rows.
@@ -310,7 +314,7 @@ const _: () = assert!(size_of::<ExpandArgs>() == 48);
 const _: () = assert!(size_of::<TtvArgs>() == 80);
 const _: () = assert!(size_of::<DenseArgs>() == 64);
 const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 96);
-const _: () = assert!(size_of::<JoinArgs>() == 48 && size_of::<ClearArgs>() == 24);
+const _: () = assert!(size_of::<JoinArgs>() == 56 && size_of::<ClearArgs>() == 24);
 const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);
 const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 392);
 /// Nonzeros of a tile.

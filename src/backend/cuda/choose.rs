@@ -26,6 +26,8 @@ pub enum DeviceOrder {
     Store,
     /// Target-major for each mode, where memory allows.
     Target,
+    /// The same, in host memory, whatever the device has room for.
+    Host,
 }
 
 /// The order that serves a mode, and why.
@@ -35,6 +37,8 @@ pub struct ModeOrder {
     pub mode: usize,
     /// Whether nonzeros are sorted by its rows.
     pub target: bool,
+    /// Whether the sorted nonzeros lie in host memory and are streamed in each pass.
+    pub in_host_memory: bool,
     /// Why, in one line.
     pub why: String,
     /// Distinct rows of the mode in a group of tiles, for each nonzero, in the store's order: of a sample.
@@ -62,13 +66,15 @@ pub struct Operation<'a> {
     pub precision: Precision,
     /// Bytes that each part takes besides where so many nonzeros are sorted.
     pub sorted_bytes: fn(u64, usize) -> u64,
+    /// Whether a pass computes one of the modes, each in turn, instead of all.
+    pub alternating: bool,
 }
 
 /// What is known of a store's nonzeros without reading them all.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     /// Distinct rows of each mode in a group of tiles, for each nonzero.
-    rows_per_nonzero: Vec<f64>,
+    pub rows_per_nonzero: Vec<f64>,
     /// Value encodings of the chunks that were read.
     pub encodings: Vec<ValueEncoding>,
 }
@@ -142,7 +148,7 @@ fn count(view: &ChunkView<'_>, order: usize, rows: &mut [usize]) -> Result<usize
 }
 
 /// How fast a device moves rows.
-struct Rates {
+pub(super) struct Rates {
     memory: f64,
     l2_bytes: f64,
 }
@@ -153,6 +159,10 @@ const ROW_RATES: [(f64, [f64; 2]); 4] =
     [(0.5, [2.7, 0.63]), (1.3, [1.76, 0.5]), (5.0, [1.05, 0.35]), (20.0, [0.92, 0.32])];
 
 impl Rates {
+    pub fn of(facts: &Facts) -> Self {
+        Self { memory: facts.memory_bytes_per_second, l2_bytes: facts.l2_bytes as f64 }
+    }
+
     /// Bytes a second of row reads from a table of `bytes`.
     fn reads(&self, bytes: f64) -> f64 {
         self.rows(bytes, 0)
@@ -184,34 +194,69 @@ impl Rates {
 
     /// Seconds to derive an order: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
     /// sector of 32 bytes each.
-    fn derive(&self, manifest: &Manifest, mode: usize) -> f64 {
+    pub fn derive(&self, manifest: &Manifest, mode: usize) -> f64 {
         let (digits, columns) = (manifest.shape.bits(mode).div_ceil(8), manifest.shape.order() + 1);
         let bytes = 20.0 * f64::from(digits) + 64.0 * columns as f64 + 30.0;
         manifest.nnz as f64 * bytes / (0.65 * self.memory)
     }
 
-    /// Seconds that the target-major order of `mode` saves in a pass: its rows are written once instead of cleared, updated for each
-    /// group that meets them and, from f64 to f32, read and written again; but rows of the other modes are read again. Where others
-    /// are computed with it, that it had tiles decoded and rows cached for them, or they for it, is lost.
-    fn saved(&self, manifest: &Manifest, operation: &Operation<'_>, sample: &Sample, mode: usize) -> f64 {
+    /// What `operation` takes for `mode`.
+    pub fn of_mode(
+        &self,
+        manifest: &Manifest,
+        operation: &Operation<'_>,
+        sample: &Sample,
+        mode: usize,
+    ) -> ModeSeconds {
         let (nnz, rank) = (manifest.nnz as f64, operation.rank as f64);
         let rows = |m: usize| f64::from(manifest.shape.dims()[m]);
         let sum_bytes = rank * 8.0;
-        let updated = sample.rows_per_nonzero[mode] * sum_bytes / self.updates(rows(mode) * sum_bytes);
+        let update = sum_bytes / self.updates(rows(mode) * sum_bytes);
+        let updated = sample.rows_per_nonzero[mode] * update;
         let (row_bytes, rounded_bytes) = match operation.precision {
             Precision::F64 => (rank * 8.0, 0.0),
             Precision::F32 => (rank * 4.0, rank * 12.0),
         };
-        let written = rows(mode) * (sum_bytes + rounded_bytes - row_bytes) / self.streams();
         let others = (0..manifest.shape.order()).filter(|&m| m != mode);
-        let (mut again, mut read) = (0.0, 0.0);
+        let (mut met, mut read) = (0.0, 0.0);
         for m in others {
             let row = row_bytes / self.reads(rows(m) * row_bytes);
-            again += (1.0 - sample.rows_per_nonzero[m]) * row;
+            met += sample.rows_per_nonzero[m] * row;
             read += row;
         }
         let shared = if operation.modes.len() > 1 { SHARED * (updated + read) } else { 0.0 };
-        nnz * (updated - again - shared) + written
+        ModeSeconds {
+            in_store_order: nnz * (updated + met - shared),
+            sorted: nnz * read,
+            update,
+            cleared: rows(mode) * (sum_bytes + rounded_bytes) / self.streams(),
+            written: rows(mode) * row_bytes / self.streams(),
+        }
+    }
+}
+
+/// What is expected of a mode.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModeSeconds {
+    /// Reading and updating rows for the nonzeros in the store's order: rows are updated for each group that meets them; for those of the
+    /// other modes, a group finds them in its cache when it meets them again. Where others are computed with it, it has tiles
+    /// decoded and rows cached for them, or they for it.
+    pub in_store_order: f64,
+    /// Reading rows for the nonzeros by row of the mode: all of them anew.
+    pub sorted: f64,
+    /// Updating a row.
+    pub update: f64,
+    /// Clearing sums and, from f64 to f32, reading and writing them again.
+    pub cleared: f64,
+    /// Writing each row once.
+    pub written: f64,
+}
+
+impl ModeSeconds {
+    /// What the target-major order saves in a pass where it is on the device whole: its rows are written once instead of cleared and
+    /// updated.
+    fn saved(&self) -> f64 {
+        self.in_store_order + self.cleared - self.sorted - self.written
     }
 }
 
@@ -230,7 +275,7 @@ pub(super) fn choose(
     room: u64,
 ) -> Result<Vec<ModeOrder>> {
     let manifest = store.manifest();
-    let rates = Rates { memory: facts.memory_bytes_per_second, l2_bytes: facts.l2_bytes as f64 };
+    let rates = Rates::of(facts);
     let encodings = || sample.encodings.iter().copied();
     let values = super::order::value_encoding(manifest, operation.precision, encodings());
     let mut orders = Vec::with_capacity(operation.modes.len());
@@ -248,9 +293,10 @@ pub(super) fn choose(
         let mut order = ModeOrder {
             mode: mode + 1,
             target: false,
+            in_host_memory: false,
             why: String::new(),
             rows_per_nonzero: sample.rows_per_nonzero[mode],
-            saved_seconds: rates.saved(manifest, operation, sample, mode),
+            saved_seconds: rates.of_mode(manifest, operation, sample, mode).saved(),
             derive_seconds: rates.derive(manifest, mode),
             bytes: plan.result_bytes_max + sorted_bytes,
             peak_bytes: plan.peak_bytes() + sorted_bytes,
@@ -283,7 +329,9 @@ pub(super) const IMAGE_NNZ: u32 = 1 << 24;
 
 /// An error where orders are asked for that cannot be derived.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
-    if which == DeviceOrder::Target && manifest.format != Format::Blco(IndexEncoding::Tiled) {
+    if matches!(which, DeviceOrder::Target | DeviceOrder::Host)
+        && manifest.format != Format::Blco(IndexEncoding::Tiled)
+    {
         return Err(Error::request("target-major orders are derived from `tiled` stores only"));
     }
     Ok(())

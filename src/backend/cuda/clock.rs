@@ -17,10 +17,19 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn new(device: &Arc<Device>, chunks: usize, parts: usize) -> Result<Self> {
-        let pairs = 2 * chunks + parts;
-        let events = (0..2 * pairs).map(|_| device.event(true).map(Arc::new)).collect::<Result<_>>()?;
-        Ok(Self { base: device.event(true)?, events, used: 0, marks: Vec::with_capacity(pairs) })
+    /// With events for so many pairs.
+    pub(super) fn new(device: &Arc<Device>, pairs: usize) -> Result<Self> {
+        let mut clock = Self { base: device.event(true)?, events: Vec::new(), used: 0, marks: Vec::new() };
+        clock.reserve(device, pairs)?;
+        Ok(clock)
+    }
+
+    /// Makes events for so many pairs in a pass, where there are fewer.
+    pub(super) fn reserve(&mut self, device: &Arc<Device>, pairs: usize) -> Result<()> {
+        while self.events.len() < 2 * pairs {
+            self.events.push(Arc::new(device.event(true)?));
+        }
+        Ok(())
     }
 
     /// Starts from zero, now: nothing is under way on `idle`.

@@ -28,11 +28,24 @@ impl PartOrder {
     }
 }
 
+/// The kernels that derive orders, loaded when they are needed first.
+pub(super) fn order_kernels<'k>(
+    loaded: &'k mut Option<OrderKernels>,
+    device: &Arc<Device>,
+) -> Result<&'k OrderKernels> {
+    match loaded {
+        Some(kernels) => Ok(kernels),
+        None => Ok(loaded.insert(OrderKernels::load(device)?)),
+    }
+}
+
 impl<O: DeviceOp> CudaBackend<'_, O> {
     /// Derives the orders that the plan names, once all chunks are there. Where memory is short after all, the store's order
     /// serves, and a note says so.
     pub(super) fn derive(&mut self) -> Result<()> {
-        let wanted = |(order, part): &(&ModeOrder, &Part)| order.target && part.derived.is_none();
+        let wanted = |(order, part): &(&ModeOrder, &Part)| {
+            order.target && !order.in_host_memory && part.derived.is_none()
+        };
         let orders = || self.plan.orders.iter().zip(&self.parts);
         let parts: Vec<usize> = orders().enumerate().filter(|(_, o)| wanted(o)).map(|(p, _)| p).collect();
         for p in parts {
@@ -73,12 +86,9 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
             return Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")));
         }
         let at = resident.memory.address();
-        let list = list(device, &chunks_at(at, &resident.offsets, manifest, 1))?;
+        let list = list(device, &chunks_at(at, &resident.offsets, manifest, 0, 1))?;
         let chunks = (list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
-        let kernels = match &self.order_kernels {
-            Some(kernels) => kernels,
-            None => self.order_kernels.insert(OrderKernels::load(device)?),
-        };
+        let kernels = order_kernels(&mut self.order_kernels, device)?;
         let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
         self.pass.derive_seconds += derived.seconds.all();
         let mut order = PartOrder::new(device, derived, self.op.tiles_per_block(true))?;

@@ -253,10 +253,17 @@ impl Memory {
 
     /// Reads it from the start, and waits.
     pub fn read<T: Pod>(&self, data: &mut [T]) -> Result<()> {
-        assert!(size_of_val(data) <= self.bytes, "a copy fits the device memory");
+        self.read_at(0, data)
+    }
+
+    /// Reads it from byte `offset`, and waits.
+    pub fn read_at<T: Pod>(&self, offset: usize, data: &mut [T]) -> Result<()> {
+        let end = offset.checked_add(size_of_val(data));
+        assert!(end.is_some_and(|end| end <= self.bytes), "a copy fits the device memory");
         self.device.bind()?;
         // SAFETY: as above; any bytes are a valid `T`.
-        unsafe { result::memcpy_dtoh_sync(data, self.at) }.map_err(failed("copy from the device"))
+        unsafe { result::memcpy_dtoh_sync(data, self.at + offset as u64) }
+            .map_err(failed("copy from the device"))
     }
 }
 

@@ -1,8 +1,10 @@
 //! The streams and buffers through which chunks come to the device, and the streams on which they are launched.
 
+use super::clock::Clock;
 use super::driver::{Device, Event, Memory, Stream};
 use super::plan::DevicePlan;
 use crate::error::{Error, Result};
+use crate::stream::Stage;
 use std::sync::Arc;
 
 /// A copy stream with its device buffer.
@@ -17,12 +19,59 @@ pub(super) struct Lane {
     pub(super) used: Option<Arc<Event>>,
 }
 
+/// All lanes, which take turns.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    pub(super) all: Vec<Lane>,
+    next: usize,
+    /// Copies of this pass.
+    copies: usize,
+    /// When the copy before is made, while that is the lanes' first.
+    first_copy: Option<Arc<Event>>,
+}
+
+impl Lanes {
+    /// As many as there is memory for, at least one.
+    pub(super) fn new(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Self> {
+        Ok(Self { all: make_lanes(device, plan, notes)?, next: 0, copies: 0, first_copy: None })
+    }
+
+    /// Begins a pass, whose copies come after `base`: nothing is under way.
+    pub(super) fn begin(&mut self, base: &Event) -> Result<()> {
+        (self.copies, self.first_copy) = (0, None);
+        for lane in &mut self.all {
+            lane.used = None;
+            lane.copy.wait(base)?;
+        }
+        Ok(())
+    }
+
+    /// Starts a copy of chunk or image `number` on the next lane, whose buffer is free then: the lane, and what is to be recorded behind
+    /// the copy.
+    pub(super) fn start(&mut self, clock: &mut Clock, number: usize) -> Result<(usize, Arc<Event>)> {
+        let at = self.next;
+        self.next = (at + 1) % self.all.len();
+        self.copies += 1;
+        let first = self.copies < self.all.len();
+        let lane = &mut self.all[at];
+        if let Some(used) = lane.used.take() {
+            lane.copy.wait(&used)?;
+        }
+        // Later copies wait for kernels, which go in order; the first ones would overtake each other.
+        if let Some(before) = self.first_copy.take() {
+            lane.copy.wait(&before)?;
+        }
+        let (start, copied) = clock.pair(Stage::Copy, at, Some(number));
+        if first {
+            self.first_copy = Some(Arc::clone(&copied));
+        }
+        start.record(&lane.copy)?;
+        Ok((at, copied))
+    }
+}
+
 /// As many lanes as there is memory for, at least one.
-pub(super) fn make_lanes(
-    device: &Arc<Device>,
-    plan: &DevicePlan,
-    notes: &mut Vec<String>,
-) -> Result<Vec<Lane>> {
+fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<Lane>> {
     let room = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         (bytes > 0).then(|| device.memory(bytes)).transpose()

@@ -12,7 +12,8 @@
 //! the kernels of streamed chunks.
 //!
 //! **Orders.** Where all chunks stay and the plan says so, the second pass begins with deriving target-major orders
-//! ([`order`]), which serve their parts from then on. Where results are to be deterministic, the first pass only brings the chunks, and
+//! ([`order`]), which serve their parts from then on. Where chunks do not stay, orders can be kept in host memory and streamed
+//! instead of them (`host_orders`). Where results are to be deterministic, the first pass only brings the chunks, and
 //! ends with deriving orders and working on them.
 //!
 //! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]).
@@ -27,8 +28,10 @@ mod choose;
 mod clock;
 pub mod dense;
 mod derive;
+mod device_op;
 pub mod driver;
 pub mod expand;
+mod host_orders;
 pub mod kernels;
 mod lanes;
 pub mod nvrtc;
@@ -38,7 +41,6 @@ pub mod plan;
 mod resident;
 pub mod ttv;
 
-use crate::dense::Precision;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
@@ -49,7 +51,8 @@ use clock::Clock;
 use derive::PartOrder;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::Expander;
-use lanes::{Lane, Turns, make_lanes};
+use host_orders::{Gathering, HostOrder, make_gathering};
+use lanes::{Lanes, Turns};
 use order::OrderKernels;
 use resident::{Resident, blocks_of, make_resident};
 use std::collections::{BTreeSet, VecDeque};
@@ -57,59 +60,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use choose::{DeviceOrder, ModeOrder, Operation};
+pub use device_op::{DeviceOp, Nonzeros, Work};
+pub use host_orders::HostOrdersPlan;
 pub use plan::{DeviceLimits, DevicePlan, plan};
-
-/// The chunks of one launch.
-#[derive(Clone, Copy, Debug)]
-pub struct Work {
-    /// Thread blocks in all, for one part.
-    pub blocks: u32,
-    /// Address and length of a list of [`Chunk`]s on the device; 0 where `one` is the only chunk.
-    pub chunks: (u64, u32),
-    /// The only chunk.
-    pub one: Chunk,
-    /// Whether they are all nonzeros, in order of the part's target rows.
-    pub sorted: bool,
-}
-
-/// What the CUDA backend asks of an operation.
-pub trait DeviceOp {
-    /// Independent parts, each of which works on every chunk.
-    fn parts(&self) -> usize;
-
-    /// Whether the next pass computes a part; at least one it does.
-    fn is_active(&self, _part: usize) -> bool {
-        true
-    }
-
-    /// Bytes of device memory that a part takes besides to work on so many sorted nonzeros.
-    fn sorted_bytes(&self, nnz: u64) -> u64;
-
-    /// Makes a part ready for launches of [`Work::sorted`] with so many thread blocks.
-    fn sort(&mut self, part: usize, blocks: u32) -> Result<()>;
-
-    /// Clears the results of a part. With `empty`, this pass has one launch, of [`Work::sorted`], in which rows have no nonzeros
-    /// whose bits are set there: bit r % 32 of 32-bit word r / 32.
-    fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()>;
-
-    /// Starts the work of some parts (one, where [`Work::sorted`]) on some chunks.
-    fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()>;
-
-    /// Starts what completes a part's results when all chunks are done.
-    fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()>;
-
-    /// The precision of factors and products.
-    fn precision(&self) -> Precision;
-
-    /// Tiles of a chunk that a thread block takes.
-    fn tiles_per_block(&self, sorted: bool) -> u32;
-
-    /// Bytes of device memory that all parts ask for to work on a nonzero, besides its tile.
-    fn bytes_per_nonzero(&self) -> f64;
-
-    /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.
-    fn damaged_chunk(&self) -> Result<Option<u32>>;
-}
 
 /// A part's streams, and its order. Parts that share a launch on what is resident use the first one's stream for it.
 #[derive(Debug)]
@@ -124,6 +77,15 @@ struct Part {
     ended: Event,
     /// The nonzeros by row of the part's mode, once they are derived.
     derived: Option<PartOrder>,
+    /// The same in host memory.
+    kept: Option<HostOrder>,
+}
+
+impl Part {
+    /// Whether the next pass works on chunks for it.
+    fn needs_chunks(&self) -> bool {
+        self.derived.is_none() && self.kept.is_none()
+    }
 }
 
 /// Runs an operation on a GPU.
@@ -131,13 +93,12 @@ struct Part {
 pub struct CudaBackend<'a, O> {
     // Dropped first: uploads wait for the streams below.
     uploads: VecDeque<(Upload, Owner)>,
+    /// Images in host memory that are being copied, with their part and number.
+    lent: VecDeque<(Upload, usize, usize)>,
     device: Arc<Device>,
     store: &'a Store,
     op: &'a mut O,
-    lanes: Vec<Lane>,
-    next_lane: usize,
-    /// When the chunk before is copied, while that is the lanes' first.
-    first_copy: Option<Arc<Event>>,
+    lanes: Lanes,
     parts: Vec<Part>,
     turns: Turns,
     /// The parts that read the store's order in this pass.
@@ -150,6 +111,8 @@ pub struct CudaBackend<'a, O> {
     /// Value encodings that chunks have.
     encodings: BTreeSet<ValueEncoding>,
     order_kernels: Option<OrderKernels>,
+    /// In the first pass, where orders are to be kept in host memory.
+    gathering: Option<Gathering>,
     expander: Option<Expander>,
     pass: DevicePass,
     plan: DevicePlan,
@@ -160,7 +123,7 @@ pub struct CudaBackend<'a, O> {
 impl<O> Drop for CudaBackend<'_, O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
-        let of_lanes = self.lanes.iter().map(|lane| &lane.copy);
+        let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
         for stream in of_parts.chain(&self.turns.streams).chain(of_lanes) {
             // After an error of the device, nothing is under way.
             let _ = stream.synchronize();
@@ -181,29 +144,30 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
                 resident_done: None,
                 ended: device.event(true)?,
                 derived: None,
+                kept: None,
             })
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
-        let mut lanes = make_lanes(device, &plan, &mut notes)?;
+        let mut lanes = Lanes::new(device, &plan, &mut notes)?;
         let resident = make_resident(device, store, &mut plan, op.tiles_per_block(false), &mut notes)?;
-        if lanes.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
-            lanes = make_lanes(device, &plan, &mut notes)?;
+        if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
+            lanes = Lanes::new(device, &plan, &mut notes)?;
         }
+        let gathering = make_gathering(device, &mut plan, &mut notes)?;
         plan.check_sorted(store)?;
-        plan.lanes = lanes.len();
+        plan.lanes = lanes.all.len();
         let image_bytes = plan.first_pass_bytes * parts.len() as u64;
         let chunks = store.manifest().chunks.len();
         let expander = Expander::new(device, store)?;
         let expansions = if expander.is_some() { chunks } else { 0 };
-        let clock = Clock::new(device, chunks, parts.len() + expansions)?;
+        let clock = Clock::new(device, 2 * chunks + parts.len() + expansions)?;
         Ok(Self {
-            uploads: VecDeque::with_capacity(lanes.len()),
+            uploads: VecDeque::with_capacity(plan.lanes),
+            lent: VecDeque::new(),
             device: Arc::clone(device),
             store,
             op,
             lanes,
-            next_lane: 0,
-            first_copy: None,
             parts,
             turns: Turns::new(device)?,
             sharing: Vec::new(),
@@ -213,6 +177,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             image_bytes,
             encodings: BTreeSet::new(),
             order_kernels: None,
+            gathering,
             expander,
             pass: DevicePass::default(),
             plan,
@@ -238,14 +203,15 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             self.op.begin(p, empty, &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
-        let shares = |&p: &usize| self.op.is_active(p) && self.parts[p].derived.is_none();
+        let shares = |&p: &usize| self.op.is_active(p) && self.parts[p].needs_chunks();
         self.sharing = (0..self.parts.len()).filter(shares).collect();
         for stream in &self.turns.streams {
             for &p in &self.sharing {
                 stream.wait(&self.parts[p].cleared)?;
             }
         }
-        self.begin_resident()
+        self.begin_resident()?;
+        self.begin_kept()
     }
 
     /// Starts the work on what is resident: one launch for all parts that read the store's order, one for each other.
@@ -253,19 +219,22 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.pass.resident_chunks = resident.offsets.len();
         let count = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
-        let work = |list: &Memory, images, blocks, sorted| Work {
+        let work = |list: &Memory, images, blocks, nonzeros| Work {
             blocks,
             chunks: (list.address(), images),
             one: Chunk::default(),
-            sorted,
+            nonzeros,
         };
         let mut launches = Vec::with_capacity(self.parts.len());
         if !self.sharing.is_empty() {
-            launches.push((self.sharing.clone(), work(&resident.list, count, resident.blocks, false)));
+            launches.push((
+                self.sharing.clone(),
+                work(&resident.list, count, resident.blocks, Nonzeros::InStoreOrder),
+            ));
         }
         launches.extend(active(self.op, &self.parts).filter_map(|(p, part)| {
             let order = part.derived.as_ref()?;
-            Some((vec![p], work(&order.list, order.images, order.blocks, true)))
+            Some((vec![p], work(&order.list, order.images, order.blocks, Nonzeros::Sorted)))
         }));
         for (parts, work) in launches {
             let stream = &self.parts[parts[0]].resident;
@@ -324,24 +293,22 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     }
 
     fn holds(&self, number: usize) -> bool {
-        self.resident.as_ref().is_some_and(|r| r.there && number < r.offsets.len())
+        let resident = self.resident.as_ref().is_some_and(|r| r.there && number < r.offsets.len());
+        resident || active(self.op, &self.parts).all(|(_, part)| part.kept.is_some())
     }
 
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.pass = DevicePass::default();
-        self.first_copy = None;
         if self.is_there() {
             self.derive()?;
         }
         if let Some(expander) = &mut self.expander {
             expander.begin()?;
         }
-        self.clock.begin(&self.lanes[0].copy)?;
-        for lane in &mut self.lanes {
-            lane.used = None;
-            lane.copy.wait(&self.clock.base)?;
-        }
+        self.clock.reserve(&self.device, self.pairs())?;
+        self.clock.begin(&self.lanes.all[0].copy)?;
+        self.lanes.begin(&self.clock.base)?;
         self.sharing.clear();
         if self.plan.deterministic && !self.is_there() { Ok(()) } else { self.begin_parts() }
     }
@@ -350,30 +317,18 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let Loaded { header, buffer, owner } = chunk;
         let number = header.number as usize;
         self.encodings.extend(ValueEncoding::from_code(header.value_encoding));
-        let at = self.next_lane;
-        let lanes = self.lanes.len();
-        self.next_lane = (at + 1) % lanes;
-        let lane = &mut self.lanes[at];
+        if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
+            self.sort_group()?;
+        }
+        let (at, copied) = self.lanes.start(&mut self.clock, number)?;
+        let lane = &self.lanes.all[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
-        let (memory, offset) = match (stays, &lane.memory) {
-            (Some(resident), _) => (&resident.memory, resident.offsets[number]),
-            (None, Some(memory)) => {
-                if let Some(used) = lane.used.take() {
-                    lane.copy.wait(&used)?;
-                }
-                (memory, 0)
-            }
-            (None, None) => unreachable!("lanes have memory unless all chunks are resident"),
+        let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
+            (Some(resident), ..) => (&resident.memory, resident.offsets[number]),
+            (None, Some(gathering), _) => gathering.place(plan::resident_bytes(self.store, number)),
+            (None, None, Some(memory)) => (memory, 0),
+            (None, None, None) => unreachable!("lanes have memory unless all chunks are resident"),
         };
-        // Later copies wait for kernels, which go in order; the first ones would overtake each other.
-        if let Some(before) = self.first_copy.take() {
-            lane.copy.wait(&before)?;
-        }
-        let (start, copied) = self.clock.pair(Stage::Copy, at, Some(number));
-        if self.pass.copied_chunks + 1 < lanes {
-            self.first_copy = Some(Arc::clone(&copied));
-        }
-        start.record(&lane.copy)?;
         let bytes = header.image_bytes as usize;
         let upload = match &lane.staging {
             None => lane.copy.upload(buffer, bytes, memory, offset, &copied)?,
@@ -392,7 +347,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
             _ => copied,
         };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
-        let work = Work { blocks, chunks: (0, 0), one, sorted: false };
+        let work = Work { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder };
         // Nothing, where orders are to be derived first.
         if self.sharing.is_empty() {
             return Ok(());
@@ -404,7 +359,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let op = &*self.op;
         let launch = || op.launch(&self.sharing, stream, &work);
         let done = self.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
-        lane.used = stays.is_none().then_some(done);
+        self.lanes.all[at].used = (stays.is_none() && self.gathering.is_none()).then_some(done);
         Ok(())
     }
 
@@ -419,7 +374,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
         if self.plan.deterministic && !self.is_there() {
-            for lane in &self.lanes {
+            for lane in &self.lanes.all {
                 lane.copy.synchronize()?;
             }
             self.resident.iter_mut().for_each(|resident| resident.there = true);
@@ -445,6 +400,10 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.clock.read(spans, &mut self.pass)?;
         for part in &self.parts {
             part.streamed.synchronize()?;
+        }
+        self.take_back()?;
+        if self.gathering.is_some() {
+            self.sort_group()?;
         }
         let of_trees = self.expander.as_ref().map(Expander::damaged_chunk).transpose()?.flatten();
         if let Some(number) = of_trees.into_iter().chain(self.op.damaged_chunk()?).min() {

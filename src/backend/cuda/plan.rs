@@ -3,6 +3,7 @@
 use super::choose::{self, DeviceOrder, ModeOrder, Operation, Sample};
 use super::driver::{Device, Facts};
 use super::expand;
+use super::host_orders::{HostOrdersPlan, Planner, Room};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::store::{Format, Store};
@@ -28,6 +29,8 @@ pub struct DeviceLimits {
     pub memory: Option<u64>,
     /// Lanes; `None` to choose.
     pub lanes: Option<usize>,
+    /// Bytes of host memory that orders may be kept in.
+    pub host_memory: u64,
     /// Passes that are to come: chunks stay on the device only for a second one.
     pub passes: u32,
     /// Which order of the nonzeros.
@@ -64,6 +67,8 @@ pub struct DevicePlan {
     pub orders: Vec<ModeOrder>,
     /// Whether results have the same bits in every run: all modes are sorted, from the first pass on.
     pub deterministic: bool,
+    /// What orders in host memory take, where modes are served so.
+    pub host_orders: Option<HostOrdersPlan>,
     /// Bytes that orders take which are derived, while the last of them is made too, as far as a sample tells.
     pub derived_bytes: u64,
     /// Bytes that they may take.
@@ -97,9 +102,9 @@ pub fn plan(
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
     let which = match limits.order {
-        DeviceOrder::Store if limits.deterministic => {
+        DeviceOrder::Store | DeviceOrder::Host if limits.deterministic => {
             return Err(Error::request(
-                "deterministic results on a GPU come from sorted nonzeros, not the store's order",
+                "deterministic results on a GPU come from nonzeros that are sorted there",
             ));
         }
         _ if limits.deterministic => DeviceOrder::Target,
@@ -122,6 +127,7 @@ pub fn plan(
         resident_bytes: 0,
         rows_per_nonzero: None,
         orders: Vec::new(),
+        host_orders: None,
         deterministic: limits.deterministic,
         derived_bytes: 0,
         order_room_bytes: 0,
@@ -131,7 +137,7 @@ pub fn plan(
         later_pass_copy_seconds: 0.0,
     };
     let bound = limits.memory.unwrap_or(u64::MAX).min(free_bytes - free_bytes / RESERVE);
-    if limits.passes > 1 || limits.deterministic {
+    if (limits.passes > 1 && which != DeviceOrder::Host) || limits.deterministic {
         plan.make_resident(store, bound);
     }
     while plan.bytes() > bound {
@@ -145,7 +151,9 @@ pub fn plan(
         && which != DeviceOrder::Store;
     let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
     let large = operation.bytes > CACHED_BYTES;
-    if tiled && (orders || large) {
+    let later = limits.passes > 1 && !limits.deterministic && which != DeviceOrder::Store;
+    let kept = later && limits.host_memory > 0 && plan.resident_chunks < store.manifest().chunks.len();
+    if tiled && (orders || kept || large) {
         let sample = Sample::new(store)?;
         plan.rows_per_nonzero = large.then(|| sample.mean_rows_per_nonzero());
         if orders {
@@ -153,6 +161,9 @@ pub fn plan(
             let room = plan.order_room_bytes;
             plan.orders =
                 choose::choose(&device.facts, store, &sample, operation, which, limits.passes, room)?;
+        }
+        if kept {
+            plan.consider_host_orders(store, &sample, operation, which, limits, bound)?;
         }
     }
     plan.check_sorted(store)?;
@@ -187,6 +198,63 @@ impl DevicePlan {
             }
             self.hold(store, number);
         }
+    }
+
+    /// Takes orders in host memory, instead of chunks that stay on the device, where these are expected to be better.
+    fn consider_host_orders(
+        &mut self,
+        store: &Store,
+        sample: &Sample,
+        operation: &Operation<'_>,
+        which: DeviceOrder,
+        limits: &DeviceLimits,
+        bound: u64,
+    ) -> Result<()> {
+        let room = Room {
+            device_bytes: bound - self.operation_bytes,
+            lanes: limits.lanes.unwrap_or(LANES) as u64,
+            lane_bytes: longest(store),
+            host_bytes: limits.host_memory,
+            link_bytes_per_second: self.link_bytes_per_second,
+            later_pass_bytes: self.later_pass_bytes,
+            passes: limits.passes,
+        };
+        let planner = Planner { facts: &self.device, store, sample, operation, room };
+        let (orders, kept) = planner.choose(matches!(which, DeviceOrder::Target | DeviceOrder::Host))?;
+        self.orders = orders;
+        let Some(kept) = kept else {
+            return match &self.orders[..] {
+                [order, ..] if which == DeviceOrder::Host => {
+                    Err(Error::request(format!("no nonzeros are sorted: {}", order.why)))
+                }
+                _ => Ok(()),
+            };
+        };
+        (self.resident_chunks, self.resident_bytes) = (0, 0);
+        self.lanes = limits.lanes.unwrap_or(LANES);
+        self.lane_bytes = longest(store).max(kept.image_bytes);
+        self.host_orders = Some(kept);
+        Ok(())
+    }
+
+    /// Leaves all modes in the store's order, after all.
+    pub(super) fn give_up_host_orders(&mut self) {
+        self.host_orders = None;
+        self.orders.clear();
+        self.settle();
+    }
+
+    /// The first chunks, which are not needed from the second pass on: they stay on the device, or orders serve all modes.
+    #[must_use]
+    pub fn held_chunks(&self, store: &Store) -> usize {
+        let all = self.host_orders.as_ref().is_some_and(|orders| !orders.with_chunks);
+        if all { store.manifest().chunks.len() } else { self.resident_chunks }
+    }
+
+    /// Bytes of host memory that orders take.
+    #[must_use]
+    pub fn host_bytes(&self) -> u64 {
+        self.host_orders.as_ref().map_or(0, |orders| orders.host_bytes)
     }
 
     /// An error where results are to be deterministic and not all modes can be sorted.
@@ -228,6 +296,14 @@ impl DevicePlan {
 
     /// Sets what follows from the rest.
     fn settle(&mut self) {
+        if let Some(kept) = &self.host_orders {
+            self.derived_bytes = kept.device_bytes;
+            self.later_pass_bytes =
+                kept.host_bytes + if kept.with_chunks { self.first_pass_bytes } else { 0 };
+            self.memory_bytes = self.bytes();
+            self.later_pass_copy_seconds = self.later_pass_bytes as f64 / self.link_bytes_per_second;
+            return;
+        }
         let (mut held, mut peak) = (0, 0);
         for order in self.orders.iter().filter(|order| order.target) {
             peak = peak.max(held + order.peak_bytes);

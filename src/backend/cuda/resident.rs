@@ -59,20 +59,23 @@ impl Resident {
             at += plan::resident_bytes(store, number);
             blocks += blocks_of(entry.nnz, tiles_per_block);
         }
-        let list = list(device, &chunks_at(memory.address(), &offsets, store.manifest(), tiles_per_block))?;
+        let list =
+            list(device, &chunks_at(memory.address(), &offsets, store.manifest(), 0, tiles_per_block))?;
         Ok(Self { memory, offsets, list, blocks, there: false })
     }
 }
 
-/// Chunks that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.
+/// Chunks from number `first` on that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.
 pub(super) fn chunks_at(
     address: u64,
     offsets: &[usize],
     manifest: &Manifest,
+    first: usize,
     tiles_per_block: u32,
 ) -> Vec<Chunk> {
     let (mut chunks, mut first_block) = (Vec::with_capacity(offsets.len()), 0);
-    for ((number, &offset), entry) in (0u32..).zip(offsets).zip(&manifest.chunks) {
+    let numbers = u32::try_from(first).unwrap_or(u32::MAX)..;
+    for ((number, &offset), entry) in numbers.zip(offsets).zip(&manifest.chunks[first..]) {
         chunks.push(Chunk { image: address + offset as u64, first_block, number });
         first_block += blocks_of(entry.nnz, tiles_per_block);
     }

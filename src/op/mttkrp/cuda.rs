@@ -18,7 +18,7 @@ use crate::backend::cuda::abi::{
 };
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
-use crate::backend::cuda::{DeviceOp, Work};
+use crate::backend::cuda::{DeviceOp, Nonzeros, Work};
 use crate::dense::{Matrix, Precision, Real};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
@@ -86,8 +86,10 @@ struct Target {
     sums: usize,
     /// `None` where the sums' memory becomes the result's.
     result: Option<Memory>,
-    /// Once the nonzeros are sorted.
+    /// Once nonzeros are sorted.
     ends: Option<[Ends; 2]>,
+    /// Whether the last pass has written the result itself, not sums.
+    written: bool,
 }
 
 impl Target {
@@ -166,7 +168,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
             let copies = u32::try_from(copies).unwrap_or(1);
-            Ok(Target { mode, rows, copies, sums: made.sums.len() - 1, result, ends: None })
+            Ok(Target { mode, rows, copies, sums: made.sums.len() - 1, result, ends: None, written: false })
         };
         made.targets = modes.iter().map(target).collect::<Result<_>>()?;
         Ok(made)
@@ -179,7 +181,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
-            Target { mode, rows, copies, sums: 0, result: None, ends: None }
+            Target { mode, rows, copies, sums: 0, result: None, ends: None, written: false }
         };
         made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
         let bytes = made.targets.iter().map(|target| target.sum_bytes(rank)).max();
@@ -235,8 +237,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     pub fn update(&self, mode: usize) -> Update {
         let target = &self.targets[mode];
         let (sums, factor) = (self.sums[target.sums].address(), self.factors[mode].address());
-        // Sorted nonzeros leave the result itself.
-        let rounded = target.ends.is_some();
+        let rounded = target.written;
         Update { sums, copies: if rounded { 1 } else { target.copies }, rounded, factor }
     }
 
@@ -275,7 +276,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             return Err(Error::request("no nonzeros were sorted"));
         };
         let (mut from, mut to) = (&ends[0], &ends[1]);
-        arguments.targets[0].sums = self.result(target).address();
+        let result = match work.nonzeros {
+            Nonzeros::SortedPart => &self.sums[target.sums],
+            _ => self.result(target),
+        };
+        arguments.add = u32::from(work.nonzeros == Nonzeros::SortedPart);
+        arguments.targets[0].sums = result.address();
         (arguments.end_rows, arguments.end_sums) = (from.rows.address(), from.sums.address());
         stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
         let mut left = 2 * u64::from(work.blocks);
@@ -285,9 +291,11 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 sums: from.sums.address(),
                 end_rows: to.rows.address(),
                 end_sums: to.sums.address(),
-                result: self.result(target).address(),
+                result: result.address(),
                 count: u32::try_from(left).unwrap_or(u32::MAX),
                 rank: arguments.rank,
+                add: arguments.add,
+                unused: 0,
             };
             let groups = left.div_ceil(abi::JOIN.into());
             stream.launch(&self.kernels.join, warps(groups), ROW_THREADS, &arguments)?;
@@ -346,6 +354,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         if part == self.active.unwrap_or(0) {
             self.fault.write(&[u32::MAX])?;
         }
+        self.targets[part].written = empty.is_some();
         let target = &self.targets[part];
         let Some(empty) = empty else {
             let bytes = target.sum_bytes(self.rank);
@@ -365,16 +374,16 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             *to = abi::Target { sums: self.sums[target.sums].address(), mode, copies: target.copies };
         }
         arguments.target_count = u32::try_from(parts.len()).unwrap_or(0);
-        if let (true, &[part]) = (work.sorted, parts) {
+        if let (Nonzeros::Sorted | Nonzeros::SortedPart, &[part]) = (work.nonzeros, parts) {
             return self.launch_sorted(&self.targets[part], stream, work, arguments);
         }
         let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(self.rank));
         stream.launch_grid(&self.kernels.mttkrp, grid, TILE_THREADS * self.tiles_per_block(false), &arguments)
     }
 
-    fn finish(&mut self, part: usize, sorted: bool, stream: &Stream) -> Result<()> {
+    fn finish(&mut self, part: usize, written: bool, stream: &Stream) -> Result<()> {
         let target = &self.targets[part];
-        if sorted || self.active.is_some() || (target.copies == 1 && target.result.is_none()) {
+        if written || self.active.is_some() || (target.copies == 1 && target.result.is_none()) {
             return Ok(());
         }
         let elements = (target.rows * self.rank) as u64;

@@ -55,6 +55,8 @@ pub struct Image {
     pub address: u64,
     /// Its nonzeros.
     pub nnz: u32,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// Nonzeros in another order, on the device.
@@ -280,8 +282,9 @@ impl<'a> Job<'a> {
             header.store_id = self.store.id();
             header.first_nonzero = u64::from(number) * u64::from(plan.image_tiles * TILE);
             memory.write_at(bytes(at), &[&header.encode()[..], &dims].concat())?;
-            images.push(Image { address: memory.address() + at, nnz: header.nnz });
-            at += plan.image_bytes(number, units);
+            let bytes = plan.image_bytes(number, units);
+            images.push(Image { address: memory.address() + at, nnz: header.nnz, bytes });
+            at += bytes;
         }
         let addresses: Vec<u64> = images.iter().map(|image| image.address).collect();
         list.write(&addresses)?;

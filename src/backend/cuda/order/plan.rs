@@ -57,6 +57,8 @@ pub struct OrderPlan {
     pub pack_bytes: u64,
     /// Bytes that the result takes at most.
     pub result_bytes_max: u64,
+    /// Bytes that one of its images takes at most.
+    pub image_bytes_max: u64,
     /// Rows of the mode.
     pub(super) rows: u32,
 }
@@ -100,6 +102,7 @@ impl OrderPlan {
             sort_bytes: 0,
             pack_bytes: 0,
             result_bytes_max: 0,
+            image_bytes_max: 0,
             rows: shape.dims()[mode],
         };
         plan.image_tiles = plan.image_tiles.clamp(1, tiles);
@@ -109,7 +112,9 @@ impl OrderPlan {
         plan.sort_bytes = tile_bytes + counts + column * if digits > 1 { 4 } else { 3 };
         plan.pack_bytes =
             tile_bytes + plan.record_bytes() + 2 * column + u64::from(tiles + 3 * plan.images()) * 4;
-        plan.result_bytes_max = plan.result_bytes_max(manifest);
+        let rest = plan.rest_units(manifest);
+        plan.result_bytes_max = plan.result_bytes_max(manifest, rest);
+        plan.image_bytes_max = plan.image_bytes(0, u64::from(plan.image_tiles) * (rest + u64::from(bits)));
         Ok(plan)
     }
 
@@ -170,8 +175,8 @@ impl OrderPlan {
         u64::from(self.header(number, units).image_bytes).next_multiple_of(IMAGE_ALIGN)
     }
 
-    /// A column is at most as wide as its mode; in the target mode's, the rows of all tiles together pass each row once.
-    fn result_bytes_max(&self, manifest: &Manifest) -> u64 {
+    /// Units of a tile's columns but for the target mode's, at most: a column is at most as wide as its mode.
+    fn rest_units(&self, manifest: &Manifest) -> u64 {
         let of_values = match self.values {
             ValueEncoding::Integer => {
                 width(integer(manifest.value_max).abs_diff(integer(manifest.value_min)))
@@ -180,8 +185,12 @@ impl OrderPlan {
         };
         let shape = &manifest.shape;
         let of_others = (0..shape.order()).filter(|&m| m != self.mode).map(|m| shape.bits(m)).sum::<u32>();
-        let rest = u64::from(of_others + of_values);
-        let target = most_units(u64::from(shape.dims()[self.mode] - 1), self.tiles.into());
+        u64::from(of_others + of_values)
+    }
+
+    /// With `rest` units of a tile's other columns: in the target mode's, the rows of all tiles together pass each row once.
+    fn result_bytes_max(&self, manifest: &Manifest, rest: u64) -> u64 {
+        let target = most_units(u64::from(manifest.shape.dims()[self.mode] - 1), self.tiles.into());
         let images: u64 =
             (0..self.images()).map(|i| self.image_bytes(i, u64::from(self.image(i).0) * rest)).sum();
         let rounding = u64::from(self.images()) * (IMAGE_ALIGN + ALIGN as u64);

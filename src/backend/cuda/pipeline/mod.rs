@@ -148,7 +148,7 @@ impl<'a, O: PipelineOp> PipelineBackend<'a, O> {
             lanes,
             next_lane: 0,
             notes_of_chunks: Arc::new(Mutex::new(sys.vec(None, chunks)?)),
-            clock: Clock::new(device, chunks, chunks)?,
+            clock: Clock::new(device, 3 * chunks)?,
             begun: Instant::now(),
             pass: DevicePass::default(),
             plan,

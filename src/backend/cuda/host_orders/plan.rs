@@ -1,0 +1,264 @@
+//! Which modes are served by sorted nonzeros from host memory, and what that takes.
+
+use crate::backend::cuda::choose::{ModeOrder, ModeSeconds, Operation, Rates, Sample};
+use crate::backend::cuda::driver::Facts;
+use crate::backend::cuda::order::{OrderPlan, value_encoding};
+use crate::backend::cuda::plan::resident_bytes;
+use crate::error::Result;
+use crate::store::Store;
+use serde::{Serialize, Serializer};
+use std::ops::Range;
+
+/// Nonzeros of an image, unless the store's chunks have more: a launch takes much longer than what goes before and after it.
+const IMAGE_NNZ: u64 = 1 << 22;
+/// An image has at most so many times the nonzeros of the longest chunk: lanes do not grow much.
+const IMAGE_CHUNKS: u64 = 4;
+/// Most nonzeros that are sorted at a time.
+const GROUP_NNZ_MAX: u64 = 1 << 31;
+/// Bytes of host memory a second that are allocated, pinned and filled, as measured.
+const KEPT_BYTES_PER_SECOND: f64 = 5e9;
+/// `auto` takes what is expected to take at most this part of the time: the model errs by that much.
+const CLEARLY_BETTER: f64 = 0.75;
+
+/// What sorted nonzeros in host memory take.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostOrdersPlan {
+    /// Chunks that are gathered on the device and sorted together.
+    #[serde(serialize_with = "count")]
+    pub groups: Vec<Range<usize>>,
+    /// Nonzeros of an image, at most.
+    pub image_nnz: u32,
+    /// Bytes of an image, at most.
+    pub image_bytes: u64,
+    /// Bytes of device memory for the chunks of a group.
+    pub gathered_bytes: u64,
+    /// Bytes of device memory for them and to derive their orders, and for what the operation holds besides.
+    pub device_bytes: u64,
+    /// Bytes of host memory for all images, at most.
+    pub host_bytes: u64,
+    /// Whether passes need chunks of the store besides.
+    pub with_chunks: bool,
+}
+
+fn count<S: Serializer>(groups: &[Range<usize>], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_u64(groups.len() as u64)
+}
+
+/// What there is for it, and what it is to be better than.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes of device memory, lanes included.
+    pub device_bytes: u64,
+    /// Lanes.
+    pub lanes: u64,
+    /// Bytes that each of them has in any case.
+    pub lane_bytes: u64,
+    /// Bytes of host memory.
+    pub host_bytes: u64,
+    /// Bytes a second of the link.
+    pub link_bytes_per_second: f64,
+    /// Bytes of the store that cross the link in each later pass otherwise.
+    pub later_pass_bytes: u64,
+    /// Passes that are to come; of each mode, where it alternates.
+    pub passes: u32,
+}
+
+/// A mode, served so.
+struct Candidate {
+    mode: usize,
+    seconds: ModeSeconds,
+    /// Working on its sorted nonzeros.
+    sorted: f64,
+    /// Deriving them, and bringing them to host memory.
+    once: f64,
+    /// Bytes of its images, at most.
+    bytes: u64,
+}
+
+/// A choice of candidates, bit c for candidate c.
+type Choice = usize;
+
+/// Plans what is asked of a `tiled` store.
+pub struct Planner<'a> {
+    pub facts: &'a Facts,
+    pub store: &'a Store,
+    pub sample: &'a Sample,
+    pub operation: &'a Operation<'a>,
+    pub room: Room,
+}
+
+impl Planner<'_> {
+    /// The modes for which all passes are expected to take least time, in all, if that is clearly less; with `forced`, as many as host memory has
+    /// room for. Without a plan, the orders say why not.
+    pub fn choose(&self, forced: bool) -> Result<(Vec<ModeOrder>, Option<HostOrdersPlan>)> {
+        let Some(mut plan) = self.groups()? else {
+            return Ok((self.refused("the device has no room to sort a chunk"), None));
+        };
+        let candidates = self.candidates(&plan)?;
+        let bytes = |choice: Choice| chosen(&candidates, choice).map(|c| c.bytes).sum::<u64>();
+        let fitting = (1..1 << candidates.len()).filter(|&choice| bytes(choice) <= self.room.host_bytes);
+        let seconds = |choice: Choice| self.seconds(&candidates, choice);
+        let best = if forced {
+            fitting.max_by_key(|choice| choice.count_ones())
+        } else {
+            fitting.min_by(|&a, &b| seconds(a).total_cmp(&seconds(b)))
+        };
+        let Some(best) = best else {
+            return Ok((self.refused("host memory has no room for sorted nonzeros"), None));
+        };
+        let (pass, without) = (self.pass_seconds(&candidates, best), self.pass_seconds(&candidates, 0));
+        let why = format!(
+            "streamed from host memory, sorted in {} of chunks, a pass over all modes takes {:.2} ms instead of {:.2}, once {:.0} ms to \
+             sort and keep",
+            counted(plan.groups.len()),
+            pass * 1e3,
+            without * 1e3,
+            chosen(&candidates, best).map(|c| c.once).sum::<f64>() * 1e3,
+        );
+        if !forced && (seconds(best) > seconds(0) || pass > CLEARLY_BETTER * without) {
+            return Ok((self.refused(&why), None));
+        }
+        plan.host_bytes = bytes(best);
+        plan.with_chunks = best.count_ones() as usize != candidates.len();
+        let orders = candidates.iter().enumerate().map(|(c, candidate)| {
+            let target = best >> c & 1 == 1;
+            ModeOrder {
+                target,
+                in_host_memory: target,
+                why: if target { why.clone() } else { "streamed as it is".into() },
+                saved_seconds: candidate.seconds.in_store_order + candidate.seconds.cleared
+                    - candidate.sorted,
+                derive_seconds: candidate.once,
+                bytes: candidate.bytes,
+                peak_bytes: plan.device_bytes,
+                ..self.order(candidate.mode)
+            }
+        });
+        Ok((orders.collect(), Some(plan)))
+    }
+
+    fn order(&self, mode: usize) -> ModeOrder {
+        let rows_per_nonzero = self.sample.rows_per_nonzero[mode];
+        ModeOrder { mode: mode + 1, rows_per_nonzero, ..ModeOrder::default() }
+    }
+
+    /// All modes in the store's order.
+    fn refused(&self, why: &str) -> Vec<ModeOrder> {
+        let order = |&mode: &usize| ModeOrder { why: why.to_owned(), ..self.order(mode) };
+        self.operation.modes.iter().map(order).collect()
+    }
+
+    /// How chunks are sorted together: as many as there is room for. `None` where there is none for a single one.
+    fn groups(&self) -> Result<Option<HostOrdersPlan>> {
+        let (chunks, operation, room) = (&self.store.manifest().chunks, self.operation, &self.room);
+        let longest = chunks.iter().map(|c| c.nnz).max().unwrap_or(0);
+        let image_nnz = longest.max(IMAGE_NNZ.min(IMAGE_CHUNKS * longest));
+        let image_nnz = u32::try_from(image_nnz).unwrap_or(u32::MAX);
+        let held = operation.modes.len() as u64 * (operation.sorted_bytes)(image_nnz.into(), operation.rank);
+        let mut plan = HostOrdersPlan {
+            groups: Vec::new(),
+            image_nnz,
+            image_bytes: 0,
+            gathered_bytes: 0,
+            device_bytes: 0,
+            host_bytes: 0,
+            with_chunks: false,
+        };
+        let mut first = 0;
+        while first < chunks.len() {
+            let (mut gathered, mut nnz, mut end) = (0, 0, first);
+            while end < chunks.len() && nnz + chunks[end].nnz <= GROUP_NNZ_MAX {
+                let more = gathered + resident_bytes(self.store, end);
+                let (peak, image) = self.most(first..end + 1, image_nnz)?;
+                let lanes = room.lanes * room.lane_bytes.max(plan.image_bytes).max(image);
+                let bytes = more + peak + held;
+                if lanes + bytes.max(plan.device_bytes) > room.device_bytes {
+                    break;
+                }
+                plan.gathered_bytes = plan.gathered_bytes.max(more);
+                plan.device_bytes = plan.device_bytes.max(bytes);
+                plan.image_bytes = plan.image_bytes.max(image);
+                (gathered, nnz, end) = (more, nnz + chunks[end].nnz, end + 1);
+            }
+            if end == first {
+                return Ok(None);
+            }
+            plan.groups.push(first..end);
+            first = end;
+        }
+        Ok(Some(plan))
+    }
+
+    fn order_plan(&self, chunks: Range<usize>, mode: usize, image_nnz: u32) -> Result<OrderPlan> {
+        let (facts, manifest, sample) = (self.facts, self.store.manifest(), self.sample);
+        let values = value_encoding(manifest, self.operation.precision, sample.encodings.iter().copied());
+        OrderPlan::new(facts, manifest, chunks, mode, values, image_nnz)
+    }
+
+    /// Bytes that deriving an order of some chunks takes at most, whichever the mode; and an image of it.
+    fn most(&self, chunks: Range<usize>, image_nnz: u32) -> Result<(u64, u64)> {
+        let mut most = (0, 0);
+        for &mode in self.operation.modes {
+            let plan = self.order_plan(chunks.clone(), mode, image_nnz)?;
+            most = (plan.peak_bytes().max(most.0), plan.image_bytes_max.max(most.1));
+        }
+        Ok(most)
+    }
+
+    fn candidates(&self, plan: &HostOrdersPlan) -> Result<Vec<Candidate>> {
+        let (manifest, rates) = (self.store.manifest(), Rates::of(self.facts));
+        let candidate = |&mode: &usize| {
+            let seconds = rates.of_mode(manifest, self.operation, self.sample, mode);
+            let (mut bytes, mut updates) = (0, 0.0);
+            for group in &plan.groups {
+                let order = self.order_plan(group.clone(), mode, plan.image_nnz)?;
+                bytes += order.result_bytes_max;
+                // Rows that so many nonzeros meet, were they spread evenly: at most.
+                let rows = f64::from(manifest.shape.dims()[mode]);
+                updates += rows * -f64::exp_m1(-f64::from(order.nnz()) / rows);
+            }
+            let sorted = seconds.sorted + updates * seconds.update + seconds.cleared;
+            let once = rates.derive(manifest, mode) + bytes as f64 / KEPT_BYTES_PER_SECOND;
+            Ok(Candidate { mode, seconds, sorted, once, bytes })
+        };
+        self.operation.modes.iter().map(candidate).collect()
+    }
+
+    /// Seconds of all passes with some candidates.
+    fn seconds(&self, candidates: &[Candidate], choice: Choice) -> f64 {
+        let once: f64 = chosen(candidates, choice).map(|c| c.once).sum();
+        once + f64::from(self.room.passes.saturating_sub(1)) * self.pass_seconds(candidates, choice)
+    }
+
+    /// Seconds of a later pass over all modes: the work, or the link, whatever takes longer.
+    fn pass_seconds(&self, candidates: &[Candidate], choice: Choice) -> f64 {
+        let link = |bytes: u64| bytes as f64 / self.room.link_bytes_per_second;
+        // With some sorted nonzeros in host memory, no chunk stays on the device.
+        let chunks = if choice == 0 { self.room.later_pass_bytes } else { self.all_bytes() };
+        let is_chosen = |c: usize| choice >> c & 1 == 1;
+        let work = |c: usize| {
+            let Candidate { seconds, sorted, .. } = &candidates[c];
+            if is_chosen(c) { *sorted } else { seconds.in_store_order + seconds.cleared }
+        };
+        let copy = |c: usize| if is_chosen(c) { link(candidates[c].bytes) } else { link(chunks) };
+        let each = || 0..candidates.len();
+        if self.operation.alternating {
+            return each().map(|c| work(c).max(copy(c))).sum();
+        }
+        let shared = if each().all(is_chosen) { 0.0 } else { link(chunks) };
+        let copies = shared + each().filter(|&c| is_chosen(c)).map(copy).sum::<f64>();
+        each().map(work).sum::<f64>().max(copies)
+    }
+
+    fn all_bytes(&self) -> u64 {
+        self.store.manifest().chunks.iter().map(|c| c.image_bytes).sum()
+    }
+}
+
+fn counted(groups: usize) -> String {
+    if groups == 1 { "one group".into() } else { format!("{groups} groups") }
+}
+
+fn chosen(candidates: &[Candidate], choice: Choice) -> impl Iterator<Item = &Candidate> {
+    candidates.iter().enumerate().filter(move |(c, _)| choice >> c & 1 == 1).map(|(_, candidate)| candidate)
+}
