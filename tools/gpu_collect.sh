@@ -2,7 +2,7 @@
 # Collects what a machine with a GPU but without cargo or network needs to test and measure this checkout: stripped
 # programs, the device tests and small tensors. Then, there: tools/gpu_run.sh DIR OUT.
 # usage: tools/gpu_collect.sh [DIR [DATA]]    DIR defaults to .gpu, DATA (tensors) to ../shared/data
-# LARGE=1 collects the largest tensor instead of the others, for `gpu_run.sh DIR OUT large`: both would be too much for a machine
+# LARGE=1 collects the larger tensors instead of the others, for `gpu_run.sh DIR OUT large`: all would be too much for a machine
 # that takes 64 MiB at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,9 +20,9 @@ for program in pack run cpd info gen export; do
     strip -o "$dir/bin/blco-$program" "${CARGO_TARGET_DIR:-target}/$profile/blco-$program"
 done
 rm -f "$dir"/data/*
-tensors="uber-aprjun2014-4d uber-aprjun2014-4d-rawdup darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail"
+tensors="uber-aprjun2014-4d darpa-midas-src-dst-minute kg-icews14-subj-rel-obj-time kg-fb15k237-head-rel-tail"
 if [ -n "${LARGE:-}" ]; then
-    tensors=gitlog-author-file-token-month
+    tensors="gitlog-author-file-token-month uber-aprjun2014-4d-rawdup"
     rm "$dir"/bin/{blco-*,cpd*,order-test}
 elif [ -d "$data/small" ]; then
     cp -f "$data"/small/{mttkrp_b,small,small4,med4,plain_4d_3_16}.tns "$dir/data/"
