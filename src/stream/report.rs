@@ -1,6 +1,7 @@
 //! What a pass did, and when.
 
-use super::{Line, Loaded, Steps};
+use super::Loaded;
+use super::worker::{Line, Steps};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use serde::Serialize;
@@ -115,12 +116,12 @@ impl Span {
         chunk: usize,
         steps: &Steps,
     ) {
-        let start = steps.start.saturating_duration_since(begin).as_secs_f64();
-        let read = start + steps.times.read.as_secs_f64();
-        let end = read + (steps.times.verify + steps.times.decode).as_secs_f64();
-        let chunk = Some(chunk);
-        spans.push(Self { stage: Stage::Read, lane, chunk, start, end: read });
-        spans.push(Self { stage: Stage::Verify, lane, chunk, start: read, end });
+        let mut add = |stage, from: Instant, took: Duration| {
+            let start = from.saturating_duration_since(begin).as_secs_f64();
+            spans.push(Self { stage, lane, chunk: Some(chunk), start, end: start + took.as_secs_f64() });
+        };
+        add(Stage::Read, steps.read, steps.times.read);
+        add(Stage::Verify, steps.verify, steps.times.verify + steps.times.decode);
     }
 }
 
