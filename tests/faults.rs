@@ -74,21 +74,21 @@ fn tensor() -> Tensor {
 
 /// Opens and runs through `sys`, factors included.
 fn open_and_run(sys: &Sys, path: &Path) -> Result<Vec<(usize, Vec<u64>)>> {
-    run_opened(Store::open(sys, path)?)
+    run_opened(&Store::open(sys, path)?)
 }
 
 /// The same past the page cache.
 fn open_and_run_directly(sys: &Sys, path: &Path) -> Result<Vec<(usize, Vec<u64>)>> {
-    run_opened(Store::open(sys, path)?.with_direct_reads(true))
+    run_opened(&Store::open(sys, path)?.with_direct_reads(true))
 }
 
 /// One of the two.
 type Run = fn(&Sys, &Path) -> Result<Vec<(usize, Vec<u64>)>>;
 
-fn run_opened(store: Store) -> Result<Vec<(usize, Vec<u64>)>> {
+fn run_opened(store: &Store) -> Result<Vec<(usize, Vec<u64>)>> {
     let sys = store.sys();
     let factors: Vec<Matrix<f64>> = seeded_factors(sys, &store.manifest().shape, 4, 1)?;
-    run(&store, &factors, &MODES).map(|results| bits(&results))
+    run(store, &factors, &MODES).map(|results| bits(&results))
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
                     Some(Call::Open) if direct && calls == 2 * chunks + 1 => {}
                     Some(Call::Open) => assert_eq!(calls, chunks + 1, "the manifest and every chunk"),
                     Some(Call::Read) => {
-                        assert_eq!(calls, chunks + 2, "the manifest to its end, and every chunk")
+                        assert_eq!(calls, chunks + 2, "the manifest to its end, and every chunk");
                     }
                     Some(Call::Spawn) => assert_eq!(calls, if direct { 4 } else { 2 }, "two workers"),
                     _ => assert!(calls > 0),

@@ -1,7 +1,7 @@
 //! The executor: moves the chunks of a store, in order, through worker threads to a backend. [`Executor::pass`]
 //! is the main path of running; read it first.
 //!
-//! Each worker reads, verifies and decodes every W-th chunk into buffers that it owns; the thread that called
+//! Each worker reads, verifies and decodes every W-th chunk into buffers that it owns (`worker`); the thread that called
 //! takes the chunks in order, hands each to the backend and returns free buffers. Back-pressure is the number
 //! of buffers; memory is planned before the pass and nothing that grows with the data is allocated in it.
 //! Chunks that the backend holds from an earlier pass are not brought again; chunks that the plan keeps in host
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use worker::{Line, Worker};
 
-/// Looks at a chunk's image on the worker that loaded it.
+/// Looks at a chunk's image in the worker that loaded it.
 pub type Inspector = Arc<dyn Fn(&ChunkHeader, &[u8]) -> Result<()> + Send + Sync>;
 
 /// What the executor asks of a backend: memory for chunks, and ordered work on them.

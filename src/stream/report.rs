@@ -24,7 +24,7 @@ pub struct PassReport {
     pub readers_busy: f64,
     /// Workers: seconds of reading.
     pub read_seconds: f64,
-    /// Workers: seconds of verifying checksums.
+    /// Workers: seconds of verifying checksums and looking at images.
     pub verify_seconds: f64,
     /// Workers: seconds of undoing the codec.
     pub decode_seconds: f64,
@@ -89,7 +89,7 @@ pub struct Span {
 pub enum Stage {
     /// A worker reads a file.
     Read,
-    /// A worker verifies and decodes a chunk.
+    /// A worker verifies and decodes a chunk; where files are read directly, while it reads the next.
     Verify,
     /// The host's compute threads work on a chunk.
     Compute,
