@@ -591,9 +591,14 @@ fn names_and_formats_go_together() {
 #[test]
 fn a_trace_on_the_cpu_has_reading_and_computing() {
     let place = Place::with_store();
-    for (repeat, wanted) in [("1", &["read", "verify", "compute"][..]), ("2", &["compute"])] {
-        let args = ["t.blco", "--backend", "cpu", "--repeat", repeat, "--trace", "trace.json"];
-        let report = place.json("blco-run", &[&args[..], &["--json"]].concat());
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&[], &["read", "verify", "compute"]),
+        (&["--direct"], &["read", "verify", "compute"]),
+        (&["--repeat", "2"], &["compute"]),
+    ];
+    for (more, wanted) in cases {
+        let args = ["t.blco", "--backend", "cpu", "--trace", "trace.json", "--json"];
+        let report = place.json("blco-run", &[&args[..], more].concat());
         let spans: serde_json::Value =
             serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
         let spans = spans.as_array().unwrap();
