@@ -59,7 +59,7 @@ impl Store {
         let file = sys.open(&at, false)?;
         let bytes = file.metadata()?.len();
         if bytes > MANIFEST_BYTES_MAX {
-            return Err(Error::corrupt(&at, format!("{bytes} bytes; no manifest is that long")));
+            return Err(Error::unusable(&at, format!("{bytes} bytes; no manifest is that long")));
         }
         #[expect(clippy::cast_possible_truncation, reason = "bounded above")]
         let mut buffer = sys.page_buf(bytes as usize + 1)?;
