@@ -22,13 +22,15 @@ pub enum Error {
     /// The request cannot be carried out: change the command's options.
     #[error("{0}")]
     Request(String),
-    /// A store is damaged or is not a store.
+    /// A file is damaged, or is not what it should be.
     #[error("{path}: {what}")]
     Corrupt {
-        /// The damaged file.
+        /// The file.
         path: PathBuf,
         /// What does not hold, and where in the file.
         what: String,
+        /// What kind of damage it is.
+        damage: Damage,
     },
     /// The operating system refused.
     #[error("{path}: cannot {action}: {source}{}", remedy(source))]
@@ -63,6 +65,15 @@ pub enum Error {
     Cancelled,
 }
 
+/// Kinds of damage, by what can be done about them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// A file of a store, in the store's directory, has lost what was written to it: what is intact can be salvaged.
+    OfStore,
+    /// The file is of another version or kind, it changes while it is read, or no store is concerned.
+    Other,
+}
+
 /// What to do about a refusal of the system, where that is known.
 fn remedy(source: &std::io::Error) -> &'static str {
     match source.kind() {
@@ -85,9 +96,14 @@ impl Error {
         Self::Request(what.into())
     }
 
-    /// An [`Error::Corrupt`] in `path`.
+    /// An [`Error::Corrupt`] about the file `path` of a store, which has lost what was written: [`Damage::OfStore`].
     pub fn corrupt(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
-        Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into() }
+        Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into(), damage: Damage::OfStore }
+    }
+
+    /// An [`Error::Corrupt`] about a file that is not what it should be for another reason: [`Damage::Other`].
+    pub fn unusable(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
+        Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into(), damage: Damage::Other }
     }
 
     /// The same error about `path`, the name that the user knows, where it was about a temporary one.

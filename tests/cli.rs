@@ -591,9 +591,14 @@ fn names_and_formats_go_together() {
 #[test]
 fn a_trace_on_the_cpu_has_reading_and_computing() {
     let place = Place::with_store();
-    for (repeat, wanted) in [("1", &["read", "verify", "compute"][..]), ("2", &["compute"])] {
-        let args = ["t.blco", "--backend", "cpu", "--repeat", repeat, "--trace", "trace.json"];
-        let report = place.json("blco-run", &[&args[..], &["--json"]].concat());
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&[], &["read", "verify", "compute"]),
+        (&["--direct"], &["read", "verify", "compute"]),
+        (&["--repeat", "2"], &["compute"]),
+    ];
+    for (more, wanted) in cases {
+        let args = ["t.blco", "--backend", "cpu", "--trace", "trace.json", "--json"];
+        let report = place.json("blco-run", &[&args[..], more].concat());
         let spans: serde_json::Value =
             serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
         let spans = spans.as_array().unwrap();
@@ -623,6 +628,58 @@ fn damage_is_told_with_the_way_out() {
     let output = place.command("blco-info", &["t.blco", "--verify"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).ends_with(&format!("{}\n", wanted[1])));
+}
+
+/// Only where something is lost: not where a store is of another version or format, nor where a file is none of it.
+#[test]
+fn what_is_no_damage_is_not_to_be_repaired() {
+    const REPAIR: &str = "; blco-info t.blco --repair NEWSTORE writes what is intact";
+    let place = Place::with_store();
+    let (manifest, chunk) = ("t.blco/manifest", "t.blco/chunk-000000.bin");
+    let [whole, first] = [manifest, chunk].map(|name| std::fs::read(place.path(name)).unwrap());
+    let seal = |file: &mut [u8], range: std::ops::Range<usize>, at: usize| {
+        let checksum = xxhash_rust::xxh3::xxh3_64(&file[range]);
+        file[at..at + 8].copy_from_slice(&checksum.to_le_bytes());
+    };
+    let refused = |name: &str, file: &[u8], wanted: &str, damaged: bool| {
+        place.write(name, file);
+        let output = place.command("blco-run", &["t.blco"]).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(name) && error.contains(wanted), "{error}");
+        assert_eq!(error.trim_end().ends_with(REPAIR), damaged, "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+        place.write(manifest, &whole);
+        place.write(chunk, &first);
+    };
+    // A bit of the version is lost; another version.
+    for (name, whole, checksum, what) in
+        [(manifest, &whole, 56, "preamble checksum"), (chunk, &first, 120, "header checksum")]
+    {
+        let mut other = whole.clone();
+        other[8] ^= 2;
+        refused(name, &other, &format!("corrupt: {what}"), true);
+        seal(&mut other, 0..checksum, checksum);
+        refused(name, &other, "format version 3; this program reads version 1", false);
+    }
+    // Another format; no manifest at all.
+    let mut other = whole.clone();
+    let root = other.len() - 104;
+    other[root] = 9;
+    seal(&mut other, 64..root + 104, 24);
+    seal(&mut other, 0..56, 56);
+    refused(manifest, &other, "unknown format; a newer program may read it", false);
+    refused(manifest, b"all that is on board", "not a manifest", false);
+    // The chunk of another store in the place of this one's, and what is no chunk.
+    place.write("u.tns", b"1 1 5\n7 7 8\n");
+    place.succeeds("blco-pack", &["u.tns"]);
+    let of_another = std::fs::read(place.path("u.blco/chunk-000000.bin")).unwrap();
+    assert_eq!(of_another.len(), first.len());
+    refused(chunk, &of_another, "not chunk 0 of this store", true);
+    refused(chunk, &vec![7; first.len()], "not a chunk: wrong magic", true);
+    refused(chunk, b"", "corrupt: 0 bytes", true);
+    std::fs::remove_file(place.path(chunk)).unwrap();
+    place.refuses("blco-run", &["t.blco"], &[chunk, "missing", REPAIR]);
 }
 
 #[test]

@@ -399,7 +399,10 @@ fn long_delays_change_nothing() {
     for (seed, memory) in [(1, some), (2, none), (3, some), (4, none)] {
         let (seed, memory) = (seed.to_string(), memory.to_string());
         let args = ["--streams", "2", "--device-memory", &memory, "--repeat", "2"];
-        check(&place, 4, &args, &[("BLCO_MOCK_SLOW", "400"), ("BLCO_MOCK_SEED", &seed)]);
+        for more in [&[][..], &["--direct"], &["--direct", "--workers", "1"]] {
+            let args = [&args[..], more].concat();
+            check(&place, 4, &args, &[("BLCO_MOCK_SLOW", "400"), ("BLCO_MOCK_SEED", &seed)]);
+        }
     }
 }
 
@@ -642,10 +645,12 @@ fn damage_in_a_chunk_ends_a_run() {
     let Some(gpu) = gpu() else { return };
     // A chunk that is missing ends the pass while others are at work.
     let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
-    for chunk in ["chunk-000000.bin", "chunk-000005.bin"] {
+    let chunks = ["chunk-000000.bin", "chunk-000005.bin"];
+    for (chunk, more) in chunks.into_iter().flat_map(|chunk| [(chunk, &[][..]), (chunk, &["--direct"])]) {
         let (there, away) = (place.path("s").join(chunk), place.path("away"));
         std::fs::rename(&there, &away).unwrap();
-        let output = place.blco_run(&["--output", "out"], &[("BLCO_MOCK_SLOW", "100")]);
+        let args = [&["--output", "out"], more].concat();
+        let output = place.blco_run(&args, &[("BLCO_MOCK_SLOW", "100")]);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(chunk), "{text}");
@@ -679,21 +684,10 @@ fn ttv_plans_and_reports() {
     };
     let (status, planned, error) = ttv(&["--modes", "3", "--plan"]);
     assert_eq!((status, &planned["device"]["lanes"]), (Some(0), &4.into()), "{error}");
-    for kernel in ["balanced", "two-level"] {
-        let args = [
-            "--modes",
-            "3",
-            "--kernel",
-            kernel,
-            "--repeat",
-            "2",
-            "--streams",
-            "3",
-            "--trace",
-            "trace.json",
-            "--check",
-            "t.tns",
-        ];
+    let common =
+        ["--modes", "3", "--repeat", "2", "--streams", "3", "--trace", "trace.json", "--check", "t.tns"];
+    for (kernel, more) in [("balanced", &[][..]), ("two-level", &[]), ("balanced", &["--direct"])] {
+        let args = [&common[..], &["--kernel", kernel], more].concat();
         let (status, report, error) = ttv(&args);
         assert_eq!(
             (status, &report["kernel"], &report["backend"]),

@@ -370,8 +370,8 @@ def check_preamble(data: bytes) -> int:
     require(data[:8] == b"BLCOSTOR", _NAME, "wrong magic", 0)
     require(len(data) >= 64, _NAME, "shorter than its preamble", len(data))
     version, archive_at, length, store_id = struct.unpack_from("<IIQQ", data, 8)
-    require(version == 1, _NAME, f"unknown version {version}", 8)
     require(_u64(data, 56) == xxh3_64(data[:56]), _NAME, "the preamble checksum does not match", 56)
+    require(version == 1, _NAME, f"unknown version {version}", 8)
     require(not any(data[32:56]), _NAME, "a reserved field is not zero", 32)
     require(archive_at == 64, _NAME, "the archive offset is not 64", 12)
     require(length <= MAX_ARCHIVE, _NAME, "the archive is longer than 2^31 - 1", 16)
@@ -554,8 +554,8 @@ def load_chunk(directory: Path, number: int, m: Manifest) -> Chunk:
     require(data[:8] == b"BLCOCHNK", name, "wrong magic", 0)
     h = struct.unpack_from("<IIQQIIIBBBBQ", data, 8)
     version, chunk, store_id, first, nnz, image_bytes, stored, order, index_code, value_code, codec, checksum = h
-    require(version == 1, name, f"unknown version {version}", 8)
     require(_u64(data, 120) == xxh3_64(data[:120]), name, "the header checksum does not match", 120)
+    require(version == 1, name, f"unknown version {version}", 8)
     table = section_table(name, data)
     for found, wanted, what, at in (
         (store_id, m.store_id, "store id", 16),

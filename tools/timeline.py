@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws what `blco-run --trace FILE` wrote as SVG: a row per worker, lane and compute stream (on the CPU one for all compute threads); time goes right.
+"""Draws what `blco-run --trace FILE` wrote as SVG: a row for what each worker reads, what it checks, each lane and compute stream (on the CPU one for all compute threads);
+time goes right.
 
 usage: tools/timeline.py TRACE.json TIMELINE.svg [FROM TO]      FROM and TO in milliseconds
 """
@@ -8,7 +9,7 @@ import math
 import sys
 from html import escape
 
-ROWS = [("read", "worker {}", "read"), ("verify", "worker {}", "verify"), ("compute", "CPU", "compute"), ("copy", "lane {}", "copy"),
+ROWS = [("read", "worker {}", "read"), ("verify", "checks {}", "verify"), ("compute", "CPU", "compute"), ("copy", "lane {}", "copy"),
         ("kernel", "kernels {}", "kernel"), ("return", "results {}", "return")]
 COLOURS = {"read": "#4e79a7", "verify": "#a0cbe8", "compute": "#59a14f", "copy": "#f28e2b", "kernel": "#59a14f", "return": "#b07aa1"}
 LEFT, WIDTH, HEIGHT, GAP, TOP = 110, 1200, 18, 4, 44

@@ -18,8 +18,7 @@ mod progress;
 mod repair;
 pub mod run;
 
-use crate::error::{Error, Result};
-use crate::store::MANIFEST;
+use crate::error::{Damage, Error, Result};
 use crate::sys::Sys;
 use crate::sys::fault::{Call, Fault, Faults};
 use clap::{Args, Parser};
@@ -131,18 +130,11 @@ fn fail(name: &str, error: &Error) -> ExitCode {
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
-/// What to do about a damaged file of a store. (What is not damaged but another version's, say, cannot be repaired.)
+/// What to do about a damaged file of a store.
 pub(crate) fn advice(error: &Error) -> String {
-    let Error::Corrupt { path, what } = error else { return String::new() };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let of_store = name == MANIFEST || name.starts_with("chunk-");
-    let damaged = what.contains("corrupt") || what == "missing";
-    match path.parent() {
-        Some(store) if of_store && damaged => {
-            format!("; blco-info {} --repair NEWSTORE writes what is intact", store.display())
-        }
-        _ => String::new(),
-    }
+    let Error::Corrupt { path, damage: Damage::OfStore, .. } = error else { return String::new() };
+    let store = path.parent().unwrap_or(path);
+    format!("; blco-info {} --repair NEWSTORE writes what is intact", store.display())
 }
 
 /// What a program says that has succeeded because the failure on order never came.

@@ -190,10 +190,10 @@ impl Checkpointer {
         let mut text = self.sys.vec(0, usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let read = file.read_at(&mut text, 0)?;
         let facts: Facts = serde_json::from_slice(&text[..read])
-            .map_err(|e| Error::corrupt(path, format!("not a checkpoint: {e}")))?;
+            .map_err(|e| Error::unusable(path, format!("not a checkpoint: {e}")))?;
         if facts.version != VERSION {
             let what = format!("a checkpoint of version {}; this program continues {VERSION}", facts.version);
-            return Err(Error::corrupt(path, what));
+            return Err(Error::unusable(path, what));
         }
         Ok(facts)
     }
@@ -219,7 +219,7 @@ fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(A
     let rank = job.settings.rank;
     let check = |path: PathBuf, columns: usize| {
         let what = format!("has {columns} columns, not {rank}");
-        if columns == rank { Ok(()) } else { Err(Error::corrupt(path, what)) }
+        if columns == rank { Ok(()) } else { Err(Error::unusable(path, what)) }
     };
     for (mode, &dim) in job.shape.dims().iter().enumerate() {
         let path = dir.join(mode_file(mode));
@@ -232,7 +232,7 @@ fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(A
         grams.push(gram.data().to_vec());
     }
     if state.lambda.len() != rank {
-        return Err(Error::corrupt(
+        return Err(Error::unusable(
             dir.join(FACTS),
             format!("has {} weights, not {rank}", state.lambda.len()),
         ));

@@ -198,7 +198,7 @@ pub fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<F
         return tree::chunk_format(header, image, path);
     }
     let encoding = IndexEncoding::from_code(header.index_encoding.into());
-    encoding.map(Format::Blco).ok_or_else(|| Error::corrupt(path, "unknown index encoding"))
+    encoding.map(Format::Blco).ok_or_else(|| Error::unusable(path, "unknown index encoding"))
 }
 
 /// The least bound on a chunk's image that allows such a chunk.

@@ -64,7 +64,7 @@ impl<'a> Verify<'a> {
         compared.finish()?;
         let same = compared.built == store.manifest().chunks.len() && is_recorded(&found, store.manifest());
         let path = store.path().join("manifest");
-        if same { Ok(()) } else { Err(Error::corrupt(path, "the statistics are not those of the nonzeros")) }
+        if same { Ok(()) } else { Err(Error::unusable(path, "the statistics are not those of the nonzeros")) }
     }
 
     /// Checks the order within a tile and with the one before, and gathers its nonzeros.
@@ -82,10 +82,10 @@ impl<'a> Verify<'a> {
             let repeats =
                 self.previous.is_some_and(|last| last.linear == linear && last.order(&nonzero).is_le());
             if !rises && !repeats {
-                return Err(Error::corrupt(self.path(), format!("{}: out of order", place())));
+                return Err(Error::unusable(self.path(), format!("{}: out of order", place())));
             }
             if repeats && !self.store.manifest().may_repeat {
-                return Err(Error::corrupt(self.path(), format!("{}: a coordinate is repeated", place())));
+                return Err(Error::unusable(self.path(), format!("{}: a coordinate is repeated", place())));
             }
             self.previous = Some(nonzero);
             nonzeros.push(nonzero);
@@ -137,7 +137,7 @@ impl Compared<'_> {
         let number = self.built;
         self.built += 1;
         let path = self.store.chunk_path(number);
-        let wrong = |what: &str| Error::corrupt(&path, format!("chunk {number}: {what}"));
+        let wrong = |what: &str| Error::unusable(&path, format!("chunk {number}: {what}"));
         let (Some(entry), Some(&(encoding, checksum))) =
             (self.store.manifest().chunks.get(number), self.stored.get(number))
         else {
@@ -152,7 +152,7 @@ impl Compared<'_> {
             && built.entry.row_high == entry.row_high;
         if !ranges {
             let what = format!("chunk {number}: linear and row ranges are not those of the nonzeros");
-            return Err(Error::corrupt(self.store.path().join("manifest"), what));
+            return Err(Error::unusable(self.store.path().join("manifest"), what));
         }
         if built.header.value_encoding != encoding || xxh3_64(&built.image[HEADER_BYTES..]) != checksum {
             return Err(wrong("the nonzeros are not encoded as they should be"));

@@ -150,7 +150,7 @@ impl Journal {
         let mut finished = Finished::default();
         for line in lines {
             let entry = serde_json::from_slice(line)
-                .map_err(|e| Error::corrupt(&path, format!("corrupt: {e}; pack again with --force")))?;
+                .map_err(|e| Error::unusable(&path, format!("corrupt: {e}; pack again with --force")))?;
             finished.add(entry);
         }
         Ok(Some((job, finished, whole as u64)))

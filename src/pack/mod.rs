@@ -229,7 +229,7 @@ impl Job<'_> {
         })?;
         if done != total {
             let what = format!("temporary files hold {done} of {total} nonzeros; pack again with --force");
-            return Err(Error::corrupt(partial_path(&self.options.target), what));
+            return Err(Error::unusable(partial_path(&self.options.target), what));
         }
         cutter.push(combiner.finish(), &mut store)?;
         let statistics = cutter.finish(&mut store)?;

@@ -104,7 +104,7 @@ impl SpillReader {
 
     /// The next frame's nonzeros and payload; `None` at the end.
     fn frame(&mut self) -> Result<Option<(usize, Frame<'_>)>> {
-        let changed = || Error::corrupt(self.file.path(), "a temporary file changed while it was in use");
+        let changed = || Error::unusable(self.file.path(), "a temporary file changed while it was in use");
         if self.at == self.end {
             return Ok(None);
         }

@@ -158,7 +158,7 @@ impl ChunkHeader {
         out
     }
 
-    /// Reads and checks a header: magic, version, checksum, the section table's rules.
+    /// Reads and checks a header: magic, checksum, version, the section table's rules.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
         let wrong = |what: String| Err(Error::corrupt(path, what));
         if bytes.len() < HEADER_BYTES {
@@ -167,12 +167,10 @@ impl ChunkHeader {
         if bytes[..8] != MAGIC {
             return wrong("not a chunk: wrong magic at byte 0".into());
         }
-        if u32_at(bytes, 8) != VERSION {
-            return wrong(version_message(u32_at(bytes, 8)));
-        }
         if u64_at(bytes, HEADER_BYTES - 8) != xxh3_64(&bytes[..HEADER_BYTES - 8]) {
             return wrong("corrupt: header checksum at byte 120".into());
         }
+        check_version(u32_at(bytes, 8), path)?;
         let section = |i: usize| Section {
             kind: u32_at(bytes, 56 + 16 * i),
             offset: u32_at(bytes, 60 + 16 * i),
@@ -241,8 +239,15 @@ impl ChunkHeader {
     }
 }
 
-pub(super) fn version_message(version: u32) -> String {
-    format!("format version {version}; this program reads version {VERSION}: use a newer one, or pack again")
+/// A file whose checksum is right must be of this version.
+pub(super) fn check_version(version: u32, path: &Path) -> Result<()> {
+    if version == VERSION {
+        return Ok(());
+    }
+    let what = format!(
+        "format version {version}; this program reads version {VERSION}: use a newer one, or pack again"
+    );
+    Err(Error::unusable(path, what))
 }
 
 /// A chunk's image while it is built: a header's room, then sections.

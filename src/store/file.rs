@@ -122,7 +122,7 @@ impl LoneReader {
             return Err(Error::corrupt(path, format!("corrupt: ends at byte {read} of {length}")));
         }
         if contents[..HEADER_BYTES] != header.encode() {
-            return Err(Error::corrupt(path, "changes while it is read"));
+            return Err(Error::unusable(path, "changes while it is read"));
         }
         check_payload(contents, header, xxh3_64(&contents[payload(header)]), path)?;
         let image_bytes = header.image_bytes as usize;
@@ -149,7 +149,7 @@ fn room(sys: &Sys, buffer: &mut PageBuf, bytes: usize) -> Result<()> {
 /// Opens a file of a store, and its length; [`Error::Corrupt`] where there is none.
 fn open_file(sys: &Sys, path: &Path) -> Result<(File, u64)> {
     match std::fs::metadata(path) {
-        Ok(found) if !found.is_file() => return Err(Error::corrupt(path, "not a file")),
+        Ok(found) if !found.is_file() => return Err(Error::unusable(path, "not a file")),
         Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::corrupt(path, "missing")),
         other => other.map_err(Error::io(path, "inspect"))?,
     };
@@ -163,7 +163,7 @@ pub fn read_provenance(sys: &Sys, store: &Path) -> Result<Vec<u8>> {
     let path = store.join(PROVENANCE);
     let (file, bytes) = open_file(sys, &path)?;
     if bytes > PROVENANCE_BYTES_MAX {
-        return Err(Error::corrupt(&path, format!("{bytes} bytes; no provenance is that long")));
+        return Err(Error::unusable(&path, format!("{bytes} bytes; no provenance is that long")));
     }
     let mut contents = sys.vec(0, usize::try_from(bytes).unwrap_or(usize::MAX))?;
     let read = file.read_at(&mut contents, 0)?;

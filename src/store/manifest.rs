@@ -1,7 +1,7 @@
 //! The manifest: what a store is. The archive's layout is pinned by rkyv's features and described in
 //! formats-spec/container.md; a test holds the two together.
 
-use super::chunk::{VERSION, version_message};
+use super::chunk::{VERSION, check_version};
 use super::format::{Codes, Format};
 use crate::encoding::{TILE_NNZ, width};
 use crate::error::{Error, Result};
@@ -169,21 +169,20 @@ impl Manifest {
     /// Reads and checks the bytes of a manifest file; the second result is the store id.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
         let wrong = |what: &str| Error::corrupt(path, what);
+        let unusable = |what: &str| Error::unusable(path, what);
         let Some((preamble, archive)) = bytes.split_at_checked(PREAMBLE_BYTES) else {
-            return Err(wrong("not a manifest: shorter than its preamble of 64 bytes"));
+            return Err(unusable("not a manifest: shorter than its preamble of 64 bytes"));
         };
         let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| preamble[at + i]));
         let version = u32::from_le_bytes(std::array::from_fn(|i| preamble[8 + i]));
         let archive_at = u32::from_le_bytes(std::array::from_fn(|i| preamble[12 + i]));
         if preamble[..8] != MAGIC {
-            return Err(wrong("not a manifest: wrong magic at byte 0"));
-        }
-        if version != VERSION {
-            return Err(wrong(&version_message(version)));
+            return Err(unusable("not a manifest: wrong magic at byte 0"));
         }
         if field(56) != xxh3_64(&preamble[..56]) {
             return Err(wrong("corrupt: preamble checksum at byte 56"));
         }
+        check_version(version, path)?;
         if archive_at != ARCHIVE_AT || preamble[32..56].iter().any(|&b| b != 0) {
             return Err(wrong("corrupt: reserved fields of the preamble"));
         }
@@ -198,6 +197,9 @@ impl Manifest {
         }
         let root = rkyv::from_bytes::<ArchiveV1, rancor::Error>(&aligned(archive))
             .map_err(|_| wrong("corrupt: the archive is not well formed"))?;
+        if !Codes::KNOWN.contains(&root.format) {
+            return Err(unusable("unknown format; a newer program may read it"));
+        }
         Ok((root.check().map_err(|what| wrong(&format!("corrupt: {what}")))?, id))
     }
 }
@@ -223,7 +225,6 @@ impl ArchiveV1 {
     /// Every rule of the specification that the archive alone can break.
     fn check(self) -> std::result::Result<Manifest, &'static str> {
         let rule = |holds: bool, what: &'static str| if holds { Ok(()) } else { Err(what) };
-        rule(Codes::KNOWN.contains(&self.format), "unknown format; a newer program may read it")?;
         let codec = match (self.codec, self.codec_level) {
             (0, 0) => Codec::None,
             (1, level @ 1..=22) => Codec::Zstd(level),
@@ -366,8 +367,16 @@ mod tests {
     #[test]
     fn a_newer_version_says_so() {
         let (mut bytes, _) = example().encode().unwrap();
+        let message = |bytes: &[u8]| Manifest::decode(bytes, Path::new("m")).unwrap_err().to_string();
         bytes[8] = 2;
-        let message = Manifest::decode(&bytes, Path::new("m")).unwrap_err().to_string();
-        assert!(message.contains("version 2") && message.contains("newer"), "{message}");
+        // Not where it is damage.
+        assert!(message(&bytes).contains("corrupt: preamble checksum"), "{}", message(&bytes));
+        let checksum = xxh3_64(&bytes[..56]);
+        bytes[56..64].copy_from_slice(&checksum.to_le_bytes());
+        assert!(
+            message(&bytes).contains("version 2") && message(&bytes).contains("newer"),
+            "{}",
+            message(&bytes)
+        );
     }
 }

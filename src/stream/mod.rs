@@ -1,7 +1,7 @@
 //! The executor: moves the chunks of a store, in order, through worker threads to a backend. [`Executor::pass`]
 //! is the main path of running; read it first.
 //!
-//! Each worker reads, verifies and decodes every W-th chunk into buffers that it owns; the thread that called
+//! Each worker reads, verifies and decodes every W-th chunk into buffers that it owns (`worker`); the thread that called
 //! takes the chunks in order, hands each to the backend and returns free buffers. Back-pressure is the number
 //! of buffers; memory is planned before the pass and nothing that grows with the data is allocated in it.
 //! Chunks that the backend holds from an earlier pass are not brought again; chunks that the plan keeps in host
@@ -11,21 +11,20 @@
 pub mod pipeline;
 pub mod plan;
 mod report;
+mod worker;
 
 pub use pipeline::{Pipeline, StepSeconds};
 pub use plan::{Limits, Plan, buffers_bytes, plan};
 pub use report::{DevicePass, PassReport, Span, Stage};
 
 use crate::error::{Error, Result};
-use crate::store::{ChunkHeader, LoadTimes, Store};
-use crate::sys::Sys;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crate::store::{ChunkHeader, Store};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::{Scope, ScopedJoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use worker::{Line, Worker};
 
-/// Looks at a chunk's image on the worker that loaded it.
+/// Looks at a chunk's image in the worker that loaded it.
 pub type Inspector = Arc<dyn Fn(&ChunkHeader, &[u8]) -> Result<()> + Send + Sync>;
 
 /// What the executor asks of a backend: memory for chunks, and ordered work on them.
@@ -91,37 +90,6 @@ pub enum Owner {
     Worker(usize),
     /// To the chunk of that number, which is kept in it.
     Chunk(usize),
-}
-
-/// A chunk, or why there is none, with when its worker started on it and how long the steps took.
-type Message<B> = Result<(Loaded<B>, Steps)>;
-
-/// When a worker did what.
-#[derive(Clone, Copy, Debug)]
-struct Steps {
-    /// Waiting for a buffer ended and reading started.
-    start: Instant,
-    stall: Duration,
-    times: LoadTimes,
-}
-
-/// Both ends of the channels between the caller and one worker.
-struct Line<'scope, B> {
-    full: Receiver<Message<B>>,
-    empty: Sender<B>,
-    /// Its own buffers that the backend holds.
-    at_work: usize,
-    thread: ScopedJoinHandle<'scope, Vec<B>>,
-}
-
-/// What a worker takes with it.
-struct Worker<B> {
-    number: usize,
-    /// The chunks that it loads, each with the buffer that keeps it, if one does.
-    chunks: Vec<(usize, Option<B>)>,
-    /// Its own buffers.
-    buffers: Vec<B>,
-    inspect: Option<Inspector>,
 }
 
 /// A buffer that keeps a chunk between passes.
@@ -191,7 +159,7 @@ impl<'a, B: Backend> Executor<'a, B> {
             let mut lines = Vec::with_capacity(buffers.len());
             for (number, (buffers, chunks)) in buffers.into_iter().zip(parts).enumerate() {
                 let worker = Worker { number, chunks, buffers, inspect: backend.inspector() };
-                lines.push(start_worker(sys, scope, store, worker)?);
+                lines.push(worker::start(sys, scope, store, worker)?);
             }
             let begun = start.elapsed().as_secs_f64();
             backend.begin()?;
@@ -202,9 +170,9 @@ impl<'a, B: Backend> Executor<'a, B> {
                     to_load.pop_front();
                     let line = next_line;
                     next_line = (next_line + 1) % lines.len();
-                    while lines[line].at_work == self.plan.buffers_per_worker {
-                        self.give_back(&mut lines, backend.take_free(true)?);
-                    }
+                    while self.lacks_buffers(&lines[line])
+                        && self.give_back(&mut lines, backend.take_free(true)?)
+                    {}
                     let (chunk, steps) = report.next_chunk(&lines[line])?;
                     Span::add_worker(&mut self.spans, start, line, number, &steps);
                     lines[line].at_work += usize::from(chunk.owner == Owner::Worker(line));
@@ -261,6 +229,12 @@ impl<'a, B: Backend> Executor<'a, B> {
         Loaded { header, buffer, owner: Owner::Chunk(number) }
     }
 
+    /// Whether the next chunk of a line may wait for buffers that the backend holds. A reader that goes on while a chunk is
+    /// checked needs each as soon as its work is done.
+    fn lacks_buffers(&self, line: &Line<B::Buffer>) -> bool {
+        line.full.is_empty() && (self.store.reads_directly() || line.at_work == self.plan.buffers_per_worker)
+    }
+
     /// Takes a free buffer to its owner; false if there was none.
     fn give_back(&mut self, lines: &mut [Line<B::Buffer>], free: Option<Free<B::Buffer>>) -> bool {
         let Some(Free { buffer, owner }) = free else { return false };
@@ -275,60 +249,5 @@ impl<'a, B: Backend> Executor<'a, B> {
             }
         }
         true
-    }
-}
-
-/// Starts a worker and hands it its buffers.
-fn start_worker<'scope, B: Send + AsMut<[u8]> + 'scope>(
-    sys: &Sys,
-    scope: &'scope Scope<'scope, '_>,
-    store: &'scope Store,
-    worker: Worker<B>,
-) -> Result<Line<'scope, B>> {
-    let Worker { number: worker, chunks, buffers, inspect } = worker;
-    let (full_sender, full) = bounded(buffers.len());
-    let (empty, empty_receiver) = bounded(buffers.len());
-    for buffer in buffers {
-        // The channel has room for every buffer, and its receiver is right here.
-        drop(empty.send(buffer));
-    }
-    let mut scratch = store.scratch()?;
-    let thread = sys.spawn(scope, format!("read-{worker}"), move || {
-        for (number, kept) in chunks {
-            let waiting = Instant::now();
-            let (mut buffer, owner) = match kept {
-                Some(buffer) => (buffer, Owner::Chunk(number)),
-                // A closed channel means that the pass has ended early: nothing is left to do or to tell.
-                None => match empty_receiver.recv() {
-                    Ok(buffer) => (buffer, Owner::Worker(worker)),
-                    Err(_) => return Vec::new(),
-                },
-            };
-            let start = Instant::now();
-            let loaded = store.load(number, buffer.as_mut(), &mut scratch).and_then(|(header, mut times)| {
-                let inspected = Instant::now();
-                if let Some(inspect) = &inspect {
-                    inspect(&header, &buffer.as_mut()[..header.image_bytes as usize])?;
-                }
-                times.verify += inspected.elapsed();
-                let steps = Steps { start, stall: start - waiting, times };
-                Ok((Loaded { header, buffer, owner }, steps))
-            });
-            let failed = loaded.is_err();
-            if full_sender.send(loaded).is_err() || failed {
-                return Vec::new();
-            }
-        }
-        drop(full_sender);
-        empty_receiver.into_iter().collect()
-    })?;
-    Ok(Line { full, empty, at_work: 0, thread })
-}
-
-impl<B> Line<'_, B> {
-    /// The worker's buffers, once it has loaded its last chunk and the backend holds none.
-    fn collect(self) -> Vec<B> {
-        drop(self.empty);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

@@ -41,7 +41,7 @@ impl Default for Limits {
 pub struct Plan {
     /// Compute threads.
     pub threads: usize,
-    /// Reading threads.
+    /// Workers: reading threads, each with a second one that checks what it has read where files are read directly.
     pub workers: usize,
     /// Buffers of each worker.
     pub buffers_per_worker: usize,

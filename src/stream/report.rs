@@ -1,6 +1,7 @@
 //! What a pass did, and when.
 
-use super::{Line, Loaded, Steps};
+use super::Loaded;
+use super::worker::{Line, Steps};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use serde::Serialize;
@@ -23,7 +24,7 @@ pub struct PassReport {
     pub readers_busy: f64,
     /// Workers: seconds of reading.
     pub read_seconds: f64,
-    /// Workers: seconds of verifying checksums.
+    /// Workers: seconds of verifying checksums and looking at images.
     pub verify_seconds: f64,
     /// Workers: seconds of undoing the codec.
     pub decode_seconds: f64,
@@ -88,7 +89,7 @@ pub struct Span {
 pub enum Stage {
     /// A worker reads a file.
     Read,
-    /// A worker verifies and decodes a chunk.
+    /// A worker verifies and decodes a chunk; where files are read directly, while it reads the next.
     Verify,
     /// The host's compute threads work on a chunk.
     Compute,
@@ -115,12 +116,12 @@ impl Span {
         chunk: usize,
         steps: &Steps,
     ) {
-        let start = steps.start.saturating_duration_since(begin).as_secs_f64();
-        let read = start + steps.times.read.as_secs_f64();
-        let end = read + (steps.times.verify + steps.times.decode).as_secs_f64();
-        let chunk = Some(chunk);
-        spans.push(Self { stage: Stage::Read, lane, chunk, start, end: read });
-        spans.push(Self { stage: Stage::Verify, lane, chunk, start: read, end });
+        let mut add = |stage, from: Instant, took: Duration| {
+            let start = from.saturating_duration_since(begin).as_secs_f64();
+            spans.push(Self { stage, lane, chunk: Some(chunk), start, end: start + took.as_secs_f64() });
+        };
+        add(Stage::Read, steps.read, steps.times.read);
+        add(Stage::Verify, steps.verify, steps.times.verify + steps.times.decode);
     }
 }
 

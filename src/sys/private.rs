@@ -69,7 +69,7 @@ impl PrivateDir {
         require_private(file.path(), &facts)?;
         let bytes = usize::try_from(facts.len()).unwrap_or(usize::MAX);
         if !facts.is_file() || bytes > bytes_max {
-            return Err(Error::corrupt(file.path(), "not a file of the expected length"));
+            return Err(Error::unusable(file.path(), "not a file of the expected length"));
         }
         let mut contents = self.directory.sys.vec(0, bytes)?;
         let read = file.read_at(&mut contents, 0)?;

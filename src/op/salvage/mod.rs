@@ -179,7 +179,7 @@ impl Source for Salvage {
         for (path, header) in &self.chunks {
             let (shape, _) = self.examiner.batches(path, header, sink)?;
             if shape != self.shape {
-                return Err(Error::corrupt(path, "changes while it is read"));
+                return Err(Error::unusable(path, "changes while it is read"));
             }
         }
         let dims = self.shape.dims().iter().map(|&dim| dim.into()).collect();
@@ -305,5 +305,5 @@ fn nothing(store: &Path, examined: &[Examined]) -> Error {
             format!("none of {} chunk files is intact; the first, {file}: {reason}", examined.len())
         }
     };
-    Error::corrupt(store, format!("nothing can be salvaged: {what}"))
+    Error::unusable(store, format!("nothing can be salvaged: {what}"))
 }

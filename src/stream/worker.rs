@@ -1,0 +1,190 @@
+//! A worker: brings its chunks, in order, into buffers that it owns.
+//!
+//! Through the page cache it is one thread, which verifies each piece of a file while a core's caches hold it. Where files
+//! are read directly it is two, so that the disk does not wait for a core: the reader reads a file into the next free buffer
+//! while the checker verifies, decodes and inspects the one before. Both ways chunks, and the first error, come in order.
+
+use super::{Inspector, Loaded, Owner};
+use crate::error::Result;
+use crate::store::{ChunkHeader, LoadTimes, Scratch, Store};
+use crate::sys::Sys;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// A chunk, or why there is none, with when its worker did what.
+pub(super) type Message<B> = Result<(Loaded<B>, Steps)>;
+
+/// When a worker did what with a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Steps {
+    /// How long it waited for a buffer.
+    pub stall: Duration,
+    /// When reading began.
+    pub read: Instant,
+    /// When verifying began.
+    pub verify: Instant,
+    /// How long the steps took.
+    pub times: LoadTimes,
+}
+
+/// What a worker takes with it.
+pub(super) struct Worker<B> {
+    pub number: usize,
+    /// The chunks that it loads, each with the buffer that keeps it, if one does.
+    pub chunks: Vec<(usize, Option<B>)>,
+    /// Its own buffers.
+    pub buffers: Vec<B>,
+    pub inspect: Option<Inspector>,
+}
+
+/// Both ends of the channels between the caller and one worker.
+pub(super) struct Line<'scope, B> {
+    pub full: Receiver<Message<B>>,
+    pub empty: Sender<B>,
+    /// Its own buffers that the backend holds.
+    pub at_work: usize,
+    reader: ScopedJoinHandle<'scope, Vec<B>>,
+    checker: Option<ScopedJoinHandle<'scope, ()>>,
+}
+
+/// A chunk that comes, and the buffer that it comes into.
+struct Coming<B> {
+    number: usize,
+    buffer: B,
+    owner: Owner,
+    /// How long the worker waited for the buffer.
+    stall: Duration,
+    /// When it had it.
+    start: Instant,
+}
+
+/// A worker's chunks and its free buffers.
+struct Turns<B> {
+    worker: usize,
+    chunks: Vec<(usize, Option<B>)>,
+    free: Receiver<B>,
+}
+
+/// Makes a checked chunk of what comes, and hands it over.
+struct Checker<'scope, B> {
+    store: &'scope Store,
+    scratch: Scratch,
+    inspect: Option<Inspector>,
+    full: Sender<Message<B>>,
+}
+
+/// Starts a worker and hands it its buffers.
+pub(super) fn start<'scope, B: Send + AsMut<[u8]> + 'scope>(
+    sys: &Sys,
+    scope: &'scope Scope<'scope, '_>,
+    store: &'scope Store,
+    worker: Worker<B>,
+) -> Result<Line<'scope, B>> {
+    let Worker { number: worker, chunks, buffers, inspect } = worker;
+    let room = buffers.len();
+    let (full_sender, full) = bounded(room);
+    let (empty, free) = bounded(room);
+    for buffer in buffers {
+        // The channel has room for every buffer, and its receiver is right here.
+        drop(empty.send(buffer));
+    }
+    let turns = Turns { worker, chunks, free };
+    let mut checker = Checker { store, scratch: store.scratch()?, inspect, full: full_sender };
+    let reader = format!("read-{worker}");
+    if !store.reads_directly() {
+        let reader = sys.spawn(scope, reader, move || turns.each(|coming| checker.load(coming)))?;
+        return Ok(Line { full, empty, at_work: 0, reader, checker: None });
+    }
+    let (read_sender, read) = bounded(room);
+    let check = move || while read.recv().is_ok_and(|read| checker.check(read)) {};
+    let checker = sys.spawn(scope, format!("check-{worker}"), check)?;
+    let read = move |mut coming: Coming<B>| {
+        let read = store.read(coming.number, coming.buffer.as_mut());
+        let (seconds, failed) = (coming.start.elapsed(), read.is_err());
+        read_sender.send(read.map(|()| (coming, seconds))).is_ok() && !failed
+    };
+    let reader = sys.spawn(scope, reader, move || turns.each(read))?;
+    Ok(Line { full, empty, at_work: 0, reader, checker: Some(checker) })
+}
+
+impl<B> Line<'_, B> {
+    /// The worker's buffers, once it has loaded its last chunk and the backend holds none.
+    pub(super) fn collect(self) -> Vec<B> {
+        drop(self.empty);
+        let buffers = self.reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let checked = self.checker.map_or(Ok(()), ScopedJoinHandle::join);
+        checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        buffers
+    }
+}
+
+impl<B> Turns<B> {
+    /// Calls `bring` for each chunk, in order, when there is a buffer for it, until it says that there is no more to do.
+    /// Gives the worker's buffers when they have come back; none where the pass has ended early.
+    fn each(self, mut bring: impl FnMut(Coming<B>) -> bool) -> Vec<B> {
+        for (number, kept) in self.chunks {
+            let waiting = Instant::now();
+            let (buffer, owner) = match kept {
+                Some(buffer) => (buffer, Owner::Chunk(number)),
+                // A closed channel means that the pass has ended early: nothing is left to do or to tell.
+                None => match self.free.recv() {
+                    Ok(buffer) => (buffer, Owner::Worker(self.worker)),
+                    Err(_) => return Vec::new(),
+                },
+            };
+            let start = Instant::now();
+            if !bring(Coming { number, buffer, owner, stall: start - waiting, start }) {
+                return Vec::new();
+            }
+        }
+        // Whoever waits for another chunk of this worker learns that there is none.
+        drop(bring);
+        self.free.into_iter().collect()
+    }
+}
+
+impl<B: AsMut<[u8]>> Checker<'_, B> {
+    /// Reads and checks a chunk; false where the worker is to end.
+    fn load(&mut self, mut coming: Coming<B>) -> bool {
+        let loaded = self.store.load(coming.number, coming.buffer.as_mut(), &mut self.scratch);
+        let message = loaded.and_then(|(header, times)| {
+            let verify = coming.start + times.read;
+            self.inspected(coming, header, verify, times)
+        });
+        self.hand_over(message)
+    }
+
+    /// Checks a chunk whose file the reader has read; false where the worker is to end.
+    fn check(&mut self, read: Result<(Coming<B>, Duration)>) -> bool {
+        let verify = Instant::now();
+        let message = read.and_then(|(mut coming, read)| {
+            let (header, times) =
+                self.store.check(coming.number, coming.buffer.as_mut(), &mut self.scratch)?;
+            self.inspected(coming, header, verify, LoadTimes { read, ..times })
+        });
+        self.hand_over(message)
+    }
+
+    /// The message about a chunk that holds what it should, once the backend has looked at it.
+    fn inspected(
+        &self,
+        coming: Coming<B>,
+        header: ChunkHeader,
+        verify: Instant,
+        mut times: LoadTimes,
+    ) -> Message<B> {
+        let Coming { mut buffer, owner, stall, start: read, .. } = coming;
+        if let Some(inspect) = &self.inspect {
+            inspect(&header, &buffer.as_mut()[..header.image_bytes as usize])?;
+        }
+        times.verify = verify.elapsed().saturating_sub(times.decode);
+        Ok((Loaded { header, buffer, owner }, Steps { stall, read, verify, times }))
+    }
+
+    /// Whether another chunk may follow: not after an error, nor where the pass has ended early.
+    fn hand_over(&self, message: Message<B>) -> bool {
+        let failed = message.is_err();
+        self.full.send(message).is_ok() && !failed
+    }
+}
