@@ -151,6 +151,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
                     "the device or the host has less memory than the plan said".into()
                 }
                 Err(Error::Request(why)) => why,
+                Err(e @ Error::Resource { .. }) => e.to_string(),
                 Err(e) => return Err(e),
             };
             gathering.sorted[p] = HostOrder::default();

@@ -16,7 +16,7 @@ const IMAGE_CHUNKS: u64 = 4;
 /// Most nonzeros that are sorted at a time.
 const GROUP_NNZ_MAX: u64 = 1 << 31;
 /// Bytes of host memory a second that are allocated, pinned and filled, as measured.
-const KEPT_BYTES_PER_SECOND: f64 = 5e9;
+const KEPT_BYTES_PER_SECOND: f64 = 4e9;
 /// `auto` takes what is expected to take at most this part of the time: the model errs by that much.
 const CLEARLY_BETTER: f64 = 0.75;
 
