@@ -133,10 +133,10 @@ fn run<T: Real + bytemuck::Pod>(
     // Where the first pass derives orders to be kept, its own results are in the store's order.
     let reports: Vec<PassReport> = (0..passes).map(&mut pass).collect();
     let report = *reports.last().unwrap();
+    assert!(backend.notes().is_empty(), "{:?}", backend.notes());
     let orders = &backend.plan().orders;
     assert_eq!(orders.iter().filter(|order| order.target).count(), targets);
     assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic || kept));
-    assert!(backend.notes().is_empty(), "{:?}", backend.notes());
     let derived = |report: &PassReport| report.device.unwrap().derive_seconds > 0.0;
     assert_eq!(reports.iter().any(derived), targets > 0);
     drop((executor, backend));

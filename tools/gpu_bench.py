@@ -12,6 +12,7 @@ import json
 import math
 import mmap
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -429,6 +430,8 @@ def main(arguments):
     if len(arguments) < 3:
         sys.exit(__doc__.strip())
     binaries, work, report, *what = arguments
+    # What was measured is written also where time is up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     bench = Bench(binaries, work)
     chosen = os.environ.get("TENSORS", " ".join(TENSORS)).split()
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),

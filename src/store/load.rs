@@ -6,7 +6,7 @@
 use super::chunk::ChunkHeader;
 use super::{Codec, Store, file};
 use crate::error::{Error, Result};
-use crate::sys::{File, PageBuf};
+use crate::sys::{File, PAGE, PageBuf};
 use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -123,6 +123,18 @@ impl Store {
             scratch.decode(bytes, &header, buffer, &path)?;
         }
         Ok((header, LoadTimes { read: Duration::ZERO, verify, decode: start.elapsed() }))
+    }
+
+    /// The header of chunk `number`, and nothing else of it.
+    ///
+    /// # Panics
+    /// If `number` is not a chunk.
+    pub fn read_header(&self, number: usize) -> Result<ChunkHeader> {
+        let path = self.chunk_path(number);
+        let (file, _) = self.open_chunk(number, &path)?;
+        let mut page = self.sys.page_buf(PAGE)?;
+        let read = file.read_at(&mut page, 0)?;
+        self.header(number, &page[..read], &path)
     }
 
     /// The file of chunk `number`, and its bytes, which must be the manifest's.

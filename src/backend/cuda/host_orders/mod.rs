@@ -14,7 +14,7 @@ mod plan;
 use super::abi::{Chunk, SORTED_TILES};
 use super::derive::order_kernels;
 use super::driver::{Device, Memory, Pinned, Stream};
-use super::order::{self, Derived, Image, OrderPlan};
+use super::order::{self, Derived, Image};
 use super::plan::DevicePlan;
 use super::resident::{blocks_of, chunks_at, list};
 use super::{CudaBackend, DeviceOp, Nonzeros, Work};
@@ -176,10 +176,9 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
         let (store, device, manifest) = (self.store, &self.device, self.store.manifest());
         let planned = self.plan.host_orders.as_ref().expect("groups are the plan's");
         let group = gathering.groups.front().expect("there is a group");
-        let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
         let mode = self.plan.orders[p].mode - 1;
-        let plan = OrderPlan::new(&device.facts, manifest, group.clone(), mode, values, planned.image_nnz)?;
-        let room = planned.device_bytes - planned.gathered_bytes;
+        let plan = planned.order(&device.facts, store, group.clone(), mode)?;
+        let room = planned.derive_bytes;
         if plan.peak_bytes() > room || plan.image_bytes_max > planned.image_bytes {
             let needed = plan.peak_bytes();
             return Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")));

@@ -4,9 +4,11 @@ use crate::backend::cuda::choose::{ModeOrder, ModeSeconds, Operation, Rates, Sam
 use crate::backend::cuda::driver::Facts;
 use crate::backend::cuda::order::{OrderPlan, value_encoding};
 use crate::backend::cuda::plan::resident_bytes;
-use crate::error::Result;
+use crate::encoding::values::ValueEncoding;
+use crate::error::{Error, Result};
 use crate::store::Store;
 use serde::{Serialize, Serializer};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Nonzeros of an image, unless the store's chunks have more: a launch takes much longer than what goes before and after it.
@@ -26,13 +28,18 @@ pub struct HostOrdersPlan {
     /// Chunks that are gathered on the device and sorted together.
     #[serde(serialize_with = "count")]
     pub groups: Vec<Range<usize>>,
+    /// How values are encoded in images.
+    #[serde(skip)]
+    pub values: ValueEncoding,
     /// Nonzeros of an image, at most.
     pub image_nnz: u32,
     /// Bytes of an image, at most.
     pub image_bytes: u64,
     /// Bytes of device memory for the chunks of a group.
     pub gathered_bytes: u64,
-    /// Bytes of device memory for them and to derive their orders, and for what the operation holds besides.
+    /// Bytes of device memory to derive their orders.
+    pub derive_bytes: u64,
+    /// Bytes of device memory for both, and for what the operation holds besides.
     pub device_bytes: u64,
     /// Bytes of host memory for all images, at most.
     pub host_bytes: u64,
@@ -42,6 +49,19 @@ pub struct HostOrdersPlan {
 
 fn count<S: Serializer>(groups: &[Range<usize>], serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.serialize_u64(groups.len() as u64)
+}
+
+impl HostOrdersPlan {
+    /// How the order of some chunks by row of `mode` is derived.
+    pub(super) fn order(
+        &self,
+        facts: &Facts,
+        store: &Store,
+        chunks: Range<usize>,
+        mode: usize,
+    ) -> Result<OrderPlan> {
+        OrderPlan::new(facts, store.manifest(), chunks, mode, self.values, self.image_nnz)
+    }
 }
 
 /// What there is for it, and what it is to be better than.
@@ -96,7 +116,10 @@ impl Planner<'_> {
         };
         let candidates = self.candidates(&plan)?;
         let bytes = |choice: Choice| chosen(&candidates, choice).map(|c| c.bytes).sum::<u64>();
-        let fitting = (1..1 << candidates.len()).filter(|&choice| bytes(choice) <= self.room.host_bytes);
+        let all = (1 << candidates.len()) - 1;
+        // Where chunks are needed as well, they have to stay in host memory: a pass that reads files is slower than any order.
+        let held = |choice: Choice| if choice == all { 0 } else { self.all_bytes() };
+        let fitting = (1..=all).filter(|&choice| bytes(choice) + held(choice) <= self.room.host_bytes);
         let seconds = |choice: Choice| self.seconds(&candidates, choice);
         let best = if forced {
             fitting.max_by_key(|choice| choice.count_ones())
@@ -108,8 +131,8 @@ impl Planner<'_> {
         };
         let (pass, without) = (self.pass_seconds(&candidates, best), self.pass_seconds(&candidates, 0));
         let why = format!(
-            "streamed from host memory, sorted in {} of chunks, a pass over all modes takes {:.2} ms instead of {:.2}, once {:.0} ms to \
-             sort and keep",
+            "sorted in {} of chunks and streamed from host memory, all modes are expected to take {:.2} ms a pass instead of {:.2}, and \
+             sorting {:.0} ms once",
             counted(plan.groups.len()),
             pass * 1e3,
             without * 1e3,
@@ -119,7 +142,7 @@ impl Planner<'_> {
             return Ok((self.refused(&why), None));
         }
         plan.host_bytes = bytes(best);
-        plan.with_chunks = best.count_ones() as usize != candidates.len();
+        plan.with_chunks = best != all;
         let orders = candidates.iter().enumerate().map(|(c, candidate)| {
             let target = best >> c & 1 == 1;
             ModeOrder {
@@ -150,57 +173,81 @@ impl Planner<'_> {
 
     /// How chunks are sorted together: as many as there is room for. `None` where there is none for a single one.
     fn groups(&self) -> Result<Option<HostOrdersPlan>> {
-        let (chunks, operation, room) = (&self.store.manifest().chunks, self.operation, &self.room);
+        let (chunks, operation) = (&self.store.manifest().chunks, self.operation);
+        let values = self.values()?;
         let longest = chunks.iter().map(|c| c.nnz).max().unwrap_or(0);
         let image_nnz = longest.max(IMAGE_NNZ.min(IMAGE_CHUNKS * longest));
         let image_nnz = u32::try_from(image_nnz).unwrap_or(u32::MAX);
         let held = operation.modes.len() as u64 * (operation.sorted_bytes)(image_nnz.into(), operation.rank);
         let mut plan = HostOrdersPlan {
             groups: Vec::new(),
+            values,
             image_nnz,
             image_bytes: 0,
             gathered_bytes: 0,
+            derive_bytes: 0,
             device_bytes: 0,
             host_bytes: 0,
             with_chunks: false,
         };
-        let mut first = 0;
-        while first < chunks.len() {
-            let (mut gathered, mut nnz, mut end) = (0, 0, first);
-            while end < chunks.len() && nnz + chunks[end].nnz <= GROUP_NNZ_MAX {
-                let more = gathered + resident_bytes(self.store, end);
-                let (peak, image) = self.most(first..end + 1, image_nnz)?;
-                let lanes = room.lanes * room.lane_bytes.max(plan.image_bytes).max(image);
-                let bytes = more + peak + held;
-                if lanes + bytes.max(plan.device_bytes) > room.device_bytes {
-                    break;
+        while plan.groups.last().is_none_or(|group| group.end < chunks.len()) {
+            let first = plan.groups.last().map_or(0, |group| group.end);
+            let (mut end, mut too_far, mut longer) = (first, chunks.len() + 1, None);
+            while too_far - end > 1 {
+                let middle = usize::midpoint(end, too_far);
+                match self.with_group(&plan, first..middle, held)? {
+                    None => too_far = middle,
+                    fitting => (end, longer) = (middle, fitting),
                 }
-                plan.gathered_bytes = plan.gathered_bytes.max(more);
-                plan.device_bytes = plan.device_bytes.max(bytes);
-                plan.image_bytes = plan.image_bytes.max(image);
-                (gathered, nnz, end) = (more, nnz + chunks[end].nnz, end + 1);
             }
-            if end == first {
-                return Ok(None);
-            }
-            plan.groups.push(first..end);
-            first = end;
+            let Some(longer) = longer else { return Ok(None) };
+            plan = longer;
         }
         Ok(Some(plan))
     }
 
-    fn order_plan(&self, chunks: Range<usize>, mode: usize, image_nnz: u32) -> Result<OrderPlan> {
-        let (facts, manifest, sample) = (self.facts, self.store.manifest(), self.sample);
-        let values = value_encoding(manifest, self.operation.precision, sample.encodings.iter().copied());
-        OrderPlan::new(facts, manifest, chunks, mode, values, image_nnz)
+    /// A plan with one more group; `None` where there is no room for it. The operation holds `held` bytes.
+    fn with_group(
+        &self,
+        plan: &HostOrdersPlan,
+        group: Range<usize>,
+        held: u64,
+    ) -> Result<Option<HostOrdersPlan>> {
+        let nnz: u64 = self.store.manifest().chunks[group.clone()].iter().map(|c| c.nnz).sum();
+        if nnz > GROUP_NNZ_MAX {
+            return Ok(None);
+        }
+        let gathered = group.clone().map(|number| resident_bytes(self.store, number)).sum();
+        let (peak, image) = self.most(group.clone(), plan)?;
+        let mut plan = plan.clone();
+        plan.groups.push(group);
+        plan.image_bytes = plan.image_bytes.max(image);
+        (plan.gathered_bytes, plan.derive_bytes) =
+            (plan.gathered_bytes.max(gathered), plan.derive_bytes.max(peak));
+        plan.device_bytes = plan.gathered_bytes + plan.derive_bytes + held;
+        let lanes = self.room.lanes * self.room.lane_bytes.max(plan.image_bytes);
+        Ok((lanes + plan.device_bytes <= self.room.device_bytes).then_some(plan))
+    }
+
+    /// How all values are encoded together; chunks differ.
+    fn values(&self) -> Result<ValueEncoding> {
+        let manifest = self.store.manifest();
+        let encoding = |number| {
+            let code = self.store.read_header(number)?.value_encoding;
+            ValueEncoding::from_code(code).ok_or_else(|| {
+                Error::corrupt(self.store.chunk_path(number), format!("corrupt: value encoding {code}"))
+            })
+        };
+        let encodings = (0..manifest.chunks.len()).map(encoding).collect::<Result<BTreeSet<_>>>()?;
+        Ok(value_encoding(manifest, self.operation.precision, encodings))
     }
 
     /// Bytes that deriving an order of some chunks takes at most, whichever the mode; and an image of it.
-    fn most(&self, chunks: Range<usize>, image_nnz: u32) -> Result<(u64, u64)> {
+    fn most(&self, chunks: Range<usize>, plan: &HostOrdersPlan) -> Result<(u64, u64)> {
         let mut most = (0, 0);
         for &mode in self.operation.modes {
-            let plan = self.order_plan(chunks.clone(), mode, image_nnz)?;
-            most = (plan.peak_bytes().max(most.0), plan.image_bytes_max.max(most.1));
+            let order = plan.order(self.facts, self.store, chunks.clone(), mode)?;
+            most = (order.peak_bytes().max(most.0), order.image_bytes_max.max(most.1));
         }
         Ok(most)
     }
@@ -211,7 +258,7 @@ impl Planner<'_> {
             let seconds = rates.of_mode(manifest, self.operation, self.sample, mode);
             let (mut bytes, mut updates) = (0, 0.0);
             for group in &plan.groups {
-                let order = self.order_plan(group.clone(), mode, plan.image_nnz)?;
+                let order = plan.order(self.facts, self.store, group.clone(), mode)?;
                 bytes += order.result_bytes_max;
                 // Rows that so many nonzeros meet, were they spread evenly: at most.
                 let rows = f64::from(manifest.shape.dims()[mode]);
