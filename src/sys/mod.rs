@@ -31,6 +31,24 @@ const HUGE_BYTES: usize = 4 << 20;
 /// A byte buffer aligned to a page.
 pub type PageBuf = MmapMut;
 
+/// Makes the pages of a new buffer be there, so that nothing waits for them, or finds that there are none, later.
+fn populate(buf: &mut PageBuf) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        if buf.len() >= HUGE_BYTES {
+            // Where it has none, small ones serve.
+            let _ = buf.advise(memmap2::Advice::HugePage);
+        }
+        match buf.advise(memmap2::Advice::PopulateWrite) {
+            // Before Linux 5.14.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            populated => return populated,
+        }
+    }
+    buf.fill(0);
+    Ok(())
+}
+
 /// Whether an error says that the medium has lost what was stored: not one that another user, more memory or fewer
 /// open files would mend.
 #[must_use]
@@ -194,12 +212,8 @@ impl Sys {
         let bytes = bytes.next_multiple_of(PAGE);
         self.pass(Call::Allocate)
             .and_then(|_| {
-                let buf = MmapMut::map_anon(bytes)?;
-                #[cfg(target_os = "linux")]
-                if bytes >= HUGE_BYTES {
-                    // Where it has none, small ones serve.
-                    let _ = buf.advise(memmap2::Advice::HugePage);
-                }
+                let mut buf = MmapMut::map_anon(bytes)?;
+                populate(&mut buf)?;
                 Ok(buf)
             })
             .map_err(|source| Error::Resource { action: "allocate an I/O buffer", source })
