@@ -194,6 +194,10 @@ mod with_cuda {
     pub fn plan_text(store: &Path, what: &str, passes: &str, plan: &Plan, device: &DevicePlan) -> String {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
         let link = device.link_bytes_per_second as u64;
+        let held = match device.host_bytes() {
+            0 => "factors and results",
+            _ => "factors, results and sorted nonzeros",
+        };
         format!(
             "{}: {what}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
              of {} chunks that stay, {} + orders {}\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}; over the link ({}/s) {} in the first, {} in later ones: \
@@ -208,7 +212,7 @@ mod with_cuda {
             plan.chunks,
             ByteSize(device.resident_bytes),
             ByteSize(device.derived_bytes),
-            memory_text(plan, "factors and results", "pinned buffers"),
+            memory_text(plan, held, "pinned buffers"),
             kept_text(plan),
             ByteSize(plan.file_bytes),
             plan.chunks,
