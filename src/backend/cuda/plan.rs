@@ -241,6 +241,7 @@ impl DevicePlan {
     pub(super) fn give_up_host_orders(&mut self) {
         self.host_orders = None;
         self.orders.clear();
+        self.later_pass_bytes = self.first_pass_bytes;
         self.settle();
     }
 
