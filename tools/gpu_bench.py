@@ -55,35 +55,38 @@ TUNED = {
     "nell1s-20M": (["--dims", "2000000,2000000,4000000", "--nnz", "20M", "--skew", "2,2,1.5"], 32),
 }
 
-# What an H100 moves: bytes a second of rows that are read and of rows that are updated, where factors or sums have so many bytes
-# (measured, see docs/performance.md); of reads from L1 caches (128 bytes a cycle of 132 multiprocessors); of streams.
-ROW_BYTES = [25e6, 65e6, 250e6, 1000e6]
-ROW_READS = [9.0e12, 5.9e12, 3.5e12, 3.1e12]
-ROW_UPDATES = [2.1e12, 1.7e12, 1.17e12, 1.07e12]
+# What an H100 moves in rows, as tools/device_limits.cu measured it: bytes a second by a row's bytes and a table's; of reads from L1 caches (128
+# bytes a cycle of 132 multiprocessors); of streams.
+with open(os.path.join(os.path.dirname(__file__), "../benches/runs/2026-11-22-h100-whole/limits.json"), encoding="utf-8") as file:
+    ROWS = json.load(file)
 L1_READS, STREAMS = 29.6e12, 2.8e12
 
 
-def rate(rates, table_bytes):
-    """Bytes a second, between the measured sizes by their logarithm."""
-    at = min(max(math.log(table_bytes), math.log(ROW_BYTES[0])), math.log(ROW_BYTES[-1]))
-    above = next(i for i in range(1, len(ROW_BYTES)) if at <= math.log(ROW_BYTES[i]) + 1e-9)
-    low, high = math.log(ROW_BYTES[above - 1]), math.log(ROW_BYTES[above])
-    return rates[above - 1] + (rates[above] - rates[above - 1]) * (at - low) / (high - low)
+def rate(what, row_bytes, table_bytes):
+    """Bytes a second of the longest measured rows that are not longer, between the measured sizes of tables by their logarithm. The smallest
+    measured table is left out: it lies in an L1 cache."""
+    by_row = ROWS[what]
+    measured = by_row[max((length for length in by_row if int(length) <= row_bytes), key=int)]
+    points = [(math.log(int(size)), bytes_per_second) for size, bytes_per_second in measured.items()][1:]
+    at = min(max(math.log(table_bytes), points[0][0]), points[-1][0])
+    above = next(i for i in range(1, len(points)) if at <= points[i][0] + 1e-9)
+    (low, slow), (high, fast) = points[above - 1], points[above]
+    return slow + (fast - slow) * (at - low) / (high - low)
 
 
 def limit_seconds(dims, nnz, rank, real_bytes, rows_per_nonzero, target):
     """What the device's limits leave of a pass over all modes, one by one: every row comes out of an L1 cache; each that a group of tiles has
     comes there once, and is updated once (sorted: other modes' rows come for each nonzero, each row is written once)."""
-    seconds = 0.0
+    seconds, row_bytes, sum_bytes = 0.0, rank * real_bytes, rank * 8
     for mode, rows in enumerate(dims):
         others = [m for m in range(len(dims)) if m != mode]
-        cached = len(others) * nnz * rank * real_bytes / L1_READS
-        moved = sum((1.0 if target else rows_per_nonzero[m]) * nnz * rank * real_bytes / rate(ROW_READS, dims[m] * rank * real_bytes)
+        cached = len(others) * nnz * row_bytes / L1_READS
+        moved = sum((1.0 if target else rows_per_nonzero[m]) * nnz * row_bytes / rate("reads", row_bytes, dims[m] * row_bytes)
                     for m in others)
         if target:
-            moved += rows * rank * real_bytes / STREAMS
+            moved += rows * row_bytes / STREAMS
         else:
-            moved += rows_per_nonzero[mode] * nnz * rank * 8 / rate(ROW_UPDATES, rows * rank * 8)
+            moved += rows_per_nonzero[mode] * nnz * sum_bytes / rate("updates", sum_bytes, rows * sum_bytes)
         seconds += max(cached, moved)
     return seconds
 

@@ -16,7 +16,7 @@ for test in device order cpd_device cpd_programs cpd_ends ttv_device; do
         sed -n 's/.*"name":"'$test'".*"executable":"\([^"]*\)".*/\1/p')
     strip -o "$dir/bin/$test-test" "$built"
 done
-for program in pack run cpd info gen export; do
+for program in pack run cpd gen export; do
     strip -o "$dir/bin/blco-$program" "${CARGO_TARGET_DIR:-target}/$profile/blco-$program"
 done
 rm -f "$dir"/data/*
