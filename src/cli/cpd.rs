@@ -133,10 +133,10 @@ impl Cpd {
         let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
         let modes: Vec<usize> = (0..shape.order()).collect();
         let demand = self.demand::<T>(&shape, &modes, rank, threads);
-        let place = self.engine.choose_place::<T>(&store, &demand)?;
-        let plan = self.engine.plan(&store, &demand, threads, &place)?;
+        let chosen = self.engine.choose_backend::<T>(&store, &demand)?;
+        let plan = self.engine.plan(&store, &demand, threads, &chosen)?;
         let store = store.with_direct_reads(plan.direct_reads);
-        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), plan, &place);
+        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), plan, &chosen);
         if self.plan {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
@@ -158,7 +158,7 @@ impl Cpd {
             Some(factors) => Init::Given(factors),
             None => Init::Seeded { seed: self.seed.unwrap_or(0), starts: self.starts },
         };
-        let outcome = match place.device {
+        let outcome = match chosen.device {
             None => self.on_host(&mut job, init, &store, &report.plan)?,
             Some((device, device_plan)) => {
                 let on_device = device::Passes {

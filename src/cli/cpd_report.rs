@@ -2,7 +2,7 @@
 
 use super::counted;
 use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::{Place, kept_text, memory_text, place_text};
+use super::engine::{ChosenBackend, backend_text, kept_text, memory_text};
 use crate::decomp::report::{Page, html, number};
 use crate::decomp::{Iteration, Outcome, Settings, StartReport, Stop};
 use crate::dense::Precision;
@@ -48,21 +48,21 @@ impl CpdReport {
         settings: Settings,
         asked: (u32, f64),
         plan: Plan,
-        place: &Place,
+        chosen: &ChosenBackend,
     ) -> Self {
         Self {
             store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
             dims: store.manifest().shape.dims().to_vec(),
             nnz: store.manifest().nnz,
-            backend: if place.device.is_some() { "cuda" } else { "cpu" },
-            notes: place.notes.clone(),
+            backend: if chosen.device.is_some() { "cuda" } else { "cpu" },
+            notes: chosen.notes.clone(),
             precision: T::PRECISION,
             settings,
             max_iters: asked.0,
             tol: asked.1,
             plan,
-            device: place.device.as_ref().map(|(_, plan)| plan.clone()),
+            device: chosen.device.as_ref().map(|(_, plan)| plan.clone()),
             kernels: None,
             resumed: None,
             starts: Vec::new(),
@@ -130,7 +130,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
 }
 
 fn place_name(report: &CpdReport) -> String {
-    place_text(report.device.as_ref().map(device::name), report.plan.threads)
+    backend_text(report.device.as_ref().map(device::name), report.plan.threads)
 }
 
 fn stop_text(report: &CpdReport) -> String {

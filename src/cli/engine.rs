@@ -116,8 +116,8 @@ pub enum StreamedOp {
     CpAls,
 }
 
-/// Where an operation runs.
-pub struct Place<P = DevicePlan> {
+/// What an operation runs on.
+pub struct ChosenBackend<P = DevicePlan> {
     /// The GPU with what is to be used of it; `None` for the CPU.
     pub device: Option<(Device, P)>,
     /// Why not on a GPU.
@@ -126,10 +126,10 @@ pub struct Place<P = DevicePlan> {
 
 impl EngineArgs {
     /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
-    pub fn choose_place<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<Place> {
-        let place = self.choose(demand.passes, |request| device::find::<T>(request, store, demand))?;
-        self.refuse_on_cpu(place.device.is_none())?;
-        Ok(place)
+    pub fn choose_backend<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ChosenBackend> {
+        let chosen = self.choose(demand.passes, |request| device::find::<T>(request, store, demand))?;
+        self.refuse_on_cpu(chosen.device.is_none())?;
+        Ok(chosen)
     }
 
     /// An error where options of a GPU are given for a run on the CPU: a kernel's name in any case, the others where the CPU was
@@ -152,7 +152,7 @@ impl EngineArgs {
         &self,
         passes: u32,
         find: impl FnOnce(&DeviceRequest) -> Result<(Device, P)>,
-    ) -> Result<Place<P>> {
+    ) -> Result<ChosenBackend<P>> {
         let request = DeviceRequest {
             number: self.device,
             memory: self.device_memory,
@@ -168,17 +168,17 @@ impl EngineArgs {
             },
         };
         let found = match self.backend {
-            BackendArg::Cpu => return Ok(Place { device: None, notes: Vec::new() }),
+            BackendArg::Cpu => return Ok(ChosenBackend { device: None, notes: Vec::new() }),
             // Nobody who has no GPU wants to read about it.
             BackendArg::Auto if !device::is_installed() => {
-                return Ok(Place { device: None, notes: Vec::new() });
+                return Ok(ChosenBackend { device: None, notes: Vec::new() });
             }
             BackendArg::Cuda | BackendArg::Auto => find(&request),
         };
         match found {
-            Ok(device) => Ok(Place { device: Some(device), notes: Vec::new() }),
+            Ok(device) => Ok(ChosenBackend { device: Some(device), notes: Vec::new() }),
             Err(e) if self.backend == BackendArg::Auto => {
-                Ok(Place { device: None, notes: vec![format!("on the CPU: {e}")] })
+                Ok(ChosenBackend { device: None, notes: vec![format!("on the CPU: {e}")] })
             }
             Err(e) => Err(e),
         }
@@ -192,16 +192,22 @@ impl EngineArgs {
     }
 
     /// What passes will use of the host.
-    pub fn plan(&self, store: &Store, demand: &Demand<'_>, threads: usize, place: &Place) -> Result<Plan> {
+    pub fn plan(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        threads: usize,
+        chosen: &ChosenBackend,
+    ) -> Result<Plan> {
         let limits = Limits {
-            held: place.device.as_ref().map_or(0, |(_, plan)| device::held(store, plan)),
+            held: chosen.device.as_ref().map_or(0, |(_, plan)| device::held(store, plan)),
             less: match demand.operation {
                 StreamedOp::Mttkrp => "take fewer modes at a time or a smaller rank",
                 StreamedOp::CpAls => "take a smaller rank",
             },
             ..self.limits(threads, demand.passes)
         };
-        let bytes = match &place.device {
+        let bytes = match &chosen.device {
             Some((_, plan)) => demand.beside_gpu.saturating_add(device::host_order_bytes(plan)),
             None => demand.on_cpu,
         };
@@ -236,7 +242,7 @@ impl EngineArgs {
 }
 
 /// Where a run goes on: `gpu` by its name, or the CPU.
-pub fn place_text(gpu: Option<&str>, threads: usize) -> String {
+pub fn backend_text(gpu: Option<&str>, threads: usize) -> String {
     gpu.map_or_else(|| format!("the CPU with {}", counted(threads, "thread")), str::to_owned)
 }
 

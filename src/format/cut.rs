@@ -12,7 +12,7 @@ use crate::store::Format;
 use rayon::prelude::*;
 
 /// Nonzeros of the tiles that are encoded at once: enough for every thread, little memory.
-pub(crate) const GROUP_NNZ: usize = 128 * TILE_NNZ;
+pub(crate) const PENDING_NNZ: usize = 128 * TILE_NNZ;
 
 /// A tile's nonzeros in coordinates.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl<K: Key> Cutter<K> {
         sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send),
     ) -> Result<()> {
         self.pending.extend_from_slice(nonzeros);
-        if self.pending.len() < GROUP_NNZ {
+        if self.pending.len() < PENDING_NNZ {
             return Ok(());
         }
         let whole = self.pending.len() / TILE_NNZ * TILE_NNZ;

@@ -12,7 +12,7 @@ pub mod tree;
 mod values;
 
 pub use cut::Cutter;
-pub(crate) use cut::GROUP_NNZ;
+pub(crate) use cut::PENDING_NNZ;
 pub use statistics::Statistics;
 
 use crate::encoding::values::ValueEncoding;

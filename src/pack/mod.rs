@@ -28,7 +28,7 @@ pub use sum::Summer;
 
 use crate::coo::{Batch, Extent, Source};
 use crate::error::{Error, Result};
-use crate::format::{BuiltChunk, Cutter, GROUP_NNZ};
+use crate::format::{BuiltChunk, Cutter, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Wide};
 use crate::shape::Shape;
 use crate::store::{Format, Manifest, Published, Staging, partial_path};
@@ -38,7 +38,7 @@ use combine::Combiner;
 use resume::{Prepared, prepare};
 use runs::{Runs, Sorted};
 use scratch::Scratch;
-use stage::Stage;
+use stage::StagedBatches;
 use std::time::Instant;
 
 /// Packs `source` into a store: drain, linearize and sort, settle duplicates, cut, publish.
@@ -59,7 +59,7 @@ pub fn pack(
         (Input::Direct(scratch), shape)
     } else {
         let resumed_nnz = scratch.report().resumed_nnz;
-        let mut stage = Stage::new(sys, budget, scratch);
+        let mut stage = StagedBatches::new(sys, budget, scratch);
         let extent = match extent {
             Some(extent) => extent,
             None => drain(sys, source, resumed_nnz, watch, |batch| {
@@ -133,7 +133,7 @@ enum Input {
     /// The source, whose dims are declared, and what an earlier job has made of it.
     Direct(Scratch),
     /// What was kept and staged of a source of this extent.
-    Staged(Stage, Extent),
+    Staged(StagedBatches, Extent),
 }
 
 /// One packing job once the shape is known.
@@ -219,7 +219,7 @@ impl Job<'_> {
         let mut store = |chunk: BuiltChunk| staging.add(chunk.header, chunk.image, chunk.entry);
         let mut done = 0;
         sorted.for_each_slice(|slice| {
-            slice.chunks(GROUP_NNZ).try_for_each(|part| {
+            slice.chunks(PENDING_NNZ).try_for_each(|part| {
                 self.sys.check_cancelled()?;
                 cutter.push(combiner.push(part)?, &mut store)?;
                 done += part.len() as u64;

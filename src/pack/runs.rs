@@ -214,7 +214,7 @@ impl<K: Key> Sorted<K> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{Finished, Job, Journal, VERSION};
-    use super::super::stage::Stage;
+    use super::super::stage::StagedBatches;
     use super::*;
     use crate::linear::Wide;
     use crate::random::Counter;
@@ -264,7 +264,7 @@ mod tests {
             runs.drained(&extent).unwrap();
             runs
         } else {
-            let mut stage = Stage::new(&sys, budget, scratch);
+            let mut stage = StagedBatches::new(&sys, budget, scratch);
             batches(dims, nnz).into_iter().try_for_each(|batch| stage.push(batch)).unwrap();
             stage.drained(&extent).unwrap();
             stage.into_runs::<K>(&extent, &layout, &|_, _, _| {}).unwrap()

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 /// Batches as they came.
 #[derive(Debug)]
-pub struct Stage {
+pub struct StagedBatches {
     sys: Sys,
     budget: Budget,
     scratch: Scratch,
@@ -25,7 +25,7 @@ pub struct Stage {
     open: Option<SpillWriter>,
 }
 
-impl Stage {
+impl StagedBatches {
     /// Nothing but what `scratch` holds from an earlier job.
     pub fn new(sys: &Sys, budget: Budget, scratch: Scratch) -> Self {
         Self { sys: sys.clone(), budget, scratch, order: 0, batches: Vec::new(), kept_nnz: 0, open: None }

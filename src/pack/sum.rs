@@ -7,7 +7,7 @@ use super::scratch::Scratch;
 use super::{Duplicates, SpillReport};
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
-use crate::format::GROUP_NNZ;
+use crate::format::PENDING_NNZ;
 use crate::linear::{BitLayout, Key, Nonzero};
 use crate::sys::Sys;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ impl<K: Key> Summer<K> {
         let sorted = runs.sort()?;
         let mut combiner = Combiner::new(&layout, Duplicates::Sum);
         sorted.for_each_slice(|slice| {
-            slice.chunks(GROUP_NNZ).try_for_each(|part| {
+            slice.chunks(PENDING_NNZ).try_for_each(|part| {
                 sys.check_cancelled()?;
                 sink(combiner.push(part)?)
             })

@@ -166,10 +166,10 @@ impl Run {
             beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
             operation: StreamedOp::Mttkrp,
         };
-        let place = self.engine.choose_place::<T>(&store, &demand)?;
-        let plan = self.engine.plan(&store, &demand, threads, &place)?;
+        let chosen = self.engine.choose_backend::<T>(&store, &demand)?;
+        let plan = self.engine.plan(&store, &demand, threads, &chosen)?;
         let store = store.with_direct_reads(plan.direct_reads);
-        let mut report = RunReport::new::<T>(&store, modes.clone(), rank, plan, &place);
+        let mut report = RunReport::new::<T>(&store, modes.clone(), rank, plan, &chosen);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
@@ -178,7 +178,7 @@ impl Run {
         let outputs = Outputs::create(sys, self.output.as_deref(), modes.iter().map(|&m| mode_file(m)))?;
         let trace = self.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
         let factors = given.map_or_else(|| seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0)), Ok)?;
-        let outcome = match place.device {
+        let outcome = match chosen.device {
             None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
             Some((device, plan)) => {
                 let kernels = self.engine.kernels()?;

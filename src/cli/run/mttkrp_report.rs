@@ -3,7 +3,7 @@
 use super::report::{Head, median, median_of, share_of_bound, stages_text};
 use crate::cli::counted;
 use crate::cli::device::{self, DevicePlan, KernelReport, Real};
-use crate::cli::engine::{Place, memory_text, place_text};
+use crate::cli::engine::{ChosenBackend, backend_text, memory_text};
 use crate::op::mttkrp::{Strategy, strategies};
 use crate::op::oracle::Comparison;
 use crate::store::Store;
@@ -29,16 +29,22 @@ pub struct RunReport {
 
 impl RunReport {
     /// Of a run that has not begun; modes from 0.
-    pub fn new<T: Real>(store: &Store, modes: Vec<usize>, rank: usize, plan: Plan, place: &Place) -> Self {
+    pub fn new<T: Real>(
+        store: &Store,
+        modes: Vec<usize>,
+        rank: usize,
+        plan: Plan,
+        chosen: &ChosenBackend,
+    ) -> Self {
         let shape = &store.manifest().shape;
-        let on_cpu = if place.device.is_some() { Vec::new() } else { strategies(shape, &modes, rank) };
+        let on_cpu = if chosen.device.is_some() { Vec::new() } else { strategies(shape, &modes, rank) };
         Self {
             strategies: on_cpu,
-            head: Head::new::<T>(store, "mttkrp", place.device.is_some(), place.notes.clone()),
+            head: Head::new::<T>(store, "mttkrp", chosen.device.is_some(), chosen.notes.clone()),
             modes: modes.into_iter().map(|m| m + 1).collect(),
             rank,
             plan,
-            device: place.device.as_ref().map(|(_, plan)| plan.clone()),
+            device: chosen.device.as_ref().map(|(_, plan)| plan.clone()),
             kernels: None,
             passes: Vec::new(),
             check: None,
@@ -86,7 +92,7 @@ pub fn text(report: &RunReport) -> String {
         report.head.store.display(),
         report.modes,
         report.rank,
-        place_text(report.device.as_ref().map(device::name), report.plan.threads),
+        backend_text(report.device.as_ref().map(device::name), report.plan.threads),
         pass.seconds,
         median_of(&report.passes),
         pass.nnz_per_second / 1e6,

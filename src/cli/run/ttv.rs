@@ -6,7 +6,7 @@ use super::ttv_report::{TtvReport, empty_report, plan_text, text};
 use super::{Run, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
-use crate::cli::engine::{BackendArg, Place};
+use crate::cli::engine::{BackendArg, ChosenBackend};
 use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
@@ -46,7 +46,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     };
     refuse("ttv", &[(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")])?;
     let streamed = streams(manifest, mode);
-    let Place { mut device, notes } = choose_place::<T>(run, &store, mode)?;
+    let ChosenBackend { mut device, notes } = choose_backend::<T>(run, &store, mode)?;
     let kernel = run.engine.ttv_kernel()?;
     run.engine.refuse_on_cpu(device.is_none())?;
     let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
@@ -113,14 +113,14 @@ fn compare(
 }
 
 /// The GPU where elements stream out of the store, and it is to be used; and why not.
-fn choose_place<T: Real>(run: &Run, store: &Store, mode: usize) -> Result<Place<PipelinePlan>> {
+fn choose_backend<T: Real>(run: &Run, store: &Store, mode: usize) -> Result<ChosenBackend<PipelinePlan>> {
     if streams(store.manifest(), mode) {
         return run.engine.choose(run.repeat, |request| ttv_device::find::<T>(request, store, mode));
     }
     let why =
         "on the CPU: products and partial results of a mode that does not stream are made and merged there";
     let asked = run.engine.backend == BackendArg::Cuda;
-    Ok(Place { device: None, notes: asked.then(|| why.to_owned()).into_iter().collect() })
+    Ok(ChosenBackend { device: None, notes: asked.then(|| why.to_owned()).into_iter().collect() })
 }
 
 /// Bytes that partial results may take of what is allowed or there.

@@ -4,7 +4,7 @@ use super::report::{Head, median, median_of, share_of_bound, stages_text};
 use super::ttv_device::{self, PipelinePlan};
 use crate::cli::counted;
 use crate::cli::device::TtvVariant;
-use crate::cli::engine::{memory_text, place_text};
+use crate::cli::engine::{backend_text, memory_text};
 use crate::op::oracle::Comparison;
 use crate::op::ttv::streams;
 use crate::pack::SpillReport;
@@ -64,7 +64,7 @@ pub fn plan_text(report: &TtvReport) -> String {
         report.head.store.display(),
         report.mode,
         how(report),
-        place(report),
+        backend(report),
         memory_text(plan, "vector and results", "buffers"),
         ByteSize(plan.file_bytes),
         counted(plan.chunks, "chunk"),
@@ -77,8 +77,8 @@ pub fn plan_text(report: &TtvReport) -> String {
 }
 
 /// Where it runs.
-fn place(report: &TtvReport) -> String {
-    place_text(report.device.as_ref().map(ttv_device::name), report.plan.threads)
+fn backend(report: &TtvReport) -> String {
+    backend_text(report.device.as_ref().map(ttv_device::name), report.plan.threads)
 }
 
 fn how(report: &TtvReport) -> &'static str {
@@ -93,7 +93,7 @@ pub fn text(report: &TtvReport) -> String {
         report.head.store.display(),
         report.mode,
         how(report),
-        place(report),
+        backend(report),
         report.elements,
         pass.seconds,
         median_of(&report.passes),
