@@ -9,6 +9,9 @@
 #![expect(clippy::print_stdout, reason = "a report")]
 #![expect(clippy::unwrap_used, reason = "a bench has nobody to tell")]
 
+#[expect(dead_code, reason = "what MTTKRP is measured with")]
+mod common;
+
 use blco::backend::host::{HostBackend, HostOp};
 use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::coo::{Batch, Source};
@@ -21,10 +24,14 @@ use blco::pack::{FormatOption, PackOptions, pack};
 use blco::store::{Format, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
+use common::{copy, median};
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Bytes that copies are measured with: more than any cache here.
+const COPIED: usize = 512 << 20;
 
 /// Each of the four as seconds on the clock and of processors (all threads'), these in brackets. "Times" are the seconds of a loop over TTV's.
 const HEAD: &str = "\
@@ -54,11 +61,6 @@ fn seconds(work: &mut dyn FnMut()) -> Seconds {
     let (start, before) = (Instant::now(), used());
     work();
     Seconds { clock: start.elapsed().as_secs_f64(), processors: used() - before }
-}
-
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
 }
 
 fn pass<O: HostOp>(store: &Store, op: &mut O, threads: usize) {
@@ -119,20 +121,6 @@ fn plain_parts(all: &Batch, order: usize, mode: usize, vector: &[f64], outs: &mu
     });
 }
 
-/// Bytes a second at which `threads` threads copy memory, read and written bytes counted.
-fn copy_rate(threads: usize, runs: usize) -> f64 {
-    const BYTES: usize = 256 << 20;
-    let (from, mut to) = (vec![1u8; BYTES], vec![2u8; BYTES]);
-    let seconds = (0..=runs).map(|_| {
-        let start = Instant::now();
-        let size = BYTES.div_ceil(threads);
-        to.par_chunks_mut(size).zip(from.par_chunks(size)).for_each(|(to, from)| to.copy_from_slice(from));
-        black_box(&to);
-        start.elapsed().as_secs_f64()
-    });
-    2.0 * BYTES as f64 / median(seconds.collect::<Vec<_>>().split_off(1))
-}
-
 /// Medians of `runs` runs of each, taking turns, after one that brings memory and files into the caches.
 fn turns<const N: usize>(runs: usize, mut each: [&mut dyn FnMut(); N]) -> [Seconds; N] {
     let mut all = [const { Vec::new() }; N];
@@ -157,7 +145,7 @@ fn packed(sys: &Sys, input: &Path, mode: usize, order: usize, chunk_bytes: Optio
     pack(sys, &mut source, &options, &|_, _, _| {}).unwrap();
 }
 
-/// One row of the table: the leaves' mode of a store. `rate` is that of copies.
+/// One row of the table: the leaves' mode of a store. `rate` is that of copies, in GB/s.
 fn row(sys: &Sys, store: &Path, threads: usize, runs: usize, rate: f64) {
     let store = Store::open(sys, store).unwrap();
     let manifest = store.manifest();
@@ -196,7 +184,7 @@ fn row(sys: &Sys, store: &Path, threads: usize, runs: usize, rate: f64) {
     let found = [one[0].len() as u64, several.iter().map(|out| out.len() as u64).sum(), again];
     assert_eq!(found, [elements; 3], "all find the same fibers");
     // Read once: images, and the copy of them from the page cache; written once: elements.
-    let moved = (3 * bytes + 8 * elements) as f64 / ours_cached.clock;
+    let moved = (3 * bytes + 8 * elements) as f64 / ours_cached.clock / 1e9;
     let times = |of: Seconds, by: Seconds| {
         format!("{:.2} ({:.2})", of.clock / by.clock, of.processors / by.processors)
     };
@@ -211,7 +199,7 @@ fn row(sys: &Sys, store: &Path, threads: usize, runs: usize, rate: f64) {
         times(loop_all, ours_kept),
         nnz as f64 / ours_kept.processors / 1e6,
         elements as f64 / ours_kept.processors / 1e6,
-        moved / 1e9,
+        moved,
         100.0 * moved / rate,
     );
 }
@@ -239,10 +227,11 @@ fn main() {
     }
     let sys = Sys::default();
     for input in &inputs {
-        sys.pool(threads).unwrap().install(|| {
-            let rate = copy_rate(threads, runs);
+        let pool = sys.pool(threads).unwrap();
+        pool.install(|| {
+            let rate = copy(&pool, COPIED, runs);
             let name = input.file_name().unwrap().to_string_lossy();
-            println!("\n## {name}, {threads} threads, which copy {:.1} GB/s\n", rate / 1e9);
+            println!("\n## {name}, {threads} threads, which copy {rate:.1} GB/s\n");
             println!("{HEAD}");
             if input.is_dir() {
                 return row(&sys, input, threads, runs, rate);

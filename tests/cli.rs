@@ -670,6 +670,11 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     seal(&mut other, 0..56, 56);
     refused(manifest, &other, "unknown format; a newer program may read it", false);
     refused(manifest, b"all that is on board", "not a manifest", false);
+    // What a full disk or a crash may leave of one.
+    refused(manifest, b"", "corrupt: shorter than its preamble", true);
+    refused(manifest, &whole[..5], "corrupt: shorter than its preamble", true);
+    refused(manifest, &whole[..63], "corrupt: shorter than its preamble", true);
+    refused(manifest, &whole[..whole.len() - 1], "corrupt: the file's length differs", true);
     // The chunk of another store in the place of this one's, and what is no chunk.
     place.write("u.tns", b"1 1 5\n7 7 8\n");
     place.succeeds("blco-pack", &["u.tns"]);

@@ -170,15 +170,15 @@ impl Manifest {
     pub fn decode(bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
         let wrong = |what: &str| Error::corrupt(path, what);
         let unusable = |what: &str| Error::unusable(path, what);
+        if !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
+            return Err(unusable("not a manifest: wrong magic at byte 0"));
+        }
         let Some((preamble, archive)) = bytes.split_at_checked(PREAMBLE_BYTES) else {
-            return Err(unusable("not a manifest: shorter than its preamble of 64 bytes"));
+            return Err(wrong("corrupt: shorter than its preamble of 64 bytes; it was cut off"));
         };
         let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| preamble[at + i]));
         let version = u32::from_le_bytes(std::array::from_fn(|i| preamble[8 + i]));
         let archive_at = u32::from_le_bytes(std::array::from_fn(|i| preamble[12 + i]));
-        if preamble[..8] != MAGIC {
-            return Err(unusable("not a manifest: wrong magic at byte 0"));
-        }
         if field(56) != xxh3_64(&preamble[..56]) {
             return Err(wrong("corrupt: preamble checksum at byte 56"));
         }
