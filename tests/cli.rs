@@ -344,6 +344,10 @@ fn bad_requests_of_the_other_programs_are_named() {
         let mut command = place.command(program, args);
         place.refuses_as(command.env("BLCO_FAULT", "write:0:28"), program, &["os error 28"]);
     }
+    let mut command = place.command("blco-run", &["t.blco", "--trace", "x.json"]);
+    place.refuses_as(command.env("BLCO_FAULT", "write:0:28"), "blco-run", &["x.json", "os error 28"]);
+    let model = ["--dims", "9,9", "--nnz", "20", "--planted-rank", "2", "--model", "M", "g.tns"];
+    place.refuses("blco-gen", &model, &["--model", "--support"]);
 }
 
 /// Usage errors are the argument parser's, of several lines; the status is the same.

@@ -276,6 +276,45 @@ fn checkpoints_of_something_else_are_refused() {
     assert!(cut.contains("not a checkpoint"), "{cut}");
 }
 
+/// A bit that a disk has lost is told, and not computed with.
+#[test]
+fn damaged_checkpoints_are_refused() {
+    let tensor = Tensor::random(&[10, 12, 14], 500, 6, values::integer);
+    let (_dir, store) = store_of(&tensor, Kind::Tiled);
+    let dir = tempfile::tempdir().unwrap();
+    let resumed = |dir: &Path| {
+        decompose(&store, Ask { checkpoint: Some((dir.join("c"), 1, true)), ..ask::<f64>(3, seeded(3), 2) })
+    };
+    let ask = Ask { checkpoint: Some((dir.path().join("c"), 1, false)), ..ask::<f64>(3, seeded(3), 2) };
+    decompose(&store, ask).unwrap();
+    let numbers =
+        |outcome: &Outcome<f64>| outcome.model.factors.iter().map(|f| f.data().to_vec()).collect::<Vec<_>>();
+    let wanted = numbers(&resumed(dir.path()).unwrap());
+    let mut refused = 0;
+    for (name, whole) in common::tree(&dir.path().join("c/current")) {
+        let Some(whole) = whole else { continue };
+        let path = dir.path().join("c/current").join(&name);
+        // The headers of matrices are NumPy's, padding included.
+        let first = if name.extension().is_some_and(|end| end == "npy") { 128 } else { 0 };
+        for at in (first..whole.len()).step_by(23) {
+            let mut other = whole.clone();
+            other[at] ^= 1;
+            std::fs::write(&path, other).unwrap();
+            match resumed(dir.path()) {
+                Err(e) => assert!(e.to_string().contains(&*dir.path().to_string_lossy()), "{e}"),
+                // The last digit of a number may be one too many.
+                Ok(outcome) => {
+                    assert!(first == 0 && numbers(&outcome) == wanted, "{}, byte {at}", name.display());
+                    continue;
+                }
+            }
+            refused += 1;
+        }
+        std::fs::write(&path, whole).unwrap();
+    }
+    assert!(refused > 60, "{refused}");
+}
+
 #[test]
 fn iterations_end_when_the_fit_does_not_change() {
     let tensor = Tensor::random(&[20, 30, 40], 3000, 4, values::integer);

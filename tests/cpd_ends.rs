@@ -177,7 +177,7 @@ fn an_interrupted_run_leaves_its_checkpoint() {
         place.is_clean(signal);
         let facts = std::fs::read(place.path("c/current/checkpoint.json")).unwrap();
         let facts: serde_json::Value = serde_json::from_slice(&facts).unwrap();
-        let done = facts["current"]["history"].as_array().unwrap().len();
+        let done = facts["facts"]["current"]["history"].as_array().unwrap().len();
         let more = format!("--max-iters {}", done + 2);
         // As if it had been killed between replacing a checkpoint and removing the old one.
         std::fs::create_dir(place.path("c/next")).unwrap();

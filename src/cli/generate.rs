@@ -81,6 +81,16 @@ struct GenReport {
 }
 
 impl Gen {
+    /// An error where a model is to be written and the tensor is none. (`requires` does not see it where what it requires conflicts with
+    /// what is there.)
+    fn check_model(&self) -> Result<()> {
+        if self.model.is_some() && self.support.is_none() {
+            let what = "--model writes the model that the tensor is, which takes --planted-rank and --support instead of --nnz";
+            return Err(Error::request(what));
+        }
+        Ok(())
+    }
+
     fn generator(&self, sys: &Sys) -> Result<Generator> {
         let skew = match self.skew[..] {
             [one] => vec![one; self.dims.len()],
@@ -138,6 +148,7 @@ impl Program for Gen {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         let is_store = ["blco", "hocfs"].iter().any(|end| self.output.extension() == Some(OsStr::new(end)));
+        self.check_model()?;
         if !is_store {
             self.store.refuse_for_text(&self.output)?;
         }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::store::MANIFEST;
 use crate::sys::{File, Sys, Temporary};
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +54,7 @@ impl Pending {
     /// Makes the contents durable and gives them their name.
     pub fn publish(self) -> Result<()> {
         self.sync()?;
-        self.rename()
+        name(vec![self])
     }
 
     fn sync(&self) -> Result<()> {
@@ -65,6 +66,31 @@ impl Pending {
         self.partial.renamed();
         Ok(())
     }
+}
+
+/// Gives files their names, durably. If that fails, those that replaced nothing go again.
+fn name(files: Vec<Pending>) -> Result<()> {
+    let Some(sys) = files.first().map(|pending| pending.sys.clone()) else { return Ok(()) };
+    let directories: BTreeSet<_> = files.iter().map(|file| directory(&file.target).to_path_buf()).collect();
+    sys.publish(|| {
+        let mut named = Vec::with_capacity(files.len());
+        for pending in files {
+            let target = pending.target.clone();
+            let replaces = target.symlink_metadata().is_ok();
+            pending.rename()?;
+            if !replaces {
+                named.push(Temporary::at(&sys, target));
+            }
+        }
+        directories.iter().try_for_each(|dir| sys.sync_dir(dir))?;
+        named.into_iter().for_each(Temporary::renamed);
+        Ok(())
+    })
+}
+
+/// The directory that a file's name belongs to.
+fn directory(target: &Path) -> &Path {
+    target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Creates a file beside `target` whose name begins with `prefix`, and locks it: nobody will think that it is abandoned. (Nobody does
@@ -88,8 +114,7 @@ fn create_locked(sys: &Sys, target: &Path, prefix: &OsStr) -> Result<(File, Temp
 /// Removes files beside `target` whose names begin with `prefix` and that nobody has locked: what killed programs left.
 /// Quietly: they are in nobody's way.
 fn remove_abandoned(sys: &Sys, target: &Path, prefix: &OsStr) {
-    let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(entries) = dir.read_dir() else { return };
+    let Ok(entries) = directory(target).read_dir() else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default();
         // It stays locked until it is gone: who makes it at this moment sees that.
@@ -145,17 +170,7 @@ impl Outputs {
     pub fn publish(mut self, write: impl Fn(usize, &File) -> Result<()>) -> Result<()> {
         self.files.iter().enumerate().try_for_each(|(i, pending)| write(i, pending.file()))?;
         self.files.iter().try_for_each(Pending::sync)?;
-        let mut named = Vec::with_capacity(self.files.len());
-        for pending in std::mem::take(&mut self.files) {
-            let (sys, target) = (pending.sys.clone(), pending.target.clone());
-            let replaces = target.symlink_metadata().is_ok();
-            pending.rename()?;
-            if !replaces {
-                named.push(Temporary::at(&sys, target));
-            }
-        }
-        named.into_iter().for_each(Temporary::renamed);
-        Ok(())
+        name(std::mem::take(&mut self.files))
     }
 }
 

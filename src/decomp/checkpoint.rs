@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A checkpoint is written to `next`, made durable, and takes the place of `current` in one step; whatever ends a program, the last
-//! complete one stays. Factors are stored as they are, numbers in JSON to the bit. The directory is locked while
-//! a program uses it.
+//! complete one stays. Factors are stored as they are, numbers in JSON to the bit. `checkpoint.json` holds checksums of its own facts and
+//! of every matrix's numbers. The directory is locked while a program uses it.
 
 use super::cp_als::{Als, Iteration};
 use super::run::{Best, Job, StartReport};
@@ -18,12 +18,13 @@ use crate::sys::{File, Sys, Temporary};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
 
 const CURRENT: &str = "current";
 const NEXT: &str = "next";
 const BEST: &str = "best";
 const FACTS: &str = "checkpoint.json";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// No `checkpoint.json` is longer.
 const FACTS_BYTES_MAX: u64 = 1 << 30;
 
@@ -52,8 +53,15 @@ pub(super) struct Saved<T> {
 
 /// `checkpoint.json`.
 #[derive(Serialize, Deserialize)]
-struct Facts {
+struct Checkpoint {
     version: u32,
+    /// Of the facts as they are written here, without white space.
+    checksum: String,
+    facts: Facts,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Facts {
     identity: Identity,
     finished: Vec<StartReport>,
     current: State,
@@ -66,12 +74,26 @@ struct State {
     start: u32,
     lambda: Vec<f64>,
     history: Vec<Iteration>,
+    /// Checksums of each mode's factor and Gram matrix.
+    matrices: Vec<[String; 2]>,
 }
 
 impl State {
-    fn of(start: u32, als: &Als) -> Self {
-        Self { start, lambda: als.lambda.clone(), history: als.history.clone() }
+    fn of<T: Real>(start: u32, als: &Als, factors: &[Matrix<T>]) -> Self {
+        let each = factors.iter().zip(&als.columns);
+        let matrices = each.map(|(factor, columns)| [checksum(factor.data()), checksum(&columns.gram)]);
+        Self { start, lambda: als.lambda.clone(), history: als.history.clone(), matrices: matrices.collect() }
     }
+}
+
+/// XXH3-64 of the bytes, in hexadecimal digits.
+fn checksum<T: bytemuck::NoUninit>(numbers: &[T]) -> String {
+    format!("{:016x}", xxh3_64(bytemuck::cast_slice(numbers)))
+}
+
+/// What a damaged file of a checkpoint is told with.
+fn damaged(path: &Path) -> Error {
+    Error::unusable(path, "corrupt: its checksum differs; start again with another --checkpoint directory")
 }
 
 fn gram_file(mode: usize) -> String {
@@ -136,23 +158,26 @@ impl Checkpointer {
             write_matrices(sys, &dir, &best.als, &best.factors)?;
         }
         let facts = Facts {
-            version: VERSION,
             identity: self.identity.clone(),
             finished: finished.to_vec(),
-            current: State::of(start, als),
-            best: best.map(|best| State::of(best.start, &best.als)),
+            current: State::of(start, als, factors),
+            best: best.map(|best| State::of(best.start, &best.als, &best.factors)),
         };
-        let text = serde_json::to_vec(&facts).map_err(|e| Error::request(format!("a checkpoint: {e}")))?;
+        let checksum = checksum(&json(&facts)?);
+        let text = json(&Checkpoint { version: VERSION, checksum, facts })?;
         let file = sys.create(&next.path().join(FACTS))?;
         file.write_all_at(&text, 0)?;
         file.sync()?;
         sys.sync_dir(next.path())?;
-        if current.exists() {
-            // The old one has the temporary name then, and goes with it.
-            sys.exchange(next.path(), &current)?;
-        } else {
-            sys.rename(next.path(), &current)?;
-        }
+        sys.check_cancelled()?;
+        sys.publish(|| {
+            if current.exists() {
+                // The old one has the temporary name then, and goes with it.
+                sys.exchange(next.path(), &current)
+            } else {
+                sys.rename(next.path(), &current)
+            }
+        })?;
         sys.sync_dir(&self.dir)
     }
 
@@ -189,14 +214,23 @@ impl Checkpointer {
         let bytes = file.metadata()?.len().min(FACTS_BYTES_MAX);
         let mut text = self.sys.vec(0, usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let read = file.read_at(&mut text, 0)?;
-        let facts: Facts = serde_json::from_slice(&text[..read])
+        let text: serde_json::Value = serde_json::from_slice(&text[..read])
             .map_err(|e| Error::unusable(path, format!("not a checkpoint: {e}")))?;
-        if facts.version != VERSION {
-            let what = format!("a checkpoint of version {}; this program continues {VERSION}", facts.version);
+        let version = &text["version"];
+        if *version != VERSION {
+            let what = format!("a checkpoint of version {version}; this program continues {VERSION}");
             return Err(Error::unusable(path, what));
         }
-        Ok(facts)
+        let found: Checkpoint = serde_json::from_value(text).map_err(|_| damaged(path))?;
+        if checksum(&json(&found.facts)?) != found.checksum {
+            return Err(damaged(path));
+        }
+        Ok(found.facts)
     }
+}
+
+fn json(what: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(what).map_err(|e| Error::request(format!("a checkpoint: {e}")))
 }
 
 /// Factors and Gram matrices, durable.
@@ -217,18 +251,27 @@ fn write_matrices<T: Real>(sys: &Sys, dir: &Path, als: &Als, factors: &[Matrix<T
 fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(Als, Vec<Matrix<T>>)> {
     let (mut factors, mut grams) = (Vec::new(), Vec::new());
     let rank = job.settings.rank;
-    let check = |path: PathBuf, columns: usize| {
+    let check = |path: &Path, columns: usize| {
         let what = format!("has {columns} columns, not {rank}");
         if columns == rank { Ok(()) } else { Err(Error::unusable(path, what)) }
     };
-    for (mode, &dim) in job.shape.dims().iter().enumerate() {
+    if state.matrices.len() != job.shape.order() {
+        return Err(damaged(&dir.join(FACTS)));
+    }
+    for (mode, (&dim, [of_factor, of_gram])) in job.shape.dims().iter().zip(&state.matrices).enumerate() {
         let path = dir.join(mode_file(mode));
-        let factor = Matrix::load(job.sys, &path, dim as usize)?;
-        check(path, factor.columns())?;
+        let factor: Matrix<T> = Matrix::load(job.sys, &path, dim as usize)?;
+        check(&path, factor.columns())?;
+        if checksum(factor.data()) != *of_factor {
+            return Err(damaged(&path));
+        }
         factors.push(factor);
         let path = dir.join(gram_file(mode));
         let gram = Matrix::<f64>::load(job.sys, &path, rank)?;
-        check(path, gram.columns())?;
+        check(&path, gram.columns())?;
+        if checksum(gram.data()) != *of_gram {
+            return Err(damaged(&path));
+        }
         grams.push(gram.data().to_vec());
     }
     if state.lambda.len() != rank {

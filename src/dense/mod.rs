@@ -50,6 +50,7 @@ pub trait Real:
     + std::ops::Mul<Output = Self>
     + PartialOrd
     + npyz::AutoSerialize
+    + bytemuck::Pod
     + 'static
 {
     /// Which of the two it is.

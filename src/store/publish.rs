@@ -6,6 +6,7 @@ use super::manifest::{ChunkEntry, Codec, Manifest};
 use super::{MANIFEST, PROVENANCE, chunk_name};
 use crate::error::{Error, Result};
 use crate::sys::{File, SPILL_PREFIX, Sys, Temporary};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -73,26 +74,9 @@ impl Staging {
             let what = "would lie inside another store; name another output";
             return Err(Error::request(format!("{shown}: {what}")));
         }
-        let partial = partial_path(target);
-        let left = partial.symlink_metadata().is_ok();
-        if left {
-            check_ours(&partial)?;
-            if !sys.open_dir(&partial)?.try_lock()? {
-                return Err(busy(target));
-            }
-        }
-        if left && !resume {
-            sys.remove_tree(&partial)?;
-        }
-        // In charge of it from here on: what was made, or taken over unlocked, goes with an error.
-        if !left || !resume {
-            sys.create_dir(&partial).map_err(|e| e.about(target))?;
-        }
-        let partial = Temporary::at(sys, partial);
-        let lock = sys.open_dir(partial.path())?;
-        if !lock.try_lock()? {
-            partial.renamed();
-            return Err(busy(target));
+        let (partial, lock) = take(sys, target)?;
+        if !resume {
+            empty(sys, partial.path())?;
         }
         let store = partial.path().join(STORE);
         if store.symlink_metadata().is_ok() {
@@ -163,6 +147,7 @@ impl Staging {
     pub fn publish(&mut self, manifest: &Manifest, provenance: &[u8]) -> Result<Published> {
         let (bytes, id) = manifest.encode()?;
         for (number, mut header) in std::mem::take(&mut self.headers).into_iter().enumerate() {
+            self.sys.check_cancelled()?;
             header.store_id = id;
             let file = self.sys.open_existing(&self.file(&chunk_name(number)))?;
             file.write_all_at(&header.encode(), 0)?;
@@ -175,15 +160,61 @@ impl Staging {
         }
         let store = self.partial.path().join(STORE);
         self.sys.sync_dir(&store)?;
-        if self.replace && self.target.symlink_metadata().is_ok() {
-            self.sys.exchange(&store, &self.target)?;
-        } else {
-            self.sys.rename(&store, &self.target)?;
-        }
+        self.sys.check_cancelled()?;
+        self.sys.publish(|| {
+            if self.replace && self.target.symlink_metadata().is_ok() {
+                self.sys.exchange(&store, &self.target)
+            } else {
+                self.sys.rename(&store, &self.target)
+            }
+        })?;
         self.sys.sync_dir(parent(&self.target))?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
         Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes, chunks: self.entries.len() })
     }
+}
+
+/// The directory of the unfinished store `target`, locked: made, or what a killed packer left. Whoever has it is in charge of it.
+fn take(sys: &Sys, target: &Path) -> Result<(Temporary, File)> {
+    let partial = partial_path(target);
+    let is = |error: &Error, kind| matches!(error, Error::Io { source, .. } if source.kind() == kind);
+    loop {
+        let left = partial.symlink_metadata().is_ok();
+        if !left {
+            match sys.create_dir(&partial) {
+                // Another packer was faster.
+                Err(e) if is(&e, ErrorKind::AlreadyExists) => continue,
+                made => made.map_err(|e| e.about(target))?,
+            }
+        }
+        let made = (!left).then(|| Temporary::at(sys, partial.clone()));
+        let lock = match sys.open_dir(&partial) {
+            // Another packer had it, and is done.
+            Err(e) if is(&e, ErrorKind::NotFound) => {
+                made.into_iter().for_each(Temporary::renamed);
+                continue;
+            }
+            opened => opened?,
+        };
+        let locked = lock.try_lock()?;
+        if locked && lock.is_at(&partial) {
+            check_ours(&partial)?;
+            return Ok((made.unwrap_or_else(|| Temporary::at(sys, partial)), lock));
+        }
+        made.into_iter().for_each(Temporary::renamed);
+        if !locked {
+            return Err(busy(target));
+        }
+    }
+}
+
+/// Removes what is in a directory.
+fn empty(sys: &Sys, dir: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(dir).map_err(Error::io(dir, "read"))? {
+        let path = entry.map_err(Error::io(dir, "read"))?.path();
+        if path.is_dir() && !path.is_symlink() { sys.remove_tree(&path) } else { sys.remove_file(&path) }?;
+    }
+    Ok(())
 }
 
 fn busy(target: &Path) -> Error {

@@ -90,6 +90,12 @@ impl Sys {
         self.temporaries.remove_all();
     }
 
+    /// Has `name` rename what is temporary to what it is to be called, as one step for [`Sys::abandon`], which comes before it or after it.
+    /// [`Error::Cancelled`] if it came before.
+    pub fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.temporaries.publish(name)
+    }
+
     /// [`Error::Cancelled`] once the flag is set. Long loops ask once per batch or chunk.
     pub fn check_cancelled(&self) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
@@ -262,6 +268,15 @@ impl File {
     /// The operating system's facts about the file.
     pub fn metadata(&self) -> Result<std::fs::Metadata> {
         self.inner.metadata().map_err(Error::io(&self.path, "inspect"))
+    }
+
+    /// Whether `path` is a name of this file or directory now.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let number = |found: io::Result<std::fs::Metadata>| found.map(|m| (m.dev(), m.ino())).ok();
+        let here = number(self.inner.metadata());
+        here.is_some() && here == number(path.metadata())
     }
 
     /// Takes an exclusive lock that ends with the process; false where somebody else holds it.

@@ -2,6 +2,7 @@
 //! handle, so that a program that must end at once can remove them too.
 
 use super::Sys;
+use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,6 +10,9 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     paths: Mutex<Vec<PathBuf>>,
+    /// Whether all have been removed, or are being removed: nothing temporary is to get its name from then on. Locked by whoever
+    /// does either.
+    ended: Mutex<bool>,
 }
 
 impl Registry {
@@ -18,7 +22,16 @@ impl Registry {
 
     /// Removes everything that is registered. For the end of a program that cannot unwind.
     pub(super) fn remove_all(&self) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        *ended = true;
         self.with(|paths| paths.drain(..).for_each(|path| remove(&path)));
+    }
+
+    /// Has `name` give temporary things their names, unless they are being removed: who removes a directory goes on in it where it has
+    /// another name.
+    pub(super) fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended { Err(Error::Cancelled) } else { name() }
     }
 }
 

@@ -24,6 +24,7 @@ use crate::stream::{Executor, PassReport, Plan, Span};
 use crate::sys::Sys;
 use clap::{Parser, ValueEnum};
 use mttkrp_report::{RunReport, plan_text, text};
+use std::io::Write as _;
 use std::path::PathBuf;
 
 /// Streams a store and computes an operation on its modes
@@ -263,7 +264,11 @@ impl Run {
 
 /// Writes what went on when.
 fn write_trace(file: Pending, spans: &[Span]) -> Result<()> {
-    let failed = |e: serde_json::Error| Error::io(file.target(), "write")(e.into());
-    serde_json::to_writer(std::io::BufWriter::new(file.file()), spans).map_err(failed)?;
+    let failed = |e: std::io::Error| Error::io(file.target(), "write")(e);
+    let mut out = std::io::BufWriter::new(file.file());
+    serde_json::to_writer(&mut out, spans).map_err(|e| failed(e.into()))?;
+    // A writer that is dropped keeps what went wrong to itself.
+    out.flush().map_err(failed)?;
+    drop(out);
     file.publish()
 }

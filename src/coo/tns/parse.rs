@@ -65,6 +65,12 @@ pub(super) fn parse(sys: &Sys, rules: &Rules, text: &[u8]) -> Result<Parsed> {
         7 => rows::<7>(rules, text, &mut parsed),
         _ => rows::<8>(rules, text, &mut parsed),
     }
+    // Lines that hold no nonzero have been counted too. Who keeps batches counts nonzeros.
+    let Batch { indices, values } = &mut parsed.batch;
+    if values.len() < values.capacity() / 2 {
+        indices.shrink_to_fit();
+        values.shrink_to_fit();
+    }
     Ok(parsed)
 }
 

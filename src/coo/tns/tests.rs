@@ -133,6 +133,23 @@ fn whatever_white_space_and_comments() {
     assert_eq!(read_as(latin_1, &ReadOptions::default()).unwrap(), wanted, "comments are not looked at");
 }
 
+/// Who keeps batches counts nonzeros: what lines without any would have taken is given back.
+#[test]
+fn batches_of_empty_lines_are_small() {
+    let text = ["1 2 3\n", &"\n".repeat(1 << 20), "4 5 6\n"].concat();
+    let sys = Sys::default();
+    let mut reader =
+        TnsReader::from_read(&sys, Box::new(Cursor::new(text)), "text", ReadOptions::default()).unwrap();
+    let mut numbers = 0;
+    reader
+        .drain(&mut |batch: Batch| {
+            numbers += batch.indices.capacity() + batch.values.capacity();
+            Ok(())
+        })
+        .unwrap();
+    assert!(numbers < 1000, "{numbers}");
+}
+
 #[test]
 fn values_are_exact() {
     for (token, wanted) in [
