@@ -68,7 +68,6 @@ impl Scratch {
                 bytes: on_disk,
                 bytes_peak: on_disk,
                 resumed_nnz: finished.nnz(),
-                ..SpillReport::default()
             },
             dir,
         }
