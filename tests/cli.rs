@@ -274,7 +274,7 @@ fn bad_requests_of_the_other_programs_are_named() {
     }
     let npy = std::fs::read(place.path("f4/mode-2.npy")).unwrap();
     place.write("f5/mode-2.npy", &npy[..npy.len() - 3]);
-    let cases: [(&str, &[&str], &[&str]); 36] = [
+    let cases: [(&str, &[&str], &[&str]); 37] = [
         (
             "blco-run",
             &["t.blco", "--op", "ttv", "--modes", "1", "--output", "t.blco"],

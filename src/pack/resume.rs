@@ -129,7 +129,7 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
         let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
         let then = old.job.identity.as_deref().unwrap_or("read from a pipe");
         let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
-        return Err(Error::input(&new.input, format!("{what}; start again with --force")));
+        return Err(Error::input(&new.input, format!("{what}; give that one, or start again with --force")));
     }
     Ok(())
 }
