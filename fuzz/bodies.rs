@@ -4,7 +4,7 @@
 
 #![allow(dead_code, reason = "every target uses a part")]
 
-use blco::backend::host::{HostBackend, HostOp};
+use blco::backend::host::{HostBackend, HostOp, Vectors};
 use blco::coo::tns::{IndexBase, ReadOptions, TnsReader, TnsWriter};
 use blco::coo::{Batch, Extent, Source};
 use blco::dense::{Matrix, Real, seeded_factors};
@@ -13,9 +13,10 @@ use blco::format::DecodedTile;
 use blco::op::export::EachTile;
 use blco::op::mttkrp::Mttkrp;
 use blco::op::salvage::Salvage;
+use blco::op::ttv::Streamed;
 use blco::op::verify::Verify;
 use blco::shape::Shape;
-use blco::store::{ChunkEntry, ChunkHeader, Manifest, Store};
+use blco::store::{ChunkEntry, ChunkHeader, Format, Manifest, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use std::path::Path;
@@ -200,7 +201,8 @@ fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_by
     }
 }
 
-/// Exports the store, which must give `batch`; then verifies it and, where its dims are small, multiplies.
+/// Exports the store, which must give `batch`; then verifies it and, where its dims are small, multiplies, by factors and,
+/// where elements stream out of it, by a vector.
 fn run(store: &Store, batch: &Batch) {
     let mut exported = Batch::default();
     let mut gather = EachTile(|tile: &DecodedTile<'_>| {
@@ -223,6 +225,63 @@ fn run(store: &Store, batch: &Batch) {
         let mut mttkrp = Mttkrp::new(store.sys(), &factors, &modes, 2).expect("small results");
         pass(store, &mut mttkrp).expect("an intact chunk");
     }
+    if let Format::Hocfs { levels, .. } = store.manifest().format
+        && shape.dims()[levels.last()] < 1 << 20
+    {
+        let dim = shape.dims()[levels.last()] as usize;
+        let vector = Matrix::<f64>::seeded(store.sys(), dim, 1, levels.last(), 0).expect("a short vector");
+        for vectors in [Vectors::Widest, Vectors::Avx2, Vectors::Baseline] {
+            stream(store, batch, levels.last(), vector.data(), vectors);
+        }
+    }
+}
+
+/// TTV along the leaves' mode: the elements are those of `batch`, whose nonzeros come fiber by fiber.
+fn stream(store: &Store, batch: &Batch, mode: usize, vector: &[f64], vectors: Vectors) {
+    let mut wanted = Batch::default();
+    let order = store.manifest().shape.order();
+    for (row, value) in batch.indices.chunks_exact(order).zip(&batch.values) {
+        let product = value * vector[row[mode] as usize];
+        let element = (0..order).filter(|&m| m != mode).map(|m| row[m]);
+        match wanted.values.last_mut() {
+            Some(sum)
+                if wanted.indices[wanted.indices.len() - (order - 1)..]
+                    .iter()
+                    .copied()
+                    .eq(element.clone()) =>
+            {
+                *sum += product;
+            }
+            _ => {
+                wanted.indices.extend(element);
+                wanted.values.push(product);
+            }
+        }
+    }
+    let mut found = Batch::default();
+    let mut take = |batches: Vec<Batch>| {
+        for batch in batches {
+            found.indices.extend(batch.indices);
+            found.values.extend(batch.values);
+        }
+        Ok(())
+    };
+    let mut op = Streamed::new(store, vector, Some(&mut take)).expect("short sums").with_vectors(vectors);
+    let finished = pass(store, &mut op).and_then(|()| op.finish());
+    drop(op);
+    if let Err(error) = finished {
+        let exceeds = matches!(error, Error::Request(_)) && wanted.values.iter().any(|sum| !sum.is_finite());
+        assert!(exceeds, "an intact chunk: {error}");
+        return;
+    }
+    // A tree may have the same fiber twice: a verifier minds, TTV gives two elements.
+    let distinct = |batch: &Batch| {
+        let mut rows: Vec<_> = batch.indices.chunks_exact(order - 1).map(<[u32]>::to_vec).collect();
+        rows.dedup();
+        rows
+    };
+    assert_eq!(distinct(&found), distinct(&wanted));
+    assert!(found.nnz() > wanted.nnz() || same(&found, &wanted), "other sums than one by one");
 }
 
 fn pass<O: HostOp>(store: &Store, op: &mut O) -> Result<()> {

@@ -274,7 +274,7 @@ fn bad_requests_of_the_other_programs_are_named() {
     }
     let npy = std::fs::read(place.path("f4/mode-2.npy")).unwrap();
     place.write("f5/mode-2.npy", &npy[..npy.len() - 3]);
-    let cases: [(&str, &[&str], &[&str]); 36] = [
+    let cases: [(&str, &[&str], &[&str]); 37] = [
         (
             "blco-run",
             &["t.blco", "--op", "ttv", "--modes", "1", "--output", "t.blco"],
@@ -329,6 +329,11 @@ fn bad_requests_of_the_other_programs_are_named() {
         ),
         ("blco-run", &["t.blco", "--vector", "f4/mode-1.npy"], &["--vector", "--op mttkrp"]),
         ("blco-run", &["t.blco", "--op", "ttv", "--modes", "1", "--rank", "3"], &["--rank", "--op ttv"]),
+        (
+            "blco-run",
+            &["t.blco", "--op", "ttv", "--modes", "1", "--repeat", "2"],
+            &["--repeat", "mode 1", "runs once"],
+        ),
         ("blco-run", &["t.blco", "--backend", "cpu", "--streams", "2"], &["--streams is for a GPU"]),
         ("blco-run", &["t.blco", "--backend", "cpu", "--kernel", "t4l16c2b4"], &["--kernel", "CPU"]),
         ("blco-cpd", &["t.blco", "--backend", "cpu", "--kernel", "t4l16c2b4"], &["--kernel", "CPU"]),
@@ -399,6 +404,7 @@ mod keys {
         "encoding",
         "format",
         "input_nnz",
+        "input_read",
         "linear_bits",
         "nnz",
         "program",

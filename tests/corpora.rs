@@ -6,6 +6,7 @@
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 
+use blco::random::Counter;
 use std::path::Path;
 
 /// Calls `body` with every input that is kept for `target`.
@@ -35,6 +36,29 @@ fn manifest() {
 #[test]
 fn chunk() {
     replay("chunk", bodies::chunk);
+}
+
+/// Inputs that are kept, with some bytes changed.
+#[test]
+fn changed_chunks() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/chunk");
+    let mut paths: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let rounds = std::env::var("BLCO_CHANGED").map_or(4, |text| text.parse().unwrap());
+    for (number, path) in paths.iter().enumerate() {
+        let kept = std::fs::read(path).unwrap();
+        for round in 0..rounds {
+            let random = Counter::new(number as u64, round);
+            let mut input = kept.clone();
+            for change in 0..=random.bits(0) % 4 {
+                let [at, bit] = [1, 2].map(|k| random.bits(2 * change + k));
+                let length = input.len() as u64;
+                input[usize::try_from(at % length).unwrap()] ^= 1 << (bit % 8);
+            }
+            let held = std::panic::catch_unwind(|| bodies::chunk(&input));
+            assert!(held.is_ok(), "{}, round {round}", path.display());
+        }
+    }
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn what_goes_wrong_is_told() {
         ("t.blco --rank 2 --output t.blco", "", "t.blco: is a store; name another directory"),
         ("t.blco --rank 2 --checkpoint t.blco", "", "t.blco: is a store; name another directory"),
         ("t.blco --rank 2 --output o --report .", "", ".: is a directory; name a file"),
+        ("t.blco --rank 2000 --memory 80MB --output o", "", "take a smaller rank"),
         ("--score t.blco nan", "", "t.blco: holds no model"),
         ("--score nan nan", "", "holds NaN in row 2"),
     ] {

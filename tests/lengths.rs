@@ -39,7 +39,7 @@ const VALUES: [u64; 10] = [
 fn read(path: &Path) -> Result<()> {
     let store = Store::open(&Sys::default(), path)?;
     let plan = plan(&store, 0, &Limits::default())?;
-    let mut inspect = Inspect::new(&store.manifest().shape);
+    let mut inspect = Inspect::new(store.sys(), &store.manifest().shape)?;
     let mut backend = HostBackend::new(&store, &mut inspect)?;
     Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
 }

@@ -66,6 +66,16 @@ fn check_subsets(name: &str, order: usize, store: &Store) {
     }
 }
 
+/// What the precision rounds off near its least number is allowed, and is not nothing: f64's first, then f32's.
+#[test]
+fn subnormal_values_are_within_the_bound() {
+    for scale in [1e-322, 1e-310, 1e-44, 1e-40] {
+        let mut tensor = Tensor::random(&[40, 9, 200], 5000, 3, values::fraction);
+        tensor.values.iter_mut().for_each(|value| *value *= scale);
+        check(&format!("values of {scale:e}"), &tensor, &[7]);
+    }
+}
+
 #[test]
 fn every_order_and_every_kind_of_values() {
     type Case = (&'static str, &'static [u64], usize, fn(u64) -> f64, ValueEncoding);

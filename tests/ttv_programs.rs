@@ -56,7 +56,7 @@ impl Bench {
             let drawn = self.draw(2);
             for precision in if large() { 0..2 } else { drawn..drawn + 1 } {
                 let result = format!("{store}-{backend}-{}", PRECISIONS[precision]);
-                self.run_once(store, mode, (backend, PRECISIONS[precision]), &result);
+                self.run_once((store, streamed), mode, (backend, PRECISIONS[precision]), &result);
                 if !self.results[precision].contains(&result) {
                     self.results[precision].push(result);
                 }
@@ -69,12 +69,19 @@ impl Bench {
         usize::try_from(Counter::new(self.runs, n as u64).bits(0) % n as u64).unwrap()
     }
 
-    fn run_once(&self, store: &str, mode: usize, (backend, precision): (&str, &str), result: &str) {
+    fn run_once(
+        &self,
+        (store, streamed): (&str, bool),
+        mode: usize,
+        (backend, precision): (&str, &str),
+        result: &str,
+    ) {
         let output = self.dir.path().join(result).join(format!("mode-{mode}"));
         std::fs::create_dir_all(&output).unwrap();
         let drawn = |n| (1 + self.draw(n)).to_string();
-        let (threads, workers, lanes, repeat) =
-            (drawn(3), drawn(4), drawn(5), ["1", "1", "2"][self.draw(6) % 3]);
+        let (threads, workers, lanes) = (drawn(3), drawn(4), drawn(5));
+        // Products are merged once.
+        let repeat = if streamed { ["1", "1", "2"][self.draw(6) % 3] } else { "1" };
         let vector = format!("vectors/mode-{mode}.npy");
         let (mode, output) = (mode.to_string(), output.to_str().unwrap());
         let mut args = vec![store, "--op", "ttv", "--modes", &mode, "--vector", &vector];

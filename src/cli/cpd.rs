@@ -10,6 +10,7 @@ use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::host::{HostPlace, host_bytes};
 use crate::decomp::score::{Pair, Score, score};
+use crate::decomp::solve;
 use crate::decomp::{self, Init, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, Watch, factor_bytes};
 use crate::dense::{Matrix, load_factors, mode_file};
 use crate::error::{Error, Result};
@@ -202,12 +203,13 @@ impl Cpd {
         let factors = factor_bytes::<T>(shape, rank);
         // The best start's factors, besides those of the present one.
         let best = if self.starts > 1 { factors } else { 0 };
+        let held = best + solve::host_bytes(shape.order(), rank, self.starts);
         Demand {
             modes,
             rank,
             passes,
-            on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + best,
-            beside_gpu: factors + best,
+            on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + held,
+            beside_gpu: factors + held,
             operation: StreamedOp::CpAls,
         }
     }
@@ -248,11 +250,12 @@ impl Cpd {
 
     fn show(&self, progress: &Progress, store: &Store, at: &Watch<'_>) {
         let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
-        let mut what = format!("iteration {} of {}", at.als.history().len() + 1, self.max_iters);
+        let mut what =
+            format!("iteration {} of {}", at.last.map_or(0, |last| last.iteration) + 1, self.max_iters);
         if self.starts > 1 {
             what = format!("start {} of {}, {what}", at.start + 1, self.starts);
         }
-        if let Some(last) = at.als.history().last() {
+        if let Some(last) = at.last {
             let left = last.seconds
                 * f64::from(self.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
             let left =

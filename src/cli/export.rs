@@ -10,7 +10,7 @@ use crate::format::DecodedTile;
 use crate::op::export::EachTile;
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
-use crate::stream::{Executor, Limits, plan};
+use crate::stream::{Executor, Limits, Plan, plan};
 use crate::sys::{File, Sys};
 use clap::Parser;
 use npyz::WriterBuilder;
@@ -61,11 +61,24 @@ pub(super) fn stream_once<O: HostOp>(
     threads: usize,
     progress: (&Progress, &'static str),
 ) -> Result<()> {
-    let operation = op_bytes + decoded_bytes(store.manifest().shape.order());
-    let limits = Limits { threads, available: machine::available_memory(), ..Limits::default() };
-    let plan = plan(store, operation, &limits)?;
+    stream_by(store, op, &plan_once(store, op_bytes, threads)?, progress)
+}
+
+/// Plans a pass for an operation that holds `op_bytes`: before it is made.
+pub(super) fn plan_once(store: &Store, op_bytes: u64, threads: usize) -> Result<Plan> {
+    let operation = op_bytes.saturating_add(decoded_bytes(store.manifest().shape.order()));
+    plan(store, operation, &Limits { threads, available: machine::available_memory(), ..Limits::default() })
+}
+
+/// Streams `store` once through `op`, by `plan`. `progress` with the progress line's label.
+pub(super) fn stream_by<O: HostOp>(
+    store: &Store,
+    op: &mut O,
+    plan: &Plan,
+    progress: (&Progress, &'static str),
+) -> Result<()> {
     let mut backend = HostBackend::new(store, op)?;
-    let mut executor = Executor::new(store, &plan, &mut backend)?;
+    let mut executor = Executor::new(store, plan, &mut backend)?;
     let total = Some(store.manifest().nnz);
     executor.pass(&mut backend, &|done| progress.0.show(progress.1, done, total)).map(drop)
 }

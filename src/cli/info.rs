@@ -1,6 +1,6 @@
 //! `blco-info`.
 
-use super::export::stream_once;
+use super::export::{plan_once, stream_by};
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
 use super::{Common, Program, Report, advice, machine, on_pool};
@@ -321,8 +321,12 @@ impl Info {
         directory: &Path,
     ) -> Result<Vec<StorageUnits>> {
         let progress = Progress::new(self.common.quiet || self.common.json);
-        let mut storage = Storage::<K>::new(store.sys(), &store.manifest().shape, memory, directory);
-        stream_once(store, &mut storage, 0, threads, (&progress, "counting"))?;
+        let (shape, nnz) = (&store.manifest().shape, store.manifest().nnz);
+        // What is sorted takes no more than all of it does.
+        let bytes = Storage::<K>::host_bytes(shape, nnz).min(memory);
+        let plan = plan_once(store, bytes, threads)?;
+        let mut storage = Storage::<K>::new(store.sys(), shape, memory, directory);
+        stream_by(store, &mut storage, &plan, (&progress, "counting"))?;
         storage.finish()
     }
 
@@ -330,16 +334,16 @@ impl Info {
     fn look(&self, store: &Store, threads: usize) -> Result<StoreStatistics> {
         let shape = &store.manifest().shape;
         let progress = Progress::new(self.common.quiet || self.common.json);
-        let bytes = Inspect::host_bytes(shape);
-        let inspect = Inspect::new(shape);
+        let verifying = if self.verify { Verify::host_bytes(store.manifest()) } else { 0 };
+        let plan = plan_once(store, Inspect::host_bytes(shape) + verifying, threads)?;
+        let mut inspect = Inspect::new(store.sys(), shape)?;
         if self.verify {
             let mut both = (inspect, Verify::new(store));
-            stream_once(store, &mut both, bytes, threads, (&progress, "verifying"))?;
+            stream_by(store, &mut both, &plan, (&progress, "verifying"))?;
             both.1.finish()?;
             return Ok(both.0.finish());
         }
-        let mut inspect = inspect;
-        stream_once(store, &mut inspect, bytes, threads, (&progress, "reading"))?;
+        stream_by(store, &mut inspect, &plan, (&progress, "reading"))?;
         Ok(inspect.finish())
     }
 }

@@ -21,7 +21,7 @@ pub struct HostPlace<'a, T: Real> {
     executor: Executor<'a, HostBackend<'a, Mttkrp<'static, T>>>,
 }
 
-/// Bytes that a decomposition holds on the host, decoded tiles not included.
+/// Bytes that a decomposition holds on the host, decoded tiles and what [`super::solve::host_bytes`] counts not included.
 #[must_use]
 pub fn host_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
     let update = shape.dims().iter().map(|&d| update::host_bytes(d as usize, rank)).max();

@@ -1,7 +1,7 @@
 //! The main path of a decomposition: starts, iterations, checkpoints.
 
 use super::checkpoint::{Checkpointer, Saved};
-use super::cp_als::{Als, Place, Problem, Settings};
+use super::cp_als::{Als, Iteration, Place, Problem, Settings};
 use super::update::{FLOOR, gram};
 use super::{Model, check_non_negative};
 use crate::dense::{Matrix, Real, seeded_factors};
@@ -89,8 +89,8 @@ pub struct Outcome<T> {
 pub struct Watch<'a> {
     /// The start, from 0.
     pub start: u32,
-    /// The iterations that it has made.
-    pub als: &'a Als,
+    /// The last iteration that it has made.
+    pub last: Option<&'a Iteration>,
     /// The mode that is computed, from 0.
     pub mode: usize,
     /// Nonzeros that its pass has done.
@@ -198,9 +198,9 @@ pub fn run<T: Real>(
             if let Some(stop) = job.stop(&als) {
                 break stop;
             }
-            let before = als.clone();
+            let last = als.history().last().cloned();
             als.iterate(place, &|step| {
-                watch(&Watch { start, als: &before, mode: step.mode, nnz: step.nnz });
+                watch(&Watch { start, last: last.as_ref(), mode: step.mode, nnz: step.nnz });
             })?;
             let ended = job.stop(&als).is_some();
             if let Some(checkpoint) = job.checkpoint.as_mut().filter(|c| ended || c.is_due(&als)) {

@@ -34,6 +34,16 @@ impl Columns {
     }
 }
 
+/// Bytes of the rank x rank matrices of a decomposition of `order` modes: of each mode two, and of the best of several
+/// `starts` as many, besides those of an update: the Hadamard product, its factor or eigenvectors with what faer needs to
+/// find them, the inverse, and the new factor's Gram matrix and cosines.
+#[must_use]
+pub fn host_bytes(order: usize, rank: usize, starts: u32) -> u64 {
+    const UPDATE: usize = 8;
+    let kept = if starts > 1 { 4 * order } else { 2 * order };
+    ((kept + UPDATE) * rank * rank * size_of::<f64>()) as u64
+}
+
 /// The Hadamard product of the cosines of `factors`, rank x rank.
 pub fn hadamard<'a>(factors: impl Iterator<Item = &'a Columns>, rank: usize) -> Vec<f64> {
     let mut product = vec![1.0; rank * rank];

@@ -130,7 +130,7 @@ impl Part {
                     simd.dispatch(Descend { sums, rows, gram, scales, new });
                 }
             }
-            simd.dispatch(Store { sums, rows, new, inner: &mut self.inner });
+            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.inner });
             self.add_gram(rows.len());
         }
     }
@@ -176,7 +176,7 @@ impl Part {
 
 /// Stores `new` rows in `rows`, rounded, and leaves them rounded; adds their products with `sums`, which are zero afterwards, to
 /// `inner`.
-struct Store<'a, T> {
+struct StoreRows<'a, T> {
     sums: &'a mut [f64],
     rows: &'a mut [T],
     new: &'a mut [f64],
@@ -184,7 +184,7 @@ struct Store<'a, T> {
 }
 
 /// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
-impl<T: Real> pulp::WithSimd for Store<'_, T> {
+impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -57,6 +57,8 @@ pub trait Real:
     const PRECISION: Precision;
     /// The unit roundoff: 2^-53 or 2^-24.
     const ROUNDOFF: f64;
+    /// The least positive number, a subnormal one: 2^-1074 or 2^-149.
+    const LEAST: f64;
     /// The nearest number of this type.
     fn nearest(x: f64) -> Self;
     /// The same number as f64.
@@ -68,6 +70,7 @@ pub trait Real:
 impl Real for f64 {
     const PRECISION: Precision = Precision::F64;
     const ROUNDOFF: f64 = Self::EPSILON / 2.0;
+    const LEAST: f64 = Self::from_bits(1);
     #[inline(always)]
     fn nearest(x: f64) -> Self {
         x
@@ -84,6 +87,7 @@ impl Real for f64 {
 impl Real for f32 {
     const PRECISION: Precision = Precision::F32;
     const ROUNDOFF: f64 = Self::EPSILON as f64 / 2.0;
+    const LEAST: f64 = Self::from_bits(1) as f64;
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "rounding is what the caller asks for")]
     fn nearest(x: f64) -> Self {

@@ -56,6 +56,14 @@ impl DecodedTile<'_> {
     }
 }
 
+/// Bytes that an open chunk of `format`, whose image has at most `chunk_bytes`, takes while it grows.
+pub(crate) fn open_chunk_bytes(format: &Format, chunk_bytes: u64) -> u64 {
+    match format {
+        Format::Blco(_) => blco::open_chunk_bytes(chunk_bytes),
+        Format::Hocfs { .. } => hocfs::open_chunk_bytes(chunk_bytes),
+    }
+}
+
 /// A finished chunk: header, image, and the ranges that the manifest lists.
 #[derive(Debug)]
 pub struct BuiltChunk {

@@ -5,6 +5,7 @@ use crate::encoding::width;
 use crate::error::Result;
 use crate::format::ChunkView;
 use crate::shape::Shape;
+use crate::sys::Sys;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -54,22 +55,25 @@ pub struct Inspect {
     statistics: StoreStatistics,
 }
 
+/// Rows of a mode that are counted one by one.
+fn counted_rows(dim: u32) -> usize {
+    if dim <= COUNTED_ROWS_MAX { dim as usize } else { 0 }
+}
+
 impl Inspect {
-    /// Statistics of a store of `shape`.
-    #[must_use]
-    pub fn new(shape: &Shape) -> Self {
-        let counters = |&dim: &u32| if dim <= COUNTED_ROWS_MAX { vec![0; dim as usize] } else { Vec::new() };
+    /// Statistics of a store of `shape`. An error where memory is short.
+    pub fn new(sys: &Sys, shape: &Shape) -> Result<Self> {
         let modes = vec![ModeStatistics::default(); shape.order()];
-        Self {
-            row_nnz: shape.dims().iter().map(counters).collect(),
+        Ok(Self {
+            row_nnz: shape.dims().iter().map(|&dim| sys.vec(0, counted_rows(dim))).collect::<Result<_>>()?,
             statistics: StoreStatistics { modes, ..StoreStatistics::default() },
-        }
+        })
     }
 
     /// Host bytes that it holds.
     #[must_use]
     pub fn host_bytes(shape: &Shape) -> u64 {
-        shape.dims().iter().filter(|&&dim| dim <= COUNTED_ROWS_MAX).map(|&dim| 4 * u64::from(dim)).sum()
+        shape.dims().iter().map(|&dim| (size_of::<u32>() * counted_rows(dim)) as u64).sum()
     }
 
     /// What was found.
@@ -118,5 +122,26 @@ impl HostOp for Inspect {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::sys::fault::{Call, Fault, Faults};
+    use std::sync::Arc;
+
+    #[test]
+    fn counters_that_memory_does_not_hold_are_an_error() {
+        let shape = Shape::new(&[4, 5, 1 << 29]).unwrap();
+        assert_eq!(Inspect::host_bytes(&shape), 4 * 9);
+        for nth in 0..2 {
+            let faults = Faults::new(Some(Call::Allocate), nth, Fault::Errno(libc::ENOMEM));
+            let failed = Inspect::new(&Sys::with_faults(Arc::new(faults)), &shape).unwrap_err();
+            assert!(matches!(failed, Error::Resource { .. }), "{failed}");
+        }
+        let counted = Inspect::new(&Sys::default(), &shape).unwrap().finish();
+        assert_eq!(counted.modes.iter().map(|m| m.rows).collect::<Vec<_>>(), [Some(0), Some(0), None]);
     }
 }

@@ -2,14 +2,20 @@
 //! coordinates. It shares nothing with stores, decoding or kernels; everything is compared with it.
 //!
 //! The comparison's bound is derived, not chosen: a result may differ from the oracle's by
-//! `roundoff * (order + 2 + L) * S`, where S is the same sum over absolute values and L the longest chain of
-//! additions in the precision of the result: the row's nonzeros for f64; for f32, whose longer sums are in f64,
-//! `chain + row nnz * 2^-29`, with the `chain` that the backend states. That is what the result's own roundings can add up to; the oracle's, at worst as many again in
-//! f64, get no allowance, which makes the check stricter than the worst case.
+//! `roundoff * (order + 2 + L) * S + (order + 1) * row nnz * least`, where S is the same sum over absolute values and L the
+//! longest chain of additions in the precision of the result: the row's nonzeros for f64; for f32, whose longer sums are in
+//! f64, `chain + row nnz * 2^-29`, with the `chain` that the backend states. That is what the result's own roundings can add
+//! up to; the oracle's, at worst as many again in f64, get no allowance, which makes the check stricter than the worst case.
+//!
+//! The second term is for subnormal numbers, where a rounding errs by up to half of the least positive one, `least`, however
+//! small the number is. Sums of subnormal numbers are exact; what is rounded is each nonzero's value, its `order - 1`
+//! products and, once, the row: at most `order + 1` roundings a nonzero. As many of the oracle's take the other half. What
+//! a product has lost is not allowed to grow: later factors above one in magnitude, which seeded ones are not, get nothing.
 
 use crate::coo::Source;
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
+use crate::sys::Sys;
 use serde::Serialize;
 
 /// MTTKRP of one mode with what the bound needs.
@@ -41,16 +47,14 @@ pub fn mttkrp<T: Real>(
     modes: &[usize],
 ) -> Result<Vec<OracleMode>> {
     let (order, rank) = (factors.len(), factors[0].columns());
+    // A handle of its own: no order to fail reaches it, but too little memory is an error.
+    let sys = Sys::default();
     let start = |&mode: &usize| {
         let rows = factors[mode].rows();
-        OracleMode {
-            mode,
-            sums: vec![0.0; rows * rank],
-            absolute: vec![0.0; rows * rank],
-            row_nnz: vec![0; rows],
-        }
+        let (sums, absolute) = (sys.vec(0.0, rows * rank)?, sys.vec(0.0, rows * rank)?);
+        Ok(OracleMode { mode, sums, absolute, row_nnz: sys.vec(0, rows)? })
     };
-    let mut results: Vec<OracleMode> = modes.iter().map(start).collect();
+    let mut results: Vec<OracleMode> = modes.iter().map(start).collect::<Result<_>>()?;
     let name = source.name();
     source.drain(&mut |batch| {
         if batch.indices.len() != order * batch.values.len() {
@@ -98,12 +102,13 @@ impl OracleMode {
         for (i, (&got, (&sum, &absolute))) in
             result.data().iter().zip(self.sums.iter().zip(&self.absolute)).enumerate()
         {
-            let nnz = self.row_nnz[i / rank] as f64;
+            let (nnz, order) = (self.row_nnz[i / rank] as f64, order as f64);
             let chain = match T::PRECISION {
                 Precision::F64 => nnz,
                 Precision::F32 => f64::from(chain) + nnz / f64::from(1u32 << 29),
             };
-            let bound = T::ROUNDOFF * (order as f64 + 2.0 + chain) * absolute;
+            let subnormal = (order + 1.0) * nnz * T::LEAST;
+            let bound = T::ROUNDOFF * (order + 2.0 + chain) * absolute + subnormal;
             let error = (got.widen() - sum).abs();
             // A NaN compares false and so fails.
             comparison.holds &= error <= bound;

@@ -7,7 +7,7 @@
 use crate::backend::host::{Batch as Tiles, HostOp};
 use crate::coo::Batch;
 use crate::error::Result;
-use crate::linear::{BitLayout, Key, Linearizer};
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::pack::Summer;
 use crate::shape::{ModeOrder, Shape};
 use crate::sys::Sys;
@@ -63,12 +63,12 @@ impl StorageUnits {
 pub struct Storage<K> {
     shape: Shape,
     nnz: u64,
-    counters: Vec<Counter<K>>,
+    counters: Vec<LevelCounts<K>>,
 }
 
 /// The levels of one mode.
 #[derive(Debug)]
-struct Counter<K> {
+struct LevelCounts<K> {
     layout: BitLayout,
     /// The modes of the levels above the leaves.
     levels: Vec<usize>,
@@ -87,22 +87,28 @@ impl<K: Key> Storage<K> {
             let layout = BitLayout::concatenated(shape, &modes);
             let directory = temporary.join(format!("{}{}", crate::sys::SPILL_PREFIX, mode + 1));
             let summer = Summer::new(sys, &layout, memory / order as u64, directory);
-            Counter { layout, levels, summer }
+            LevelCounts { layout, levels, summer }
         };
         Self { shape: shape.clone(), nnz: 0, counters: (0..order).map(counter).collect() }
+    }
+
+    /// Bytes of all fibers of a tensor of `nnz` nonzeros, as they come and sorted.
+    #[must_use]
+    pub fn host_bytes(shape: &Shape, nnz: u64) -> u64 {
+        nnz.saturating_mul((2 * shape.order() * size_of::<Nonzero<K>>()) as u64)
     }
 
     /// The units, for each mode.
     pub fn finish(self) -> Result<Vec<StorageUnits>> {
         let Self { shape, nnz, counters } = self;
-        let units = |(mode, counter): (usize, Counter<K>)| {
+        let units = |(mode, counter): (usize, LevelCounts<K>)| {
             Ok(StorageUnits::new(shape.dims(), nnz, mode, &counter.finish()?))
         };
         counters.into_iter().enumerate().map(units).collect()
     }
 }
 
-impl<K: Key> Counter<K> {
+impl<K: Key> LevelCounts<K> {
     /// The nodes of each level: a node begins where the indices of its level and those above differ from the last.
     fn finish(self) -> Result<Vec<u64>> {
         let Self { layout, levels, summer } = self;

@@ -3,7 +3,7 @@
 
 use crate::backend::host::{Batch, HostOp};
 use crate::error::{Error, Result};
-use crate::format::{BuiltChunk, ChunkView, Cutter, Statistics};
+use crate::format::{BuiltChunk, ChunkView, Cutter, PENDING_NNZ, Statistics, open_chunk_bytes};
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::chunk::HEADER_BYTES;
@@ -11,6 +11,9 @@ use crate::store::{Manifest, Store};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes that a nonzero of a small chunk takes for each mode, at most: two nodes while the chunk grows, then its image, padded.
+const NODE_BYTES: usize = 64;
 
 /// The operation.
 #[derive(Debug)]
@@ -51,6 +54,17 @@ impl<'a> Verify<'a> {
                 built: 0,
             },
         }
+    }
+
+    /// Host bytes that it holds: an open chunk, no more than all nonzeros take there, nonzeros that wait and those that
+    /// are being encoded, and what is kept of each chunk.
+    #[must_use]
+    pub fn host_bytes(manifest: &Manifest) -> u64 {
+        let Manifest { shape, format, chunk_bytes, nnz, chunks, .. } = manifest;
+        let node = (NODE_BYTES * shape.order()) as u64;
+        let open = open_chunk_bytes(format, *chunk_bytes).min(nnz.saturating_mul(node));
+        let waiting = 4 * PENDING_NNZ * size_of::<Nonzero<u128>>();
+        open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64
     }
 
     fn path(&self) -> PathBuf {

@@ -54,7 +54,8 @@ pub fn pack(
     let budget = Budget::of(options);
     plan(sys, source, options)?.check()?;
     let Prepared { staging, scratch, extent } = prepare(sys, source, options)?;
-    let declared = if extent.is_none() { source.declared()? } else { None };
+    let input_read = extent.is_none();
+    let declared = if input_read { source.declared()? } else { None };
     let (input, shape) = if let Some(shape) = declared {
         (Input::Direct(scratch), shape)
     } else {
@@ -87,6 +88,7 @@ pub fn pack(
         digest: format!("{:016x}", written.published.id),
         dims: shape.dims().to_vec(),
         linear_bits: layout.bits(),
+        input_read,
         input_nnz: written.input_nnz,
         nnz: written.nnz,
         duplicates_summed: written.summed,

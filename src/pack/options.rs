@@ -51,10 +51,8 @@ impl FormatOption {
     /// Bytes that an open chunk takes while it grows.
     pub(super) fn open_chunk_bytes(self, chunk_bytes: u64) -> u64 {
         match self {
-            Self::Known(Format::Blco(_)) => format::blco::open_chunk_bytes(chunk_bytes),
-            Self::Known(Format::Hocfs { .. }) | Self::Hocfs { .. } => {
-                format::hocfs::open_chunk_bytes(chunk_bytes)
-            }
+            Self::Known(format) => format::open_chunk_bytes(&format, chunk_bytes),
+            Self::Hocfs { .. } => format::hocfs::open_chunk_bytes(chunk_bytes),
         }
     }
 }

@@ -29,7 +29,9 @@ pub struct PackReport {
     pub dims: Vec<u32>,
     /// Bits of the linear index.
     pub linear_bits: u32,
-    /// Nonzeros that the source handed over.
+    /// Whether the input was read: not where the job that this one continued had read all of it.
+    pub input_read: bool,
+    /// Nonzeros that the source handed over, to this job or to the one that it continued.
     pub input_nnz: u64,
     /// Nonzeros in the store.
     pub nnz: u64,

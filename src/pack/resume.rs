@@ -123,12 +123,13 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
         let what = format!("the unfinished pack had other options ({})", old.job.options);
         return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
     }
+    // Of two pipes nothing tells whether they say the same: the second serves where none of it will be read.
     let unreadable = new.identity.is_none() && old.finished.extent.is_none();
-    if unreadable || new.identity.is_some() && old.job.identity != new.identity {
+    if unreadable || old.job.identity != new.identity {
         let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
         let then = old.job.identity.as_deref().unwrap_or("read from a pipe");
         let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
-        return Err(Error::input(&new.input, format!("{what}; start again with --force")));
+        return Err(Error::input(&new.input, format!("{what}; give that one, or start again with --force")));
     }
     Ok(())
 }
@@ -177,6 +178,25 @@ mod tests {
             assert!(refused.contains("another version") && refused.contains("--force"), "{refused}");
             assert!(!refused.contains("--resume continues"), "{refused}");
         }
+    }
+
+    /// Once the input has been read to its end, the input of the job that resumes is not looked at any more.
+    #[test]
+    fn a_pipe_is_not_taken_for_a_file_nor_a_file_for_a_pipe() {
+        let extent = || Some(Extent { dims: vec![2, 2], nnz: 1 });
+        let finished = |extent| Finished { extent, ..Finished::default() };
+        let of = |identity: Option<&str>, extent| {
+            let mut left = Left { finished: finished(extent), ..left(journal::VERSION) };
+            left.job.identity = identity.map(Into::into);
+            left
+        };
+        let accepts = |old: &Left, new: Option<&str>| same_job(old, &of(new, None).job).is_ok();
+        assert!(accepts(&of(Some("1"), extent()), Some("1")) && accepts(&of(Some("1"), None), Some("1")));
+        assert!(!accepts(&of(Some("1"), extent()), Some("2")));
+        assert!(!accepts(&of(Some("1"), extent()), None), "a pipe, after a file");
+        assert!(!accepts(&of(None, extent()), Some("1")), "a file, after a pipe");
+        assert!(accepts(&of(None, extent()), None), "a pipe, all of which had been read");
+        assert!(!accepts(&of(None, None), None));
     }
 
     #[test]

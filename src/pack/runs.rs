@@ -300,6 +300,7 @@ mod tests {
             let (_, finished, bytes) = Journal::read(&sys, dir.path()).unwrap().unwrap();
             let journal = Journal::resume(&sys, dir.path(), bytes).unwrap();
             let scratch = Scratch::new(&sys, spill_dir.clone(), journal, &finished);
+            assert_eq!(scratch.report().runs, finished.runs.len(), "the report counts those that were there");
             let scratch = if round == 0 {
                 let mut runs = Runs::<u64>::new(&sys, budget, scratch, &layout);
                 batches(&dims, nnz).into_iter().try_for_each(|batch| runs.push(batch)).unwrap();

@@ -64,10 +64,10 @@ impl Scratch {
             files: finished.next_number(),
             on_disk,
             report: SpillReport {
+                runs: finished.runs.len(),
                 bytes: on_disk,
                 bytes_peak: on_disk,
                 resumed_nnz: finished.nnz(),
-                ..SpillReport::default()
             },
             dir,
         }

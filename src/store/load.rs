@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// What undoing the codec needs besides the buffer; made once per worker, empty without a codec.
-pub struct Scratch {
+pub struct DecodeScratch {
     file: PageBuf,
     zstd: Option<file::Zstd>,
 }
@@ -51,12 +51,12 @@ impl Store {
     }
 
     /// Scratch for one worker.
-    pub fn scratch(&self) -> Result<Scratch> {
+    pub fn scratch(&self) -> Result<DecodeScratch> {
         let zstd = match self.manifest.codec {
             Codec::None => None,
             Codec::Zstd(_) => Some(file::zstd_decoder()?),
         };
-        Ok(Scratch { file: self.sys.page_buf(self.scratch_bytes())?, zstd })
+        Ok(DecodeScratch { file: self.sys.page_buf(self.scratch_bytes())?, zstd })
     }
 
     /// Reads chunk `number` into the page-aligned `buffer`, verifies it, undoes the codec, and returns its
@@ -68,7 +68,7 @@ impl Store {
         &self,
         number: usize,
         buffer: &mut [u8],
-        scratch: &mut Scratch,
+        scratch: &mut DecodeScratch,
     ) -> Result<(ChunkHeader, LoadTimes)> {
         let path = self.chunk_path(number);
         let start = Instant::now();
@@ -109,7 +109,7 @@ impl Store {
         &self,
         number: usize,
         buffer: &mut [u8],
-        scratch: &mut Scratch,
+        scratch: &mut DecodeScratch,
     ) -> Result<(ChunkHeader, LoadTimes)> {
         let path = self.chunk_path(number);
         let bytes = usize::try_from(self.manifest.chunks[number].file_bytes).unwrap_or(usize::MAX);
@@ -187,7 +187,7 @@ impl Store {
     }
 }
 
-impl Scratch {
+impl DecodeScratch {
     /// Undoes the codec: the image into `buffer`, from the file of `bytes` bytes that lies here. Nothing without a codec.
     fn decode(&mut self, bytes: usize, header: &ChunkHeader, buffer: &mut [u8], path: &Path) -> Result<()> {
         let Some(zstd) = &mut self.zstd else { return Ok(()) };

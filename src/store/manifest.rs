@@ -241,9 +241,11 @@ impl ArchiveV1 {
         rule(format.bit_layout(&shape).bit_modes() == self.bit_modes, "bit modes")?;
         rule(self.nnz > 0 && !self.sum_squares.is_nan(), "statistics")?;
         rule(self.value_min.is_finite() && self.value_max.is_finite(), "statistics")?;
+        let nnz_max = super::CHUNK_BYTES_MAX / if format.cuts_at_tiles() { 4 } else { 2 };
         let mut next = 0u64;
         for chunk in &self.chunks {
             rule(chunk.first_nonzero == next && chunk.nnz > 0, "first nonzero of a chunk")?;
+            rule(chunk.nnz <= nnz_max, "nnz of a chunk")?;
             next = next.checked_add(chunk.nnz).ok_or("nnz of a chunk")?;
             let whole = !format.cuts_at_tiles() || chunk.nnz.is_multiple_of(TILE_NNZ as u64);
             rule(next == self.nnz || whole, "nnz of a chunk")?;
@@ -347,6 +349,21 @@ mod tests {
         assert_eq!(root[24..32], [0, 0, 0, 0, 3, 0, 0, 0]);
         assert_eq!(root[72..80], [1, 2, 0, 0, 0, 0, 0, 0]);
         assert_eq!(Manifest::decode(&bytes, Path::new("manifest")).unwrap().0, manifest);
+    }
+
+    /// Sums and products with a chunk's nonzeros stay far from the limits of 64 bits.
+    #[test]
+    fn a_chunk_has_no_more_nonzeros_than_fit_its_image() {
+        let tree = Format::Hocfs { levels: ModeOrder::rotated(3, 1), leaf: LeafRule::Auto };
+        for (format, most) in [(example().format, 1 << 28), (tree, 1 << 29)] {
+            for (nnz, accepted) in [(most, true), (most + 1, false), (u64::MAX, false)] {
+                let mut manifest = Manifest { format, nnz, ..example() };
+                manifest.chunks[0].nnz = nnz;
+                let read = Manifest::decode(&manifest.encode().unwrap().0, Path::new("manifest"));
+                assert_eq!(read.is_ok(), accepted, "{nnz}");
+                assert!(accepted || read.unwrap_err().to_string().contains("nnz of a chunk"));
+            }
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod publish;
 pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
 pub use file::{LoneReader, read_provenance};
 pub use format::{Format, TREE_CODE, level_bytes};
-pub use load::{LoadTimes, Scratch};
+pub use load::{DecodeScratch, LoadTimes};
 pub use manifest::{ChunkEntry, Codec, Manifest};
 pub use publish::{Published, Staging, partial_path};
 

@@ -6,7 +6,7 @@
 
 use super::{Inspector, Loaded, Owner};
 use crate::error::Result;
-use crate::store::{ChunkHeader, LoadTimes, Scratch, Store};
+use crate::store::{ChunkHeader, DecodeScratch, LoadTimes, Store};
 use crate::sys::Sys;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::thread::{Scope, ScopedJoinHandle};
@@ -69,7 +69,7 @@ struct Turns<B> {
 /// Makes a checked chunk of what comes, and hands it over.
 struct Checker<'scope, B> {
     store: &'scope Store,
-    scratch: Scratch,
+    scratch: DecodeScratch,
     inspect: Option<Inspector>,
     full: Sender<Message<B>>,
 }

@@ -3,7 +3,7 @@
 //! the n-th of them fail ([`fault`]).
 //!
 //! Invariant: no other module of the library opens a file, spawns a thread or reserves a buffer that grows
-//! with the data by itself. (`rayon`'s pool is built once, by [`Sys::pool`].)
+//! with the data by itself, but for the few that ARCHITECTURE.md names. (`rayon`'s pool is built once, by [`Sys::pool`].)
 
 pub mod fault;
 mod private;

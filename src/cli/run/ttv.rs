@@ -46,6 +46,10 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     };
     refuse("ttv", &[(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")])?;
     let streamed = streams(manifest, mode);
+    if !streamed && run.repeat > 1 {
+        let what = format!("--repeat: TTV along mode {} of this store runs once", mode + 1);
+        return Err(Error::request(format!("{what}; leave it out")));
+    }
     let ChosenBackend { mut device, notes } = choose_backend::<T>(run, &store, mode)?;
     let kernel = run.engine.ttv_kernel()?;
     run.engine.refuse_on_cpu(device.is_none())?;

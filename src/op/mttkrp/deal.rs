@@ -2,7 +2,7 @@
 //! the groups before have ([`Turn`]), while it is still in the thread's cache, and only then takes another group. So groups in work lie closer together
 //! than there are desks, at most [`COPIES`]: no two share a copy, and each copy gets its groups in order.
 
-use super::group::{COPIES, Commit, Group, Inputs, Scratch, Strategy, Work};
+use super::group::{COPIES, Commit, Group, Inputs, Strategy, Tables, Work};
 use super::slots::Rows;
 use super::{GROUP_NNZ, GROUP_TILES};
 use crate::dense::Real;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What a thread works at: its group's slots and what it needs beside them.
-pub type Desk<T> = (Group, Scratch<T>);
+pub type Desk<T> = (Group, Tables<T>);
 
 /// Locks what no panic leaves half done: a panic ends the pass.
 fn lock<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
@@ -116,11 +116,11 @@ impl<T: Real> Shift<'_, T> {
         let _guard = Guard(&self.turns);
         let take = || lock(&self.dealer).take();
         while let Some(mut desk) = take() {
-            let (group, scratch) = &mut desk;
+            let (group, tables) = &mut desk;
             group.tiles = self.tiles(group.number);
             #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
             let copy = &self.copies[(group.number % COPIES as u64) as usize];
-            self.vectors[0].dispatch(Work { group, copy: &mut lock(copy), scratch, inputs: self.inputs });
+            self.vectors[0].dispatch(Work { group, copy: &mut lock(copy), tables, inputs: self.inputs });
             if group.nnz == GROUP_NNZ {
                 self.add_to_results(group);
             }

@@ -98,14 +98,14 @@ impl Group {
 
 /// What a thread needs beside the group that it works on.
 #[derive(Debug)]
-pub struct Scratch<T> {
+pub struct Tables<T> {
     finders: Vec<Finder>,
     ids: Vec<Ids>,
     /// Rows of the factors in slots, when all modes are computed.
     factors: Vec<Rows<T>>,
 }
 
-impl<T: Real> Scratch<T> {
+impl<T: Real> Tables<T> {
     /// For modes of at most so many slots of `stride` elements; with `all`, for all modes at once.
     pub fn new(sys: &Sys, slots: &[usize], stride: usize, all: bool) -> Result<Self> {
         let factor = |&slots: &usize| Rows::new(sys, if all { slots * stride } else { 0 });
@@ -146,7 +146,7 @@ pub struct Work<'a, T> {
     pub group: &'a mut Group,
     /// The copy of each mode that is computed, empty where there are none.
     pub copy: &'a mut [Rows<f64>],
-    pub scratch: &'a mut Scratch<T>,
+    pub tables: &'a mut Tables<T>,
     pub inputs: Inputs<'a, T>,
 }
 
@@ -163,7 +163,7 @@ impl<T: Real> pulp::WithSimd for Work<'_, T> {
             self.find_slots(&tile);
             if self.inputs.all { self.add_all(simd, &tile) } else { self.add_each(simd, &tile) }
         }
-        for (finder, sums) in self.scratch.finders.iter_mut().zip(&self.group.modes) {
+        for (finder, sums) in self.tables.finders.iter_mut().zip(&self.group.modes) {
             finder.stop(&sums.rows);
         }
     }
@@ -183,11 +183,11 @@ impl<T: Real> Work<'_, T> {
             for (first, last) in of_tiles.chain(sums.rows.iter().map(|&row| (row, row))) {
                 (low, high) = (low.min(first), high.max(last));
             }
-            self.scratch.finders[k].start(low, high, &sums.rows);
-            self.scratch.factors[k].clear();
+            self.tables.finders[k].start(low, high, &sums.rows);
+            self.tables.factors[k].clear();
             if all {
                 for &row in &sums.rows {
-                    self.scratch.factors[k].push(factors[m].row(row as usize), stride);
+                    self.tables.factors[k].push(factors[m].row(row as usize), stride);
                 }
             }
         }
@@ -197,7 +197,7 @@ impl<T: Real> Work<'_, T> {
     #[inline(always)]
     fn find_slots(&mut self, tile: &DecodedTile<'_>) {
         let Inputs { factors, stride, modes, all, .. } = self.inputs;
-        let Scratch { finders, ids, factors: factor_rows } = &mut *self.scratch;
+        let Tables { finders, ids, factors: factor_rows } = &mut *self.tables;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
             if strategy == Strategy::Copies {
                 continue;
@@ -219,7 +219,7 @@ impl<T: Real> Work<'_, T> {
     #[inline(always)]
     fn add_all<S: pulp::Simd>(&mut self, simd: S, tile: &DecodedTile<'_>) {
         let Inputs { aligned, stride, modes, .. } = self.inputs;
-        let Scratch { ids, factors, .. } = &*self.scratch;
+        let Tables { ids, factors, .. } = &*self.tables;
         let mut sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
         let mut shared =
             Shared { values: tile.values, stride, places: [&[]; ORDER_MAX], factors: [&[]; ORDER_MAX] };
@@ -238,7 +238,7 @@ impl<T: Real> Work<'_, T> {
         for (k, &(mode, strategy)) in modes.iter().enumerate() {
             let (places, sums) = match strategy {
                 Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
-                Strategy::Slots => (&self.scratch.ids[k][..tile.nnz], self.group.modes[k].sums.data_mut()),
+                Strategy::Slots => (&self.tables.ids[k][..tile.nnz], self.group.modes[k].sums.data_mut()),
             };
             let (mut columns, mut factors) = ([&[][..]; ORDER_MAX], [&[][..]; ORDER_MAX]);
             for (k, m) in (0..matrices.len()).filter(|&m| m != mode).enumerate() {

@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::Sys;
 use deal::{Dealer, Desk, Shift, Turn};
-use group::{COPIES, Commit, Group, Inputs, Scratch};
+use group::{COPIES, Commit, Group, Inputs, Tables};
 use rayon::prelude::*;
 use slots::Rows;
 use std::borrow::Cow;
@@ -120,7 +120,7 @@ impl Room {
         let copied: usize = self.copied.iter().map(|rows| rows * self.stride).sum();
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
         let desk =
-            Group::bytes(&self.slots, self.stride) + Scratch::<T>::bytes(&self.slots, self.stride, self.all);
+            Group::bytes(&self.slots, self.stride) + Tables::<T>::bytes(&self.slots, self.stride, self.all);
         self.desks as u64 * desk + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
@@ -191,8 +191,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     ) -> Result<Self> {
         let (rank, stride) = (room.rank, room.stride);
         let desk = |_| -> Result<_> {
-            let scratch = Scratch::new(sys, &room.slots, stride, room.all)?;
-            Ok((Group::new(sys, &room.slots, stride)?, scratch))
+            let tables = Tables::new(sys, &room.slots, stride, room.all)?;
+            Ok((Group::new(sys, &room.slots, stride)?, tables))
         };
         let copy = |&rows: &usize| {
             let mut sums = Rows::new(sys, rows * stride)?;

@@ -1,8 +1,10 @@
 //! The oracle of TTV: the definition, one nonzero after the other in f64, straight from a source of coordinates. It shares nothing with
 //! stores, decoding or sorted runs, and holds all elements in memory.
 //!
-//! The bound is derived: an element may differ from the oracle's by `(4 roundoff + (n + 2) 2^-53) S`, where S is the same sum over absolute
-//! values and n how many were added: value, vector, product and result are rounded to the precision, sums are in f64.
+//! The bound is derived: an element may differ from the oracle's by `(4 roundoff + (n + 2) 2^-53) S + 3 n least`, where S is the same sum
+//! over absolute values and n how many were added: value, vector, product and result are rounded to the precision, sums are in f64.
+//! The last term is for subnormal numbers, as in [`crate::op::oracle`]: value, product and, once, result may each err by half of
+//! the least positive number, and the oracle's by the other half.
 
 use crate::coo::{Batch, Source};
 use crate::dense::Real;
@@ -26,6 +28,7 @@ pub struct Oracle {
     /// The dims of the modes that are left.
     dims: Vec<u32>,
     roundoff: f64,
+    least: f64,
     elements: HashMap<u128, Wanted>,
     comparison: Comparison,
 }
@@ -65,7 +68,7 @@ impl Oracle {
             Ok(())
         })?;
         let comparison = Comparison { mode: mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
-        Ok(Self { dims, roundoff: T::ROUNDOFF, elements, comparison })
+        Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, elements, comparison })
     }
 
     /// Compares elements. One that should not be, or comes again, fails.
@@ -79,7 +82,8 @@ impl Oracle {
             };
             wanted.seen = true;
             let in_f64 = f64::EPSILON / 2.0 * (wanted.added + 2) as f64;
-            let bound = wanted.absolute * (4.0 * self.roundoff + in_f64);
+            let subnormal = 3.0 * wanted.added as f64 * self.least;
+            let bound = wanted.absolute * (4.0 * self.roundoff + in_f64) + subnormal;
             let error = (value - wanted.sum).abs();
             // A NaN compares false and so fails.
             found.holds &= error <= bound;
@@ -115,6 +119,23 @@ mod tests {
             sink(Batch { indices, values: self.0.iter().map(|row| row.1).collect() })?;
             Ok(Extent { dims: vec![2, 3, 4], nnz: self.0.len() as u64 })
         }
+    }
+
+    /// What f32 makes of numbers near its least holds, and not more.
+    #[test]
+    fn roundings_of_subnormal_numbers_hold() {
+        let least = f32::from_bits(1);
+        let value = 2.4 * f64::from(least);
+        let mut rows = Rows(vec![([0, 1, 0], value), ([0, 1, 1], value)]);
+        let vector = [0.7f32, 0.8, 0.0, 0.0];
+        let sum: f64 = vector[..2].iter().map(|x| f64::from(f32::nearest(value) * x)).sum();
+        let mut holds = |sum: f64| {
+            let shape = Shape::new(&[2, 3, 4]).unwrap();
+            let mut oracle = Oracle::new(&mut rows, &shape, 2, &vector).unwrap();
+            oracle.compare(&Batch { indices: vec![0, 1], values: vec![f32::nearest(sum).widen()] });
+            oracle.finish().holds
+        };
+        assert!(holds(sum) && !holds(sum + 7.0 * f64::from(least)));
     }
 
     #[test]
