@@ -346,7 +346,8 @@ impl Info {
         storage.finish()
     }
 
-    /// The statistics, and the norm where the manifest does not tell it, from one pass; with `--verify` everything is checked in it.
+    /// The statistics, and the norm where the manifest does not tell it, from one pass; with `--verify` everything is
+    /// checked in it.
     fn look(&self, store: &Store, threads: usize) -> Result<(StoreStatistics, Option<f64>)> {
         let shape = &store.manifest().shape;
         let progress = Progress::new(self.common.quiet || self.common.json);
