@@ -498,6 +498,7 @@ mod keys {
         "duplicates_may_occur",
         "losses",
         "manifest_problem",
+        "misplaced_files",
         "new_digest",
         "new_store",
         "nnz_lost",
@@ -679,7 +680,8 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     seal(&mut other, 64..root + 104, 24);
     seal(&mut other, 0..56, 56);
     refused(manifest, &other, "unknown format; a newer program may read it", false);
-    refused(manifest, b"all that is on board", "not a manifest", false);
+    // Another file in its place.
+    refused(manifest, b"all that is on board", "not a manifest", true);
     // What a full disk or a crash may leave of one.
     refused(manifest, b"", "corrupt: shorter than its preamble", true);
     refused(manifest, &whole[..5], "corrupt: shorter than its preamble", true);
@@ -695,6 +697,165 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     refused(chunk, b"", "corrupt: 0 bytes", true);
     std::fs::remove_file(place.path(chunk)).unwrap();
     place.refuses("blco-run", &["t.blco"], &[chunk, "missing", REPAIR]);
+    // No manifest beside chunks is damage; without chunks there is no store.
+    place.write(chunk, &first);
+    std::fs::remove_file(place.path(manifest)).unwrap();
+    place.refuses("blco-run", &["t.blco"], &["t.blco/manifest: missing", REPAIR]);
+    std::fs::create_dir(place.path(manifest)).unwrap();
+    place.refuses("blco-run", &["t.blco"], &["t.blco/manifest: not a file", REPAIR]);
+    std::fs::remove_dir(place.path(manifest)).unwrap();
+    std::fs::remove_file(place.path(chunk)).unwrap();
+    place.refuses("blco-run", &["t.blco"], &["t.blco: no store here"]);
+    refused(manifest, b"all that is on board", "not a manifest", false);
+}
+
+/// Who may not enter a store is told so, not that there is none.
+#[test]
+fn a_store_that_may_not_be_entered_is_told() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let place = Place::with_store();
+    let chmod = |name: &str, mode| {
+        std::fs::set_permissions(place.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    chmod("", 0o777);
+    chmod("t.blco", 0);
+    // The superuser may enter everything: another user runs the programs.
+    let root = std::fs::read_dir(place.path("t.blco")).is_ok();
+    let all: [(&str, &[&str]); 3] = [
+        ("blco-info", &["t.blco"]),
+        ("blco-info", &["t.blco", "--repair", "new"]),
+        ("blco-pack", &["t.tns", "--force"]),
+    ];
+    for (program, args) in all {
+        let mut command = std::process::Command::new(binary(program));
+        command.current_dir(place.dir.path()).args(args).env_remove("BLCO_FAULT");
+        if root {
+            command.uid(65_534).gid(65_534);
+        }
+        // Where that user may not come to the program, nothing can be said.
+        let Ok(output) = command.output() else { break };
+        let message = String::from_utf8(output.stderr).unwrap();
+        let told = message.contains("t.blco") && message.contains("Permission denied");
+        assert!(output.status.code() == Some(2) && told, "{program} {args:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    chmod("t.blco", 0o755);
+}
+
+/// A name that promises what is not written is refused; endings are compared without case.
+#[test]
+fn names_of_outputs_are_what_is_written() {
+    let place = Place::with_store();
+    for (name, compressor) in
+        [("x.tns.gz", "gzip"), ("x.ZST", "zstd"), ("x.npz.Bz2", "bzip2"), ("x.tns.xz", "xz")]
+    {
+        let wanted = [name, "would not be compressed; write to -", compressor];
+        place.refuses("blco-export", &["t.blco", name], &wanted);
+        place.refuses("blco-gen", &["--dims", "3,3", "--nnz", "9", name], &wanted);
+    }
+    place.succeeds("blco-export", &["t.blco", "x.NPZ"]);
+    assert!(std::fs::read(place.path("x.NPZ")).unwrap().starts_with(b"PK"));
+    place.write("U.TNS.GZ", gzip(ROWS.as_bytes()));
+    place.succeeds("blco-pack", &["U.TNS.GZ"]);
+    assert!(identity(&place.path("U.blco")) == identity(&place.path("t.blco")));
+    place.refuses("blco-run", &["t.blco", "--trace", "-"], &["--trace -: is written to a file; name one"]);
+    place.refuses("blco-cpd", &["t.blco", "--report", "-"], &["--report -: is written to a file; name one"]);
+    place.refuses(
+        "blco-export",
+        &["t.blco", "/dev/full"],
+        &["not a regular file; name one, or use - for text"],
+    );
+    place.refuses("blco-run", &["t.blco", "--trace", "/dev/full"], &["not a regular file; name one\n"]);
+}
+
+/// What says that it cannot be done says what can.
+#[test]
+fn refusals_name_the_way_on() {
+    let place = Place::with_store();
+    let int = b"\x93NUMPY\x01\0\x38\0{'descr': '<i8', 'fortran_order': False, 'shape': (3,)}\n";
+    place.write("int.npy", int);
+    let cases: [(&str, &[&str], &[&str]); 10] = [
+        (
+            "blco-run",
+            &["t.blco", "--modes", "3", "--rank", "64", "--memory", "64KiB"],
+            &["too little: take a smaller rank, or raise it"],
+        ),
+        (
+            "blco-run",
+            &["t.blco", "--op", "ttv", "--modes", "1", "--memory", "1KiB"],
+            &["too little: raise it"],
+        ),
+        (
+            "blco-run",
+            &["t.blco", "--op", "ttv", "--modes", "1", "--vector", "int.npy"],
+            &["int.npy: holds '<i8'; factors and vectors hold f8 or f4", "astype"],
+        ),
+        ("blco-gen", &["--dims", "9,9", "g.tns"], &["--nnz", "--planted-rank and --support"]),
+        ("blco-cpd", &[], &["--score"]),
+        ("blco-run", &["t.blco", "--index-base", "0"], &["--index-base", "--check"]),
+        ("blco-run", &["t.blco", "--dims", "9,9,9"], &["--dims", "--check"]),
+        ("blco-run", &["t.blco", "--device", "7", "--backend", "cpu"], &["--device is for a GPU"]),
+        ("blco-pack", &["cr.tns"], &["cr.tns:1: lines end in CR alone; make line feeds of them"]),
+        ("blco-pack", &["count.tns"], &["count.tns:3: `2` looks like a count", "remove the line"]),
+    ];
+    place.write("cr.tns", "1 2 3 4.5\r3 1 1 -1\r");
+    place.write("count.tns", "3\n9 9 9\n2\n1 1 1 1\n2 2 2 2\n");
+    for (program, args, wanted) in cases {
+        place.refuses(program, args, wanted);
+    }
+    // Both are not asked for where one excludes the other.
+    let output = place.command("blco-gen", &["--dims", "9,9", "--model", "m", "g.tns"]).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("--support") && !message.contains("--nnz"), "{message}");
+    let mut without_driver = place.command("blco-run", &["t.blco", "--backend", "cuda"]);
+    let without_driver = without_driver.env_remove("LD_LIBRARY_PATH").output().unwrap();
+    let message = String::from_utf8(without_driver.stderr).unwrap();
+    if message.contains("is not installed") {
+        assert!(message.contains("install a driver, or take --backend cpu"), "{message}");
+    }
+}
+
+#[test]
+fn a_check_with_another_tensor_says_so() {
+    let place = Place::with_store();
+    place.write("other.tns", "1 1 1 3\n");
+    for more in [&[][..], &["--op", "ttv", "--modes", "1"]] {
+        let args = [&["t.blco", "--check", "other.tns", "--json"], more].concat();
+        let output = place.command("blco-run", &args).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let wanted =
+            ["other.tns has dims 1 x 1 x 1, the store 3 x 3 x 4", "other.tns has 1 nonzeros, the store 4"];
+        assert_eq!(report["notes"], serde_json::json!(wanted));
+    }
+}
+
+/// Numbers near the ends of f64: results that f32 does not hold, values and norms in exponent form.
+#[test]
+fn large_and_small_numbers_are_told() {
+    let place = Place::new();
+    place.write("big.tns", "1 1 1e300\n2 2 -1e300\n");
+    place.write("small.tns", "1 1 1e-300\n2 2 -3e-300\n");
+    place.succeeds("blco-pack", &["big.tns"]);
+    place.succeeds("blco-pack", &["small.tns"]);
+    let note = "results of modes 1, 2 hold numbers that f32 does not; take --precision f64";
+    let run = ["big.blco", "--precision", "f32", "--backend", "cpu"];
+    assert!(place.succeeds("blco-run", &run).contains(&format!("  note: {note}\n")));
+    let report = place.json("blco-run", &[&run[..], &["--json"]].concat());
+    assert_eq!(report["notes"], serde_json::json!([note]));
+    let report = place.json("blco-run", &["big.blco", "--backend", "cpu", "--json"]);
+    assert_eq!(report["notes"], serde_json::json!([]));
+
+    assert!(
+        place.succeeds("blco-info", &["big.blco"]).contains("values    -1e300 to 1e300, norm 1.41421356")
+    );
+    let norm = |args: &[&str]| place.json("blco-info", args)["norm"].as_f64();
+    let near = |found: Option<f64>, wanted: f64| (found.unwrap() / wanted - 1.0).abs() < 1e-14;
+    assert!(near(norm(&["big.blco", "--json"]), 2f64.sqrt() * 1e300));
+    assert!(near(norm(&["small.blco", "--json", "--verify"]), 10f64.sqrt() * 1e-300));
+    assert_eq!(norm(&["small.blco", "--json", "--quick"]), None);
+    assert!(place.succeeds("blco-info", &["small.blco", "--quick"]).contains("norm not known"));
 }
 
 #[test]
@@ -843,8 +1004,12 @@ fn an_interrupt_while_nothing_comes_in_ends_within_the_grace() {
     std::thread::sleep(Duration::from_millis(300));
     signal(&child, "INT");
     let start = Instant::now();
-    let (status, _) = end(child);
-    assert_eq!(status.code(), Some(130));
+    // The input stays open while the program ends.
+    let (status, message) = end(child);
+    assert_eq!(
+        (status.code(), message.as_str()),
+        (Some(130), "blco-pack: interrupted; no result was written\n")
+    );
     assert!(start.elapsed().as_secs() < 10);
     drop(input);
     assert!(tree(place.dir.path()).is_empty(), "{:?}", tree(place.dir.path()).keys());

@@ -383,6 +383,46 @@ fn the_report_says_what_is_damaged() {
     assert!(told.contains(&line), "{told}");
 }
 
+/// Chunk files with each other's names: the store is refused, and nothing is lost.
+#[test]
+fn chunk_files_that_are_not_where_they_should_be_are_told() {
+    let case = Case::several(Kind::Tiled);
+    let [a, b, aside] = [chunk_file(0), chunk_file(1), "aside".into()].map(|name| case.old().join(name));
+    std::fs::rename(&a, &aside).unwrap();
+    std::fs::rename(&b, &a).unwrap();
+    std::fs::rename(&aside, &b).unwrap();
+    let output = case.info(&["old", "--repair", "new"]);
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = told.lines().take(3).collect();
+    let wanted = [
+        "old: chunk files are not where they should be; no nonzero is lost",
+        "  misplaced chunk-000001.bin: holds chunk 0",
+        "  misplaced chunk-000000.bin: holds chunk 1",
+    ];
+    assert_eq!(lines, wanted);
+    // A copy beside the right one changes nothing.
+    std::fs::rename(&a, &aside).unwrap();
+    std::fs::rename(&b, &a).unwrap();
+    std::fs::rename(&aside, &b).unwrap();
+    std::fs::copy(&b, case.old().join("chunk-1.bin")).unwrap();
+    let told = String::from_utf8(case.info(&["old", "--repair", "new", "--force"]).stdout).unwrap();
+    assert!(told.starts_with("old: nothing is damaged\n") && !told.contains("misplaced"), "{told}");
+}
+
+/// A reason that a loss gives is not given again for the file.
+#[test]
+fn a_reason_is_told_once() {
+    let case = Case::several(Kind::Tiled);
+    let path = case.old().join(chunk_file(1));
+    let mut contents = std::fs::read(&path).unwrap();
+    contents[400] ^= 1;
+    std::fs::write(&path, contents).unwrap();
+    let told = String::from_utf8(case.info(&["old", "--repair", "new"]).stdout).unwrap();
+    assert_eq!(told.matches("payload checksum").count(), 1, "{told}");
+    assert_eq!(told.matches("chunk 1").count(), 1, "{told}");
+}
+
 /// A medium that fails to give a chunk has lost it; any other failure ends the repair and leaves nothing.
 #[test]
 fn failing_reads_lose_a_chunk_or_end_the_repair() {

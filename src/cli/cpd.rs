@@ -3,7 +3,7 @@
 use super::cpd_report::{self, CpdReport};
 use super::device::{self, Real};
 use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
-use super::outputs::Outputs;
+use super::outputs::{Outputs, refuse_standard_output};
 use super::progress::Progress;
 use super::{Common, Program, Report, on_pool};
 use crate::backend::host::decoded_bytes;
@@ -26,6 +26,10 @@ use std::time::Duration;
 /// What is said of --kernel: other operations have other kernels.
 const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split";
 
+/// What is said where neither a store nor results are named.
+const NOTHING_ASKED: &str =
+    "name a store to decompose, or compare two results with --score DIR1 DIR2; --help says more";
+
 /// Decomposes a store: CP by alternating least squares
 ///
 /// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
@@ -45,7 +49,6 @@ const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, column
 )]
 pub struct Cpd {
     /// The store
-    #[arg(required_unless_present = "score")]
     store: Option<PathBuf>,
     /// Compare two results instead: their factor-match score, 1 where all components agree
     #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with = "store")]
@@ -111,11 +114,12 @@ impl Program for Cpd {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        refuse_standard_output("--report", self.report.as_deref())?;
         on_pool(sys, self.common.threads, |threads| match (&self.score, &self.store, self.engine.precision) {
             (Some(dirs), ..) => compare(sys, dirs),
             (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, threads),
             (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, threads),
-            (None, None, _) => Err(Error::request("name a store")),
+            (None, None, _) => Err(Error::request(NOTHING_ASKED)),
         })
     }
 }

@@ -16,9 +16,9 @@ pub struct EngineArgs {
     /// Where to compute: on a GPU, on the CPU, or on a GPU where there is one that has room
     #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
     pub backend: BackendArg,
-    /// Which GPU, from 0
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    device: usize,
+    /// Which GPU, from 0 [default: 0]
+    #[arg(long, value_name = "N")]
+    device: Option<usize>,
     /// Take at most this much memory of the GPU
     #[arg(long, value_name = "SIZE", value_parser = size)]
     device_memory: Option<u64>,
@@ -138,6 +138,7 @@ impl EngineArgs {
         let asked = self.backend == BackendArg::Cpu;
         let options = [
             (on_cpu && self.kernel.is_some(), "--kernel"),
+            (asked && self.device.is_some(), "--device"),
             (asked && self.device_memory.is_some(), "--device-memory"),
             (asked && self.streams.is_some(), "--streams"),
             (asked && !matches!(self.device_order, OrderArg::Auto), "--device-order"),
@@ -154,7 +155,7 @@ impl EngineArgs {
         find: impl FnOnce(&DeviceRequest) -> Result<(Device, P)>,
     ) -> Result<ChosenBackend<P>> {
         let request = DeviceRequest {
-            number: self.device,
+            number: self.device.unwrap_or(0),
             memory: self.device_memory,
             lanes: self.streams.map(usize::from),
             host_memory: self.memory.unwrap_or_else(|| machine::available_memory() / 2),
@@ -180,6 +181,9 @@ impl EngineArgs {
             Err(e) if self.backend == BackendArg::Auto => {
                 Ok(ChosenBackend { device: None, notes: vec![format!("on the CPU: {e}")] })
             }
+            Err(e) if !device::is_installed() => {
+                Err(Error::request(format!("{e}; install a driver, or take --backend cpu")))
+            }
             Err(e) => Err(e),
         }
     }
@@ -202,8 +206,10 @@ impl EngineArgs {
         let limits = Limits {
             held: chosen.device.as_ref().map_or(0, |(_, plan)| device::held(store, plan)),
             less: match demand.operation {
-                StreamedOp::Mttkrp => "take fewer modes at a time or a smaller rank",
-                StreamedOp::CpAls => "take a smaller rank",
+                StreamedOp::Mttkrp if demand.modes.len() > 1 => {
+                    "take fewer modes at a time or a smaller rank"
+                }
+                StreamedOp::Mttkrp | StreamedOp::CpAls => "take a smaller rank",
             },
             ..self.limits(threads, demand.passes)
         };

@@ -1,6 +1,6 @@
 //! `blco-export`.
 
-use super::outputs::Pending;
+use super::outputs::{Pending, check_tensor_name, ends_in};
 use super::progress::Progress;
 use super::{Common, Program, Report, STDOUT, machine, on_pool, refuse_json_beside_output};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
@@ -16,7 +16,6 @@ use clap::Parser;
 use npyz::WriterBuilder;
 use serde::Serialize;
 use std::cell::Cell;
-use std::ffi::OsStr;
 use std::io::{BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -223,6 +222,7 @@ impl Program for Export {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        check_tensor_name(&self.output)?;
         let store = Store::open(sys, &self.store)?;
         let progress = Progress::new(self.common.quiet || self.common.json);
         let pass =
@@ -237,7 +237,7 @@ impl Program for Export {
         }
         let out = Pending::create(sys, &self.output, self.force)?;
         on_pool(sys, self.common.threads, |threads| {
-            if self.output.extension() == Some(OsStr::new("npz")) {
+            if ends_in(&self.output, "npz") {
                 write_arrays(&store, &out, &mut |op| pass(op, threads))
             } else {
                 write_text(out.file(), out.target(), |op| pass(op, threads))

@@ -1,6 +1,6 @@
 //! `blco-gen`.
 
-use super::outputs::{Outputs, Pending};
+use super::outputs::{Outputs, Pending, check_tensor_name, ends_in};
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
 use super::{Common, Program, Report, STDOUT, count, on_pool, refuse_json_beside_output};
@@ -13,7 +13,6 @@ use crate::sys::Sys;
 use clap::Parser;
 use rayon::prelude::*;
 use serde::Serialize;
-use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +37,7 @@ pub struct Gen {
     #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
     dims: Vec<u64>,
     /// Nonzeros, for example 3300000 or 3.3M
-    #[arg(long, value_name = "N", value_parser = count, required_unless_present = "support")]
+    #[arg(long, value_name = "N", value_parser = count)]
     nnz: Option<u64>,
     /// The skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
     #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', value_parser = skew, default_value = "1")]
@@ -147,9 +146,14 @@ impl Program for Gen {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        let is_store = ["blco", "hocfs"].iter().any(|end| self.output.extension() == Some(OsStr::new(end)));
+        if self.nnz.is_none() && self.support.is_none() {
+            let what = "give --nnz, or --planted-rank and --support for a tensor that is a model";
+            return Err(Error::request(format!("how many nonzeros is not said: {what}")));
+        }
         self.check_model()?;
+        let is_store = ["blco", "hocfs"].iter().any(|end| ends_in(&self.output, end));
         if !is_store {
+            check_tensor_name(&self.output)?;
             self.store.refuse_for_text(&self.output)?;
         }
         if self.output == Path::new("-") {

@@ -66,7 +66,8 @@ struct InfoReport {
     nnz: u64,
     density: f64,
     duplicates_may_occur: bool,
-    norm: f64,
+    /// `None` where only the values can tell, and they were not looked at; or where f64 does not hold it.
+    norm: Option<f64>,
     value_min: f64,
     value_max: f64,
     linear_bits: u32,
@@ -142,7 +143,7 @@ impl InfoReport {
             nnz: m.nnz,
             density: m.nnz as f64 / places,
             duplicates_may_occur: m.may_repeat,
-            norm: m.sum_squares.sqrt(),
+            norm: (!is_inexact(m)).then(|| m.sum_squares.sqrt()),
             value_min: m.value_min,
             value_max: m.value_max,
             linear_bits: m.shape.linear_bits(),
@@ -171,7 +172,8 @@ impl InfoReport {
         })
     }
 
-    fn add(&mut self, statistics: StoreStatistics) {
+    fn add(&mut self, statistics: StoreStatistics, norm: Option<f64>) {
+        self.norm = norm.or(self.norm);
         let per_nnz = |bytes: u64| bytes as f64 / self.nnz as f64;
         let (index, values) = (per_nnz(statistics.index_bytes), per_nnz(statistics.value_bytes));
         let total = self.bytes_per_nnz.total;
@@ -200,7 +202,9 @@ impl InfoReport {
             self.density
         )?;
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
-        writeln!(out, "  values    {} to {}, norm {}{repeat}", self.value_min, self.value_max, self.norm)?;
+        let norm = self.norm.map_or("not known without a look at all values".to_owned(), shown);
+        let (min, max) = (shown(self.value_min), shown(self.value_max));
+        writeln!(out, "  values    {min} to {max}, norm {norm}{repeat}")?;
         let format = match &self.levels {
             None => format!("BLCO, {}", self.encoding),
             Some(levels) => {
@@ -283,6 +287,22 @@ impl InfoReport {
     }
 }
 
+/// Whether squares of the values are too large or too small for f64, so that their sum says little.
+fn is_inexact(manifest: &Manifest) -> bool {
+    largest(manifest) > 0.0 && !(1e-280..=f64::MAX).contains(&manifest.sum_squares)
+}
+
+/// The largest of the values without their signs.
+fn largest(manifest: &Manifest) -> f64 {
+    manifest.value_min.abs().max(manifest.value_max.abs())
+}
+
+/// A number with the fewest digits that tell it, and with an exponent where there would be many zeros.
+fn shown(x: f64) -> String {
+    let plain = x == 0.0 || (1e-5..1e16).contains(&x.abs());
+    if plain { x.to_string() } else { format!("{x:e}") }
+}
+
 /// What the paper's Tables 4 to 6 print.
 fn storage_table(units: &[StorageUnits]) -> Table {
     let mut table = Table::new();
@@ -330,13 +350,16 @@ impl Info {
         storage.finish()
     }
 
-    /// The statistics, from one pass; with `--verify` everything is checked in it.
-    fn look(&self, store: &Store, threads: usize) -> Result<StoreStatistics> {
+    /// The statistics, and the norm where the manifest does not tell it, from one pass; with `--verify` everything is
+    /// checked in it.
+    fn look(&self, store: &Store, threads: usize) -> Result<(StoreStatistics, Option<f64>)> {
         let shape = &store.manifest().shape;
         let progress = Progress::new(self.common.quiet || self.common.json);
-        let verifying = if self.verify { Verify::host_bytes(store.manifest()) } else { 0 };
+        let manifest = store.manifest();
+        let verifying = if self.verify { Verify::host_bytes(manifest) } else { 0 };
         let plan = plan_once(store, Inspect::host_bytes(shape) + verifying, threads)?;
-        let mut inspect = Inspect::new(store.sys(), shape)?;
+        let inspect = Inspect::new(store.sys(), shape)?;
+        let mut inspect = inspect.with_norm(is_inexact(manifest).then(|| largest(manifest)));
         if self.verify {
             let mut both = (inspect, Verify::new(store));
             stream_by(store, &mut both, &plan, (&progress, "verifying"))?;
@@ -376,8 +399,8 @@ impl Program for Info {
         let mut info = InfoReport::new(&store)?;
         if !self.quick {
             match on_pool(sys, self.common.threads, |threads| self.look(&store, threads)) {
-                Ok(statistics) => {
-                    info.add(statistics);
+                Ok((statistics, norm)) => {
+                    info.add(statistics, norm);
                     info.verified = self.verify.then_some(true);
                 }
                 Err(error @ Error::Corrupt { .. }) if self.verify => {

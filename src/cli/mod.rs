@@ -23,10 +23,10 @@ use crate::sys::Sys;
 use crate::sys::fault::{Call, Fault, Faults};
 use clap::{Args, Parser};
 use serde::Serialize;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A program: its arguments, and what it does with them.
@@ -83,12 +83,14 @@ pub fn main<P: Program>() -> ExitCode {
     let program = P::parse();
     let name = P::command().get_name().to_owned();
     let report = system().and_then(|sys| {
-        let handle = sys.clone();
-        ctrlc::set_handler(move || interrupt(&handle))
+        let (handle, name) = (sys.clone(), name.clone());
+        ctrlc::set_handler(move || interrupt(&handle, &name))
             .map_err(|e| Error::request(format!("signals cannot be handled: {e}")))?;
-        let report = program.run(&sys)?;
+        let report = program.run(&sys);
+        ENDED.store(true, Ordering::Relaxed);
+        let report = report?;
         if sys.fault_is_due() {
-            drop(writeln!(std::io::stderr(), "{name}: {NO_SUCH_CALL}"));
+            drop(writeln!(std::io::stderr(), "{}: {NO_SUCH_CALL}", P::command().get_name()));
         }
         Ok(report)
     });
@@ -106,22 +108,32 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
+/// Whether the work has ended: how is told by [`main`] then.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
 /// Asks the work to stop. If it has not within the grace, or at the second signal (it may wait for input that
 /// never comes), everything temporary is removed and the program ends here.
-fn interrupt(sys: &Sys) {
+fn interrupt(sys: &Sys, name: &str) {
     const GRACE: Duration = Duration::from_secs(2);
-    let end = |sys: &Sys| -> ! {
-        sys.abandon();
-        std::process::exit(130)
-    };
     if sys.cancel_flag().swap(true, Ordering::Relaxed) {
-        end(sys);
+        end_now(sys, name);
     }
-    let sys = sys.clone();
+    let (sys, name) = (sys.clone(), name.to_owned());
     std::thread::spawn(move || {
         std::thread::sleep(GRACE);
-        end(&sys)
+        end_now(&sys, &name)
     });
+}
+
+/// Ends the program under the feet of its work.
+fn end_now(sys: &Sys, name: &str) -> ! {
+    sys.abandon();
+    if !ENDED.swap(true, Ordering::Relaxed) {
+        // Progress may stand in this line of a terminal.
+        let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
+        drop(writeln!(std::io::stderr(), "{line}{name}: {}", Error::Cancelled));
+    }
+    std::process::exit(130)
 }
 
 fn fail(name: &str, error: &Error) -> ExitCode {

@@ -8,6 +8,36 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Whether the name of `path` ends in `.end`, in capitals or not.
+pub fn ends_in(path: &Path, end: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(end))
+}
+
+/// Endings of compressed data, and what makes it.
+const COMPRESSORS: [(&str, &str); 4] = [("gz", "gzip"), ("zst", "zstd"), ("bz2", "bzip2"), ("xz", "xz")];
+
+/// An error where a tensor cannot be written to `path`, or would not be what that name says.
+pub fn check_tensor_name(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if let Some((_, compressor)) = COMPRESSORS.iter().find(|(end, _)| ends_in(path, end)) {
+        let what = format!("would not be compressed; write to - and pipe that through {compressor}");
+        return Err(Error::request(format!("{shown}: {what}, or name another")));
+    }
+    if path.exists() && !path.is_file() && !path.is_dir() {
+        let what = "is not a regular file; name one, or use - for text";
+        return Err(Error::request(format!("{shown}: {what}")));
+    }
+    Ok(())
+}
+
+/// An error where `path`, a file that an option names, is -, which means standard output elsewhere.
+pub fn refuse_standard_output(option: &str, path: Option<&Path>) -> Result<()> {
+    if path != Some(Path::new("-")) {
+        return Ok(());
+    }
+    Err(Error::request(format!("{option} -: is written to a file; name one")))
+}
+
 /// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.
 #[derive(Debug)]
 pub struct Pending {
@@ -26,9 +56,7 @@ impl Pending {
             return Err(Error::request(format!("{shown}: is a directory; name a file")));
         }
         if target.exists() && !target.is_file() {
-            return Err(Error::request(format!(
-                "{shown}: is not a regular file; name one, or use - for text"
-            )));
+            return Err(Error::request(format!("{shown}: is not a regular file; name one")));
         }
         if !replace && target.symlink_metadata().is_ok() {
             return Err(Error::request(format!("{shown}: is there already; --force replaces it")));

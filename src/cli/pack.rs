@@ -1,5 +1,6 @@
 //! `blco-pack`.
 
+use super::outputs::ends_in;
 use super::progress::Progress;
 use super::{Common, Program, Report, count, counted, machine, on_pool, size};
 use crate::coo::Source;
@@ -13,7 +14,6 @@ use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Packs a sparse tensor in coordinate text into a store
@@ -50,9 +50,9 @@ pub struct Pack {
 /// How coordinate text is read.
 #[derive(Clone, Debug, Args)]
 pub struct TextArgs {
-    /// What indices count from
-    #[arg(long, value_name = "1|0", default_value = "1", value_parser = index_base)]
-    index_base: IndexBase,
+    /// What indices count from [default: 1]
+    #[arg(long, value_name = "1|0", value_parser = index_base)]
+    index_base: Option<IndexBase>,
     /// The dims, for example 183,24,1140; they win over a header and over what the indices suggest
     #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = count)]
     dims: Option<Vec<u64>>,
@@ -66,7 +66,13 @@ impl TextArgs {
     /// How to read.
     #[must_use]
     pub fn options(&self) -> ReadOptions {
-        ReadOptions { index_base: self.index_base, dims: self.dims.clone() }
+        ReadOptions { index_base: self.index_base.unwrap_or_default(), dims: self.dims.clone() }
+    }
+
+    /// The name of an option that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let dims = self.dims.as_ref().map(|_| "--dims");
+        self.index_base.map(|_| "--index-base").or(dims)
     }
 }
 
@@ -162,8 +168,7 @@ impl StoreArgs {
 
     /// The format with its options; an error where an option is another format's.
     fn format(&self, target: &Path) -> Result<FormatOption> {
-        let named =
-            if target.extension() == Some(OsStr::new("hocfs")) { FormatArg::Hocfs } else { FormatArg::Blco };
+        let named = if ends_in(target, "hocfs") { FormatArg::Hocfs } else { FormatArg::Blco };
         let other = |option: &str, format: &str| {
             Err(Error::request(format!("{option} is an option of --format {format}")))
         };
@@ -256,9 +261,16 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
         return Err(Error::request("standard input has no name; give the store one with -o"));
     }
     let name = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let stem = [".gz", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
-    let stem = [".tns", ".txt", ".coo"].iter().find_map(|end| stem.strip_suffix(end)).unwrap_or(stem);
+    let stem = without(&name, &[".gz", ".zst", ".zstd"]);
+    let stem = without(stem, &[".tns", ".txt", ".coo"]);
     Ok(PathBuf::from(format!("{stem}.{}", if format == Some(FormatArg::Hocfs) { "hocfs" } else { "blco" })))
+}
+
+/// `name` without the first of these endings that it has, in capitals or not.
+fn without<'a>(name: &'a str, endings: &[&str]) -> &'a str {
+    let split = |end: &&str| name.split_at_checked(name.len().checked_sub(end.len())?);
+    let cut = |end: &&str| split(end).filter(|(_, found)| found.eq_ignore_ascii_case(end));
+    endings.iter().find_map(cut).map_or(name, |(stem, _)| stem)
 }
 
 impl Program for Pack {

@@ -4,9 +4,9 @@ use super::info::Info;
 use super::progress::Progress;
 use super::{Report, pack as packing, size};
 use crate::error::{Error, Result};
-use crate::op::salvage::{Findings, Loss, Salvage, UnusedFile};
+use crate::op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 use crate::pack::{Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
-use crate::store::{Codec, MANIFEST, read_provenance};
+use crate::store::{Codec, chunk_name, holds_manifest, read_provenance};
 use crate::sys::{Sys, is_media_failure};
 use clap::Args;
 use serde::Serialize;
@@ -51,6 +51,7 @@ struct RepairReport {
     nnz_lost: Option<u64>,
     losses: Vec<Loss>,
     unused_files: Vec<UnusedFile>,
+    misplaced_files: Vec<MisplacedFile>,
     duplicates_may_occur: bool,
     chunk_bytes: u64,
     zstd_level: Option<i32>,
@@ -109,7 +110,7 @@ fn can_write(target: &Path, replace: bool) -> Result<()> {
     let wrong = |what: &str| Err(Error::request(format!("{}: {what}", target.display())));
     let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::read_dir(parent).map_err(Error::io(target, "create"))?;
-    match (target.symlink_metadata().is_ok(), target.join(MANIFEST).is_file()) {
+    match (target.symlink_metadata().is_ok(), holds_manifest(target)?) {
         (true, false) => wrong("exists and is not a store; name another output"),
         (true, true) if !replace => wrong("a store is there already; --force replaces it, or name another"),
         _ => Ok(()),
@@ -166,6 +167,7 @@ impl RepairReport {
             nnz_lost: if whole { Some(0) } else { findings.nnz_lost() },
             losses: if whole { Vec::new() } else { findings.losses.clone() },
             unused_files: findings.unused.clone(),
+            misplaced_files: findings.misplaced.clone(),
             duplicates_may_occur: options.duplicates == Duplicates::Keep,
             chunk_bytes: options.chunk_bytes,
             zstd_level: match options.codec {
@@ -187,6 +189,9 @@ impl RepairReport {
 
     fn write_text(&self, out: &mut String) -> std::fmt::Result {
         let verdict = match (&self.manifest_problem, self.nnz_lost, &self.provenance_problem) {
+            (None, Some(0), _) if !self.misplaced_files.is_empty() => {
+                "chunk files are not where they should be; no nonzero is lost".to_owned()
+            }
             (None, Some(0), None) => "nothing is damaged".to_owned(),
             (None, Some(0), Some(_)) => "only provenance.json is damaged".to_owned(),
             (Some(what), Some(0), _) => format!("the manifest is damaged: {what}; no nonzero is lost"),
@@ -198,7 +203,11 @@ impl RepairReport {
         if let Some(what) = &self.provenance_problem {
             writeln!(out, "  lost      provenance.json: {what}")?;
         }
-        for unused in &self.unused_files {
+        for misplaced in &self.misplaced_files {
+            writeln!(out, "  misplaced {}: holds chunk {}", misplaced.file, misplaced.chunk)?;
+        }
+        let told = |unused: &&UnusedFile| self.losses.iter().any(|loss| tells(loss, unused));
+        for unused in self.unused_files.iter().filter(|unused| !told(unused)) {
             writeln!(out, "  not used  {}: {}", unused.file, unused.reason)?;
         }
         let unknown = |count: Option<u64>| count.map_or("an unknown number".into(), |n| n.to_string());
@@ -228,5 +237,14 @@ fn lost(loss: &Loss) -> String {
         Some(nnz) => format!("nonzeros {at} to {}, counted from 0", (at + nnz).saturating_sub(1)),
         None => format!("nonzeros from {at} on"),
     };
-    format!("{chunks}, {nonzeros}: {}", loss.reason)
+    let reason = loss.reason.strip_prefix(&format!("{chunks}: ")).unwrap_or(&loss.reason);
+    format!("{chunks}, {nonzeros}: {reason}")
+}
+
+/// Whether the line on a loss says why a file is not used.
+fn tells(loss: &Loss, unused: &UnusedFile) -> bool {
+    let UnusedFile { file, reason } = unused;
+    let its_own = *file == chunk_name(usize::try_from(loss.first_chunk).unwrap_or(usize::MAX))
+        && loss.reason == *reason;
+    its_own || loss.reason.contains(&format!("{file}: {reason}"))
 }

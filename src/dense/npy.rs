@@ -9,6 +9,9 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// No header is longer; a factor's has about a hundred bytes.
 const BYTES_MAX: usize = 4096;
 
+/// What a file has to hold instead.
+const WANTED: &str = "factors and vectors hold f8 or f4: convert it with astype('f8')";
+
 /// What a header says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Header {
@@ -54,7 +57,7 @@ fn parse(bytes: &[u8]) -> StdResult<Header, String> {
         _ => return Err(not("its header is cut off")),
     };
     if length > BYTES_MAX - start {
-        return Err(not(&format!("its header has {length} bytes; a factor's has about 100")));
+        return Err(not(&format!("its header has {length} bytes; a factor's or vector's has about 100")));
     }
     let text = bytes.get(start..start + length).ok_or_else(|| not("its header is cut off"))?;
     let text = std::str::from_utf8(text).map_err(|_| not("its header is not text"))?;
@@ -64,7 +67,7 @@ fn parse(bytes: &[u8]) -> StdResult<Header, String> {
         "<f4" | "=f4" => (false, 4),
         ">f8" => (true, 8),
         ">f4" => (true, 4),
-        _ => return Err(format!("holds '{descr}'; factors hold f8 or f4")),
+        _ => return Err(format!("holds '{descr}'; {WANTED}")),
     };
     Ok(Header { shape, fortran, width, big_endian, bytes: start + length })
 }
@@ -80,7 +83,7 @@ fn dictionary(text: &str) -> StdResult<Option<Facts<'_>>, String> {
     while more && !scan.take('}') {
         match (scan.quoted(), scan.take(':')) {
             (Some("descr"), true) if scan.take('[') => {
-                return Err("holds a structure; factors hold f8 or f4".into());
+                return Err(format!("holds a structure; {WANTED}"));
             }
             (Some("descr"), true) => descr = scan.quoted(),
             (Some("fortran_order"), true) => fortran = scan.boolean(),
@@ -184,7 +187,7 @@ mod tests {
     fn anything_else_is_refused() {
         let good = "{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }";
         let said = |text: &str| parse(&file(1, text)).unwrap_err();
-        assert!(said(&good.replace("<f8", "<i8")).contains("holds '<i8'; factors hold f8 or f4"));
+        assert!(said(&good.replace("<f8", "<i8")).contains("holds '<i8'; factors and vectors hold f8 or f4"));
         let wrong =
             [("2), }", "2), } x"), ("2), }", "2)"), ("False", "0"), ("shape", "size"), (", 2", ", -2")];
         for (what, with) in wrong {

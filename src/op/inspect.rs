@@ -53,6 +53,14 @@ pub struct StoreStatistics {
 pub struct Inspect {
     row_nnz: Vec<Vec<u32>>,
     statistics: StoreStatistics,
+    scaled: Option<Scaled>,
+}
+
+/// A sum of squares of numbers that are divided before they are squared: neither too large nor too small for that.
+#[derive(Debug)]
+struct Scaled {
+    by: f64,
+    sum: f64,
 }
 
 /// Rows of a mode that are counted one by one.
@@ -67,7 +75,15 @@ impl Inspect {
         Ok(Self {
             row_nnz: shape.dims().iter().map(|&dim| sys.vec(0, counted_rows(dim))).collect::<Result<_>>()?,
             statistics: StoreStatistics { modes, ..StoreStatistics::default() },
+            scaled: None,
         })
+    }
+
+    /// The same, and the norm, by dividing values by `largest`, the largest of them without their signs; `None` for no
+    /// norm.
+    #[must_use]
+    pub fn with_norm(self, largest: Option<f64>) -> Self {
+        Self { scaled: largest.map(|by| Scaled { by, sum: 0.0 }), ..self }
     }
 
     /// Host bytes that it holds.
@@ -76,9 +92,10 @@ impl Inspect {
         shape.dims().iter().map(|&dim| (size_of::<u32>() * counted_rows(dim)) as u64).sum()
     }
 
-    /// What was found.
+    /// What was found, and the norm where it was asked for.
     #[must_use]
-    pub fn finish(mut self) -> StoreStatistics {
+    pub fn finish(mut self) -> (StoreStatistics, Option<f64>) {
+        let norm = self.scaled.map(|scaled| scaled.by * scaled.sum.sqrt());
         let tiles = self.statistics.tiles.max(1) as f64;
         for (mode, rows) in self.statistics.modes.iter_mut().zip(&self.row_nnz) {
             mode.rows = (!rows.is_empty()).then(|| rows.iter().filter(|&&n| n > 0).count() as u64);
@@ -86,7 +103,7 @@ impl Inspect {
             mode.tile_bits /= tiles;
             mode.tile_span /= tiles;
         }
-        self.statistics
+        (self.statistics, norm)
     }
 }
 
@@ -109,6 +126,9 @@ impl HostOp for Inspect {
             let tile = batch.tile(t);
             statistics.tiles += 1;
             statistics.nnz += tile.nnz as u64;
+            if let Some(scaled) = &mut self.scaled {
+                scaled.sum = tile.values.iter().fold(scaled.sum, |sum, v| sum + (v / scaled.by).powi(2));
+            }
             statistics.zeros += tile.values.iter().filter(|&&v| v == 0.0).count() as u64;
             for (m, (mode, rows)) in statistics.modes.iter_mut().zip(&mut self.row_nnz).enumerate() {
                 let span = tile.high[m] - tile.low[m];

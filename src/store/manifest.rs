@@ -13,6 +13,8 @@ use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"BLCOSTOR";
+/// What is said of a file that is no manifest.
+pub(super) const WRONG_MAGIC: &str = "not a manifest: wrong magic at byte 0";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = 64;
 /// The preamble's field for where the archive starts.
@@ -171,7 +173,7 @@ impl Manifest {
         let wrong = |what: &str| Error::corrupt(path, what);
         let unusable = |what: &str| Error::unusable(path, what);
         if !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
-            return Err(unusable("not a manifest: wrong magic at byte 0"));
+            return Err(unusable(WRONG_MAGIC));
         }
         let Some((preamble, archive)) = bytes.split_at_checked(PREAMBLE_BYTES) else {
             return Err(wrong("corrupt: shorter than its preamble of 64 bytes; it was cut off"));

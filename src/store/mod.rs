@@ -17,6 +17,8 @@ pub use publish::{Published, Staging, partial_path};
 
 use crate::error::{Error, Result};
 use crate::sys::{PAGE, Sys};
+use manifest::WRONG_MAGIC;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The smallest bound on a chunk's image: room for a tile of eight modes, whatever its values.
@@ -37,6 +39,20 @@ pub(crate) fn chunk_name(number: usize) -> String {
     format!("chunk-{number:06}.bin")
 }
 
+/// Whether `dir` holds a store: a manifest is in it. An error where that must not be looked at.
+pub(crate) fn holds_manifest(dir: &Path) -> Result<bool> {
+    let at = dir.join(MANIFEST);
+    match at.metadata() {
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(Error::io(&at, "inspect")(e)),
+        found => Ok(found.is_ok_and(|found| found.is_file())),
+    }
+}
+
+/// Whether `dir` holds chunk 0, as a store does even where its manifest is lost.
+fn holds_chunks(dir: &Path) -> bool {
+    dir.join(chunk_name(0)).is_file()
+}
+
 /// An open store: its manifest has been read and checked; chunks are checked as they are read.
 #[derive(Debug)]
 pub struct Store {
@@ -51,7 +67,11 @@ impl Store {
     /// Opens the store at `path` and checks its manifest.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         let at = path.join(MANIFEST);
-        if !path.is_dir() || !at.is_file() {
+        if !holds_manifest(path)? {
+            if holds_chunks(path) {
+                let there = at.symlink_metadata().is_ok();
+                return Err(Error::corrupt(&at, if there { "not a file" } else { "missing" }));
+            }
             let what = if path.is_file() { "a file, not a store" } else { "no store here" };
             let hint = "a store is a directory that blco-pack makes, with a file `manifest` in it";
             return Err(Error::request(format!("{}: {what}; {hint}", path.display())));
@@ -64,7 +84,13 @@ impl Store {
         #[expect(clippy::cast_possible_truncation, reason = "bounded above")]
         let mut buffer = sys.page_buf(bytes as usize + 1)?;
         let read = file.read_at(&mut buffer, 0)?;
-        let (manifest, id) = Manifest::decode(&buffer[..read], &at)?;
+        let (manifest, id) = Manifest::decode(&buffer[..read], &at).map_err(|error| match error {
+            // Beside chunks it was one.
+            Error::Corrupt { what, .. } if what == WRONG_MAGIC && holds_chunks(path) => {
+                Error::corrupt(&at, what)
+            }
+            other => other,
+        })?;
         Ok(Self { sys: sys.clone(), path: path.to_path_buf(), manifest, id, direct: false })
     }
 

@@ -3,7 +3,7 @@
 
 use super::chunk::{ChunkHeader, HEADER_BYTES};
 use super::manifest::{ChunkEntry, Codec, Manifest};
-use super::{MANIFEST, PROVENANCE, chunk_name};
+use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest};
 use crate::error::{Error, Result};
 use crate::sys::{File, SPILL_PREFIX, Sys, Temporary};
 use std::io::ErrorKind;
@@ -59,7 +59,7 @@ impl Staging {
     pub fn create(sys: &Sys, target: &Path, replace: bool, resume: bool, codec: Codec) -> Result<Self> {
         let shown = target.display();
         if target.symlink_metadata().is_ok() {
-            if !target.join(MANIFEST).is_file() {
+            if !holds_manifest(target)? {
                 return Err(Error::request(format!(
                     "{shown}: exists and is not a store; name another output"
                 )));

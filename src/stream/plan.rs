@@ -134,7 +134,7 @@ fn count<S: serde::Serializer>(kept: &[usize], serializer: S) -> std::result::Re
 fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
     let asked = limits.memory.is_some();
     let limit = if asked { "--memory allows" } else { "this machine has available" };
-    let ways: Vec<&str> = [limits.less, if asked { "raise it" } else { "" }]
+    let ways: Vec<&str> = [limits.less, if asked { "raise it" } else { "run it where there is more" }]
         .into_iter()
         .filter(|way| !way.is_empty())
         .collect();

@@ -9,12 +9,13 @@ mod ttv_report;
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, Real};
 use crate::cli::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
-use crate::cli::outputs::{Outputs, Pending};
+use crate::cli::outputs::{Outputs, Pending, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
 use crate::cli::{Common, Program, Report, machine, on_pool};
+use crate::coo::Source;
 use crate::coo::tns::TnsReader;
-use crate::dense::{Matrix, load_factors, mode_file, seeded_factors};
+use crate::dense::{Matrix, Precision, load_factors, mode_file, seeded_factors};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
 use crate::op::oracle::{self, Comparison, OracleMode};
@@ -24,6 +25,8 @@ use crate::stream::{Executor, PassReport, Plan, Span};
 use crate::sys::Sys;
 use clap::{Parser, ValueEnum};
 use mttkrp_report::{RunReport, plan_text, text};
+use rayon::prelude::*;
+use report::Checked;
 use std::io::Write as _;
 use std::path::PathBuf;
 
@@ -125,6 +128,11 @@ impl Program for Run {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        refuse_standard_output("--trace", self.trace.as_deref())?;
+        if let (None, Some(option)) = (&self.check, self.text.given()) {
+            let what = "says how the text of --check is read; give that, or leave it out";
+            return Err(Error::request(format!("{option} {what}")));
+        }
         on_pool(sys, self.common.threads, |threads| match (self.op, self.engine.precision) {
             (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, threads),
             (OpArg::Mttkrp, PrecisionArg::F32) => self.mttkrp::<f32>(sys, threads),
@@ -201,8 +209,14 @@ impl Run {
             }
         };
         report.passes = outcome.passes;
+        report.head.notes.extend(beyond(&outcome.results));
         if let Some(source) = &mut to_check {
-            report.check = Some(Self::check(source, &shape, &factors, &outcome.results, report.chain())?);
+            let mut source = Checked::new(source);
+            let check = Self::check(&mut source, &shape, &factors, &outcome.results, report.chain())?;
+            if check.iter().any(|c| !c.holds) {
+                report.head.notes.extend(source.differs(store.manifest()));
+            }
+            report.check = Some(check);
         }
         outputs.publish(|i, file| outcome.results[i].1.write(file))?;
         if let Some(trace) = trace {
@@ -248,7 +262,7 @@ impl Run {
 
     /// Compares with a naive loop over `source`.
     fn check<T: Real>(
-        source: &mut TnsReader,
+        source: &mut dyn Source,
         shape: &Shape,
         factors: &[Matrix<T>],
         results: &[ModeMatrix<T>],
@@ -260,6 +274,21 @@ impl Run {
             |(o, (_, result)): (&OracleMode, &ModeMatrix<T>)| o.compare(result, shape.order(), chain);
         Ok(oracle.iter().zip(results).map(compare).collect())
     }
+}
+
+/// A note where results are not finite.
+fn beyond<T: Real>(results: &[ModeMatrix<T>]) -> Option<String> {
+    let is_beyond = |result: &&ModeMatrix<T>| result.1.data().par_iter().any(|x| !x.widen().is_finite());
+    let modes: Vec<String> =
+        results.iter().filter(is_beyond).map(|(mode, _)| (mode + 1).to_string()).collect();
+    let way = match T::PRECISION {
+        Precision::F32 => "take --precision f64",
+        Precision::F64 => "take smaller factors or values",
+    };
+    let what = if modes.len() == 1 { "mode" } else { "modes" };
+    let (modes, name) = (modes.join(", "), T::PRECISION.name());
+    let note = || format!("results of {what} {modes} hold numbers that {name} does not; {way}");
+    (!modes.is_empty()).then(note)
 }
 
 /// Writes what went on when.

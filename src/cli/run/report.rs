@@ -1,8 +1,11 @@
 //! What the reports of every operation have.
 
 use crate::cli::device::Real;
+use crate::coo::tns::TnsReader;
+use crate::coo::{Batch, Extent, Source};
 use crate::dense::Precision;
-use crate::store::Store;
+use crate::error::Result;
+use crate::store::{Manifest, Store};
 use crate::stream::PassReport;
 use bytesize::ByteSize;
 use serde::Serialize;
@@ -41,6 +44,43 @@ impl Head {
     /// A line for each note.
     pub fn notes_text(&self) -> String {
         self.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
+    }
+}
+
+/// A text that a check drains, and what was found in it.
+pub struct Checked<'a> {
+    source: &'a mut TnsReader,
+    found: Option<Extent>,
+}
+
+impl<'a> Checked<'a> {
+    pub fn new(source: &'a mut TnsReader) -> Self {
+        Self { source, found: None }
+    }
+
+    /// How the text, where it is another tensor than the store's, differs in dims and nnz: for a check that fails.
+    pub fn differs(&self, manifest: &Manifest) -> Vec<String> {
+        let Some(found) = &self.found else { return Vec::new() };
+        let by = |dims: Vec<String>| dims.join(" x ");
+        let text = by(found.dims.iter().map(ToString::to_string).collect());
+        let store = by(manifest.shape.dims().iter().map(ToString::to_string).collect());
+        let name = self.source.name();
+        let dims = (text != store).then(|| format!("{name} has dims {text}, the store {store}"));
+        let nnz = (found.nnz != manifest.nnz)
+            .then(|| format!("{name} has {} nonzeros, the store {}", found.nnz, manifest.nnz));
+        dims.into_iter().chain(nnz).collect()
+    }
+}
+
+impl Source for Checked<'_> {
+    fn name(&self) -> String {
+        self.source.name()
+    }
+
+    fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+        let extent = self.source.drain(sink)?;
+        self.found = Some(extent.clone());
+        Ok(extent)
     }
 }
 

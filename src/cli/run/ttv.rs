@@ -1,6 +1,6 @@
 //! `blco-run --op ttv`.
 
-use super::report::Head;
+use super::report::{Checked, Head};
 use super::ttv_device::{self, Passes, PipelinePlan};
 use super::ttv_report::{TtvReport, empty_report, plan_text, text};
 use super::{Run, parse_modes, refuse};
@@ -11,13 +11,13 @@ use crate::cli::outputs::{Outputs, Pending};
 use crate::cli::{Report, machine};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, text_of};
-use crate::dense::Matrix;
+use crate::dense::{Matrix, Precision};
 use crate::error::{Error, Result};
 use crate::linear::Wide;
 use crate::op::ttv::{Merged, Oracle, Sink, Streamed, merged_layout, streamed_bytes, streams};
 use crate::pack::SpillReport;
 use crate::store::{Manifest, Store};
-use crate::stream::{Executor, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
+use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::path::Path;
@@ -79,10 +79,15 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let outcome = match &run.check {
         None => write(outputs, compute)?,
         Some(input) => {
-            let mut source = TnsReader::open(sys, input, run.text.options())?;
+            let mut text = TnsReader::open(sys, input, run.text.options())?;
+            let mut source = Checked::new(&mut text);
             let mut oracle = Oracle::new(&mut source, &store.manifest().shape, mode, vector.data())?;
             let outcome = write(outputs, |sink| compare(&mut oracle, sink, compute))?;
-            report.check = Some(oracle.finish());
+            let check = oracle.finish();
+            if !check.holds {
+                report.head.notes.extend(source.differs(store.manifest()));
+            }
+            report.check = Some(check);
             outcome
         }
     };
@@ -148,8 +153,12 @@ fn make_plan<T: Real>(
         let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
         vector + merging_bytes(run, manifest)
     };
-    let mut plan =
-        plan(store, bytes + decoded_bytes(manifest.shape.order()), &run.engine.limits(threads, run.repeat))?;
+    // Of all that it holds, only the vector gets smaller.
+    let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+    let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
+    let less = if halves { "take --precision f32" } else { "" };
+    let limits = Limits { less, ..run.engine.limits(threads, run.repeat) };
+    let mut plan = plan(store, bytes + decoded_bytes(manifest.shape.order()), &limits)?;
     plan.direct_reads |= run.engine.direct;
     Ok(plan)
 }

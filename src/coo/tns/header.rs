@@ -75,6 +75,9 @@ struct Scan<'a> {
 impl Scan<'_> {
     /// Takes one line of the header in; true if it is a row instead.
     fn is_row(&mut self, line: &[u8]) -> StdResult<bool, String> {
+        if ends_in_cr_alone(line) {
+            return Err("lines end in CR alone; make line feeds of them: tr '\\r' '\\n'".into());
+        }
         too_long(line)?;
         let n_fields = fields(line).count();
         let Some(first) = fields(line).next() else {
@@ -82,6 +85,10 @@ impl Scan<'_> {
         };
         not_text(line)?;
         match self.expect {
+            Expect::Row if n_fields == 1 && !self.toolbox && whole_number(first, "a count").is_ok() => {
+                let what = "looks like a count of nonzeros, which a header of order and dims does not have";
+                return Err(format!("{} {what}; remove the line", quoted(first)));
+            }
             Expect::Row => return Ok(true),
             Expect::Anything if n_fields > 1 => {
                 self.order = Some(n_fields - 1);
@@ -185,6 +192,11 @@ impl Scan<'_> {
         };
         Ok(Head { rules: Rules { order, base, limits, declared }, dims, nnz: self.nnz, lines })
     }
+}
+
+/// Whether a carriage return stands inside the line: what ends lines in some old files.
+fn ends_in_cr_alone(line: &[u8]) -> bool {
+    memchr(b'\r', line).is_some_and(|at| line[at..].iter().any(|&b| !b.is_ascii_whitespace()))
 }
 
 fn check_order(order: usize, who: &str) -> StdResult<(), String> {

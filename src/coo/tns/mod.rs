@@ -15,6 +15,7 @@
 //! * Indices: whole numbers from 1 (or from 0, by [`ReadOptions::index_base`]) that make dims of at most
 //!   2^32 - 1. Values: finite decimal numbers, read to the nearest f64; one written as an integer must be
 //!   exact in f64.
+//! * Lines end in LF. A file whose lines end in CR alone is refused: it would be one line.
 //! * Optionally a header before the first row: that of the Tensor Toolbox (`sptensor`, order, dims, nnz, each
 //!   on its line; the nnz must hold), or two lines, the order and the dims. Without one the order is that of
 //!   the first row and the dims are the largest indices met.

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::chunk_bytes_least;
 use crate::shape::Shape;
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, MANIFEST, Store};
+use crate::store::{chunk_name, holds_manifest};
 use crate::sys::Sys;
 use examine::{Examined, Examiner, damage};
 use serde::Serialize;
@@ -43,6 +44,22 @@ pub struct UnusedFile {
     pub reason: String,
 }
 
+/// A chunk file that has another chunk's name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MisplacedFile {
+    /// Its name.
+    pub file: String,
+    /// The number of the chunk in it.
+    pub chunk: u32,
+}
+
+impl MisplacedFile {
+    fn new(used: &Used<'_>) -> Option<Self> {
+        let (file, chunk) = (used.file.to_owned(), used.header.number);
+        (file != chunk_name(chunk as usize)).then_some(Self { file, chunk })
+    }
+}
+
 /// What was found in a store's directory.
 #[derive(Clone, Debug)]
 pub struct Findings {
@@ -58,6 +75,8 @@ pub struct Findings {
     pub losses: Vec<Loss>,
     /// Chunk files that are not used: damaged, or not of this store.
     pub unused: Vec<UnusedFile>,
+    /// Chunk files that are used and have another chunk's name, in the store's order.
+    pub misplaced: Vec<MisplacedFile>,
 }
 
 impl Findings {
@@ -140,6 +159,7 @@ impl Salvage {
             nnz: used.iter().map(|u| u64::from(u.header.nnz)).sum(),
             losses: sorted.losses,
             unused: sorted.unused,
+            misplaced: used.iter().filter_map(MisplacedFile::new).collect(),
         };
         let chunks = used.iter().map(|u| (store.join(u.file), u.header.clone())).collect();
         let shape = first.shape.clone();
@@ -209,6 +229,7 @@ impl<'a> Used<'a> {
 /// The store, or what is wrong with its manifest. An error if `store` is no directory.
 fn open(sys: &Sys, store: &Path) -> Result<std::result::Result<Store, String>> {
     let manifest = store.join(MANIFEST);
+    holds_manifest(store)?;
     if store.is_dir() && manifest.symlink_metadata().is_err() {
         return Ok(Err("missing".into()));
     }

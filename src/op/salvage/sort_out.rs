@@ -3,7 +3,7 @@
 use super::examine::Examined;
 use super::{Loss, UnusedFile};
 use crate::encoding::TILE_NNZ;
-use crate::store::{ChunkEntry, ChunkHeader, Manifest, TREE_CODE};
+use crate::store::{ChunkEntry, ChunkHeader, Manifest, TREE_CODE, chunk_name};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 
@@ -31,11 +31,19 @@ fn intact(examined: &Examined) -> Option<&ChunkHeader> {
     examined.contents.is_ok().then_some(examined.header.as_ref())?
 }
 
-/// With the manifest: the first intact file of each chunk that it lists, under whatever name.
+/// Whether the file is where the store has this chunk.
+fn in_place(file: &str, number: u32) -> bool {
+    file == chunk_name(number as usize)
+}
+
+/// With the manifest: the intact file of each chunk that it lists, under whatever name, its own first.
 pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Sorted {
     let mut places: HashMap<u64, usize> = HashMap::new();
     for (i, header) in examined.iter().enumerate().filter_map(|(i, e)| Some((i, intact(e)?))) {
-        places.entry(header.number.into()).or_insert(i);
+        let place = places.entry(header.number.into()).or_insert(i);
+        if in_place(&examined[i].file, header.number) {
+            *place = i;
+        }
     }
     let (mut used, mut lost) = (Vec::new(), Vec::new());
     for (number, entry) in (0..).zip(&manifest.chunks) {
@@ -90,7 +98,7 @@ pub(super) fn by_headers(examined: &[Examined]) -> Sorted {
             _ => {}
         }
     }
-    let named = |i: usize, h: &ChunkHeader| number_in(&examined[i].file) == Some(h.number.into());
+    let named = |i: usize, h: &ChunkHeader| in_place(&examined[i].file, h.number);
     members.sort_by_key(|&(i, h)| (h.number, !named(i, h), i));
 
     let (mut used, mut gaps) = (Vec::new(), Vec::new());
