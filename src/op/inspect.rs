@@ -162,6 +162,6 @@ mod tests {
             assert!(matches!(failed, Error::Resource { .. }), "{failed}");
         }
         let counted = Inspect::new(&Sys::default(), &shape).unwrap().finish();
-        assert_eq!(counted.modes.iter().map(|m| m.rows).collect::<Vec<_>>(), [Some(0), Some(0), None]);
+        assert_eq!(counted.0.modes.iter().map(|m| m.rows).collect::<Vec<_>>(), [Some(0), Some(0), None]);
     }
 }
