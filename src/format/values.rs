@@ -89,7 +89,7 @@ pub(super) fn value_section(
             each(&mut |values| out.extend(values.iter().flat_map(|&v| (v as f32).to_le_bytes())));
         }),
         ValueEncoding::F64 => {
-            image.section(SectionKind::Values, |out| each(&mut |values| put_f64(out, values)))
+            image.section(SectionKind::Values, |out| each(&mut |values| put_f64(out, values)));
         }
         ValueEncoding::Dictionary => image.section(SectionKind::Values, |out| put_f64(out, dictionary)),
     }

@@ -64,6 +64,7 @@ fn writer(options: &PackOptions) -> u64 {
 }
 
 /// The least memory in which `source` can be packed with `options` on `threads` threads.
+#[must_use]
 pub fn memory_least(source: &dyn Source, options: &PackOptions, threads: usize) -> u64 {
     let reading = source.memory(threads).least + RUN_BYTES_MIN;
     let writing = writer(options) + MERGE_BYTES_MIN;
@@ -71,6 +72,7 @@ pub fn memory_least(source: &dyn Source, options: &PackOptions, threads: usize) 
 }
 
 /// How many of `threads` threads the memory of `options` allows.
+#[must_use]
 pub fn threads_within(source: &dyn Source, options: &PackOptions, threads: usize) -> usize {
     let spare = options.memory.saturating_sub(memory_least(source, options, 1));
     let more = usize::try_from(spare / THREAD_BYTES).unwrap_or(usize::MAX);
@@ -79,6 +81,7 @@ pub fn threads_within(source: &dyn Source, options: &PackOptions, threads: usize
 
 /// What chunks may take that a repair looks at, within `memory`; nothing bounds it where that is less than
 /// [`MEMORY_MIN`].
+#[must_use]
 pub fn scan_bytes(memory: u64) -> u64 {
     if memory < MEMORY_MIN { u64::MAX } else { memory - PROGRAM_BYTES - RUN_BYTES_MIN }
 }

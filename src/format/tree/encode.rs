@@ -118,7 +118,7 @@ impl TreeEncoder {
             });
         });
         value_section(&mut image, value_encoding, &dictionary, |put| {
-            slots.for_each_tile(|_, values| put(values))
+            slots.for_each_tile(|_, values| put(values));
         });
         image.section(SectionKind::Levels, |out| {
             head.write(out);
