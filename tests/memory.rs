@@ -1,4 +1,4 @@
-//! What `blco-pack` and `blco-info --repair` take of memory, by the kernel's count (VmHWM), is within `--memory`, whatever
+//! What `blco-pack` and `blco-info --repair` take of memory, by the kernel's count (`VmHWM`), is within `--memory`, whatever
 //! the options; and what cannot be is refused in one line before anything is read.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -48,7 +48,9 @@ fn refuses(dir: &Path, program: &str, arguments: &[&str], words: &[&str]) {
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
     assert_eq!(message.lines().count(), 1, "{message}");
-    words.iter().for_each(|word| assert!(message.contains(word), "{word}: {message}"));
+    for word in words {
+        assert!(message.contains(word), "{word}: {message}");
+    }
     assert!(bytes <= 64 * MIB, "{arguments:?}: {bytes} bytes");
     assert!(tree(dir) == before);
 }
