@@ -13,11 +13,11 @@ pub(crate) fn chunk_nodes_max(chunk_bytes: u64) -> usize {
     usize::try_from(chunk_bytes / 2).unwrap_or(usize::MAX)
 }
 
-/// Bytes that an open chunk of at most `chunk_bytes` takes: its nodes, 12 bytes each, which can be half as many again
-/// while the tree is cut in two; the columns of the levels above the leaves; the image.
+/// Bytes that an open chunk of at most `chunk_bytes` takes: its nodes, 12 bytes each, which can be there twice
+/// while they grow and the tree is cut in two; the columns of the levels above the leaves; the image.
 pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     let tree = 12 * chunk_nodes_max(chunk_bytes) as u64;
-    tree + (tree / 2).max(2 * chunk_bytes)
+    tree + tree.max(2 * chunk_bytes)
 }
 
 /// Puts nonzeros, in order, into chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting".

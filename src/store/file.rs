@@ -133,7 +133,7 @@ impl LoneReader {
         let takes = wanted + image.next_multiple_of(PAGE as u64);
         if takes > self.bytes_max {
             let what = format!("takes {} of memory, more than --memory leaves: raise it", ByteSize(takes));
-            return Err(Error::unusable(path, what));
+            return Err(Error::request(format!("{}: {what}", path.display())));
         }
         let length = usize::try_from(wanted).unwrap_or(usize::MAX);
         room(&self.sys, &mut self.file, length)?;
