@@ -104,7 +104,7 @@ fn try_manifest(bytes: &[u8]) {
     let sys = Sys::default();
     let store = Store::open(&sys, dir.path()).expect("it has been accepted before");
     drop(plan(&store, 0, &Limits { memory: Some(1 << 30), ..Limits::default() }));
-    assert!(Salvage::scan(&sys, dir.path(), 1 << 20, &|_, _| ()).is_err(), "there are no chunks");
+    assert!(Salvage::scan(&sys, dir.path(), 1 << 20, u64::MAX, &|_, _| ()).is_err(), "there are no chunks");
 }
 
 /// A chunk file: by itself, and as the only one of a store.
@@ -149,7 +149,7 @@ fn try_chunk(bytes: &[u8]) {
     let path = dir.path().join("chunk-000000.bin");
     std::fs::write(&path, bytes).expect("a file");
     let sys = Sys::default();
-    let Ok(mut salvage) = Salvage::scan(&sys, dir.path(), 1 << 20, &|_, _| ()) else { return };
+    let Ok(mut salvage) = Salvage::scan(&sys, dir.path(), 1 << 20, u64::MAX, &|_, _| ()) else { return };
     let (extent, batch) = match drained(&mut salvage) {
         Ok(all) => all,
         Err(Error::Cancelled) => return,

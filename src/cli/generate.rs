@@ -167,10 +167,7 @@ impl Program for Gen {
         if is_store {
             self.write_model(sys)?;
             let mut source = self.generator(sys)?;
-            let quiet = self.common.quiet || self.common.json;
-            let report = on_pool(sys, self.common.threads, |_| {
-                self.store.pack(sys, &mut source, &self.output, quiet)
-            })?;
+            let report = self.store.pack(sys, &mut source, &self.output, self.common)?;
             return Report::new::<Self>(pack_text(&report), &report);
         }
         let out = Pending::create(sys, &self.output, self.store.force)?;

@@ -387,10 +387,7 @@ impl Program for Info {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         if let Some(target) = self.repair.target() {
-            let quiet = self.common.quiet || self.common.json;
-            return on_pool(sys, self.common.threads, |_| {
-                repair(sys, &self.store, target, &self.repair, quiet)
-            });
+            return repair(sys, &self.store, target, &self.repair, self.common);
         }
         let store = match Store::open(sys, &self.store) {
             Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),

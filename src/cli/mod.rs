@@ -215,6 +215,11 @@ pub(crate) fn on_pool<T: Send>(
     threads: Option<u16>,
     work: impl FnOnce(usize) -> Result<T> + Send,
 ) -> Result<T> {
-    let threads = threads.map_or_else(machine::processors, usize::from).clamp(1, 1024);
+    let threads = thread_count(threads);
     sys.pool(threads)?.install(|| work(threads))
+}
+
+/// The threads that are asked for, by default one for each processor.
+pub(crate) fn thread_count(threads: Option<u16>) -> usize {
+    threads.map_or_else(machine::processors, usize::from).clamp(1, 1024)
 }

@@ -2,13 +2,14 @@
 
 use super::outputs::ends_in;
 use super::progress::Progress;
-use super::{Common, Program, Report, count, counted, machine, on_pool, size};
+use super::{Common, Program, Report, count, counted, machine, size, thread_count};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
 use crate::pack::{
-    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackPlan, PackReport, Phase, pack, plan,
+    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackPlan, PackReport, Phase, memory_least, pack, plan,
+    threads_within,
 };
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
 use crate::sys::Sys;
@@ -103,7 +104,8 @@ pub struct StoreArgs {
     /// What to do with nonzeros that have the same coordinates [default: sum]
     #[arg(long, value_enum)]
     duplicates: Option<DuplicatesArg>,
-    /// Take at most this much memory, at least 64MiB [default: half of what is available]
+    /// Take at most this much memory, at least 64MiB; where it is little, fewer threads work, and what takes more is
+    /// refused before anything is read [default: half of what is available]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// Where temporary files go when the tensor exceeds the memory [default: beside the store]
@@ -207,7 +209,7 @@ impl StoreArgs {
             "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             "arguments": std::env::args().skip(1).collect::<Vec<_>>(),
         });
-        Ok(PackOptions {
+        let mut options = PackOptions {
             target: target.to_path_buf(),
             replace: self.force,
             resume: self.resume,
@@ -222,21 +224,47 @@ impl StoreArgs {
             memory: packing_memory(self.memory)?,
             temp_dir: self.temp_dir.clone(),
             provenance: format!("{provenance:#}\n"),
-        })
+        };
+        if self.memory.is_none() {
+            options.memory = options.memory.max(memory_least(source, &options, 1));
+        }
+        Ok(options)
     }
 
     /// Packs `source` into `target` with these options.
-    pub fn pack(&self, sys: &Sys, source: &mut dyn Source, target: &Path, quiet: bool) -> Result<PackReport> {
+    pub fn pack(
+        &self,
+        sys: &Sys,
+        source: &mut (impl Source + Send),
+        target: &Path,
+        common: Common,
+    ) -> Result<PackReport> {
         let options = self.options(source, target)?;
-        let progress = Progress::new(quiet);
-        pack(sys, source, &options, &|phase, done, total| {
-            let name = match phase {
-                Phase::Read => "reading",
-                Phase::Sort => "sorting",
-                Phase::Write => "writing",
-            };
-            progress.show(name, done, total);
+        on_packing_pool(sys, common.threads, source, &options, |source| {
+            let progress = Progress::new(common.quiet || common.json);
+            pack(sys, source, &options, &|phase, done, total| progress.show(phase_name(phase), done, total))
         })
+    }
+}
+
+/// Runs `work` on a pool of as many of `threads` as the memory of `options` allows.
+pub(super) fn on_packing_pool<S: Source + Send, T: Send>(
+    sys: &Sys,
+    threads: Option<u16>,
+    source: &mut S,
+    options: &PackOptions,
+    work: impl FnOnce(&mut S) -> Result<T> + Send,
+) -> Result<T> {
+    let threads = threads_within(source, options, thread_count(threads));
+    sys.pool(threads)?.install(|| work(source))
+}
+
+/// What the progress calls a phase.
+pub(super) fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Read => "reading",
+        Phase::Sort => "sorting",
+        Phase::Write => "writing",
     }
 }
 
@@ -283,12 +311,11 @@ impl Program for Pack {
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
         if self.plan {
             let options = self.store.options(&source, &target)?;
-            let plan = on_pool(sys, self.common.threads, move |_| plan(sys, &mut source, &options))?;
+            let work = |source: &mut TnsReader| plan(sys, source, &options);
+            let plan = on_packing_pool(sys, self.common.threads, &mut source, &options, work)?;
             return Report::new::<Self>(plan_text(&target, &plan), &plan);
         }
-        let quiet = self.common.quiet || self.common.json;
-        let report =
-            on_pool(sys, self.common.threads, |_| self.store.pack(sys, &mut source, &target, quiet))?;
+        let report = self.store.pack(sys, &mut source, &target, self.common)?;
         Report::new::<Self>(text(&report), &report)
     }
 }
@@ -305,10 +332,12 @@ fn plan_text(target: &Path, plan: &PackPlan) -> String {
         _ => "runs on disk if the memory does not hold it".to_owned(),
     };
     format!(
-        "{}: {} nonzeros\n  memory     {}: {sorting}\n  temporary  {} in {} ({} free)\n  store      {} ({} free)\n",
+        "{}: {} nonzeros\n  memory     {}, of which {} are needed, on {}: {sorting}\n  temporary  {} in {} ({} free)\n  store      {} ({} free)\n",
         target.display(),
         plan.nnz.map_or("an unknown number of".into(), |n| format!("about {n}")),
         ByteSize(plan.memory_bytes),
+        ByteSize(plan.memory_least_bytes),
+        counted(plan.threads, "thread"),
         size("about", plan.temporary_bytes),
         plan.temporary_dir.display(),
         ByteSize(plan.temporary_free_bytes),

@@ -2,12 +2,15 @@
 
 use super::info::Info;
 use super::progress::Progress;
-use super::{Report, pack as packing, size};
+use super::{Common, Report, on_pool, pack as packing, size};
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
-use crate::pack::{Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackReport, Phase, pack};
+use crate::pack::{
+    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackReport, memory_least, pack, scan_bytes,
+};
 use crate::store::{Codec, chunk_name, holds_manifest, read_provenance};
 use crate::sys::{Sys, is_media_failure};
+use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 use std::fmt::Write;
@@ -58,13 +61,13 @@ struct RepairReport {
     new_store: PackReport,
 }
 
-/// Looks at `store` and packs what is intact into `target`. Runs on the current rayon pool.
+/// Looks at `store` and packs what is intact into `target`.
 pub(super) fn repair(
     sys: &Sys,
     store: &Path,
     target: &Path,
     args: &RepairArgs,
-    quiet: bool,
+    common: Common,
 ) -> Result<Report> {
     let memory = packing::packing_memory(args.memory)?;
     let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
@@ -76,9 +79,11 @@ pub(super) fn repair(
         can_write(target, args.force)?;
     }
     let mut options = PackOptions::new(target.to_path_buf());
-    let progress = Progress::new(quiet);
-    let show = |done, total| progress.show("checking", done, total);
-    let mut salvage = Salvage::scan(sys, store, options.chunk_bytes, &show)?;
+    let progress = Progress::new(common.quiet || common.json);
+    let mut salvage = on_pool(sys, common.threads, |_| {
+        let show = |done, total| progress.show("checking", done, total);
+        Salvage::scan(sys, store, options.chunk_bytes, scan_bytes(memory), &show)
+    })?;
     let (provenance, provenance_problem) = old_provenance(sys, store)?;
     let layout = salvage.layout();
     options.replace = args.force;
@@ -86,16 +91,23 @@ pub(super) fn repair(
     options.codec = layout.codec;
     options.chunk_bytes = layout.chunk_bytes;
     options.duplicates = if layout.may_repeat { Duplicates::Keep } else { Duplicates::Error };
-    options.memory = memory.saturating_sub(salvage.host_bytes()).max(memory.min(MEMORY_MIN));
+    options.memory = memory;
+    let least = memory_least(&salvage, &options, 1);
+    if args.memory.is_none() {
+        options.memory = memory.max(least);
+    }
+    if (MEMORY_MIN..least).contains(&options.memory) {
+        let (given, chunk) = (ByteSize(memory), ByteSize(options.chunk_bytes));
+        let least = ByteSize(least.next_multiple_of(1 << 20));
+        let what =
+            format!("--memory {given} is too little: its chunks of up to {chunk} take at least {least}");
+        return Err(Error::request(format!("{}: {what}", store.display())));
+    }
     options.temp_dir.clone_from(&args.temp_dir);
     options.provenance = new_provenance(store, salvage.findings(), &provenance);
-    let packed = pack(sys, &mut salvage, &options, &|phase, done, total| {
-        let name = match phase {
-            Phase::Read => "reading",
-            Phase::Sort => "sorting",
-            Phase::Write => "writing",
-        };
-        progress.show(name, done, total);
+    let packed = packing::on_packing_pool(sys, common.threads, &mut salvage, &options, |salvage| {
+        let show = |phase, done, total| progress.show(packing::phase_name(phase), done, total);
+        pack(sys, salvage, &options, &show)
     })?;
     drop(progress);
     let report = RepairReport::new(store, salvage.findings(), provenance_problem, &options, packed);

@@ -21,7 +21,7 @@
 //! IEEE 754 (no fused ones), so that every platform makes the same bits.
 
 use crate::coo::low_rank::LowRank;
-use crate::coo::{Batch, Extent, Size, Source};
+use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::random::Counter;
 use crate::shape::Shape;
@@ -181,9 +181,16 @@ pub struct Generator {
     spec: GenerateSpec,
     shape: Shape,
     low_rank: Option<LowRank>,
+    /// Batches of a group, at most.
+    group_max: u64,
 }
 
 impl Generator {
+    /// Bytes of a batch.
+    fn batch_bytes(&self) -> u64 {
+        BATCH_NNZ * (4 * self.spec.dims.len() as u64 + 8)
+    }
+
     /// Checks `spec`.
     ///
     /// # Errors
@@ -214,7 +221,7 @@ impl Generator {
         if spec.planted_rank == Some(0) {
             return Err(Error::request("a planted rank must be at least 1"));
         }
-        Ok(Self { sys: sys.clone(), spec, shape, low_rank })
+        Ok(Self { sys: sys.clone(), spec, shape, low_rank, group_max: u64::MAX })
     }
 
     /// The model that is the tensor, if one is.
@@ -289,9 +296,18 @@ impl Source for Generator {
         Ok(Some(self.shape.clone()))
     }
 
+    fn memory(&self, threads: usize) -> SourceMemory {
+        let batch = self.batch_bytes();
+        SourceMemory { least: batch, most: BATCHES_PER_THREAD * threads as u64 * batch, help: "" }
+    }
+
+    fn limit(&mut self, bytes: u64) {
+        self.group_max = (bytes / self.batch_bytes()).max(1);
+    }
+
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let n_batches = self.spec.nnz.div_ceil(BATCH_NNZ);
-        let group_len = BATCHES_PER_THREAD * rayon::current_num_threads() as u64;
+        let group_len = (BATCHES_PER_THREAD * rayon::current_num_threads() as u64).min(self.group_max);
         let mut next = 0;
         while next < n_batches {
             self.sys.check_cancelled()?;

@@ -51,6 +51,17 @@ pub struct Size {
     pub order: usize,
 }
 
+/// Bytes of memory that draining a source takes, beside the batches that its sink keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceMemory {
+    /// Less is not possible.
+    pub least: u64,
+    /// More is of no use.
+    pub most: u64,
+    /// What would lower the least, as the end of a message; empty where nothing would.
+    pub help: &'static str,
+}
+
 /// Nonzeros in a fixed order, handed over in batches.
 pub trait Source {
     /// What messages call it: the path, or `standard input`.
@@ -70,6 +81,17 @@ pub trait Source {
     /// The shape, where it is declared before the first nonzero: of the dims that [`Source::drain`] will return.
     fn declared(&mut self) -> Result<Option<Shape>> {
         Ok(None)
+    }
+
+    /// What draining on `threads` threads takes.
+    fn memory(&self, threads: usize) -> SourceMemory {
+        let _ = threads;
+        SourceMemory::default()
+    }
+
+    /// Holds [`Source::drain`] to `bytes` of memory, or the least that it can do with. What it hands over stays the same.
+    fn limit(&mut self, bytes: u64) {
+        let _ = bytes;
     }
 
     /// Hands every batch to `sink`, in order, on the calling thread, and returns what was there.

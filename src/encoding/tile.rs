@@ -11,7 +11,7 @@ pub const fn record_bytes(order: usize) -> usize {
 }
 
 /// What a tile's record says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TileRecord {
     /// Where its columns start in COLUMNS, in units of 64 bytes.
     pub columns_at: u32,

@@ -60,7 +60,7 @@ pub fn as_integer(value: f64) -> Option<i64> {
 }
 
 /// What one tile's values would cost as integers and as f32.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct TileValues {
     /// Base and width as integers, where all of them are.
     pub integer: Option<(i64, u32)>,
@@ -125,13 +125,18 @@ impl Costs {
         costed.min_by_key(|&(_, cost)| cost).unwrap_or((ValueEncoding::F64, u64::MAX))
     }
 
-    /// The chunk's encoding by `cost`, and the dictionary where that is it. On equal cost the first of
+    /// The encoding by `cost` of `count` values, `values` and repetitions, and the dictionary where that is it. On equal cost the first of
     /// integer, dictionary, f32, f64.
     #[must_use]
-    pub fn choose(&self, values: &[f64], cost: impl Fn(ValueBytes) -> u64) -> (ValueEncoding, Vec<f64>) {
+    pub fn choose(
+        &self,
+        values: &[f64],
+        count: usize,
+        cost: impl Fn(ValueBytes) -> u64,
+    ) -> (ValueEncoding, Vec<f64>) {
         let (encoding, least) = self.cheapest(&cost);
         let wins = |c: u64| if encoding == ValueEncoding::Integer { c < least } else { c <= least };
-        let tiles = values.len().div_ceil(TILE_NNZ) as u64;
+        let tiles = count.div_ceil(TILE_NNZ) as u64;
         let dictionary_cost = |entries: usize| {
             let columns = tiles * column::bytes(dictionary_width(entries)) as u64;
             cost(ValueBytes { columns, section: 8 * entries as u64 })
@@ -261,7 +266,7 @@ mod tests {
     }
 
     fn chosen(values: &[f64]) -> ValueEncoding {
-        costs(values).choose(values, |b| b.columns + b.section).0
+        costs(values).choose(values, values.len(), |b| b.columns + b.section).0
     }
 
     #[test]

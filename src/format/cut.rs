@@ -15,7 +15,7 @@ use rayon::prelude::*;
 pub(crate) const PENDING_NNZ: usize = 128 * TILE_NNZ;
 
 /// A tile's nonzeros in coordinates.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GatheredTile {
     /// One column of [`TILE_NNZ`] for each mode; slots without a nonzero hold 0.
     pub indices: Vec<u32>,
@@ -24,16 +24,19 @@ pub struct GatheredTile {
 }
 
 impl GatheredTile {
-    /// The coordinates of up to [`TILE_NNZ`] nonzeros of `order` modes.
-    pub fn new<K: Key>(linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) -> Self {
-        let mut indices = vec![0; order * TILE_NNZ];
+    /// Takes the coordinates of up to [`TILE_NNZ`] nonzeros of `order` modes.
+    pub fn gather<K: Key>(&mut self, linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) {
+        let Self { indices, values } = self;
+        indices.clear();
+        indices.resize(order * TILE_NNZ, 0);
         for (i, nonzero) in nonzeros.iter().enumerate() {
             let at = linearizer.gather(nonzero.linear);
             for (m, index) in at.into_iter().enumerate().take(order) {
                 indices[m * TILE_NNZ + i] = index;
             }
         }
-        Self { indices, values: nonzeros.iter().map(|n| n.value).collect() }
+        values.clear();
+        values.extend(nonzeros.iter().map(|n| n.value));
     }
 
     /// The indices of `mode`.
@@ -57,10 +60,20 @@ enum Encoder<K> {
 }
 
 impl<K: Key> Encoder<K> {
-    fn encode(&self, tile: &[Nonzero<K>]) -> Piece {
+    /// A piece without nonzeros.
+    fn piece(&self) -> Piece {
         match self {
-            Self::Blco(encoder) => Piece::Blco(Box::new(encoder.encode(tile))),
-            Self::Tree(linearizer, order) => Piece::Tree(GatheredTile::new(linearizer, *order, tile)),
+            Self::Blco(_) => Piece::Blco(Box::default()),
+            Self::Tree(..) => Piece::Tree(GatheredTile::default()),
+        }
+    }
+
+    /// Makes `piece` that of `tile`.
+    fn encode(&self, tile: &[Nonzero<K>], piece: &mut Piece) {
+        match (self, piece) {
+            (Self::Blco(encoder), Piece::Blco(piece)) => encoder.encode(tile, piece),
+            (Self::Tree(linearizer, order), Piece::Tree(piece)) => piece.gather(linearizer, *order, tile),
+            _ => unreachable!("pieces are of the encoder's format"),
         }
     }
 }
@@ -107,7 +120,12 @@ pub struct Cutter<K> {
     builder: Builder,
     statistics: Statistics,
     pending: Vec<Nonzero<K>>,
+    /// The first `filled` wait to be assembled.
     encoded: Vec<Piece>,
+    filled: usize,
+    /// What the next group goes into. Pieces are used again: what a thread allocates anew and another one frees stays with
+    /// the first, for each thread.
+    next: Vec<Piece>,
 }
 
 impl<K: Key> Cutter<K> {
@@ -126,7 +144,15 @@ impl<K: Key> Cutter<K> {
             ),
         };
         let statistics = Statistics::new(shape.order());
-        Self { encoder, builder, statistics, pending: Vec::new(), encoded: Vec::new() }
+        Self {
+            encoder,
+            builder,
+            statistics,
+            pending: Vec::new(),
+            encoded: Vec::new(),
+            filled: 0,
+            next: Vec::new(),
+        }
     }
 
     /// Takes the next nonzeros in the format's order; finished chunks go to `sink`.
@@ -145,11 +171,16 @@ impl<K: Key> Cutter<K> {
 
     /// Encodes the first `nnz` pending nonzeros, and assembles what was encoded before.
     fn encode(&mut self, nnz: usize, sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send)) -> Result<()> {
-        let Self { encoder, builder, statistics, pending, encoded } = self;
-        let tiles = pending[..nnz].par_chunks(TILE_NNZ).map(|tile| encoder.encode(tile));
-        let assemble = || encoded.iter().try_for_each(|piece| builder.push(piece, statistics, sink));
-        let (assembled, next) = rayon::join(assemble, || tiles.collect());
-        *encoded = next;
+        let Self { encoder, builder, statistics, pending, encoded, filled, next } = self;
+        let tiles = nnz.div_ceil(TILE_NNZ);
+        next.resize_with(tiles.max(next.len()), || encoder.piece());
+        let pieces = pending[..nnz].par_chunks(TILE_NNZ).zip(&mut next[..tiles]);
+        let assemble =
+            || encoded[..*filled].iter().try_for_each(|piece| builder.push(piece, statistics, sink));
+        let encode = || pieces.for_each(|(tile, piece)| encoder.encode(tile, piece));
+        let (assembled, ()) = rayon::join(assemble, encode);
+        std::mem::swap(encoded, next);
+        *filled = tiles;
         pending.drain(..nnz);
         assembled
     }
@@ -157,8 +188,8 @@ impl<K: Key> Cutter<K> {
     /// Hands over what is left; the statistics of all nonzeros.
     pub fn finish(mut self, sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send)) -> Result<Statistics> {
         self.encode(self.pending.len(), sink)?;
-        let Self { mut builder, mut statistics, encoded, .. } = self;
-        encoded.iter().try_for_each(|piece| builder.push(piece, &mut statistics, sink))?;
+        let Self { mut builder, mut statistics, encoded, filled, .. } = self;
+        encoded[..filled].iter().try_for_each(|piece| builder.push(piece, &mut statistics, sink))?;
         builder.finish(sink)?;
         Ok(statistics)
     }

@@ -13,10 +13,11 @@ pub(crate) fn chunk_nodes_max(chunk_bytes: u64) -> usize {
     usize::try_from(chunk_bytes / 2).unwrap_or(usize::MAX)
 }
 
-/// Bytes that an open chunk of at most `chunk_bytes` takes while it grows: nodes of at most 12 bytes, once more when they
-/// are laid out, then the image.
+/// Bytes that an open chunk of at most `chunk_bytes` takes: its nodes, 12 bytes each, which can be there twice
+/// while they grow and the tree is cut in two; the columns of the levels above the leaves; the image.
 pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
-    13 * chunk_bytes
+    let tree = 12 * chunk_nodes_max(chunk_bytes) as u64;
+    tree + tree.max(2 * chunk_bytes)
 }
 
 /// Puts nonzeros, in order, into chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting".
@@ -99,7 +100,9 @@ impl HocfsBuilder {
         let Some(at) = places.into_iter().find(|&at| at > 0) else { return Ok(()) };
         let rest = tree.split_off(at);
         let closed = std::mem::replace(tree, rest);
-        sink(self.encoder.encode(&closed, self.chunk_bytes))?;
+        let chunk = self.encoder.encode(&closed, self.chunk_bytes);
+        drop(closed);
+        sink(chunk)?;
         self.meter = Meter::of(&self.tree);
         if !self.is_full() {
             self.look_ahead();
@@ -118,6 +121,11 @@ impl HocfsBuilder {
         let closed = std::mem::replace(&mut self.tree, Tree::new(order));
         self.meter = Meter::new(order);
         self.room = 0;
-        if closed.nnz() == 0 { Ok(()) } else { sink(self.encoder.encode(&closed, self.chunk_bytes)) }
+        if closed.nnz() == 0 {
+            return Ok(());
+        }
+        let chunk = self.encoder.encode(&closed, self.chunk_bytes);
+        drop(closed);
+        sink(chunk)
     }
 }

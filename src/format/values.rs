@@ -74,24 +74,24 @@ impl ValueSection {
     }
 }
 
-/// Writes the VALUES section, where `encoding` has one.
+/// Writes the VALUES section, where `encoding` has one. `each` hands all values, in order, to what it is given.
 pub(super) fn value_section(
     image: &mut ImageWriter,
     encoding: ValueEncoding,
-    values: &[f64],
     dictionary: &[f64],
+    each: impl FnOnce(&mut dyn FnMut(&[f64])),
 ) {
-    let put_f64 = |image: &mut ImageWriter, values: &[f64]| {
-        image.section(SectionKind::Values, |out| out.extend(values.iter().flat_map(|v| v.to_le_bytes())));
-    };
+    let put_f64 = |out: &mut Vec<u8>, values: &[f64]| out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     match encoding {
         ValueEncoding::Integer => {}
         #[expect(clippy::cast_possible_truncation, reason = "chosen because f32 holds every value")]
         ValueEncoding::F32 => image.section(SectionKind::Values, |out| {
-            out.extend(values.iter().flat_map(|&v| (v as f32).to_le_bytes()));
+            each(&mut |values| out.extend(values.iter().flat_map(|&v| (v as f32).to_le_bytes())));
         }),
-        ValueEncoding::F64 => put_f64(image, values),
-        ValueEncoding::Dictionary => put_f64(image, dictionary),
+        ValueEncoding::F64 => {
+            image.section(SectionKind::Values, |out| each(&mut |values| put_f64(out, values)));
+        }
+        ValueEncoding::Dictionary => image.section(SectionKind::Values, |out| put_f64(out, dictionary)),
     }
 }
 

@@ -1,21 +1,46 @@
 //! The packer's memory: how a budget in bytes becomes buffer sizes.
 //!
-//! Resident at once, beside about 10 MiB for the program itself:
+//! Resident at once is at most
 //!
-//! * reading: the reader's pieces and batches, and one run, sorted in place; where the dims are not declared, first
-//!   the batches that are kept or wait to be staged;
-//! * writing: what is ahead of each run, two rounds of merged nonzeros, tiles being encoded, one open chunk.
+//! ```text
+//! program + threads + the larger of
+//!     reading: reader + a run, sorted in place, or batches that are kept or wait to be staged
+//!     writing: cutter + open chunk + codec + what is ahead of each run and two rounds of merged nonzeros
+//! ```
+//!
+//! * **program**, **threads**: code, stacks, what each thread scratches on and its allocator keeps;
+//! * **reader**: the decoder's window, pieces of text, parsed batches: what the [`Source`] says, and is held to;
+//! * **cutter**: nonzeros that are pending, tiles being encoded, row counters;
+//! * **open chunk**, **codec**: what the format takes to build one, and zstd to compress it.
+//!
+//! What memory allows decides how long runs are, how much is read ahead, how many threads work. What it takes at least
+//! follows from the options and the source alone; less is refused before anything is read.
 
 use super::PackOptions;
 use super::spill::{FRAME_NNZ, STAGE_NNZ};
+use crate::coo::Source;
+use crate::error::{Error, Result};
 use crate::linear::{Nonzero, Wide};
+use bytesize::ByteSize;
 
 /// No smaller budget can be kept: buffers take more than that.
 pub const MEMORY_MIN: u64 = 64 << 20;
-/// What reading takes beside the batches that are kept, for each thread: pieces of text and parsed batches.
-const READER_BYTES_PER_THREAD: u64 = 8 << 20;
-/// Slices, tiles being encoded, row counters.
-const CUTTER_BYTES: u64 = 14 << 20;
+/// The program without any data.
+const PROGRAM_BYTES: u64 = 8 << 20;
+/// What a thread takes.
+const THREAD_BYTES: u64 = 2 << 20;
+/// Nonzeros that are pending, tiles being encoded, row counters.
+const CUTTER_BYTES: u64 = 16 << 20;
+/// An open chunk whose buffers leave nothing behind while they grow; and what those of any other leave, at most.
+const OPEN_CHUNK_BYTES: u64 = 32 << 20;
+/// The least for a run while the input is read.
+const RUN_BYTES_MIN: u64 = 8 << 20;
+/// The least for merging.
+const MERGE_BYTES_MIN: u64 = 4 << 20;
+/// A batch of the reader's, at most.
+const BATCH_BYTES: u64 = 3 << 20;
+/// A packed frame of a run, at most.
+const FRAME_BYTES: u64 = (FRAME_NNZ * (size_of::<Nonzero<Wide>>() + 1)) as u64;
 
 /// Nonzeros of a round of a merge: enough work for every thread.
 const ROUND_NNZ: usize = 1 << 19;
@@ -23,33 +48,70 @@ const ROUND_NNZ: usize = 1 << 19;
 /// Buffer sizes of one packing job.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    memory: u64,
-    threads: u64,
-    /// What the open chunk takes.
-    open_chunk: u64,
+    /// Bytes beside the program and its threads.
+    room: u64,
+    /// What the source takes.
+    reader: u64,
+    /// What cutter, open chunk and codec take.
+    writer: u64,
+}
+
+/// What cutter, open chunk and codec take. Buffers of a large chunk grow: what they leave behind may be an eighth again.
+fn writer(options: &PackOptions) -> u64 {
+    let open_chunk = options.format.open_chunk_bytes(options.chunk_bytes);
+    let left = (open_chunk.saturating_sub(OPEN_CHUNK_BYTES) / 8).min(OPEN_CHUNK_BYTES);
+    CUTTER_BYTES + open_chunk + left + options.codec.encoder_bytes(options.chunk_bytes)
+}
+
+/// The least memory in which `source` can be packed with `options` on `threads` threads.
+#[must_use]
+pub fn memory_least(source: &dyn Source, options: &PackOptions, threads: usize) -> u64 {
+    let reading = source.memory(threads).least + RUN_BYTES_MIN;
+    let writing = writer(options) + MERGE_BYTES_MIN;
+    PROGRAM_BYTES + THREAD_BYTES * threads as u64 + reading.max(writing)
+}
+
+/// How many of `threads` threads the memory of `options` allows.
+#[must_use]
+pub fn threads_within(source: &dyn Source, options: &PackOptions, threads: usize) -> usize {
+    let spare = options.memory.saturating_sub(memory_least(source, options, 1));
+    let more = usize::try_from(spare / THREAD_BYTES).unwrap_or(usize::MAX);
+    threads.min(more.saturating_add(1))
+}
+
+/// What chunks may take that a repair looks at, within `memory`; nothing bounds it where that is less than
+/// [`MEMORY_MIN`].
+#[must_use]
+pub fn scan_bytes(memory: u64) -> u64 {
+    if memory < MEMORY_MIN { u64::MAX } else { memory - PROGRAM_BYTES - RUN_BYTES_MIN }
 }
 
 impl Budget {
-    /// `memory` bytes for a job on `threads` threads whose open chunk takes `open_chunk` bytes.
-    pub fn new(memory: u64, threads: usize, open_chunk: u64) -> Self {
-        Self { memory, threads: threads as u64, open_chunk }
+    /// Of `room` bytes for everything that grows with it; the source takes `reader`, and writing `writer`, of them.
+    pub fn new(room: u64, reader: u64, writer: u64) -> Self {
+        Self { room, reader, writer }
     }
 
-    /// Of a job with `options` on the current rayon pool.
-    pub fn of(options: &PackOptions) -> Self {
-        let open_chunk = options.format.open_chunk_bytes(options.chunk_bytes);
-        Self::new(options.memory, rayon::current_num_threads(), open_chunk)
+    /// For packing `source` with `options` on the current rayon pool. Holds the source to its part. An error where the
+    /// memory is too little, unless it is less than [`MEMORY_MIN`].
+    pub fn of(source: &mut dyn Source, options: &PackOptions) -> Result<Self> {
+        let threads = rayon::current_num_threads();
+        let least = memory_least(source, options, threads);
+        if (MEMORY_MIN..least).contains(&options.memory) {
+            return Err(too_little(source, options, threads, least));
+        }
+        let fixed = PROGRAM_BYTES + THREAD_BYTES * threads as u64;
+        let room = options.memory.saturating_sub(fixed).max(options.memory / 8);
+        let takes = source.memory(threads);
+        // An eighth of what is left keeps all threads busy where that matters.
+        let reader = (takes.least + room.saturating_sub(takes.least) / 8).min(takes.most);
+        source.limit(reader);
+        Ok(Self::new(room, reader, writer(options)))
     }
 
     /// Bytes of batches that may be kept while reading.
     fn reading(&self) -> u64 {
-        let reader = READER_BYTES_PER_THREAD * self.threads;
-        self.memory.saturating_sub(reader).max(self.memory / 8)
-    }
-
-    /// Bytes that writing takes beside frames or sorted nonzeros.
-    fn writing(&self) -> u64 {
-        CUTTER_BYTES + self.open_chunk
+        self.room.saturating_sub(self.reader).max(self.room / 8)
     }
 
     /// Whether `nnz` nonzeros of `order` modes can be kept as batches and be sorted in memory in the end.
@@ -57,13 +119,13 @@ impl Budget {
         let batches = nnz * (4 * order as u64 + 8);
         let sorted = nnz * size_of::<Nonzero<Wide>>() as u64;
         batches <= self.reading()
-            && batches + sorted <= self.memory / 4 * 3
-            && sorted + self.writing() <= self.memory
+            && batches + sorted <= self.room / 4 * 3
+            && sorted + self.writer <= self.room
     }
 
     /// Whether a store can be written while `nnz` nonzeros are in memory.
     pub fn writes_from_memory<K>(&self, nnz: usize) -> bool {
-        nnz.saturating_mul(size_of::<Nonzero<K>>()) as u64 + self.writing() <= self.memory
+        nnz.saturating_mul(size_of::<Nonzero<K>>()) as u64 + self.writer <= self.room
     }
 
     /// Nonzeros of a run, at least as many as in a staged frame.
@@ -74,7 +136,7 @@ impl Budget {
 
     /// Nonzeros of a staged file, whatever their key will be: a run can hold it. A multiple of what a frame holds.
     pub fn staged_nnz(&self) -> u64 {
-        let nnz = self.memory / 2 / size_of::<Nonzero<Wide>>() as u64;
+        let nnz = self.room / 2 / size_of::<Nonzero<Wide>>() as u64;
         (nnz / STAGE_NNZ as u64).max(1) * STAGE_NNZ as u64
     }
 
@@ -83,9 +145,19 @@ impl Budget {
         self.reading() / 4 / (4 * order as u64 + 8)
     }
 
+    /// Batches that are packed at once, before they are staged.
+    pub fn batches_at_once(&self) -> usize {
+        at_once(self.room / 8 / BATCH_BYTES)
+    }
+
+    /// Frames of a run that are packed at once, while as many are written.
+    pub fn frames_at_once(&self) -> usize {
+        at_once(self.room / 16 / (2 * FRAME_BYTES))
+    }
+
     /// Bytes for what is ahead of runs, and for two rounds of it.
     fn merging(&self) -> u64 {
-        self.memory.saturating_sub(self.writing()).max(self.memory / 8)
+        self.room.saturating_sub(self.writer).max(self.room / 8)
     }
 
     /// Runs that are merged at once.
@@ -100,4 +172,34 @@ impl Budget {
         let room = usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(FRAME_NNZ);
         room.min(ROUND_NNZ / runs.max(1)).max(1)
     }
+}
+
+/// As many as there is `room` for, and as four for each thread of the current rayon pool.
+fn at_once(room: u64) -> usize {
+    usize::try_from(room).unwrap_or(usize::MAX).clamp(1, 4 * rayon::current_num_threads())
+}
+
+/// The error where `least` bytes are needed, with what would need less.
+fn too_little(source: &dyn Source, options: &PackOptions, threads: usize, least: u64) -> Error {
+    let takes = source.memory(threads);
+    let (mut help, fixed) = (Vec::new(), PROGRAM_BYTES + THREAD_BYTES * threads as u64);
+    if fixed + takes.least + RUN_BYTES_MIN > options.memory {
+        help.push(takes.help);
+    }
+    if fixed + writer(options) + MERGE_BYTES_MIN > options.memory {
+        let codec = options.codec.encoder_bytes(options.chunk_bytes);
+        help.push("a smaller --chunk-bytes");
+        help.push(if codec > options.chunk_bytes + MERGE_BYTES_MIN { "a lower --zstd" } else { "" });
+    }
+    help.push(if THREAD_BYTES * threads as u64 > MERGE_BYTES_MIN { "fewer --threads" } else { "" });
+    help.retain(|what| !what.is_empty());
+    let help =
+        if help.is_empty() { String::new() } else { format!("; less would do with {}", help.join(", or ")) };
+    // Rounded up, so that what is said is enough.
+    let least = ByteSize(least.next_multiple_of(1 << 20));
+    Error::request(format!(
+        "--memory {} is too little: packing {} takes at least {least}{help}",
+        ByteSize(options.memory),
+        source.name()
+    ))
 }

@@ -179,7 +179,7 @@ mod tests {
                 .collect();
             all.sort_by(Nonzero::order);
             for memory in [0, 1 << 30] {
-                let budget = Budget::new(memory, 2, 1 << 16);
+                let budget = Budget::new(memory, 0, 1 << 16);
                 let mut merged = Vec::new();
                 let merge = Merge::<u64>::open(&sys, &spilled, budget).unwrap();
                 merge

@@ -19,7 +19,7 @@ mod spill;
 mod stage;
 mod sum;
 
-pub use budget::MEMORY_MIN;
+pub use budget::{MEMORY_MIN, memory_least, scan_bytes, threads_within};
 pub use options::{Duplicates, FormatOption, PackOptions};
 pub use plan::{PackPlan, plan};
 pub use report::{PackReport, PackSeconds, Phase, Watch};
@@ -51,7 +51,7 @@ pub fn pack(
     watch: Watch<'_>,
 ) -> Result<PackReport> {
     let start = Instant::now();
-    let budget = Budget::of(options);
+    let budget = Budget::of(source, options)?;
     plan(sys, source, options)?.check()?;
     let Prepared { staging, scratch, extent } = prepare(sys, source, options)?;
     let input_read = extent.is_none();

@@ -1,7 +1,7 @@
 //! What packing will take, before it begins: memory, temporary files, the store.
 
 use super::PackOptions;
-use super::budget::Budget;
+use super::budget::{Budget, memory_least};
 use crate::coo::{Size, Source};
 use crate::error::{Error, Result};
 use crate::linear::Wide;
@@ -18,6 +18,10 @@ use std::path::{Path, PathBuf};
 pub struct PackPlan {
     /// The memory budget, bytes.
     pub memory_bytes: u64,
+    /// The least that would do on one thread.
+    pub memory_least_bytes: u64,
+    /// Threads that work.
+    pub threads: usize,
     /// Nonzeros of the input: exact, or estimated from its first lines.
     pub nnz: Option<u64>,
     /// Whether everything is sorted in memory.
@@ -74,7 +78,8 @@ impl Estimate {
 
 /// Plans packing `source` with `options` on the current rayon pool.
 pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result<PackPlan> {
-    let budget = Budget::of(options);
+    let budget = Budget::of(source, options)?;
+    let threads = rayon::current_num_threads();
     let size = source.size()?;
     let declared = source.declared()?;
     let estimate = size.map(|size| match &declared {
@@ -86,6 +91,8 @@ pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result
     let temporary_dir = existing(options.temp_dir.as_deref().unwrap_or(&partial));
     Ok(PackPlan {
         memory_bytes: options.memory,
+        memory_least_bytes: memory_least(source, options, 1),
+        threads,
         nnz: size.map(|s| s.nnz),
         in_memory: estimate.as_ref().map(|e| e.runs == 0),
         runs: estimate.as_ref().map(|e| e.runs),

@@ -97,7 +97,7 @@ impl<K: Key> Runs<K> {
         let path = self.scratch.next_path("run")?;
         self.scratch.check_room(nonzeros.len() as u64)?;
         let mut writer = SpillWriter::create(&self.sys, &path)?;
-        write_frames(&mut writer, nonzeros)?;
+        write_frames(&mut writer, nonzeros, &self.budget)?;
         self.filled = 0;
         self.scratch.add_run(writer.finish(), from)
     }
@@ -138,10 +138,10 @@ fn linearize<K: Key>(linearizer: &Linearizer<K>, batch: &Batch, target: &mut [No
 }
 
 /// Appends sorted nonzeros to a run: frames packed in parallel, written in order while the next are packed.
-fn write_frames<K: Key>(writer: &mut SpillWriter, nonzeros: &[Nonzero<K>]) -> Result<()> {
+fn write_frames<K: Key>(writer: &mut SpillWriter, nonzeros: &[Nonzero<K>], budget: &Budget) -> Result<()> {
     let pack = |part: &[Nonzero<K>]| -> Vec<Vec<u8>> { part.par_chunks(FRAME_NNZ).map(run_frame).collect() };
     let mut packed: Vec<Vec<u8>> = Vec::new();
-    for part in nonzeros.chunks(FRAME_NNZ * 4 * rayon::current_num_threads()) {
+    for part in nonzeros.chunks(FRAME_NNZ * budget.frames_at_once()) {
         let write = || packed.iter().try_for_each(|frame| writer.write(frame));
         let (written, next) = rayon::join(write, || pack(part));
         written?;
@@ -176,7 +176,7 @@ impl Merger {
         let merge = Merge::<K>::open(&self.sys, &some, self.budget)?;
         merge.for_each_slice(|slice| {
             self.sys.check_cancelled()?;
-            write_frames(&mut writer, slice)
+            write_frames(&mut writer, slice, &self.budget)
         })?;
         self.scratch.add_run(writer.finish(), some)
     }
@@ -254,7 +254,7 @@ mod tests {
             spill_dir: dir.path().join("spill"),
         };
         let journal = Journal::create(&sys, dir.path(), &job).unwrap();
-        let budget = Budget::new(memory, 2, 1 << 16);
+        let budget = Budget::new(memory, 16 << 20, 14 << 20);
         let scratch = Scratch::new(&sys, job.spill_dir, journal, &Finished::default());
         let layout = BitLayout::new(&Shape::new(dims).unwrap());
         let extent = Extent { dims: dims.to_vec(), nnz };
@@ -294,7 +294,7 @@ mod tests {
         let (input, options) = (String::new(), String::new());
         let job = Job { version: VERSION, input, identity: None, options, spill_dir: spill_dir.clone() };
         let layout = BitLayout::new(&Shape::new(&dims).unwrap());
-        let budget = Budget::new(0, 2, 1 << 16);
+        let budget = Budget::new(0, 0, 1 << 16);
         drop(Journal::create(&sys, dir.path(), &job).unwrap());
         for round in 0.. {
             let (_, finished, bytes) = Journal::read(&sys, dir.path()).unwrap().unwrap();

@@ -50,7 +50,12 @@ impl StagedBatches {
     /// Moves the kept batches to disk: packed in parallel, written in order.
     fn spill(&mut self) -> Result<()> {
         let order = self.order;
-        for batches in std::mem::take(&mut self.batches).chunks(4 * rayon::current_num_threads()) {
+        let mut kept = std::mem::take(&mut self.batches).into_iter();
+        loop {
+            let batches: Vec<Batch> = kept.by_ref().take(self.budget.batches_at_once()).collect();
+            if batches.is_empty() {
+                break;
+            }
             let frames: Vec<Vec<Vec<u8>>> = batches
                 .par_iter()
                 .map(|batch| {

@@ -12,6 +12,11 @@ use crate::linear::{BitLayout, Key, Nonzero};
 use crate::sys::Sys;
 use std::path::PathBuf;
 
+/// What waits to be linearized, for each thread that makes values.
+const BATCH_BYTES_PER_THREAD: u64 = 8 << 20;
+/// Slices of nonzeros whose duplicates are settled.
+const SLICES_BYTES: u64 = 14 << 20;
+
 /// Adds up values that have the same coordinates.
 ///
 /// What comes out is in the order of the layout, each sum taken in the total order of its values, starting from the
@@ -30,7 +35,8 @@ impl<K: Key> Summer<K> {
     /// made when it is needed and goes with this. Runs on the current rayon pool.
     #[must_use]
     pub fn new(sys: &Sys, layout: &BitLayout, memory: u64, temporary: PathBuf) -> Self {
-        let budget = Budget::new(memory, rayon::current_num_threads(), 0);
+        let batches = BATCH_BYTES_PER_THREAD * rayon::current_num_threads() as u64;
+        let budget = Budget::new(memory, batches, SLICES_BYTES);
         let runs = Runs::new(sys, budget, Scratch::passing(sys, temporary), layout);
         Self { sys: sys.clone(), layout: layout.clone(), runs, nnz: 0 }
     }

@@ -6,7 +6,8 @@ use super::format::is_index_code;
 use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN};
-use crate::sys::{File, PageBuf, Sys};
+use crate::sys::{File, PAGE, PageBuf, Sys};
+use bytesize::ByteSize;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
@@ -75,12 +76,26 @@ pub struct LoneReader {
     file: PageBuf,
     image: PageBuf,
     zstd: Zstd,
+    /// What both buffers may take.
+    bytes_max: u64,
 }
 
 impl LoneReader {
     /// A reader without buffers.
     pub fn new(sys: &Sys) -> Result<Self> {
-        Ok(Self { sys: sys.clone(), file: sys.page_buf(0)?, image: sys.page_buf(0)?, zstd: zstd_decoder()? })
+        let (file, image) = (sys.page_buf(0)?, sys.page_buf(0)?);
+        Ok(Self { sys: sys.clone(), file, image, zstd: zstd_decoder()?, bytes_max: u64::MAX })
+    }
+
+    /// Refuses files that take more than `bytes` to load.
+    pub fn limit(&mut self, bytes: u64) {
+        self.bytes_max = bytes;
+    }
+
+    /// Lets go of the buffers.
+    pub fn release(&mut self) -> Result<()> {
+        (self.file, self.image) = (self.sys.page_buf(0)?, self.sys.page_buf(0)?);
+        Ok(())
     }
 
     /// Bytes of its buffers.
@@ -113,6 +128,12 @@ impl LoneReader {
         let wanted = header.file_bytes();
         if bytes != wanted {
             return Err(Error::corrupt(path, format!("corrupt: {bytes} bytes, its header says {wanted}")));
+        }
+        let image = if header.codec == 0 { 0 } else { u64::from(header.image_bytes) };
+        let takes = wanted + image.next_multiple_of(PAGE as u64);
+        if takes > self.bytes_max {
+            let what = format!("takes {} of memory, more than --memory leaves: raise it", ByteSize(takes));
+            return Err(Error::request(format!("{}: {what}", path.display())));
         }
         let length = usize::try_from(wanted).unwrap_or(usize::MAX);
         room(&self.sys, &mut self.file, length)?;

@@ -217,6 +217,47 @@ fn empty(sys: &Sys, dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Of zstd's levels from 1 on (lib/compress/clevels.h of its release 1.5): the logarithms of the window and of the entries,
+/// of 4 bytes, of its two tables. A test holds them against what zstd takes.
+const LEVELS: [[u32; 3]; 22] = [
+    [19, 13, 14],
+    [20, 15, 16],
+    [21, 16, 17],
+    [21, 18, 18],
+    [21, 18, 19],
+    [21, 18, 19],
+    [21, 19, 20],
+    [21, 19, 20],
+    [22, 20, 21],
+    [22, 21, 22],
+    [22, 21, 22],
+    [22, 22, 23],
+    [22, 22, 22],
+    [22, 22, 23],
+    [22, 23, 23],
+    [22, 22, 22],
+    [23, 23, 22],
+    [23, 23, 22],
+    [23, 24, 22],
+    [25, 25, 23],
+    [26, 26, 24],
+    [27, 27, 25],
+];
+
+impl Codec {
+    /// Bytes of memory that compressing an image of at most `chunk_bytes` takes: zstd's tables, which it makes no larger
+    /// than what it compresses, the rest of its state, and what comes out.
+    #[must_use]
+    pub fn encoder_bytes(self, chunk_bytes: u64) -> u64 {
+        let Self::Zstd(level) = self else { return 0 };
+        let level = usize::try_from(level).unwrap_or(1).clamp(1, LEVELS.len());
+        let [window, chain, hash] = LEVELS[level - 1];
+        let window = window.min(chunk_bytes.next_power_of_two().ilog2());
+        let tables = (4 << chain.min(window + 1)) + (5 << hash.min(window + 1));
+        tables + (3 << 20) + zstd::zstd_safe::compress_bound(usize::try_from(chunk_bytes).unwrap_or(0)) as u64
+    }
+}
+
 fn busy(target: &Path) -> Error {
     Error::request(format!("{}: another program writes this store now", target.display()))
 }
@@ -232,4 +273,27 @@ fn check_ours(partial: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// zstd's own count of what its state takes.
+    #[test]
+    fn a_codec_takes_what_it_says() {
+        for bytes in [1usize << 16, 1 << 18, 1 << 20, 3 << 20, 8 << 20] {
+            let (image, mut out) = (vec![0u8; bytes], Vec::with_capacity(bytes));
+            for level in 1..=22 {
+                let mut context = zstd::zstd_safe::CCtx::create();
+                let parameter = zstd::zstd_safe::CParameter::CompressionLevel(level);
+                context.set_parameter(parameter).unwrap();
+                context.compress2(&mut out, &image).unwrap();
+                let state = Codec::Zstd(level).encoder_bytes(bytes as u64) - bytes as u64;
+                let took = context.sizeof() as u64;
+                assert!(took <= state, "level {level}, {bytes} bytes: {took} of {state}");
+                assert!(state <= 2 * took + (4 << 20), "level {level}, {bytes} bytes: {took} of {state}");
+            }
+        }
+    }
 }

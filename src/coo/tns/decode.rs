@@ -8,6 +8,14 @@ use std::io::{self, BufReader, Cursor, Read};
 const COMPRESSED_BYTES: usize = 1 << 18;
 /// Bytes that decide the compression: as long as the longest magic.
 const MAGIC_BYTES: usize = 6;
+/// Bytes that hold a zstd frame's header too: that of pzstd behind a skippable frame.
+const HEAD_BYTES: usize = 32;
+/// What zstd's decoder takes beside the window, and what is read for it at once.
+const DECODER_BYTES: u64 = 1 << 20;
+/// The window that every zstd frame may have, whatever the first one has: that of all levels but the ultra ones.
+const WINDOW_BYTES: u64 = 8 << 20;
+/// The largest window that is read, as of the zstd program without `--long=28` or more.
+const WINDOW_BYTES_MAX: u64 = 1 << 27;
 
 /// How an input is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +29,8 @@ enum Compression {
 pub(super) struct Input {
     name: String,
     compression: Compression,
+    /// The largest window of a zstd frame that is read.
+    window_bytes: u64,
     text: Box<dyn Read + Send>,
 }
 
@@ -28,24 +38,33 @@ impl Input {
     /// Reads the first bytes of `raw` and puts the right decoder in front of it.
     pub(super) fn sniff(raw: Box<dyn Read + Send>, name: &str) -> Result<Self> {
         let mut raw = Retry(raw);
-        let mut magic = Vec::with_capacity(MAGIC_BYTES);
-        raw.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut magic).map_err(Error::io(name, "read"))?;
-        let compression = recognise(&magic).map_err(|kind| {
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        raw.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(Error::io(name, "read"))?;
+        let compression = recognise(&head[..head.len().min(MAGIC_BYTES)]).map_err(|kind| {
             Error::input(name, format!("is {kind}; only plain, gzip and zstd text is read: unpack it first"))
         })?;
-        let raw = Cursor::new(magic).chain(raw);
+        let window_bytes = match compression {
+            Compression::Zstd => first_window(&head).clamp(WINDOW_BYTES, WINDOW_BYTES_MAX),
+            Compression::None | Compression::Gzip => 0,
+        };
+        let raw = Cursor::new(head).chain(raw);
         let buffered = |raw| BufReader::with_capacity(COMPRESSED_BYTES, raw);
         let text: Box<dyn Read + Send> = match compression {
             Compression::None => Box::new(raw),
             Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(raw))),
             Compression::Zstd => {
-                let decoder = zstd::Decoder::with_buffer(buffered(raw));
-                Box::new(
-                    decoder.map_err(|source| Error::Resource { action: "start a zstd decoder", source })?,
-                )
+                let failed = |source| Error::Resource { action: "start a zstd decoder", source };
+                let mut decoder = zstd::Decoder::with_buffer(buffered(raw)).map_err(failed)?;
+                decoder.window_log_max(window_bytes.next_power_of_two().ilog2()).map_err(failed)?;
+                Box::new(decoder)
             }
         };
-        Ok(Self { name: name.to_string(), compression, text })
+        Ok(Self { name: name.to_string(), compression, window_bytes, text })
+    }
+
+    /// Bytes of memory that decoding takes.
+    pub(super) fn decoder_bytes(&self) -> u64 {
+        if self.is_plain() { 0 } else { self.window_bytes + DECODER_BYTES }
     }
 
     /// Whether the text is not compressed.
@@ -75,7 +94,14 @@ impl Input {
             Compression::Zstd if source.raw_os_error().is_none() => "zstd",
             _ => return Error::io(&self.name, "read")(source),
         };
-        let what = if source.kind() == io::ErrorKind::UnexpectedEof {
+        let what = if self.compression == Compression::Zstd && source.to_string().contains("too much memory")
+        {
+            let window = bytesize::ByteSize(self.window_bytes);
+            format!(
+                "a zstd frame has a window of more than {window}; compress the file again without --long and \
+                 --ultra, or pipe it decompressed through -"
+            )
+        } else if source.kind() == io::ErrorKind::UnexpectedEof {
             format!("the {kind} data is cut short; fetch the whole file again")
         } else {
             format!(
@@ -93,6 +119,36 @@ impl std::fmt::Debug for Input {
             .field("name", &self.name)
             .field("compression", &self.compression)
             .finish_non_exhaustive()
+    }
+}
+
+/// The window of the zstd frame that begins with `head`, by its header; the largest where a long skippable
+/// frame hides it.
+fn first_window(head: &[u8]) -> u64 {
+    let field = |at: usize, bytes: usize| {
+        let there = head.get(at..at + bytes).unwrap_or_default();
+        there.iter().rev().fold(0u64, |number, &byte| number << 8 | u64::from(byte))
+    };
+    if head.len() < 6 {
+        return WINDOW_BYTES_MAX;
+    }
+    if head[0] != 0x28 {
+        let skipped = usize::try_from(8 + field(4, 4)).unwrap_or(usize::MAX);
+        return head.get(skipped..).map_or(WINDOW_BYTES_MAX, first_window);
+    }
+    let descriptor = field(4, 1);
+    if descriptor & 1 << 5 == 0 {
+        let (exponent, mantissa) = (field(5, 1) >> 3, field(5, 1) & 7);
+        let base = 1u64 << (10 + exponent);
+        return base + base / 8 * mantissa;
+    }
+    // A single segment: as long as its contents, whose length comes behind the dictionary's number.
+    let at = 5 + [0, 1, 2, 4][usize::from(head[4] & 3)];
+    match descriptor >> 6 {
+        0 => field(at, 1),
+        1 => field(at, 2) + 256,
+        2 => field(at, 4),
+        _ => field(at, 8),
     }
 }
 

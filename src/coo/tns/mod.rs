@@ -31,7 +31,7 @@ mod tests;
 
 pub use write::{TnsWriter, decimal, text_of};
 
-use crate::coo::{Batch, Extent, Size, Source};
+use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::Sys;
@@ -50,6 +50,10 @@ use std::str::FromStr;
 const PIECE_BYTES: usize = 1 << 20;
 /// Pieces that each compute thread gets per group.
 const PIECES_PER_THREAD: usize = 2;
+/// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
+const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
+/// Bytes that a piece of a group takes: its text, that of a piece of the next group, and a batch, of 16 bytes for 6.
+const GROUPED_BYTES: u64 = (2 * PIECE_BYTES + 16 * PIECE_BYTES / 6) as u64;
 
 /// The number that the first index of every mode has in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +105,7 @@ impl fmt::Display for ReadOptions {
 ///
 /// Batches come in file order, one per piece of text, and do not depend on the number of threads. Peak
 /// memory, with `T` compute threads: at most `4 T + 3` pieces of 1 MiB of text, plus the batches of `2 T`
-/// pieces, each at most 2.7 MiB.
+/// pieces, each at most 2.7 MiB, plus zstd's window; [`Source::limit`] takes fewer pieces at once.
 ///
 /// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file.
 #[derive(Debug)]
@@ -114,6 +118,10 @@ pub struct TnsReader {
     /// What was read of it to learn the dims, until it is drained.
     begun: Option<Begun>,
     plain: bool,
+    /// What the decoder takes.
+    decoder_bytes: u64,
+    /// Pieces of a group, at most.
+    group_max: usize,
     piece_bytes: usize,
     /// The file, where it is one.
     path: Option<PathBuf>,
@@ -164,6 +172,8 @@ impl TnsReader {
             name: name.to_string(),
             options,
             plain: input.is_plain(),
+            decoder_bytes: input.decoder_bytes(),
+            group_max: usize::MAX,
             input: Some(input),
             begun: None,
             piece_bytes: PIECE_BYTES,
@@ -249,13 +259,30 @@ impl Source for TnsReader {
         shape
     }
 
+    fn memory(&self, threads: usize) -> SourceMemory {
+        let others = self.decoder_bytes + OTHER_BYTES;
+        let most = others + GROUPED_BYTES * (PIECES_PER_THREAD * threads) as u64;
+        let help = "the input compressed again with a smaller window (zstd without --long and --ultra) or piped \
+                    decompressed through -";
+        SourceMemory {
+            least: others + GROUPED_BYTES,
+            most,
+            help: if self.decoder_bytes > others / 2 { help } else { "" },
+        }
+    }
+
+    fn limit(&mut self, bytes: u64) {
+        let pieces = bytes.saturating_sub(self.decoder_bytes + OTHER_BYTES) / GROUPED_BYTES;
+        self.group_max = usize::try_from(pieces).unwrap_or(usize::MAX).max(1);
+    }
+
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let Begun { pieces, head } = self.begin()?;
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = Tally::new(&self.name, &head);
         std::thread::scope(|scope| {
             // Both channels live in here, so that a return ends the reading thread before it is waited for.
-            let group_len = PIECES_PER_THREAD * rayon::current_num_threads();
+            let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
             let (full_sender, full) = bounded(group_len);
             let (empty, empty_receiver) = bounded(2 * group_len + 2);
             self.sys.spawn(scope, "read-text".into(), move || {

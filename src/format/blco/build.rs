@@ -24,7 +24,7 @@ pub struct TileEncoder<K> {
 }
 
 /// One tile, ready to be assembled.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct EncodedTile {
     record: TileRecord,
     /// The nonzeros as they came.
@@ -58,10 +58,10 @@ impl<K: Key> TileEncoder<K> {
         }
     }
 
-    /// Encodes 1 to [`TILE_NNZ`] nonzeros in linear order.
-    #[must_use]
-    pub fn encode(&self, nonzeros: &[Nonzero<K>]) -> EncodedTile {
-        let gathered = GatheredTile::new(&self.linearizer, self.order, nonzeros);
+    /// Makes `tile` that of 1 to [`TILE_NNZ`] nonzeros in linear order.
+    pub fn encode(&self, nonzeros: &[Nonzero<K>], tile: &mut EncodedTile) {
+        tile.gathered.gather(&self.linearizer, self.order, nonzeros);
+        let gathered = &tile.gathered;
         let mut record = TileRecord {
             columns_at: 0,
             value_width: 0,
@@ -75,20 +75,16 @@ impl<K: Key> TileEncoder<K> {
             record.high[m] = column.iter().copied().max().unwrap_or(0);
         }
         let linear = |n: Option<&Nonzero<K>>| n.map_or(0, |n| n.linear.widen());
-        let mut tile = EncodedTile {
-            record,
-            costs: TileValues::new(&gathered.values),
-            gathered,
-            linear: [linear(nonzeros.first()), linear(nonzeros.last())],
-            columns: Vec::new(),
-            raw: Vec::new(),
-            keys: Vec::new(),
-        };
+        tile.record = record;
+        tile.costs = TileValues::new(&gathered.values);
+        tile.linear = [linear(nonzeros.first()), linear(nonzeros.last())];
+        tile.columns.clear();
+        tile.raw.clear();
+        tile.keys.clear();
         match self.encoding {
-            IndexEncoding::Tiled => self.pack_columns(&mut tile),
-            IndexEncoding::Raw => self.reencode(nonzeros, &mut tile),
+            IndexEncoding::Tiled => self.pack_columns(tile),
+            IndexEncoding::Raw => self.reencode(nonzeros, tile),
         }
-        tile
     }
 
     fn pack_columns(&self, tile: &mut EncodedTile) {
@@ -227,7 +223,9 @@ impl ChunkBuilder {
         }
         let (value_encoding, dictionary) = match self.encoding {
             IndexEncoding::Raw => (ValueEncoding::F64, Vec::new()),
-            IndexEncoding::Tiled => self.costs.choose(&self.values, value_cost(self.columns.len())),
+            IndexEncoding::Tiled => {
+                self.costs.choose(&self.values, self.values.len(), value_cost(self.columns.len()))
+            }
         };
         let (nnz, blocks, tiles) = (self.values.len(), self.keys.len(), self.tiles.len());
         let bytes = self.image_bytes(nnz, blocks, tiles, self.columns.len(), &self.costs);
@@ -239,7 +237,7 @@ impl ChunkBuilder {
             IndexEncoding::Raw => self.raw_sections(&mut image),
             IndexEncoding::Tiled => self.tiled_sections(&mut image, value_encoding, &dictionary),
         }
-        value_section(&mut image, value_encoding, &self.values, &dictionary);
+        value_section(&mut image, value_encoding, &dictionary, |put| put(&self.values));
         let entry = self.ranges();
         let nnz = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(self.shape.order()).expect("at most 8 modes");

@@ -22,14 +22,14 @@ pub struct TreeEncoder {
     linearizer: Linearizer<u128>,
 }
 
-/// Leaves as they are stored: slots, some of them padding.
-struct Slots {
-    /// [`PADDING`] in padding.
-    indices: Vec<u32>,
-    /// Padding repeats the value before it.
-    values: Vec<f64>,
+/// Leaves as they are stored: slots, some of them padding. They are laid out a tile at a time, so that memory holds
+/// them once, in the tree.
+struct Slots<'a> {
+    tree: &'a Tree,
     /// Where each fiber's slots begin.
     starts: Vec<u32>,
+    /// How many there are.
+    count: usize,
     /// Whether each slice is padded to its longest fiber.
     ell: Vec<bool>,
 }
@@ -66,35 +66,60 @@ impl TreeEncoder {
                 inner_columns(&tree.levels[l].indices, starts)
             })
             .collect();
-        let costs = slots
-            .values
-            .chunks(TILE_NNZ)
-            .fold(Costs::default(), |costs, tile| costs.with(&TileValues::new(tile), tile.len()));
-        let leaf_indices: Vec<(LevelRecord, Vec<u8>)> = slots.index_columns();
-        let index_bytes = inner.iter().map(|columns| columns.bytes.len()).sum::<usize>()
-            + leaf_indices.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        let mut leaves = Vec::with_capacity(slots.count.div_ceil(TILE_NNZ));
+        let mut costs = Costs::default();
+        let mut units = 0;
+        slots.for_each_tile(|indices, values| {
+            let before =
+                leaves.last().map_or(0, |(record, nnz): &(LevelRecord, u32)| record.stride_or_before + nnz);
+            let (record, nnz) = leaf_record(indices, before);
+            units += record.index_width(nnz as usize != indices.len());
+            leaves.push((record, nnz));
+            costs = costs.with(&TileValues::new(values), values.len());
+        });
+        let index_bytes =
+            inner.iter().map(|columns| columns.bytes.len()).sum::<usize>() + column::bytes(units);
         let cost = |v: ValueBytes| section_bytes(index_bytes as u64 + v.columns, v.section);
-        let (value_encoding, dictionary) = costs.choose(&slots.values, cost);
-        let mut all = Columns::default();
-        for columns in inner {
-            all.append(columns);
-        }
-        for ((record, bytes), values) in leaf_indices.into_iter().zip(slots.values.chunks(TILE_NNZ)) {
-            all.append_leaves(record, &bytes, values, value_encoding, &dictionary);
-        }
+        let (value_encoding, dictionary) = costs.choose(&tree.values, slots.count, cost);
         let mut nodes = [0; ORDER_MAX];
         for (l, n) in nodes.iter_mut().enumerate().take(order) {
-            let count = if l == order - 1 { slots.indices.len() } else { tree.level_nodes(l) };
+            let count = if l == order - 1 { slots.count } else { tree.level_nodes(l) };
             *n = u32::try_from(count).expect("a chunk has fewer than 2^32 nodes");
         }
         let head = Head::new(&self.levels, self.leaf, nodes);
-        let mut image = ImageWriter::with_capacity(all.bytes.len() + 8 * slots.values.len());
+        let tiles = leaves.len() + inner.iter().map(|columns| columns.records.len()).sum::<usize>();
+        let value_bytes =
+            8 * if value_encoding == ValueEncoding::Dictionary { dictionary.len() } else { slots.count };
+        let other = other_bytes(order, tiles as u64, nodes[0].into());
+        let bytes = other + section_bytes((index_bytes + value_bytes) as u64, value_bytes as u64);
+        let mut image = ImageWriter::with_capacity(usize::try_from(bytes).unwrap_or(0));
         image.section(SectionKind::Shape, |out| {
             out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
-        let records = std::mem::take(&mut all.records);
-        image.section(SectionKind::Columns, |out| out.append(&mut all.bytes));
-        value_section(&mut image, value_encoding, &slots.values, &dictionary);
+        let mut records = Vec::with_capacity(tiles);
+        image.section(SectionKind::Columns, |out| {
+            let mut columns_at = 0;
+            for level in inner {
+                for mut record in level.records {
+                    record.columns_at = columns_at;
+                    columns_at += record.index_width(false) + record.second_width;
+                    records.push(record);
+                }
+                out.extend_from_slice(&level.bytes);
+            }
+            let mut leaves = leaves.iter();
+            slots.for_each_tile(|indices, values| {
+                let Some(&(mut record, nnz)) = leaves.next() else { return };
+                let width = record.index_width(nnz as usize != indices.len());
+                pack_leaves(&mut record, width, indices, values, (value_encoding, &dictionary), out);
+                record.columns_at = columns_at;
+                columns_at += width + record.second_width;
+                records.push(record);
+            });
+        });
+        value_section(&mut image, value_encoding, &dictionary, |put| {
+            slots.for_each_tile(|_, values| put(values));
+        });
         image.section(SectionKind::Levels, |out| {
             head.write(out);
             for record in &records {
@@ -132,67 +157,71 @@ impl TreeEncoder {
     }
 }
 
-impl Slots {
+impl<'a> Slots<'a> {
     /// The leaves of `tree` by `rule`.
-    fn new(tree: &Tree, rule: LeafRule) -> Self {
-        let fibers = &tree.levels[tree.levels.len() - 1];
-        let fiber_end = |f: usize| fibers.starts.get(f + 1).map_or(tree.nnz(), |&start| start as usize);
-        let length = |f: usize| fiber_end(f) - fibers.starts[f] as usize;
+    fn new(tree: &'a Tree, rule: LeafRule) -> Self {
+        let fibers = tree.level_nodes(tree.levels.len() - 1);
         let mut slots = Self {
-            indices: Vec::with_capacity(tree.nnz()),
-            values: Vec::with_capacity(tree.nnz()),
-            starts: Vec::with_capacity(fibers.starts.len()),
+            tree,
+            starts: Vec::with_capacity(fibers),
+            count: 0,
             ell: Vec::with_capacity(tree.level_nodes(0)),
         };
         for slice in 0..tree.level_nodes(0) {
             let range = fibers_of(tree, slice);
+            let length = |f: usize| leaves_of(tree, f).len();
             let nnz: usize = range.clone().map(length).sum();
             let longest = range.clone().map(length).max().unwrap_or(0);
             let padded = longest * range.len();
             let ell = rule != LeafRule::Csr && padded as u64 <= rule.slots_max(nnz as u64);
             slots.ell.push(ell);
             for f in range {
-                let leaves = fibers.starts[f] as usize..fiber_end(f);
-                slots.push(tree, leaves, if ell { longest } else { length(f) });
+                slots.starts.push(u32::try_from(slots.count).expect("a chunk has fewer than 2^32 slots"));
+                slots.count += if ell { longest } else { length(f) };
             }
         }
         slots
     }
 
-    /// Adds a fiber, padded to `length`.
-    fn push(&mut self, tree: &Tree, leaves: std::ops::Range<usize>, length: usize) {
-        self.starts.push(u32::try_from(self.indices.len()).expect("a chunk has fewer than 2^32 slots"));
-        let last = tree.values[leaves.end - 1];
-        let end = self.indices.len() + length;
-        self.indices.extend_from_slice(&tree.leaves[leaves.clone()]);
-        self.indices.resize(end, PADDING);
-        self.values.extend_from_slice(&tree.values[leaves]);
-        self.values.resize(end, last);
-    }
-
-    /// Records, without their place and values, and packed indices of the leaves' tiles.
-    fn index_columns(&self) -> Vec<(LevelRecord, Vec<u8>)> {
-        let mut before = 0;
-        let tile = |slots: &[u32]| {
-            let there = || slots.iter().copied().filter(|&index| index != PADDING);
-            let nnz = u32::try_from(there().count()).expect("at most a tile");
-            let record = LevelRecord {
-                low: there().min().unwrap_or(0),
-                high: there().max().unwrap_or(0),
-                stride_or_before: before,
-                ..LevelRecord::default()
-            };
-            before += nnz;
-            let pads = nnz as usize != slots.len();
-            let mut numbers: Numbers<u32> = [0; TILE_NNZ];
-            for (number, &index) in numbers.iter_mut().zip(slots) {
-                *number = if index == PADDING { record.high - record.low + 1 } else { index - record.low };
+    /// Calls `take` with the indices and values of each tile of slots, in order. The index of padding is [`PADDING`], its
+    /// value that of the leaf before it.
+    fn for_each_tile(&self, mut take: impl FnMut(&[u32], &[f64])) {
+        let tree = self.tree;
+        if self.count == tree.nnz() {
+            let tiles = tree.leaves.chunks(TILE_NNZ).zip(tree.values.chunks(TILE_NNZ));
+            return tiles.for_each(|(indices, values)| take(indices, values));
+        }
+        let (mut indices, mut values) = (Vec::with_capacity(TILE_NNZ), Vec::with_capacity(TILE_NNZ));
+        let mut put = |some: &[u32], their: &[f64]| {
+            indices.extend_from_slice(some);
+            values.extend_from_slice(their);
+            if indices.len() == TILE_NNZ {
+                take(&indices, &values);
+                indices.clear();
+                values.clear();
             }
-            let mut bytes = Vec::new();
-            column::pack32(&numbers, record.index_width(pads), &mut bytes);
-            (record, bytes)
+            TILE_NNZ - indices.len()
         };
-        self.indices.chunks(TILE_NNZ).map(tile).collect()
+        let mut room = TILE_NNZ;
+        for (f, &start) in self.starts.iter().enumerate() {
+            let mut leaves = leaves_of(tree, f);
+            let end = self.starts.get(f + 1).map_or(self.count, |&start| start as usize);
+            let mut padding = end - start as usize - leaves.len();
+            let last = tree.values[leaves.end - 1];
+            while !leaves.is_empty() {
+                let some = leaves.start..leaves.end.min(leaves.start + room);
+                leaves.start = some.end;
+                room = put(&tree.leaves[some.clone()], &tree.values[some]);
+            }
+            while padding > 0 {
+                let some = padding.min(room);
+                padding -= some;
+                room = put(&[PADDING; TILE_NNZ][..some], &[last; TILE_NNZ][..some]);
+            }
+        }
+        if !indices.is_empty() {
+            take(&indices, &values);
+        }
     }
 
     /// A bit for each slice, 1 where it is padded, in words of 32.
@@ -200,6 +229,55 @@ impl Slots {
         let word = |bits: &[bool]| bits.iter().rev().fold(0, |word, &bit| word << 1 | u32::from(bit));
         self.ell.chunks(32).map(word)
     }
+}
+
+/// The record of a tile of slots, without its place and values, and how many of them are leaves; `before` are the
+/// leaves of the tiles before it.
+fn leaf_record(indices: &[u32], before: u32) -> (LevelRecord, u32) {
+    let there = || indices.iter().copied().filter(|&index| index != PADDING);
+    let nnz = u32::try_from(there().count()).expect("at most a tile");
+    let record = LevelRecord {
+        low: there().min().unwrap_or(0),
+        high: there().max().unwrap_or(0),
+        stride_or_before: before,
+        ..LevelRecord::default()
+    };
+    (record, nnz)
+}
+
+/// Packs a tile of slots whose indices take `width` bits, and fills in what the record says of its values.
+fn pack_leaves(
+    record: &mut LevelRecord,
+    width: u32,
+    indices: &[u32],
+    values: &[f64],
+    (encoding, dictionary): (ValueEncoding, &[f64]),
+    out: &mut Vec<u8>,
+) {
+    let mut numbers: Numbers<u32> = [0; TILE_NNZ];
+    for (number, &index) in numbers.iter_mut().zip(indices) {
+        *number = if index == PADDING { record.high - record.low + 1 } else { index - record.low };
+    }
+    column::pack32(&numbers, width, out);
+    match encoding {
+        ValueEncoding::Integer => {
+            let integer = TileValues::new(values).integer;
+            (record.base, record.second_width) = integer.expect("chosen because all are integers");
+            pack_integers(values, record.base, record.second_width, out);
+        }
+        ValueEncoding::Dictionary => {
+            record.second_width = dictionary_width(dictionary.len());
+            pack_entries(values, dictionary, out);
+        }
+        ValueEncoding::F32 | ValueEncoding::F64 => {}
+    }
+}
+
+/// The leaves of a fiber.
+fn leaves_of(tree: &Tree, fiber: usize) -> std::ops::Range<usize> {
+    let starts = &tree.levels[tree.levels.len() - 1].starts;
+    let end = starts.get(fiber + 1).map_or(tree.nnz(), |&start| start as usize);
+    starts[fiber] as usize..end
 }
 
 /// The fibers of a slice.
@@ -237,47 +315,4 @@ fn inner_columns(indices: &[u32], starts: &[u32]) -> Columns {
         columns.records.push(record);
     }
     columns
-}
-
-impl Columns {
-    fn place(&self) -> u32 {
-        u32::try_from(self.bytes.len() / column::bytes(1)).expect("an image stays below 4 GiB")
-    }
-
-    /// Adds a level behind those that are there.
-    fn append(&mut self, level: Columns) {
-        let mut at = self.place();
-        for mut record in level.records {
-            record.columns_at = at;
-            at += record.index_width(false) + record.second_width;
-            self.records.push(record);
-        }
-        self.bytes.extend_from_slice(&level.bytes);
-    }
-
-    /// Adds a tile of leaves with packed `indices`.
-    fn append_leaves(
-        &mut self,
-        mut record: LevelRecord,
-        indices: &[u8],
-        values: &[f64],
-        encoding: ValueEncoding,
-        dictionary: &[f64],
-    ) {
-        record.columns_at = self.place();
-        self.bytes.extend_from_slice(indices);
-        match encoding {
-            ValueEncoding::Integer => {
-                let integer = TileValues::new(values).integer;
-                (record.base, record.second_width) = integer.expect("chosen because all are integers");
-                pack_integers(values, record.base, record.second_width, &mut self.bytes);
-            }
-            ValueEncoding::Dictionary => {
-                record.second_width = dictionary_width(dictionary.len());
-                pack_entries(values, dictionary, &mut self.bytes);
-            }
-            ValueEncoding::F32 | ValueEncoding::F64 => {}
-        }
-        self.records.push(record);
-    }
 }

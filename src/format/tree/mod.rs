@@ -136,8 +136,8 @@ impl Tree {
         let mut rest = Self::new(self.order());
         rest.last = self.last;
         let mut end = self.leaves.len();
-        rest.leaves = self.leaves.split_off(at);
-        rest.values = self.values.split_off(at);
+        rest.leaves = split(&mut self.leaves, at);
+        rest.values = split(&mut self.values, at);
         // Children before `cut` stay; those from `shift` on are in the rest.
         let (mut cut, mut shift) = (at, at);
         for (level, behind) in self.levels.iter_mut().zip(&mut rest.levels).rev() {
@@ -145,15 +145,35 @@ impl Tree {
             let stay = level.starts.partition_point(|&start| (start as usize) < cut);
             let last_end = level.starts.get(stay).map_or(end, |&start| start as usize);
             let from = if last_end > shift { stay - 1 } else { stay };
-            behind.indices = level.indices[from..].to_vec();
-            let moved = level.starts[from..].iter().map(|&start| (start as usize).saturating_sub(shift));
-            behind.starts = moved.map(|start| u32::try_from(start).expect("less than before")).collect();
-            level.indices.truncate(stay);
-            level.starts.truncate(stay);
+            behind.indices = split(&mut level.indices, from);
+            behind.starts = split(&mut level.starts, from);
+            if from < stay {
+                level.indices.push(behind.indices[0]);
+                level.starts.push(behind.starts[0]);
+            }
+            // The first child can be one that is on both sides.
+            for start in &mut behind.starts {
+                *start = u32::try_from((*start as usize).saturating_sub(shift)).expect("less than before");
+            }
             (cut, shift, end) = (stay, from, nodes);
         }
         rest
     }
+}
+
+/// Takes what is from `at` on away. The shorter part is copied, and neither keeps room that it has no use for: while both
+/// are there, they take little more than one.
+fn split<T: Copy>(vec: &mut Vec<T>, at: usize) -> Vec<T> {
+    if at >= vec.len() / 2 {
+        let rest = vec[at..].to_vec();
+        vec.truncate(at);
+        vec.shrink_to_fit();
+        return rest;
+    }
+    let first = vec[..at].to_vec();
+    vec.drain(..at);
+    vec.shrink_to_fit();
+    std::mem::replace(vec, first)
 }
 
 #[cfg(test)]

@@ -13,6 +13,11 @@ use std::path::Path;
 /// Tiles that are decoded at once: enough for every thread, little memory.
 const BATCH_TILES: usize = 128;
 
+/// Bytes of the batch that is handed over and of its copy in tiles.
+pub(super) fn batch_bytes(order: usize) -> u64 {
+    2 * (BATCH_TILES * TILE_NNZ * (4 * order + 8)) as u64
+}
+
 /// A chunk file that has been looked at.
 #[derive(Debug)]
 pub(super) struct Examined {
@@ -59,8 +64,16 @@ pub(super) struct Examiner {
 }
 
 impl Examiner {
-    pub fn new(sys: &Sys) -> Result<Self> {
-        Ok(Self { sys: sys.clone(), reader: LoneReader::new(sys)?, decoder: None })
+    /// Of chunks that take at most `memory` bytes.
+    pub fn new(sys: &Sys, memory: u64) -> Result<Self> {
+        let mut reader = LoneReader::new(sys)?;
+        reader.limit(memory);
+        Ok(Self { sys: sys.clone(), reader, decoder: None })
+    }
+
+    /// Lets go of the memory; the next chunk takes it again.
+    pub fn release(&mut self) -> Result<()> {
+        self.reader.release()
     }
 
     /// Bytes that it holds.

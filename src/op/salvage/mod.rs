@@ -6,7 +6,7 @@
 mod examine;
 mod sort_out;
 
-use crate::coo::{Batch, Extent, Size, Source};
+use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::format::chunk_bytes_least;
 use crate::shape::Shape;
@@ -120,7 +120,14 @@ impl Salvage {
     /// Looks at everything in `store`, down to each nonzero. An error if no chunk is intact. A single chunk without a
     /// manifest says little about the bound on chunks: `chunk_bytes` is taken then. `watch` is called with the
     /// nonzeros that have been looked at and how many there are, where that is known.
-    pub fn scan(sys: &Sys, store: &Path, chunk_bytes: u64, watch: &dyn Fn(u64, Option<u64>)) -> Result<Self> {
+    /// A chunk that takes more than `memory` bytes to look at is an error.
+    pub fn scan(
+        sys: &Sys,
+        store: &Path,
+        chunk_bytes: u64,
+        memory: u64,
+        watch: &dyn Fn(u64, Option<u64>),
+    ) -> Result<Self> {
         let (manifest, manifest_problem) = match open(sys, store)? {
             Ok(opened) => (Some(opened), None),
             Err(problem) => (None, Some(problem)),
@@ -132,7 +139,7 @@ impl Salvage {
         }
         let total = manifest.as_ref().map(|store| store.manifest().nnz);
         let refuse = |header: &ChunkHeader| manifest.as_ref().and_then(|store| foreign(store, header));
-        let mut examiner = Examiner::new(sys)?;
+        let mut examiner = Examiner::new(sys, memory)?;
         let mut examined = Vec::with_capacity(files.len());
         let mut done = 0;
         for file in files {
@@ -177,12 +184,6 @@ impl Salvage {
     pub fn layout(&self) -> Layout {
         self.layout
     }
-
-    /// Bytes of memory that it holds beside the batches that it hands over.
-    #[must_use]
-    pub fn host_bytes(&self) -> u64 {
-        self.examiner.host_bytes()
-    }
 }
 
 /// Reads and checks the chunks a second time.
@@ -195,6 +196,11 @@ impl Source for Salvage {
         Ok(Some(Size { nnz: self.findings.nnz, order: self.shape.order() }))
     }
 
+    fn memory(&self, _threads: usize) -> SourceMemory {
+        let bytes = self.examiner.host_bytes() + examine::batch_bytes(self.shape.order());
+        SourceMemory { least: bytes, most: bytes, help: "" }
+    }
+
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         for (path, header) in &self.chunks {
             let (shape, _) = self.examiner.batches(path, header, sink)?;
@@ -202,6 +208,7 @@ impl Source for Salvage {
                 return Err(Error::unusable(path, "changes while it is read"));
             }
         }
+        self.examiner.release()?;
         let dims = self.shape.dims().iter().map(|&dim| dim.into()).collect();
         Ok(Extent { dims, nnz: self.findings.nnz })
     }
