@@ -578,6 +578,30 @@ fn standard_input_and_compression_make_the_same_store() {
     }
 }
 
+/// Members of gzip data are one text, as `cat a.gz b.gz` makes them; what is none is told as that, and at the line where it is.
+#[test]
+fn gzip_data_may_have_members_and_nothing_else() {
+    let place = Place::with_store();
+    let wanted = identity(&place.path("t.blco"));
+    let (first, second) = ROWS.split_at(ROWS.find('\n').unwrap() + 3);
+    let members = [gzip(first.as_bytes()), gzip(b""), gzip(second.as_bytes())].concat();
+    place.write("m.tns.gz", &members);
+    place.succeeds("blco-pack", &["m.tns.gz"]);
+    assert!(identity(&place.path("m.blco")) == wanted);
+    for behind in [&b"x"[..], b"\0", b"\n", b"1 1 1 1\n", &[0; 5000], b"trailing garbage of some length"] {
+        place.write("g.tns.gz", [&members, behind].concat());
+        place.refuses(
+            "blco-pack",
+            &["g.tns.gz"],
+            &["g.tns.gz: behind the gzip data are bytes that are none"],
+        );
+    }
+    for length in [1, 5, 12, members.len() - 1] {
+        place.write("g.tns.gz", [&members, &members[..length]].concat());
+        place.refuses("blco-pack", &["g.tns.gz"], &["g.tns.gz: ", "cut short"]);
+    }
+}
+
 /// A name that ends in .hocfs asks for that format, and the format for such a name.
 #[test]
 fn names_and_formats_go_together() {

@@ -1,8 +1,8 @@
 //! Bytes to text: recognises the compression by its magic bytes and names what is wrong with a stream.
 
 use crate::error::{Error, Result};
-use flate2::bufread::MultiGzDecoder;
-use std::io::{self, BufReader, Cursor, Read};
+use flate2::bufread::GzDecoder;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 /// Bytes of compressed input that are read at once.
 const COMPRESSED_BYTES: usize = 1 << 18;
@@ -51,7 +51,7 @@ impl Input {
         let buffered = |raw| BufReader::with_capacity(COMPRESSED_BYTES, raw);
         let text: Box<dyn Read + Send> = match compression {
             Compression::None => Box::new(raw),
-            Compression::Gzip => Box::new(MultiGzDecoder::new(buffered(raw))),
+            Compression::Gzip => Box::new(Members::Inside(GzDecoder::new(buffered(raw)))),
             Compression::Zstd => {
                 let failed = |source| Error::Resource { action: "start a zstd decoder", source };
                 let mut decoder = zstd::Decoder::with_buffer(buffered(raw)).map_err(failed)?;
@@ -101,6 +101,8 @@ impl Input {
                 "a zstd frame has a window of more than {window}; compress the file again without --long and \
                  --ultra, or pipe it decompressed through -"
             )
+        } else if is_trailing(&source) {
+            format!("{TRAILING}; remove them, or fetch or compress the file again")
         } else if source.kind() == io::ErrorKind::UnexpectedEof {
             format!("the {kind} data is cut short; fetch the whole file again")
         } else {
@@ -164,6 +166,39 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
         [0x04, 0x22, 0x4d, 0x18, ..] => Err("compressed by lz4"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Err("UTF-16 text"),
         _ => Ok(Compression::None),
+    }
+}
+
+/// What is told of bytes behind a gzip member that begin no other one.
+const TRAILING: &str = "behind the gzip data are bytes that are none";
+
+fn is_trailing(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|told| told.to_string() == TRAILING)
+}
+
+/// The text of all members of gzip data. flate2's own decoder of several members takes what follows one for another that is
+/// cut short.
+enum Members<R> {
+    Inside(GzDecoder<R>),
+    /// There was no further one.
+    End,
+}
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while let Self::Inside(decoder) = self {
+            let read = decoder.read(buf)?;
+            if read > 0 || buf.is_empty() {
+                return Ok(read);
+            }
+            let next = decoder.get_mut().fill_buf()?.first().copied();
+            *self = match (next, std::mem::replace(self, Self::End)) {
+                (Some(0x1f), Self::Inside(decoder)) => Self::Inside(GzDecoder::new(decoder.into_inner())),
+                (Some(_), _) => return Err(io::Error::new(io::ErrorKind::InvalidData, TRAILING)),
+                (None, _) => Self::End,
+            };
+        }
+        Ok(0)
     }
 }
 
