@@ -783,6 +783,77 @@ fn a_store_that_may_not_be_entered_is_told() {
     place.chmod("t.blco", 0o755);
 }
 
+/// A drop box: results may be put there by who may not read it.
+#[test]
+fn a_directory_that_may_not_be_read_takes_results() {
+    let place = Place::with_store();
+    place.chmod("", 0o777);
+    std::fs::create_dir(place.path("box")).unwrap();
+    place.chmod("box", 0o333);
+    let all: [(&str, &[&str]); 6] = [
+        ("blco-pack", &["t.tns", "-o", "box/a.blco"]),
+        ("blco-pack", &["t.tns", "-o", "box/a.blco", "--force"]),
+        ("blco-info", &["t.blco", "--repair", "box/b.blco"]),
+        ("blco-export", &["t.blco", "box/c.tns"]),
+        ("blco-run", &["t.blco", "--output", "box", "--trace", "box/d.json"]),
+        ("blco-cpd", &["t.blco", "--rank", "2", "--output", "box/e", "--report", "box/f.html"]),
+    ];
+    for (program, args) in all {
+        let Some(output) = place.run_unprivileged(program, args) else { break };
+        succeeded(output, args);
+    }
+    place.chmod("box", 0o755);
+    // Nor is a store repaired where its directory cannot be written to.
+    std::fs::create_dir(place.path("closed")).unwrap();
+    place.chmod("closed", 0o555);
+    if let Some(output) = place.run_unprivileged("blco-info", &["t.blco", "--repair", "closed/b.blco"]) {
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains("closed/b.blco: cannot create: Permission denied"), "{message}");
+    }
+    place.chmod("closed", 0o755);
+}
+
+/// A symbolic link stays, and what it leads to is replaced.
+#[test]
+fn links_are_followed_to_what_is_replaced() {
+    use std::os::unix::fs::symlink;
+    let place = Place::with_store();
+    place.write("new.tns", "1 1 1\n2 2 2\n");
+    place.succeeds("blco-pack", &["new.tns", "-o", "wanted.blco"]);
+    let wanted = identity(&place.path("wanted.blco"));
+    std::fs::create_dir(place.path("disk")).unwrap();
+    place.succeeds("blco-pack", &["t.tns", "-o", "disk/big.blco"]);
+    place.write("disk/text", "old");
+    symlink("disk/big.blco", place.path("link.blco")).unwrap();
+    symlink("disk/text", place.path("text.tns")).unwrap();
+    symlink("disk/nothing", place.path("nowhere")).unwrap();
+    let links = ["link.blco", "text.tns", "nowhere"];
+
+    place.refuses("blco-pack", &["new.tns", "-o", "link.blco"], &["link.blco: a store is there already"]);
+    place.refuses("blco-export", &["t.blco", "text.tns"], &["text.tns: is there already", "--force"]);
+    for name in ["link.blco", "link.blco/"] {
+        place.succeeds("blco-pack", &["new.tns", "-o", name, "--force"]);
+        assert!(identity(&place.path("disk/big.blco")) == wanted, "{name}");
+        place.succeeds("blco-pack", &["t.tns", "-o", name, "--force"]);
+        assert!(identity(&place.path("disk/big.blco")) != wanted, "{name}");
+    }
+    place.succeeds("blco-info", &["wanted.blco", "--repair", "link.blco", "--force"]);
+    assert!(identity(&place.path("disk/big.blco")) == wanted);
+    place.succeeds("blco-export", &["wanted.blco", "text.tns", "--force"]);
+    assert_eq!(std::fs::read_to_string(place.path("disk/text")).unwrap(), "1 1 1\n2 2 2\n");
+    for name in links {
+        assert!(place.path(name).is_symlink(), "{name}");
+    }
+    assert_eq!(std::fs::read_dir(place.path("disk")).unwrap().count(), 2);
+
+    let nowhere = ["nowhere: is a link that leads nowhere; remove it, or name another output"];
+    for force in [&[][..], &["--force"]] {
+        place.refuses("blco-pack", &[&["new.tns", "-o", "nowhere"], force].concat(), &nowhere);
+        place.refuses("blco-info", &[&["t.blco", "--repair", "nowhere"], force].concat(), &nowhere);
+    }
+    place.refuses("blco-export", &["t.blco", "nowhere", "--force"], &nowhere);
+}
+
 /// A name that promises what is not written is refused; endings are compared without case.
 #[test]
 fn names_of_outputs_are_what_is_written() {

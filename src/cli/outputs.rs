@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::store::MANIFEST;
-use crate::sys::{File, Sys, Temporary};
-use std::collections::BTreeSet;
+use crate::sys::{File, Sys, Temporary, behind_links, directory};
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,7 @@ pub struct Pending {
 
 impl Pending {
     /// Prepares to write `target`: an error now if that cannot work. A file that is there is an error unless
-    /// `replace`.
+    /// `replace`. Where it is a symbolic link, what that leads to is replaced.
     pub fn create(sys: &Sys, target: &Path, replace: bool) -> Result<Self> {
         let shown = target.display();
         if target.is_dir() {
@@ -61,6 +61,7 @@ impl Pending {
         if !replace && target.symlink_metadata().is_ok() {
             return Err(Error::request(format!("{shown}: is there already; --force replaces it")));
         }
+        let target = &behind_links(target)?;
         let mut prefix = OsString::from(".");
         prefix.push(target.file_name().unwrap_or_default());
         prefix.push(".partial-");
@@ -99,7 +100,11 @@ impl Pending {
 /// Gives files their names, durably. If that fails, those that replaced nothing go again.
 fn name(files: Vec<Pending>) -> Result<()> {
     let Some(sys) = files.first().map(|pending| pending.sys.clone()) else { return Ok(()) };
-    let directories: BTreeSet<_> = files.iter().map(|file| directory(&file.target).to_path_buf()).collect();
+    // The last name given in each directory.
+    let mut last = BTreeMap::new();
+    for file in &files {
+        last.insert(directory(&file.target).to_path_buf(), file.target.clone());
+    }
     sys.publish(|| {
         let mut named = Vec::with_capacity(files.len());
         for pending in files {
@@ -110,15 +115,10 @@ fn name(files: Vec<Pending>) -> Result<()> {
                 named.push(Temporary::at(&sys, target));
             }
         }
-        directories.iter().try_for_each(|dir| sys.sync_dir(dir))?;
+        last.values().try_for_each(|target| sys.sync_name(target))?;
         named.into_iter().for_each(Temporary::renamed);
         Ok(())
     })
-}
-
-/// The directory that a file's name belongs to.
-fn directory(target: &Path) -> &Path {
-    target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Creates a file beside `target` whose name begins with `prefix`, and locks it: nobody will think that it is abandoned. (Nobody does

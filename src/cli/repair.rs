@@ -9,9 +9,10 @@ use crate::pack::{
     Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackReport, memory_least, pack, scan_bytes,
 };
 use crate::store::{Codec, chunk_name, holds_manifest, read_provenance};
-use crate::sys::{Sys, is_media_failure};
+use crate::sys::{Sys, behind_links, directory, is_media_failure};
 use bytesize::ByteSize;
 use clap::Args;
+use rustix::fs::{Access, access};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -120,8 +121,9 @@ pub(super) fn repair(
 /// a long look at the old one.
 fn can_write(target: &Path, replace: bool) -> Result<()> {
     let wrong = |what: &str| Err(Error::request(format!("{}: {what}", target.display())));
-    let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::read_dir(parent).map_err(Error::io(target, "create"))?;
+    let real = behind_links(target)?;
+    let allowed = Access::WRITE_OK | Access::EXEC_OK;
+    access(directory(&real), allowed).map_err(|e| Error::io(target, "create")(e.into()))?;
     match (target.symlink_metadata().is_ok(), holds_manifest(target)?) {
         (true, false) => wrong("exists and is not a store; name another output"),
         (true, true) if !replace => wrong("a store is there already; --force replaces it, or name another"),

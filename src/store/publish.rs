@@ -5,7 +5,7 @@ use super::chunk::{ChunkHeader, HEADER_BYTES};
 use super::manifest::{ChunkEntry, Codec, Manifest};
 use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest};
 use crate::error::{Error, Result};
-use crate::sys::{File, SPILL_PREFIX, Sys, Temporary};
+use crate::sys::{File, SPILL_PREFIX, Sys, Temporary, behind_links, directory};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -39,25 +39,23 @@ pub struct Published {
     pub chunks: usize,
 }
 
-/// The directory that a new name in `path`'s place belongs to.
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// The name under which the store `target` is written.
+/// The name under which the store `target` is written: beside the store that it leads to, where it is a symbolic link.
 #[must_use]
 pub fn partial_path(target: &Path) -> PathBuf {
+    // Where a link leads nowhere, nothing is written: `Staging::create` says so.
+    let target = &behind_links(target).unwrap_or_else(|_| target.to_path_buf());
     let mut name = target.file_name().unwrap_or_default().to_os_string();
     name.push(".partial");
-    parent(target).join(name)
+    directory(target).join(name)
 }
 
 impl Staging {
-    /// Prepares to write a store at `target`. An existing store there is an error unless `replace`;
-    /// anything else there always is. What a killed packer left under the temporary name is removed; with
+    /// Prepares to write a store at `target`, or where that symbolic link leads to. An existing store there is an error unless
+    /// `replace`; anything else there always is. What a killed packer left under the temporary name is removed; with
     /// `resume` only its chunks are.
     pub fn create(sys: &Sys, target: &Path, replace: bool, resume: bool, codec: Codec) -> Result<Self> {
         let shown = target.display();
+        let target = &behind_links(target)?;
         if target.symlink_metadata().is_ok() {
             if !holds_manifest(target)? {
                 return Err(Error::request(format!(
@@ -70,7 +68,7 @@ impl Staging {
                 )));
             }
         }
-        if parent(target).join(MANIFEST).is_file() {
+        if directory(target).join(MANIFEST).is_file() {
             let what = "would lie inside another store; name another output";
             return Err(Error::request(format!("{shown}: {what}")));
         }
@@ -168,7 +166,7 @@ impl Staging {
                 self.sys.rename(&store, &self.target)
             }
         })?;
-        self.sys.sync_dir(parent(&self.target))?;
+        self.sys.sync_name(&self.target)?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
         Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes, chunks: self.entries.len() })
     }

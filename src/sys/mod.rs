@@ -57,6 +57,29 @@ pub fn is_media_failure(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| lost.contains(&code))
 }
 
+/// The directory that the name of `path` belongs to.
+#[must_use]
+pub fn directory(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Where an output called `path` goes: what a symbolic link leads to, so that the link stays and what it leads to is replaced, as
+/// where a program writes into a file. An error where it leads nowhere.
+pub fn behind_links(path: &Path) -> Result<PathBuf> {
+    // With a slash at its end a link does not look like one.
+    let link: PathBuf = path.components().collect();
+    if !link.is_symlink() {
+        return Ok(path.to_path_buf());
+    }
+    link.canonicalize().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => {
+            let what = "is a link that leads nowhere; remove it, or name another output";
+            Error::request(format!("{}: {what}", path.display()))
+        }
+        _ => Error::io(path, "follow")(e),
+    })
+}
+
 /// A handle to the operating system. Cheap to clone; clones share the fault counter.
 #[derive(Clone, Debug, Default)]
 pub struct Sys {
@@ -179,6 +202,21 @@ impl Sys {
     /// Removes a directory and what is in it.
     pub fn remove_tree(&self, path: &Path) -> Result<()> {
         self.pass(Call::Remove).and_then(|_| std::fs::remove_dir_all(path)).map_err(Error::io(path, "remove"))
+    }
+
+    /// Makes the name of what is at `path` durable.
+    pub fn sync_name(&self, path: &Path) -> Result<()> {
+        let dir = directory(path);
+        self.pass(Call::Sync)
+            .and_then(|_| match std::fs::File::open(dir) {
+                // Who may write to a directory need not be allowed to read it (a drop box), and syncing it takes that. Its
+                // file system can be synced by way of what has just got its name there.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    Ok(rustix::fs::syncfs(std::fs::File::open(path)?)?)
+                }
+                opened => opened?.sync_all(),
+            })
+            .map_err(Error::io(dir, "sync"))
     }
 
     /// Makes the names in a directory durable.

@@ -268,7 +268,8 @@ pub fn exported(store: &Store) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Everything under `dir`: relative paths, and the contents of files (`None` for a directory).
+/// Everything under `dir`: relative paths, and the contents of files (`None` for a directory; of a link
+/// that leads nowhere, where that is).
 pub fn tree(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![dir.to_path_buf()];
@@ -279,6 +280,9 @@ pub fn tree(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
             if path.is_dir() {
                 found.insert(name, None);
                 waiting.push(path);
+            } else if path.is_symlink() && !path.exists() {
+                let nowhere = std::fs::read_link(&path).unwrap();
+                found.insert(name, Some(nowhere.as_os_str().as_encoded_bytes().to_vec()));
             } else {
                 found.insert(name, Some(std::fs::read(&path).unwrap()));
             }
