@@ -100,7 +100,7 @@ fn what_goes_wrong_is_told() {
     let (status, said) = run("--score a b", "");
     assert_eq!(
         (status, &said[..]),
-        (Some(2), "blco-cpd: a/lambda.npy: is 3 x 1; factors of rank 2 have 2 x 1 weights\n")
+        (Some(2), "blco-cpd: a/lambda.npy: has 3 weights; factors of rank 2 have 2\n")
     );
     for model in ["a", "b"] {
         std::fs::remove_file(dir.path().join(model).join("lambda.npy")).unwrap();
@@ -117,6 +117,8 @@ fn what_goes_wrong_is_told() {
     assert_eq!((status, said.as_str()), (Some(0), ""));
     assert!(std::fs::read_to_string(dir.path().join("r.html")).unwrap().contains("Component 9, weight"));
     assert_eq!(std::fs::read_dir(dir.path().join("o")).unwrap().count(), 5);
+    let weights = std::fs::read(dir.path().join("o/lambda.npy")).unwrap();
+    assert!(String::from_utf8_lossy(&weights[..128]).contains("'shape': (9, )"));
 }
 
 fn self_score(model: &Model<f64>, dir: &Path) -> f64 {

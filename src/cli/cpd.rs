@@ -188,7 +188,7 @@ impl Cpd {
         outputs.publish(|i, file| match outcome.model.factors.get(i) {
             _ if i == page => file.write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0),
             Some(factor) => factor.write(file),
-            None if i == shape.order() => outcome.model.lambda.write(file),
+            None if i == shape.order() => outcome.model.lambda.write_vector(file),
             None => write_json(file, &out.json),
         })?;
         Ok(out)

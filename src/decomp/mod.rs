@@ -120,10 +120,9 @@ impl Model<f64> {
         }
         let path = dir.join(LAMBDA_FILE);
         let lambda = if path.exists() {
-            let lambda = Matrix::load_any(sys, &path)?;
-            if (lambda.rows(), lambda.columns()) != (rank, 1) {
-                let (rows, columns) = (lambda.rows(), lambda.columns());
-                let what = format!("is {rows} x {columns}; factors of rank {rank} have {rank} x 1 weights");
+            let lambda = Matrix::load_column(sys, &path)?;
+            if lambda.rows() != rank {
+                let what = format!("has {} weights; factors of rank {rank} have {rank}", lambda.rows());
                 return Err(Error::input(path.display().to_string(), what));
             }
             lambda

@@ -151,13 +151,21 @@ impl<T: Real> Matrix<T> {
         &self.data[row * self.columns..][..self.columns]
     }
 
-    /// Writes a NumPy file into `file`, which is empty.
+    /// Writes a NumPy file of two axes into `file`, which is empty.
     pub fn write(&self, file: &File) -> Result<()> {
+        self.write_as(&[self.rows as u64, self.columns as u64], file)
+    }
+
+    /// Writes a NumPy file of one axis, all elements row after row, into `file`, which is empty.
+    pub fn write_vector(&self, file: &File) -> Result<()> {
+        self.write_as(&[self.data.len() as u64], file)
+    }
+
+    fn write_as(&self, shape: &[u64], file: &File) -> Result<()> {
         let write = || -> std::io::Result<()> {
             let mut out = BufWriter::with_capacity(1 << 20, file);
-            let shape = [self.rows as u64, self.columns as u64];
             let mut writer =
-                npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut out).begin_nd()?;
+                npyz::WriteOptions::new().default_dtype().shape(shape).writer(&mut out).begin_nd()?;
             writer.extend(self.data.iter().copied())?;
             writer.finish()?;
             out.flush()
@@ -199,6 +207,18 @@ impl<T: Real> Matrix<T> {
             return Err(wrong(format!("has {file_rows} numbers; this mode has {rows} indices")));
         }
         Self::load_axes(sys, (&file, &header), [file_rows, 1], Some(rows))
+    }
+
+    /// Reads a NumPy file of one axis, or of rows x 1 numbers, that are finite in `T`, as a matrix of one column.
+    pub fn load_column(sys: &Sys, path: &Path) -> Result<Self> {
+        let file = sys.open(path, false)?;
+        let header = Header::read(&file)?;
+        let (&[rows] | &[rows, 1]) = &header.shape[..] else {
+            let shape: Vec<String> = header.shape.iter().map(u64::to_string).collect();
+            let what = format!("is {}; weights have one axis", shape.join(" x "));
+            return Err(Error::input(path.display().to_string(), what));
+        };
+        Self::load_axes(sys, (&file, &header), [rows, 1], None)
     }
 
     /// Reads the numbers behind the header, in `rows` rows or any number of them.
@@ -300,6 +320,26 @@ mod tests {
         single.write(&sys.create(&path).unwrap()).unwrap();
         assert_eq!(Matrix::<f32>::load(&sys, &path, 1).unwrap(), single);
         assert_eq!(Matrix::<f64>::load(&sys, &path, 1).unwrap().data(), [0.5, 3.0]);
+    }
+
+    #[test]
+    fn weights_have_one_axis_and_may_have_had_two() {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = Sys::default();
+        let column = Matrix::from_rows(3, 1, vec![3.0, 2.0, 1.0]);
+        let write = |name: &str, write: &dyn Fn(&File) -> Result<()>| {
+            let path = dir.path().join(name);
+            write(&sys.create(&path).unwrap()).unwrap();
+            path
+        };
+        let one = write("one.npy", &|file| column.write_vector(file));
+        assert!(String::from_utf8_lossy(&std::fs::read(&one).unwrap()[..128]).contains("'shape': (3, )"));
+        for path in [one, write("two.npy", &|file| column.write(file))] {
+            assert_eq!(Matrix::<f64>::load_column(&sys, &path).unwrap(), column);
+        }
+        let wide = write("wide.npy", &|file| Matrix::from_rows(1, 3, vec![1.0; 3]).write(file));
+        let message = Matrix::<f64>::load_column(&sys, &wide).unwrap_err().to_string();
+        assert!(message.ends_with("wide.npy: is 1 x 3; weights have one axis"), "{message}");
     }
 
     #[test]
