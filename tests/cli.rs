@@ -607,7 +607,7 @@ fn standard_input_and_compression_make_the_same_store() {
     }
 }
 
-/// Members of gzip data are one text, as `cat a.gz b.gz` makes them; what is none is told as that, and at the line where it is.
+/// Members of gzip data are one text, as `cat a.gz b.gz` makes them; what is none is told as that.
 #[test]
 fn gzip_data_may_have_members_and_nothing_else() {
     let place = Place::with_store();
@@ -878,6 +878,47 @@ fn names_of_outputs_are_what_is_written() {
         &["not a regular file; name one, or use - for text"],
     );
     place.refuses("blco-run", &["t.blco", "--trace", "/dev/full"], &["not a regular file; name one\n"]);
+}
+
+/// - is standard output where one text is written, and no directory's name.
+#[test]
+fn a_dash_is_standard_output_or_refused() {
+    let place = Place::with_store();
+    place.succeeds("blco-pack", &["t.tns", "-o", "t.hocfs"]);
+    let model = ["--dims", "3,3", "--planted-rank", "1", "--support", "2", "--model", "-", "g.tns"];
+    let all: [(&str, &[&str], &str); 7] = [
+        ("blco-pack", &["t.tns", "-o", "-"], "-o -: a store is files in a directory; name one"),
+        ("blco-pack", &["t.tns", "-o", "-", "--plan"], "-o -: a store is files in a directory; name one"),
+        ("blco-info", &["t.blco", "--repair", "-"], "--repair -: a store is files in a directory; name one"),
+        ("blco-run", &["t.blco", "--output", "-"], "--output -: results are files in a directory; name one"),
+        ("blco-cpd", &["t.blco", "--output", "-"], "--output -: results are files in a directory; name one"),
+        (
+            "blco-cpd",
+            &["t.blco", "--checkpoint", "-"],
+            "--checkpoint -: checkpoints are files in a directory",
+        ),
+        ("blco-gen", &model, "--model -: factors are files in a directory; name one"),
+    ];
+    for (program, args, wanted) in all {
+        place.refuses(program, args, &[wanted]);
+    }
+    // Along a mode that streams, and along one that does not.
+    for (store, mode) in [("t.hocfs", "3"), ("t.hocfs", "1"), ("t.blco", "2")] {
+        let ttv = [store, "--op", "ttv", "--modes", mode, "--backend", "cpu"];
+        place.succeeds("blco-run", &[&ttv[..], &["--output", "out"]].concat());
+        let before = tree(place.dir.path());
+        let piped = place.succeeds("blco-run", &[&ttv[..], &["--output", "-"]].concat());
+        assert_eq!(piped.as_bytes(), std::fs::read(place.path("out/result.tns")).unwrap());
+        assert!(piped.lines().count() >= 3, "{piped}");
+        assert!(tree(place.dir.path()) == before);
+        for (option, value) in [("--json", &[][..]), ("--check", &["t.tns"])] {
+            let args = [&ttv[..], &["--output", "-", option], value].concat();
+            place.refuses("blco-run", &args, &[option, "on standard output, where - writes the"]);
+        }
+        assert!(
+            place.succeeds("blco-run", &[&ttv[..], &["--output", "-", "--plan"]].concat()).contains(store)
+        );
+    }
 }
 
 /// What says that it cannot be done says what can.

@@ -3,7 +3,7 @@
 use super::cpd_report::{self, CpdReport};
 use super::device::{self, Real};
 use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
-use super::outputs::{Outputs, refuse_standard_output};
+use super::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Progress;
 use super::{Common, Program, Report, on_pool};
 use crate::backend::host::decoded_bytes;
@@ -115,6 +115,8 @@ impl Program for Cpd {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_standard_output("--report", self.report.as_deref())?;
+        refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
+        refuse_dash_for_directory("--checkpoint", self.checkpoint.as_deref(), "checkpoints are files")?;
         on_pool(sys, self.common.threads, |threads| match (&self.score, &self.store, self.engine.precision) {
             (Some(dirs), ..) => compare(sys, dirs),
             (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, threads),

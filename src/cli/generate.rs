@@ -1,6 +1,6 @@
 //! `blco-gen`.
 
-use super::outputs::{Outputs, Pending, check_tensor_name, ends_in};
+use super::outputs::{Outputs, Pending, check_tensor_name, ends_in, refuse_dash_for_directory};
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
 use super::{Common, Program, Report, STDOUT, count, on_pool, refuse_json_beside_output};
@@ -70,6 +70,9 @@ fn skew(text: &str) -> std::result::Result<Skew, String> {
 fn values(text: &str) -> std::result::Result<Values, String> {
     text.parse().map_err(|e: Error| e.to_string())
 }
+
+/// What --model writes.
+const FACTORS: &str = "factors are files";
 
 #[derive(Debug, Serialize)]
 struct GenReport {
@@ -151,6 +154,7 @@ impl Program for Gen {
             return Err(Error::request(format!("how many nonzeros is not said: {what}")));
         }
         self.check_model()?;
+        refuse_dash_for_directory("--model", self.model.as_deref(), FACTORS)?;
         let is_store = ["blco", "hocfs"].iter().any(|end| ends_in(&self.output, end));
         if !is_store {
             check_tensor_name(&self.output)?;

@@ -30,12 +30,23 @@ pub fn check_tensor_name(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Whether `path` is -, which means standard output.
+pub fn is_standard_output(path: Option<&Path>) -> bool {
+    path == Some(Path::new("-"))
+}
+
 /// An error where `path`, a file that an option names, is -, which means standard output elsewhere.
 pub fn refuse_standard_output(option: &str, path: Option<&Path>) -> Result<()> {
-    if path != Some(Path::new("-")) {
-        return Ok(());
-    }
-    Err(Error::request(format!("{option} -: is written to a file; name one")))
+    refuse_dash(option, path, "is written to a file; name one")
+}
+
+/// An error where `path`, a directory that an option names, is -, which means standard output elsewhere. `what` it is the directory of.
+pub fn refuse_dash_for_directory(option: &str, path: Option<&Path>, what: &str) -> Result<()> {
+    refuse_dash(option, path, &format!("{what} in a directory; name one"))
+}
+
+fn refuse_dash(option: &str, path: Option<&Path>, why: &str) -> Result<()> {
+    if is_standard_output(path) { Err(Error::request(format!("{option} -: {why}"))) } else { Ok(()) }
 }
 
 /// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.

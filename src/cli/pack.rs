@@ -1,6 +1,6 @@
 //! `blco-pack`.
 
-use super::outputs::ends_in;
+use super::outputs::{ends_in, refuse_dash_for_directory};
 use super::progress::Progress;
 use super::{Common, Program, Report, count, counted, machine, size, thread_count};
 use crate::coo::Source;
@@ -307,6 +307,7 @@ impl Program for Pack {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        refuse_dash_for_directory("-o", self.output.as_deref(), "a store is files")?;
         let target = self.output.clone().map_or_else(|| default_store(&self.input, self.store.format), Ok)?;
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
         if self.plan {

@@ -1,6 +1,7 @@
 //! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one.
 
 use super::info::Info;
+use super::outputs::refuse_dash_for_directory;
 use super::progress::Progress;
 use super::{Common, Report, on_pool, pack as packing, size};
 use crate::error::{Error, Result};
@@ -70,6 +71,7 @@ pub(super) fn repair(
     args: &RepairArgs,
     common: Common,
 ) -> Result<Report> {
+    refuse_dash_for_directory("--repair", Some(target), "a store is files")?;
     let memory = packing::packing_memory(args.memory)?;
     let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
     if same(store, target) == Some(true) {

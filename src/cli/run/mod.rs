@@ -9,7 +9,7 @@ mod ttv_report;
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, Real};
 use crate::cli::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
-use crate::cli::outputs::{Outputs, Pending, refuse_standard_output};
+use crate::cli::outputs::{Outputs, Pending, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
 use crate::cli::{Common, Program, Report, machine, on_pool};
@@ -67,7 +67,7 @@ pub struct Run {
     /// Seed of generated factors, or of the vector [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results here, replacing those that are there: mode-1.npy, …; of TTV, result.tns
+    /// Write results here, replacing those that are there: mode-1.npy, …; of TTV, result.tns, or - for its text on standard output
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
@@ -229,6 +229,7 @@ impl Run {
 
     /// An error where an option is given that MTTKRP does not have.
     fn refuse_others(&self) -> Result<()> {
+        refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         refuse("mttkrp", &[(self.vector.is_some(), "--vector"), (self.temp_dir.is_some(), "--temp-dir")])
     }
 

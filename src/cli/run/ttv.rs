@@ -7,8 +7,8 @@ use super::{Run, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
 use crate::cli::engine::{BackendArg, ChosenBackend};
-use crate::cli::outputs::{Outputs, Pending};
-use crate::cli::{Report, machine};
+use crate::cli::outputs::{Outputs, Pending, is_standard_output};
+use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, text_of};
 use crate::dense::{Matrix, Precision};
@@ -20,6 +20,7 @@ use crate::store::{Manifest, Store};
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
 use rayon::prelude::*;
+use std::io::Write;
 use std::path::Path;
 
 /// The result's file name.
@@ -68,7 +69,13 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         Some(path) => Matrix::<T>::load_vector(sys, path, dim)?,
         None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0))?,
     };
-    let outputs = Outputs::create(sys, run.output.as_deref(), std::iter::once(RESULT.to_owned()))?;
+    let to_stdout = is_standard_output(run.output.as_deref());
+    if to_stdout {
+        refuse_json_beside_output(run.common)?;
+        refuse_check_beside_output(run.check.is_some())?;
+    }
+    let dir = run.output.as_deref().filter(|_| !to_stdout);
+    let outputs = Outputs::create(sys, dir, std::iter::once(RESULT.to_owned()))?;
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
     let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
     let compute = |sink: Option<Sink<'_>>| match (&mut device, report.kernel) {
@@ -77,6 +84,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         _ => job.merged(sink),
     };
     let outcome = match &run.check {
+        None if to_stdout => write_to(std::io::stdout(), compute)?,
         None => write(outputs, compute)?,
         Some(input) => {
             let mut text = TnsReader::open(sys, input, run.text.options())?;
@@ -93,6 +101,9 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     };
     if let Some(trace) = trace {
         super::write_trace(trace, &outcome.spans)?;
+    }
+    if to_stdout {
+        return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
     }
     report.elements = outcome.elements;
     report.spilled = outcome.spilled;
@@ -233,7 +244,8 @@ impl<T: Real> Job<'_, T> {
     fn merged_by<K: crate::linear::Key>(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
         let shape = &self.store.manifest().shape;
         let memory = merge_memory(self.run);
-        let beside = self.run.temp_dir.as_deref().or(self.run.output.as_deref());
+        let output = self.run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
+        let beside = self.run.temp_dir.as_deref().or(output);
         let name = format!("{}ttv-{}", crate::sys::SPILL_PREFIX, std::process::id());
         let temporary = beside.map_or_else(std::env::temp_dir, Path::to_path_buf).join(name);
         let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, memory, temporary);
@@ -288,6 +300,26 @@ fn device_pipeline(spans: &[Span], chunks: usize) -> Pipeline {
         }
     }
     Pipeline::of(&steps)
+}
+
+/// An error where what --check says would go into the text that `-` writes to standard output.
+fn refuse_check_beside_output(checks: bool) -> Result<()> {
+    let what = "--check tells what it found on standard output, where - writes the result: use one";
+    if checks { Err(Error::request(what)) } else { Ok(()) }
+}
+
+/// Runs `run` with a sink that writes text, formatted in parallel, to `out`.
+fn write_to(
+    mut out: impl Write + Send,
+    run: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>,
+) -> Result<Outcome> {
+    let failed = || Error::io(STDOUT, "write");
+    let outcome = run(Some(&mut |batches: Vec<Batch>| {
+        let texts: Vec<Vec<u8>> = batches.par_iter().map(text_of).collect();
+        texts.iter().try_for_each(|text| out.write_all(text)).map_err(failed())
+    }))?;
+    out.flush().map_err(failed())?;
+    Ok(outcome)
 }
 
 /// Runs `run` with a sink that writes text, formatted in parallel, to the one file of `outputs` and gives it its name; without a
