@@ -631,6 +631,35 @@ fn gzip_data_may_have_members_and_nothing_else() {
     }
 }
 
+/// Names of files are bytes.
+#[test]
+fn names_need_not_be_utf_8() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::with_store();
+    let name = |end: &str| OsStr::from_bytes(&[b"n\xff", end.as_bytes()].concat()).to_owned();
+    std::fs::write(place.dir.path().join(name(".tns")), ROWS).unwrap();
+    let all: [(&str, &[&OsStr]); 8] = [
+        ("blco-pack", &[&name(".tns")]),
+        ("blco-pack", &[&name(".tns"), OsStr::new("--plan")]),
+        ("blco-info", &[&name(".blco")]),
+        ("blco-info", &[&name(".blco"), OsStr::new("--repair"), &name("2.blco")]),
+        ("blco-run", &[&name(".blco"), OsStr::new("--output"), &name("M")]),
+        ("blco-cpd", &[&name(".blco"), OsStr::new("--output"), &name("A")]),
+        ("blco-export", &[&name(".blco"), &name("2.tns")]),
+        ("blco-gen", &[OsStr::new("--dims=3,3"), OsStr::new("--nnz=4"), &name("3.tns")]),
+    ];
+    for (program, args) in all {
+        let output = place.command(program, &["--json"]).args(args).output().unwrap();
+        let report: serde_json::Value = serde_json::from_str(&succeeded(output, &[program])).unwrap();
+        let named = ["store", "output"]
+            .iter()
+            .any(|key| report[key].as_str().is_some_and(|s| s.contains("n\u{fffd}")));
+        assert!(named || args.contains(&OsStr::new("--plan")), "{program}: {report}");
+    }
+    assert!(identity(&place.dir.path().join(name(".blco"))) == identity(&place.path("t.blco")));
+}
+
 /// A name that ends in .hocfs asks for that format, and the format for such a name.
 #[test]
 fn names_and_formats_go_together() {

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 /// What a decomposition reports as JSON.
 #[derive(Debug, Serialize)]
 pub struct CpdReport {
+    #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     pub digest: String,
     pub dims: Vec<u32>,

@@ -45,8 +45,10 @@ pub struct Export {
 
 #[derive(Debug, Serialize)]
 struct ExportReport {
+    #[serde(serialize_with = "crate::sys::shown_path")]
     store: PathBuf,
     digest: String,
+    #[serde(serialize_with = "crate::sys::shown_path")]
     output: PathBuf,
     nnz: u64,
     bytes: u64,

@@ -76,6 +76,7 @@ const FACTORS: &str = "factors are files";
 
 #[derive(Debug, Serialize)]
 struct GenReport {
+    #[serde(serialize_with = "crate::sys::shown_path")]
     output: PathBuf,
     dims: Vec<u64>,
     nnz: u64,

@@ -55,6 +55,7 @@ pub struct Info {
 /// What is reported as JSON.
 #[derive(Debug, Serialize)]
 struct InfoReport {
+    #[serde(serialize_with = "crate::sys::shown_path")]
     store: PathBuf,
     digest: String,
     format: &'static str,

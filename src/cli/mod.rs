@@ -200,6 +200,11 @@ pub(crate) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
+/// The command's arguments, for the provenance.
+pub(crate) fn arguments() -> Vec<String> {
+    std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect()
+}
+
 /// What messages call standard output.
 pub(crate) const STDOUT: &str = "standard output";
 

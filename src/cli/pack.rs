@@ -2,7 +2,7 @@
 
 use super::outputs::{ends_in, refuse_dash_for_directory};
 use super::progress::Progress;
-use super::{Common, Program, Report, count, counted, machine, size, thread_count};
+use super::{Common, Program, Report, arguments, count, counted, machine, size, thread_count};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
@@ -15,6 +15,8 @@ use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// Packs a sparse tensor in coordinate text into a store
@@ -207,7 +209,7 @@ impl StoreArgs {
         let provenance = serde_json::json!({
             "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": source.name(),
             "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-            "arguments": std::env::args().skip(1).collect::<Vec<_>>(),
+            "arguments": arguments(),
         });
         let mut options = PackOptions {
             target: target.to_path_buf(),
@@ -288,16 +290,17 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     if input == Path::new("-") {
         return Err(Error::request("standard input has no name; give the store one with -o"));
     }
-    let name = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let stem = without(&name, &[".gz", ".zst", ".zstd"]);
+    let name = input.file_name().unwrap_or_default().as_bytes();
+    let stem = without(name, &[".gz", ".zst", ".zstd"]);
     let stem = without(stem, &[".tns", ".txt", ".coo"]);
-    Ok(PathBuf::from(format!("{stem}.{}", if format == Some(FormatArg::Hocfs) { "hocfs" } else { "blco" })))
+    let end: &[u8] = if format == Some(FormatArg::Hocfs) { b".hocfs" } else { b".blco" };
+    Ok(OsString::from_vec([stem, end].concat()).into())
 }
 
 /// `name` without the first of these endings that it has, in capitals or not.
-fn without<'a>(name: &'a str, endings: &[&str]) -> &'a str {
+fn without<'a>(name: &'a [u8], endings: &[&str]) -> &'a [u8] {
     let split = |end: &&str| name.split_at_checked(name.len().checked_sub(end.len())?);
-    let cut = |end: &&str| split(end).filter(|(_, found)| found.eq_ignore_ascii_case(end));
+    let cut = |end: &&str| split(end).filter(|(_, found)| found.eq_ignore_ascii_case(end.as_bytes()));
     endings.iter().find_map(cut).map_or(name, |(stem, _)| stem)
 }
 

@@ -3,7 +3,7 @@
 use super::info::Info;
 use super::outputs::refuse_dash_for_directory;
 use super::progress::Progress;
-use super::{Common, Report, on_pool, pack as packing, size};
+use super::{Common, Report, arguments, on_pool, pack as packing, size};
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 use crate::pack::{
@@ -45,6 +45,7 @@ impl RepairArgs {
 /// What is reported as JSON.
 #[derive(Debug, Serialize)]
 struct RepairReport {
+    #[serde(serialize_with = "crate::sys::shown_path")]
     store: PathBuf,
     manifest_problem: Option<String>,
     provenance_problem: Option<String>,
@@ -151,9 +152,9 @@ fn old_provenance(sys: &Sys, store: &Path) -> Result<(serde_json::Value, Option<
 /// The new store's provenance.
 fn new_provenance(store: &Path, findings: &Findings, old: &serde_json::Value) -> String {
     let provenance = serde_json::json!({
-        "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": store,
+        "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": store.display().to_string(),
         "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-        "arguments": std::env::args().skip(1).collect::<Vec<_>>(),
+        "arguments": arguments(),
         "repaired": {
             "digest": format!("{:016x}", findings.id), "nnz_salvaged": findings.nnz,
             "nnz_lost": findings.nnz_lost(), "losses": findings.losses, "provenance": old,

@@ -31,6 +31,7 @@ pub struct PackPlan {
     /// Bytes of temporary files at one time, about.
     pub temporary_bytes: Option<u64>,
     /// Where they go.
+    #[serde(serialize_with = "crate::sys::shown_path")]
     pub temporary_dir: PathBuf,
     /// Bytes that are free there.
     pub temporary_free_bytes: u64,

@@ -22,6 +22,7 @@ pub type Watch<'a> = &'a (dyn Fn(Phase, u64, Option<u64>) + Sync);
 #[derive(Clone, Debug, Serialize)]
 pub struct PackReport {
     /// The store.
+    #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     /// The digest, 16 hexadecimal digits.
     pub digest: String,

@@ -80,6 +80,11 @@ pub fn behind_links(path: &Path) -> Result<PathBuf> {
     })
 }
 
+/// For reports: a path as messages show it. Names need not be UTF-8, text must.
+pub fn shown_path<S: serde::Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
 /// A handle to the operating system. Cheap to clone; clones share the fault counter.
 #[derive(Clone, Debug, Default)]
 pub struct Sys {

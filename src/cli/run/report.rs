@@ -14,6 +14,7 @@ use std::path::PathBuf;
 /// What a report begins with.
 #[derive(Debug, Serialize)]
 pub struct Head {
+    #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     pub digest: String,
     pub op: &'static str,
