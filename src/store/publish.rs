@@ -83,7 +83,7 @@ impl Staging {
         sys.create_dir(&store)?;
         Ok(Self {
             sys: sys.clone(),
-            target: target.to_path_buf(),
+            target: target.clone(),
             partial,
             replace,
             codec,

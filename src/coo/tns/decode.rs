@@ -51,7 +51,7 @@ impl Input {
         let buffered = |raw| BufReader::with_capacity(COMPRESSED_BYTES, raw);
         let text: Box<dyn Read + Send> = match compression {
             Compression::None => Box::new(raw),
-            Compression::Gzip => Box::new(Members::Inside(GzDecoder::new(buffered(raw)))),
+            Compression::Gzip => Box::new(Members(Some(GzDecoder::new(buffered(raw))))),
             Compression::Zstd => {
                 let failed = |source| Error::Resource { action: "start a zstd decoder", source };
                 let mut decoder = zstd::Decoder::with_buffer(buffered(raw)).map_err(failed)?;
@@ -176,27 +176,24 @@ fn is_trailing(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|told| told.to_string() == TRAILING)
 }
 
-/// The text of all members of gzip data. flate2's own decoder of several members takes what follows one for another that is
-/// cut short.
-enum Members<R> {
-    Inside(GzDecoder<R>),
-    /// There was no further one.
-    End,
-}
+/// The text of all members of gzip data, while there are any. flate2's own decoder of several members takes what
+/// follows one for another that is cut short.
+struct Members<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Read for Members<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        while let Self::Inside(decoder) = self {
+        while let Some(decoder) = &mut self.0 {
             let read = decoder.read(buf)?;
             if read > 0 || buf.is_empty() {
                 return Ok(read);
             }
             let next = decoder.get_mut().fill_buf()?.first().copied();
-            *self = match (next, std::mem::replace(self, Self::End)) {
-                (Some(0x1f), Self::Inside(decoder)) => Self::Inside(GzDecoder::new(decoder.into_inner())),
-                (Some(_), _) => return Err(io::Error::new(io::ErrorKind::InvalidData, TRAILING)),
-                (None, _) => Self::End,
-            };
+            let raw = self.0.take().map(GzDecoder::into_inner);
+            match next {
+                Some(0x1f) => self.0 = raw.map(GzDecoder::new),
+                Some(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, TRAILING)),
+                None => {}
+            }
         }
         Ok(0)
     }
