@@ -212,7 +212,7 @@ impl Generator {
         }
         if spec.skew.len() != shape.order() {
             return Err(Error::request(format!(
-                "{} skews for {} modes; give one for each mode, or none",
+                "{} skews for {} modes; give one for each mode, or one for all",
                 spec.skew.len(),
                 shape.order()
             )));

@@ -141,7 +141,12 @@ impl Scan<'_> {
                     quoted(field)
                 ));
             }
-            order = Some(whole_number(field, "the header's order")?);
+            let number = whole_number(field, "the header's order");
+            order = Some(if self.expect == Expect::Anything {
+                number.map_err(|e| format!("{e}, or a row: indices and a value, separated by spaces"))?
+            } else {
+                number?
+            });
         }
         // Larger than any order is as wrong as usize::MAX.
         let order = usize::try_from(order.unwrap_or(0)).unwrap_or(usize::MAX);

@@ -291,7 +291,12 @@ fn bad_headers() {
     for (text, place, fragments) in [
         ("tensor\n3\n2 2 2\n1\n", "t.tns:1", &["`tensor`", "sptensor"][..]),
         ("# c\nktensor\n", "t.tns:2", &["`ktensor`"]),
-        ("hello\n1 1 1\n", "t.tns:1", &["`hello` is not the header's order"]),
+        (
+            "hello\n1 1 1\n",
+            "t.tns:1",
+            &["`hello` is not the header's order", "or a row: indices and a value"],
+        ),
+        ("1;2;3;4.5\n", "t.tns:1", &["`1;2;3;4.5`", "separated by spaces"]),
         ("sptensor\nthree\n", "t.tns:2", &["`three` is not the header's order"]),
         ("sptensor\n2 2\n", "t.tns:2", &["more than one field", "order"]),
         ("sptensor\n3\n2 2\n1\n", "t.tns:3", &["order 3", "2 dims"]),
