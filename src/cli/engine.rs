@@ -31,7 +31,7 @@ pub struct EngineArgs {
     /// Reading threads [default: as many as compute threads, 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: Option<u16>,
-    /// Take at most this much memory
+    /// Take at most this much memory [default: what is available, half of it for chunks that are kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     /// Order of the nonzeros on the GPU for several passes: the store's, or sorted by the row of each target mode, which is derived

@@ -30,21 +30,29 @@ use report::Checked;
 use std::io::Write as _;
 use std::path::PathBuf;
 
+/// What is said of the options of coordinate text, of which there is but that of --check.
+const INDEX_BASE: &str = "What indices of --check's text count from [default: 1]";
+const DIMS: &str = "The dims of --check's text, for example 183,24,1140; they win over a header and over what the indices suggest";
+
 /// Streams a store and computes an operation on its modes
 ///
-/// MTTKRP: for each mode m, M[`i_m`, :] += value * product over the other modes k of `A_k`[`i_k`, :]. All modes are
-/// computed from one pass over the store. TTV: each fiber along mode m times a vector, value * x at `i_m` summed up, a sparse tensor of
-/// one order less; hocfs stores give it in order along the mode before their main mode. Results on the CPU are bit-identical for any number of threads and workers
-/// and any chunk size.
+/// MTTKRP: for each mode, value * product over the other modes of the rows of their factors that a nonzero's indices
+/// name, added to the row of the result that its index in this mode names. All modes are computed from one pass over the
+/// store. TTV: each fiber along a mode times a vector, value * the number that the index in this mode names, added up: a
+/// sparse tensor of one order less; hocfs stores give it in order along the mode before their main mode. Results on the
+/// CPU are bit-identical for any number of threads and workers and any chunk size.
 #[derive(Debug, Parser)]
 #[command(
+    mut_arg("index_base", |a| a.help(INDEX_BASE).long_help(INDEX_BASE)),
+    mut_arg("dims", |a| a.help(DIMS).long_help(DIMS)),
     name = "blco-run",
     version,
     after_help = "Examples:\n  blco-run movies.blco --modes all                     # rank 16, seeded factors, a report\n  \
                   blco-run movies.blco --modes 1,3 --factors A --output M\n  \
                   blco-run movies.blco --modes all --check movies.tns  # compare with a naive loop\n  \
                   blco-run movies.blco --modes all --rank 64 --plan    # memory and bytes, without running\n  \
-                  blco-run movies-3.hocfs --op ttv --modes 2 --vector x.npy --output Y"
+                  blco-run movies-3.hocfs --op ttv --modes 2 --vector x.npy --output Y\n  \
+                  blco-run movies.blco --op ttv --modes 1 --output - | head"
 )]
 pub struct Run {
     /// The store
@@ -67,7 +75,8 @@ pub struct Run {
     /// Seed of generated factors, or of the vector [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results here, replacing those that are there: mode-1.npy, …; of TTV, result.tns, or - for its text on standard output
+    /// Write results here, replacing those that are there: mode-1.npy, …; of TTV, result.tns, or - for its text on
+    /// standard output
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
