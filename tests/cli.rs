@@ -388,7 +388,9 @@ fn bad_requests_of_the_other_programs_are_named() {
 #[test]
 fn usage_errors_have_status_2() {
     let place = Place::with_store();
-    let cases: [(&str, &[&str]); 12] = [
+    let cases: [(&str, &[&str]); 14] = [
+        ("blco-cpd", &["--score", "a", "b", "--output", "o"]),
+        ("blco-cpd", &["--score", "a", "b", "--tol", "1e-4"]),
         ("blco-pack", &[]),
         ("blco-pack", &["t.tns", "--threads", "0"]),
         ("blco-cpd", &["t.blco", "--tol", "-1"]),
@@ -894,6 +896,13 @@ fn names_of_outputs_are_what_is_written() {
         place.refuses("blco-export", &["t.blco", name], &wanted);
         place.refuses("blco-gen", &["--dims", "3,3", "--nnz", "9", name], &wanted);
     }
+    for name in ["x.npy", "x.BLCO", "x.hocfs", "x.mtx"] {
+        place.refuses("blco-export", &["t.blco", name], &[name, "would be coordinate text, which ."]);
+    }
+    let npz = ["x.npz: would be coordinate text, which .npz is not; name another, such as .tns"];
+    place.refuses("blco-gen", &["--dims", "3,3", "--nnz", "9", "x.npz"], &npz);
+    // Not only when all is written.
+    place.refuses("blco-export", &["t.blco", "x/"], &["x/: is a directory; name a file"]);
     place.succeeds("blco-export", &["t.blco", "x.NPZ"]);
     assert!(std::fs::read(place.path("x.NPZ")).unwrap().starts_with(b"PK"));
     place.write("U.TNS.GZ", gzip(ROWS.as_bytes()));
@@ -985,6 +994,18 @@ fn refusals_name_the_way_on() {
     for (program, args, wanted) in cases {
         place.refuses(program, args, wanted);
     }
+    let nowhere = "none: is no directory; make it, or name another";
+    let pack = ["t.tns", "-o", "n.blco", "--temp-dir", "none"];
+    let ttv = ["t.blco", "--op", "ttv", "--modes", "1", "--temp-dir", "none"];
+    let all: [(&str, &[&str]); 4] = [
+        ("blco-pack", &pack),
+        ("blco-info", &["t.blco", "--repair", "n.blco", "--temp-dir", "none"]),
+        ("blco-info", &["t.blco", "--storage", "--storage-dir", "none"]),
+        ("blco-run", &ttv),
+    ];
+    for (program, args) in all {
+        place.refuses(program, args, &["-dir none", nowhere]);
+    }
     // Both are not asked for where one excludes the other.
     let output = place.command("blco-gen", &["--dims", "9,9", "--model", "m", "g.tns"]).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
@@ -1007,7 +1028,7 @@ fn a_check_with_another_tensor_says_so() {
         assert_eq!(output.status.code(), Some(1));
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         let wanted =
-            ["other.tns has dims 1 x 1 x 1, the store 3 x 3 x 4", "other.tns has 1 nonzeros, the store 4"];
+            ["other.tns has dims 1 x 1 x 1, the store 3 x 3 x 4", "other.tns has 1 nonzero, the store 4"];
         assert_eq!(report["notes"], serde_json::json!(wanted));
     }
 }
@@ -1062,6 +1083,21 @@ fn generated_tensors_come_back() {
     for args in [&["g.blco", "--verify"][..], &["g.blco"], &["g.blco", "--quick"]] {
         assert!(place.succeeds("blco-info", args).contains("60 x 9 x 40"));
     }
+}
+
+#[test]
+fn one_is_not_told_as_several() {
+    let place = Place::new();
+    place.write("t.tns", "1 1 1\n1 1 2\n");
+    let said = place.succeeds("blco-pack", &["t.tns"]);
+    assert!(said.starts_with("t.blco: 1 x 1, 1 nonzero, 1 duplicate added up\n"), "{said}");
+    assert!(place.succeeds("blco-info", &["t.blco"]).contains("1 x 1, 1 nonzero, density"));
+    let said = place.succeeds("blco-info", &["t.blco", "--repair", "u.blco"]);
+    assert!(said.contains("salvaged  1 chunk, 1 nonzero; lost: 0 of chunks"), "{said}");
+    assert!(place.succeeds("blco-export", &["t.blco", "u.tns"]).starts_with("u.tns: 1 nonzero, "));
+    assert_eq!(place.succeeds("blco-gen", &["--dims", "3,3", "--nnz", "1", "g.tns"]), "g.tns: 1 nonzero\n");
+    let kept = place.succeeds("blco-pack", &["t.tns", "-o", "k", "--duplicates", "keep"]);
+    assert!(kept.starts_with("k: 1 x 1, 2 nonzeros, "), "{kept}");
 }
 
 /// Status 1 is for checks that fail; errors have 2.

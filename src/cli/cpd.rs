@@ -26,6 +26,23 @@ use std::time::Duration;
 /// What is said of --kernel: other operations have other kernels.
 const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split";
 
+/// What --score does nothing with.
+const NOT_OF_A_SCORE: [&str; 13] = [
+    "store",
+    "rank",
+    "factors",
+    "seed",
+    "starts",
+    "max_iters",
+    "tol",
+    "ridge",
+    "nonneg",
+    "output",
+    "report",
+    "checkpoint",
+    "plan",
+];
+
 /// What is said where neither a store nor results are named.
 const NOTHING_ASKED: &str =
     "name a store to decompose, or compare two results with --score DIR1 DIR2; --help says more";
@@ -51,7 +68,7 @@ pub struct Cpd {
     /// The store
     store: Option<PathBuf>,
     /// Compare two results instead: their factor-match score, 1 where all components agree
-    #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with = "store")]
+    #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with_all = NOT_OF_A_SCORE)]
     score: Option<Vec<PathBuf>>,
     /// Components [default: 16]
     #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]

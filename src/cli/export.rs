@@ -1,8 +1,8 @@
 //! `blco-export`.
 
-use super::outputs::{Pending, check_tensor_name, ends_in};
+use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Progress;
-use super::{Common, Program, Report, STDOUT, machine, on_pool, refuse_json_beside_output};
+use super::{Common, Program, Report, STDOUT, machine, nonzeros, on_pool, refuse_json_beside_output};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::coo::tns::TnsWriter;
 use crate::error::{Error, Result};
@@ -225,6 +225,9 @@ impl Program for Export {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         check_tensor_name(&self.output)?;
+        if !ends_in(&self.output, "npz") {
+            check_text_name(&self.output)?;
+        }
         let store = Store::open(sys, &self.store)?;
         let progress = Progress::new(self.common.quiet || self.common.json);
         let pass =
@@ -255,7 +258,7 @@ impl Program for Export {
             bytes,
         };
         let size = bytesize::ByteSize(bytes);
-        let text = format!("{}: {} nonzeros, {size}\n", self.output.display(), report.nnz);
+        let text = format!("{}: {}, {size}\n", self.output.display(), nonzeros(report.nnz));
         Report::new::<Self>(text, &report)
     }
 }

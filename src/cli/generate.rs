@@ -1,9 +1,11 @@
 //! `blco-gen`.
 
-use super::outputs::{Outputs, Pending, check_tensor_name, ends_in, refuse_dash_for_directory};
+use super::outputs::{
+    Outputs, Pending, check_tensor_name, check_text_name, ends_in, refuse_dash_for_directory,
+};
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Progress;
-use super::{Common, Program, Report, STDOUT, count, on_pool, refuse_json_beside_output};
+use super::{Common, Program, Report, STDOUT, count, nonzeros, on_pool, refuse_json_beside_output};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::text_of;
 use crate::coo::{Batch, Extent, Source};
@@ -16,6 +18,9 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// What is said of --force: the output may be text.
+const FORCE: &str = "Replace an existing store, or an existing file of text, in one step";
+
 /// Generates a sparse tensor, as coordinate text or as a store
 ///
 /// Index of mode m of nonzero i = floor(dim x u^skew), u from a counter-based generator keyed by the seed, m and i; every
@@ -23,6 +28,7 @@ use std::path::{Path, PathBuf};
 /// module `coo::generate`). Nonzeros may repeat coordinates.
 #[derive(Debug, Parser)]
 #[command(
+    mut_arg("force", |a| a.help(FORCE).long_help(FORCE)),
     name = "blco-gen",
     version,
     after_help = "Examples:\n  blco-gen --dims 183,24,1140,1717 --nnz 3.3M --skew 1,1,2,2 --values 1..5 uber-like.tns\n  \
@@ -159,6 +165,7 @@ impl Program for Gen {
         let is_store = ["blco", "hocfs"].iter().any(|end| ends_in(&self.output, end));
         if !is_store {
             check_tensor_name(&self.output)?;
+            check_text_name(&self.output)?;
             self.store.refuse_for_text(&self.output)?;
         }
         if self.output == Path::new("-") {
@@ -182,6 +189,6 @@ impl Program for Gen {
         out.publish()?;
         let (output, dims) = (self.output.clone(), extent.dims);
         let report = GenReport { output, dims, nnz: extent.nnz, seed: self.seed };
-        Report::new::<Self>(format!("{}: {} nonzeros\n", self.output.display(), report.nnz), &report)
+        Report::new::<Self>(format!("{}: {}\n", self.output.display(), nonzeros(report.nnz)), &report)
     }
 }

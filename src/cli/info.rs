@@ -1,9 +1,10 @@
 //! `blco-info`.
 
 use super::export::{plan_once, stream_by};
+use super::outputs::check_temp_dir;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
-use super::{Common, Program, Report, advice, machine, on_pool};
+use super::{Common, Program, Report, advice, machine, nonzeros, on_pool};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
@@ -197,9 +198,9 @@ impl InfoReport {
         writeln!(out, "{}", self.store.display())?;
         writeln!(
             out,
-            "  shape     {}, {} nonzeros, density {:.2e}",
+            "  shape     {}, {}, density {:.2e}",
             dims.join(" x "),
-            self.nnz,
+            nonzeros(self.nnz),
             self.density
         )?;
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
@@ -387,6 +388,7 @@ impl Program for Info {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
+        check_temp_dir("--storage-dir", self.storage_dir.as_deref())?;
         if let Some(target) = self.repair.target() {
             return repair(sys, &self.store, target, &self.repair, self.common);
         }

@@ -205,6 +205,11 @@ pub(crate) fn arguments() -> Vec<String> {
     std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect()
 }
 
+/// `1 nonzero`, `2 nonzeros`.
+pub(crate) fn nonzeros(n: u64) -> String {
+    format!("{n} nonzero{}", if n == 1 { "" } else { "s" })
+}
+
 /// What messages call standard output.
 pub(crate) const STDOUT: &str = "standard output";
 

@@ -30,6 +30,27 @@ pub fn check_tensor_name(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Endings of what is no coordinate text.
+const NO_TEXT: [&str; 5] = ["npz", "npy", "blco", "hocfs", "mtx"];
+
+/// An error where coordinate text is to be written to `path`, and that name says that something else is there.
+pub fn check_text_name(path: &Path) -> Result<()> {
+    let Some(end) = NO_TEXT.iter().find(|end| ends_in(path, end)) else { return Ok(()) };
+    let what = format!("would be coordinate text, which .{end} is not; name another, such as .tns");
+    Err(Error::request(format!("{}: {what}", path.display())))
+}
+
+/// An error where `dir`, where an option has temporary files go, is no directory: not only when the first of them is written.
+pub fn check_temp_dir(option: &str, dir: Option<&Path>) -> Result<()> {
+    match dir {
+        Some(dir) if !dir.is_dir() => {
+            let what = "is no directory; make it, or name another";
+            Err(Error::request(format!("{option} {}: {what}", dir.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Whether `path` is -, which means standard output.
 pub fn is_standard_output(path: Option<&Path>) -> bool {
     path == Some(Path::new("-"))
@@ -40,7 +61,8 @@ pub fn refuse_standard_output(option: &str, path: Option<&Path>) -> Result<()> {
     refuse_dash(option, path, "is written to a file; name one")
 }
 
-/// An error where `path`, a directory that an option names, is -, which means standard output elsewhere. `what` it is the directory of.
+/// An error where `path`, a directory that an option names, is -, which means standard output elsewhere. `what`: why
+/// it is a directory.
 pub fn refuse_dash_for_directory(option: &str, path: Option<&Path>, what: &str) -> Result<()> {
     refuse_dash(option, path, &format!("{what} in a directory; name one"))
 }
@@ -63,7 +85,7 @@ impl Pending {
     /// `replace`. Where it is a symbolic link, what that leads to is replaced.
     pub fn create(sys: &Sys, target: &Path, replace: bool) -> Result<Self> {
         let shown = target.display();
-        if target.is_dir() {
+        if target.is_dir() || target.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(Error::request(format!("{shown}: is a directory; name a file")));
         }
         if target.exists() && !target.is_file() {
@@ -78,7 +100,7 @@ impl Pending {
         prefix.push(".partial-");
         remove_abandoned(sys, target, &prefix);
         let (file, partial) = create_locked(sys, target, &prefix)?;
-        Ok(Self { sys: sys.clone(), file, target: target.to_path_buf(), partial })
+        Ok(Self { sys: sys.clone(), file, target: target.clone(), partial })
     }
 
     /// The file to write to.

@@ -1,8 +1,8 @@
 //! `blco-pack`.
 
-use super::outputs::{ends_in, refuse_dash_for_directory};
+use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
 use super::progress::Progress;
-use super::{Common, Program, Report, arguments, count, counted, machine, size, thread_count};
+use super::{Common, Program, Report, arguments, count, counted, machine, nonzeros, size, thread_count};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
@@ -206,6 +206,7 @@ impl StoreArgs {
                 ByteSize(CHUNK_BYTES_MAX)
             )));
         }
+        check_temp_dir("--temp-dir", self.temp_dir.as_deref())?;
         let provenance = serde_json::json!({
             "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": source.name(),
             "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
@@ -355,7 +356,9 @@ pub(super) fn text(report: &PackReport) -> String {
     let dims: Vec<String> = report.dims.iter().map(ToString::to_string).collect();
     let duplicates = match (report.duplicates_summed, report.duplicates_kept) {
         (0, 0) => String::new(),
+        (0, 1) => ", 1 repeats coordinates".to_owned(),
         (0, kept) => format!(", {kept} repeat coordinates"),
+        (1, _) => ", 1 duplicate added up".to_owned(),
         (summed, _) => format!(", {summed} duplicates added up"),
     };
     let s = &report.seconds;
@@ -366,11 +369,11 @@ pub(super) fn text(report: &PackReport) -> String {
     let input =
         if report.input_read { "" } else { "  the input had all been read, and was not read again\n" };
     format!(
-        "{}: {}, {} nonzeros{duplicates}\n{input}  {} in {}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
+        "{}: {}, {}{duplicates}\n{input}  {} in {}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
          {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",
         report.store.display(),
         dims.join(" x "),
-        report.nnz,
+        nonzeros(report.nnz),
         ByteSize(report.bytes),
         counted(report.chunks, "chunk"),
         report.bytes_per_nnz,

@@ -1,9 +1,9 @@
 //! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one.
 
 use super::info::Info;
-use super::outputs::refuse_dash_for_directory;
+use super::outputs::{check_temp_dir, refuse_dash_for_directory};
 use super::progress::Progress;
-use super::{Common, Report, arguments, on_pool, pack as packing, size};
+use super::{Common, Report, arguments, nonzeros, on_pool, pack as packing, size};
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 use crate::pack::{
@@ -73,6 +73,7 @@ pub(super) fn repair(
     common: Common,
 ) -> Result<Report> {
     refuse_dash_for_directory("--repair", Some(target), "a store is files")?;
+    check_temp_dir("--temp-dir", args.temp_dir.as_deref())?;
     let memory = packing::packing_memory(args.memory)?;
     let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
     if same(store, target) == Some(true) {
@@ -230,9 +231,10 @@ impl RepairReport {
         let unknown = |count: Option<u64>| count.map_or("an unknown number".into(), |n| n.to_string());
         writeln!(
             out,
-            "  salvaged  {} chunks, {} nonzeros; lost: {} of chunks, {} of nonzeros",
+            "  salvaged  {} chunk{}, {}; lost: {} of chunks, {} of nonzeros",
             self.chunks_intact,
-            self.nnz_salvaged,
+            if self.chunks_intact == 1 { "" } else { "s" },
+            nonzeros(self.nnz_salvaged),
             unknown(self.chunks_lost),
             unknown(self.nnz_lost)
         )?;

@@ -1,6 +1,7 @@
 //! What the reports of every operation have.
 
 use crate::cli::device::Real;
+use crate::cli::nonzeros;
 use crate::coo::tns::TnsReader;
 use crate::coo::{Batch, Extent, Source};
 use crate::dense::Precision;
@@ -68,7 +69,7 @@ impl<'a> Checked<'a> {
         let name = self.source.name();
         let dims = (text != store).then(|| format!("{name} has dims {text}, the store {store}"));
         let nnz = (found.nnz != manifest.nnz)
-            .then(|| format!("{name} has {} nonzeros, the store {}", found.nnz, manifest.nnz));
+            .then(|| format!("{name} has {}, the store {}", nonzeros(found.nnz), manifest.nnz));
         dims.into_iter().chain(nnz).collect()
     }
 }

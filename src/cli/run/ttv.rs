@@ -7,7 +7,7 @@ use super::{Run, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
 use crate::cli::engine::{BackendArg, ChosenBackend};
-use crate::cli::outputs::{Outputs, Pending, is_standard_output};
+use crate::cli::outputs::{Outputs, Pending, check_temp_dir, is_standard_output};
 use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, text_of};
@@ -46,6 +46,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
     };
     refuse("ttv", &[(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")])?;
+    check_temp_dir("--temp-dir", run.temp_dir.as_deref())?;
     let streamed = streams(manifest, mode);
     if !streamed && run.repeat > 1 {
         let what = format!("--repeat: TTV along mode {} of this store runs once", mode + 1);
