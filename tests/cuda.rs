@@ -606,10 +606,59 @@ fn told_of_less_memory(failing: &Failing) {
                 notes.iter().any(|n| n.as_str().unwrap().contains("memory")),
                 "allocation {nth}: {report}"
             );
+            does_what_its_plan_says(&report, &format!("allocation {nth}"));
             told += 1;
         }
     }
     assert!(told > 0, "no run went on with less memory");
+}
+
+/// The last pass of a run of MTTKRP with several of them: what stays on the device, and what crosses the link.
+fn does_what_its_plan_says(report: &serde_json::Value, what: &str) {
+    let (plan, passes) = (&report["device"], report["passes"].as_array().unwrap());
+    let Some(orders) = plan["orders"].as_array() else { return };
+    let last = &passes.last().unwrap()["device"];
+    let from_host = orders.iter().filter(|order| order["in_host_memory"] == true).count();
+    assert_eq!(plan["host_orders"].is_object(), from_host > 0, "{what}: {plan}");
+    assert_eq!(last["resident_chunks"], plan["resident_chunks"], "{what}: {report}");
+    let (copied, planned) =
+        (last["copied_bytes"].as_u64().unwrap(), plan["later_pass_bytes"].as_u64().unwrap());
+    if from_host > 0 {
+        assert_eq!(plan["host_orders"]["with_chunks"], from_host < orders.len(), "{what}: {plan}");
+        assert!(copied <= planned && planned < 2 * copied, "{what}: {report}");
+    } else {
+        assert_eq!(copied, planned, "{what}: {report}");
+    }
+}
+
+/// Whichever allocation fails, passes do what the plan says that is left. Without any order in host memory, chunks stay on the device.
+#[test]
+fn orders_that_are_given_up_leave_a_plan_that_holds() {
+    let Some(gpu) = mock() else { return };
+    let failing = Failing::kept(gpu);
+    let args: Vec<&str> = failing.args.iter().map(String::as_str).collect();
+    let (mut some, mut none) = (0, 0);
+    for (modes, nth) in
+        ["all", "2"].into_iter().flat_map(|m| (1..=failing.count("allocations")).map(move |n| (m, n)))
+    {
+        let (what, nth) = (format!("modes {modes}, allocation {nth}"), nth.to_string());
+        let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", "2"), ("BLCO_MOCK_SLOW", "0")];
+        let output = failing.place.blco_run(&[&args[..], &["--modes", modes, "--json"]].concat(), &env);
+        failing.place.account();
+        if output.status.success() {
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            does_what_its_plan_says(&report, &what);
+            let plan = &report["device"];
+            match plan["host_orders"]["with_chunks"].as_bool() {
+                Some(chunks) => some += u32::from(chunks),
+                None => {
+                    assert!(plan["resident_chunks"].as_u64().unwrap() > 0, "{what}: {report}");
+                    none += 1;
+                }
+            }
+        }
+    }
+    assert!(some > 0 && none > 0, "{some} runs without some orders, {none} without any");
 }
 
 #[test]

@@ -149,11 +149,12 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = Lanes::new(device, &plan, &mut notes)?;
+        // Where there is no memory for it, chunks stay there instead.
+        let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
         let resident = make_resident(device, store, &mut plan, op.tiles_per_block(false), &mut notes)?;
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
             lanes = Lanes::new(device, &plan, &mut notes)?;
         }
-        let gathering = make_gathering(device, &mut plan, &mut notes)?;
         plan.check_sorted(store)?;
         plan.lanes = lanes.all.len();
         let image_bytes = plan.first_pass_bytes * parts.len() as u64;
@@ -300,6 +301,11 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.pass = DevicePass::default();
+        if self.resident.is_none() {
+            // None were to stay, until the pass before gave up orders in host memory.
+            let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
+            self.resident = make_resident(&self.device, self.store, plan, tiles, &mut self.notes)?;
+        }
         if self.is_there() {
             self.derive()?;
         }

@@ -19,6 +19,7 @@ use super::plan::DevicePlan;
 use super::resident::{blocks_of, chunks_at, list};
 use super::{CudaBackend, DeviceOp, Nonzeros, Work};
 use crate::error::{Error, Result};
+use crate::store::Store;
 use crate::stream::Stage;
 use crate::sys::Sys;
 use std::collections::VecDeque;
@@ -90,6 +91,7 @@ struct HostImage {
 /// Memory for the plan's groups; where the device has too little, the store's order serves, and a note says so.
 pub(super) fn make_gathering(
     device: &Arc<Device>,
+    store: &Store,
     plan: &mut DevicePlan,
     notes: &mut Vec<String>,
 ) -> Result<Option<Gathering>> {
@@ -97,7 +99,9 @@ pub(super) fn make_gathering(
     match Gathering::new(device, of_orders, plan.orders.len()) {
         Err(Error::Device { out_of_memory: true, .. }) => {
             notes.push("no device memory to sort chunks: they stay in the store's order".into());
-            plan.give_up_host_orders();
+            for part in 0..plan.orders.len() {
+                plan.give_up_host_order(store, part, "no device memory to sort chunks");
+            }
             Ok(None)
         }
         made => made.map(Some),
@@ -155,13 +159,12 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
                 Err(e) => return Err(e),
             };
             gathering.sorted[p] = HostOrder::default();
-            let order = &mut self.plan.orders[p];
-            (order.target, order.in_host_memory) = (false, false);
-            order.why = format!("mode {} stays in the store's order: {refused}", order.mode);
-            self.notes.push(order.why.clone());
+            self.plan.give_up_host_order(self.store, p, &refused);
+            self.notes.push(self.plan.orders[p].why.clone());
         }
         gathering.next_group();
-        if !gathering.groups.is_empty() {
+        // Without any order left, chunks go through the lanes again.
+        if !gathering.groups.is_empty() && self.plan.host_orders.is_some() {
             self.gathering = Some(gathering);
             return Ok(());
         }
