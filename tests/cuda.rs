@@ -574,11 +574,22 @@ fn every_failing_allocation(failing: &Failing) {
         } else {
             assert_eq!(status, Some(2), "allocation {nth}: {text}");
             assert!(text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "allocation {nth}: {text}");
+            let (lacks, other) = memories_of(&account);
+            assert!(text.contains(lacks) && !text.contains(other), "allocation {nth}: {text}");
             assert!(!failing.place.path("out").exists(), "allocation {nth}: results are there");
             ended += 1;
         }
     }
     assert!(smaller > 0 && ended > 0, "{smaller} runs with less memory, {ended} ended");
+}
+
+/// Which memory was short where an allocation has failed, as it is to be told, and which was not.
+fn memories_of(account: &HashMap<String, String>) -> (&'static str, &'static str) {
+    match &account["failed"][..] {
+        "cuMemAlloc_v2" => ("device", "host"),
+        "cuMemHostRegister_v2" => ("host", "device"),
+        other => panic!("{other} allocates"),
+    }
 }
 
 #[test]
@@ -598,14 +609,13 @@ fn told_of_less_memory(failing: &Failing) {
         let nth = nth.to_string();
         let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", "2"), ("BLCO_MOCK_SLOW", "0")];
         let output = failing.place.blco_run(&[&args[..], &["--json"]].concat(), &env);
-        failing.place.account();
+        let account = failing.place.account();
         if output.status.success() {
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-            let notes = report["notes"].as_array().unwrap();
-            assert!(
-                notes.iter().any(|n| n.as_str().unwrap().contains("memory")),
-                "allocation {nth}: {report}"
-            );
+            let notes = report["notes"].to_string();
+            let (lacks, other) = memories_of(&account);
+            assert!(notes.contains("memory") && notes.contains(lacks), "allocation {nth}: {report}");
+            assert!(!notes.contains(other), "allocation {nth}: {report}");
             does_what_its_plan_says(&report, &format!("allocation {nth}"));
             told += 1;
         }

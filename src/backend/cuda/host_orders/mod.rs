@@ -152,7 +152,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
                     continue;
                 }
                 Err(Error::Device { out_of_memory: true, .. }) => {
-                    "the device or the host has less memory than the plan said".into()
+                    "the device has less memory than the plan said".into()
                 }
                 Err(Error::Request(why)) => why,
                 Err(e @ Error::Resource { .. }) => e.to_string(),
