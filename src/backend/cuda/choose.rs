@@ -224,9 +224,10 @@ impl Rates {
             met += sample.rows_per_nonzero[m] * row;
             read += row;
         }
-        let shared = if operation.modes.len() > 1 { SHARED * (updated + read) } else { 0.0 };
+        let together = operation.modes.len() > 1 && !operation.alternating;
+        let alone = if together { 1.0 - SHARED } else { 1.0 };
         ModeSeconds {
-            in_store_order: nnz * (updated + met - shared),
+            in_store_order: nnz * (updated + met) * alone,
             sorted: nnz * read,
             update,
             cleared: rows(mode) * (sum_bytes + rounded_bytes) / self.streams(),
@@ -239,7 +240,7 @@ impl Rates {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModeSeconds {
     /// Reading and updating rows for the nonzeros in the store's order: rows are updated for each group that meets them; for those of the
-    /// other modes, a group finds them in its cache when it meets them again. Where others are computed with it, it has tiles
+    /// other modes, a group finds them in its cache when it meets them again. Where others are computed in the same pass, it has tiles
     /// decoded and rows cached for them, or they for it.
     pub in_store_order: f64,
     /// Reading rows for the nonzeros by row of the mode: all of them anew.
@@ -260,7 +261,7 @@ impl ModeSeconds {
     }
 }
 
-/// The part of a mode's time that is saved where other modes are computed from the same tiles.
+/// The part of a mode's time in the store's order that is saved where other modes are computed from the same tiles.
 const SHARED: f64 = 0.12;
 
 /// The order of each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
@@ -340,6 +341,8 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Shape;
+    use crate::store::Codec;
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -352,6 +355,44 @@ mod tests {
             assert!((all[9] / 3.0e12 - ROW_RATES[3].1[which]).abs() < 1e-12);
             assert!((rates.rows(6.5e7, which) / 3.0e12 - ROW_RATES[1].1[which]).abs() < 1e-12);
         }
+    }
+
+    /// Three modes of as many rows, which fit in the cache; a tenth of the nonzeros in a group of tiles meets a new row.
+    fn of_first_mode(modes: &[usize], alternating: bool) -> ModeSeconds {
+        let manifest = Manifest {
+            shape: Shape::new(&[1000; 3]).unwrap(),
+            format: Format::Blco(IndexEncoding::Tiled),
+            codec: Codec::None,
+            may_repeat: false,
+            chunk_bytes: 1 << 24,
+            nnz: 1_000_000,
+            sum_squares: 1.0,
+            value_min: 1.0,
+            value_max: 1.0,
+            longest_row_bounds: vec![1_000_000; 3],
+            chunks: Vec::new(),
+        };
+        let operation = Operation {
+            bytes: 0,
+            modes,
+            rank: 32,
+            precision: Precision::F64,
+            sorted_bytes: |_, _| 0,
+            alternating,
+        };
+        let sample = Sample { rows_per_nonzero: vec![0.1; 3], encodings: Vec::new() };
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
+        rates.of_mode(&manifest, &operation, &sample, 0)
+    }
+
+    /// Modes that are computed in passes of their own share nothing; what others share is a part of the time that they take.
+    #[test]
+    fn only_modes_of_one_pass_share_tiles() {
+        let (alone, together) = (of_first_mode(&[0], false), of_first_mode(&[0, 1, 2], false));
+        let alternating = of_first_mode(&[0, 1, 2], true);
+        assert!((alone.in_store_order - alternating.in_store_order).abs() < 1e-15);
+        assert!((together.in_store_order / alone.in_store_order - (1.0 - SHARED)).abs() < 1e-12);
+        assert!((alone.sorted - together.sorted).abs() < 1e-15);
     }
 
     #[test]
