@@ -153,14 +153,23 @@ pub(super) struct Rates {
     l2_bytes: f64,
 }
 
+/// Bytes a second that an H100's memory moves by clock and width, and bytes of its L2 cache.
+const H100_MEMORY: f64 = 3.35e12;
+const H100_L2_BYTES: f64 = 50.0 * 1024.0 * 1024.0;
 /// Rates of row reads and row updates, as parts of what device memory moves by clock and width, in tables of so many times the bytes of
 /// the L2 cache: measured on an H100 at rank 32.
 const ROW_RATES: [(f64, [f64; 2]); 4] =
     [(0.5, [2.7, 0.63]), (1.3, [1.76, 0.5]), (5.0, [1.05, 0.35]), (20.0, [0.92, 0.32])];
 
 impl Rates {
+    /// Where the driver does not tell of the memory or the cache, those of the H100 serve: what decides are ratios of steps that the
+    /// memory's rate divides alike, and no estimate is to be infinite.
     pub fn of(facts: &Facts) -> Self {
-        Self { memory: facts.memory_bytes_per_second, l2_bytes: facts.l2_bytes as f64 }
+        let told = |value: f64, otherwise| if value > 0.0 && value.is_finite() { value } else { otherwise };
+        Self {
+            memory: told(facts.memory_bytes_per_second, H100_MEMORY),
+            l2_bytes: told(facts.l2_bytes as f64, H100_L2_BYTES),
+        }
     }
 
     /// Bytes a second of row reads from a table of `bytes`.
@@ -357,9 +366,9 @@ mod tests {
         }
     }
 
-    /// Three modes of as many rows, which fit in the cache; a tenth of the nonzeros in a group of tiles meets a new row.
-    fn of_first_mode(modes: &[usize], alternating: bool) -> ModeSeconds {
-        let manifest = Manifest {
+    /// Three modes of as many rows.
+    fn manifest() -> Manifest {
+        Manifest {
             shape: Shape::new(&[1000; 3]).unwrap(),
             format: Format::Blco(IndexEncoding::Tiled),
             codec: Codec::None,
@@ -371,7 +380,11 @@ mod tests {
             value_max: 1.0,
             longest_row_bounds: vec![1_000_000; 3],
             chunks: Vec::new(),
-        };
+        }
+    }
+
+    /// Rows fit in the cache; a tenth of the nonzeros in a group of tiles meets a new one.
+    fn of_first_mode(rates: &Rates, modes: &[usize], alternating: bool) -> ModeSeconds {
         let operation = Operation {
             bytes: 0,
             modes,
@@ -381,18 +394,48 @@ mod tests {
             alternating,
         };
         let sample = Sample { rows_per_nonzero: vec![0.1; 3], encodings: Vec::new() };
-        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
-        rates.of_mode(&manifest, &operation, &sample, 0)
+        rates.of_mode(&manifest(), &operation, &sample, 0)
     }
 
     /// Modes that are computed in passes of their own share nothing; what others share is a part of the time that they take.
     #[test]
     fn only_modes_of_one_pass_share_tiles() {
-        let (alone, together) = (of_first_mode(&[0], false), of_first_mode(&[0, 1, 2], false));
-        let alternating = of_first_mode(&[0, 1, 2], true);
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
+        let (alone, together) =
+            (of_first_mode(&rates, &[0], false), of_first_mode(&rates, &[0, 1, 2], false));
+        let alternating = of_first_mode(&rates, &[0, 1, 2], true);
         assert!((alone.in_store_order - alternating.in_store_order).abs() < 1e-15);
         assert!((together.in_store_order / alone.in_store_order - (1.0 - SHARED)).abs() < 1e-12);
         assert!((alone.sorted - together.sorted).abs() < 1e-15);
+    }
+
+    /// Drivers need not tell the clock of the memory.
+    #[test]
+    fn estimates_are_finite_on_every_device() {
+        for (memory_bytes_per_second, l2_bytes) in
+            [(0.0, 0), (3.0e12, 0), (0.0, 50 << 20), (3.0e12, 50 << 20)]
+        {
+            let facts = Facts {
+                name: "one that tells little".into(),
+                number: 0,
+                capability: (9, 0),
+                multiprocessors: 1,
+                total_bytes: 1 << 30,
+                driver_version: 13_000,
+                l2_bytes,
+                memory_bytes_per_second,
+            };
+            let (rates, share) = (Rates::of(&facts), facts.memory_share(3.0e9, 0.002));
+            assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
+            let ModeSeconds { in_store_order, sorted, update, cleared, written } =
+                of_first_mode(&rates, &[0, 1, 2], false);
+            for seconds in [in_store_order, sorted, update, cleared, written, rates.derive(&manifest(), 0)] {
+                assert!(
+                    seconds.is_finite() && seconds > 0.0,
+                    "{memory_bytes_per_second} {l2_bytes}: {seconds}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -425,8 +425,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let pass = &mut self.pass;
         pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
         let bytes = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
-        pass.memory_share =
-            bytes / (self.plan.device.memory_bytes_per_second * pass.kernel_seconds).max(1e-9);
+        pass.memory_share = self.plan.device.memory_share(bytes, pass.kernel_seconds);
         Ok(Some(self.pass))
     }
 }

@@ -345,8 +345,7 @@ impl<O: PipelineOp> Backend for PipelineBackend<'_, O> {
         pass.device_seconds = spans[first..].iter().map(|span| span.end).fold(0.0, f64::max);
         pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
         let moved = (pass.copied_bytes + pass.returned_bytes) as f64;
-        pass.memory_share =
-            moved / (self.plan.device.memory_bytes_per_second * pass.kernel_seconds).max(1e-9);
+        pass.memory_share = self.plan.device.memory_share(moved, pass.kernel_seconds);
         Ok(Some(self.pass))
     }
 }
