@@ -341,6 +341,27 @@ fn target_major_orders_are_derived_where_they_are_asked_for_and_fit() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("`tiled` stores only"));
 }
 
+/// The plan knows what the values of every chunk are, also of those that it does not sample: with what it says, all is sorted.
+#[test]
+fn orders_have_room_for_the_values_of_every_chunk() {
+    let Some(gpu) = gpu() else { return };
+    let mut tensor = Tensor::random(&[60, 17_000, 50], 120_000, 5, values::fraction);
+    for (index, value) in tensor.indices.chunks_exact(3).zip(&mut tensor.values) {
+        // The largest mode's highest bit is the linear index's: all but the store's last chunk hold integers.
+        if index[1] < 1 << 14 {
+            *value = (index[0] % 5).into();
+        }
+    }
+    let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let args = ["--deterministic", "--rank", "4", "--modes", "all", "--streams", "1"];
+    let output = place.blco_run(&[&args[..], &["--plan", "--json"]].concat(), &[]);
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(plan["plan"]["chunks"].as_u64().unwrap() > 6, "{plan}");
+    let memory = plan["device"]["memory_bytes"].to_string();
+    place.succeeds(&[&args[..3], &args[5..], &["--device-memory", &memory]].concat(), &[]);
+    place.agrees::<f64>(4, "values of every chunk");
+}
+
 /// Device memory in bytes with which what `--device-order host` sorts at once in all other memory takes several groups of chunks.
 fn for_several_groups(place: &Place, args: &[&str]) -> u64 {
     let output = place.blco_run(&[args, &["--plan", "--json"]].concat(), &[]);

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
 use crate::store::{Format, Manifest, Store};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,8 +76,19 @@ pub struct Operation<'a> {
 pub(super) struct Sample {
     /// Distinct rows of each mode in a group of tiles, for each nonzero.
     pub rows_per_nonzero: Vec<f64>,
-    /// Value encodings of the chunks that were read.
-    pub encodings: Vec<ValueEncoding>,
+}
+
+/// How the values of all chunks are encoded together in other orders: by each chunk's header, since chunks differ.
+pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncoding> {
+    let manifest = store.manifest();
+    let encoding = |number| {
+        let code = store.read_header(number)?.value_encoding;
+        ValueEncoding::from_code(code).ok_or_else(|| {
+            Error::corrupt(store.chunk_path(number), format!("corrupt: value encoding {code}"))
+        })
+    };
+    let encodings = (0..manifest.chunks.len()).map(encoding).collect::<Result<BTreeSet<_>>>()?;
+    Ok(super::order::value_encoding(manifest, precision, encodings))
 }
 
 /// Tiles that a thread block takes together.
@@ -92,19 +104,18 @@ impl Sample {
     pub fn new(store: &Store) -> Result<Self> {
         let manifest = store.manifest();
         let order = manifest.shape.order();
-        let mut sample = Self { rows_per_nonzero: vec![0.0; order], encodings: Vec::new() };
+        let mut sample = Self { rows_per_nonzero: vec![0.0; order] };
         let (mut rows, mut nnz) = (vec![0; order], 0);
         let decoder = Decoder::new(&manifest.shape, &manifest.format);
         let mut scratch = store.scratch()?;
         for number in sampled(manifest.chunks.len()) {
-            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && !sample.encodings.is_empty() {
+            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && nnz > 0 {
                 continue;
             }
             let mut buffer = store.sys().page_buf(store.chunk_buffer_bytes(number))?;
             let (header, _) = store.load(number, &mut buffer, &mut scratch)?;
             let image = &buffer[..header.image_bytes as usize];
             let view = ChunkView::open(&decoder, &header, image, store.chunk_path(number))?;
-            sample.encodings.push(view.value_encoding());
             nnz += count(&view, order, &mut rows)?;
         }
         if nnz > 0 {
@@ -286,8 +297,7 @@ pub(super) fn choose(
 ) -> Result<Vec<ModeOrder>> {
     let manifest = store.manifest();
     let rates = Rates::of(facts);
-    let encodings = || sample.encodings.iter().copied();
-    let values = super::order::value_encoding(manifest, operation.precision, encodings());
+    let values = values(store, operation.precision)?;
     let mut orders = Vec::with_capacity(operation.modes.len());
     let mut left = room;
     let sorted_bytes = (operation.sorted_bytes)(manifest.nnz, operation.rank);
@@ -393,7 +403,7 @@ mod tests {
             sorted_bytes: |_, _| 0,
             alternating,
         };
-        let sample = Sample { rows_per_nonzero: vec![0.1; 3], encodings: Vec::new() };
+        let sample = Sample { rows_per_nonzero: vec![0.1; 3] };
         rates.of_mode(&manifest(), &operation, &sample, 0)
     }
 

@@ -69,7 +69,7 @@ pub struct DevicePlan {
     pub deterministic: bool,
     /// What orders in host memory take, where modes are served so.
     pub host_orders: Option<HostOrdersPlan>,
-    /// Bytes that orders take which are derived, while the last of them is made too, as far as a sample tells.
+    /// Bytes that orders take at most which are derived, while the last of them is made too.
     pub derived_bytes: u64,
     /// Bytes that they may take.
     pub order_room_bytes: u64,
