@@ -151,9 +151,13 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         let mut lanes = Lanes::new(device, &plan, &mut notes)?;
         // Where there is no memory for it, chunks stay there instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
-        let resident = make_resident(device, store, &mut plan, op.tiles_per_block(false), &mut notes)?;
+        let tiles = op.tiles_per_block(false);
+        let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
+            // Not all chunks stay, after all: lanes come first, and chunks get what these leave.
+            drop((lanes, resident));
             lanes = Lanes::new(device, &plan, &mut notes)?;
+            resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         }
         plan.check_sorted(store)?;
         plan.lanes = lanes.all.len();
