@@ -572,6 +572,29 @@ fn every_failing_call_ends(failing: &Failing) {
     assert!(failed > 60, "{failed} calls failed");
 }
 
+/// A kernel that does not start leaves what was started before it at work: it ends before what it uses goes.
+#[test]
+fn every_failing_launch_ends_a_run_with_its_error() {
+    let Some(gpu) = mock() else { return };
+    for failing in [
+        Failing::partly_resident(gpu.clone()),
+        Failing::sorted(gpu.clone()),
+        Failing::kept(gpu.clone()),
+        Failing::trees(gpu.clone()),
+        Failing::ttv(gpu),
+    ] {
+        let launches = failing.count("launches");
+        assert!(launches > 5, "{launches} launches");
+        for nth in selection(launches) {
+            let (status, text, account) = failing.run(nth, "701");
+            assert_eq!((status, &account["failed"][..]), (Some(2), "cuLaunchKernel"), "launch {nth}: {text}");
+            assert!(text.contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), "launch {nth}: {text}");
+            assert_eq!(text.lines().count(), 1, "launch {nth}: {text}");
+            assert!(!failing.place.path("out").exists(), "launch {nth}: results are there");
+        }
+    }
+}
+
 #[test]
 fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     let Some(gpu) = mock() else { return };
