@@ -23,7 +23,7 @@ pub struct Chunk {
     pub image: u64,
     /// The first of its thread blocks, where a launch has one target.
     pub first_block: u32,
-    /// Its number in the store.
+    /// Its number in the store; images of sorted nonzeros are counted behind the store's chunks.
     pub number: u32,
 }
 

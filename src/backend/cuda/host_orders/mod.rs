@@ -206,14 +206,15 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
             }
             let part = &mut self.parts[p];
             let Some(HostOrder { images }) = &mut part.kept else { continue };
-            for (number, image) in images.iter_mut().enumerate() {
+            for (image_number, image) in images.iter_mut().enumerate() {
+                let number = self.store.manifest().chunks.len() + image_number;
                 let (at, copied) = self.lanes.start(&mut self.clock, number)?;
                 let lane = &mut self.lanes.all[at];
                 let (Some(buffer), Some(memory)) = (image.buffer.take(), &lane.memory) else {
                     return Err(Error::request("an earlier pass failed; open the store again"));
                 };
                 let upload = lane.copy.upload(buffer, image.bytes, memory, 0, &copied)?;
-                self.lent.push_back((upload, p, number));
+                self.lent.push_back((upload, p, image_number));
                 self.pass.copied_chunks += 1;
                 self.pass.copied_bytes += image.bytes as u64;
                 let one = Chunk {
