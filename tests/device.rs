@@ -163,7 +163,9 @@ impl Tally {
     fn kernels(&self, device: &Device, precision: Precision, order: usize) -> Source {
         let (compile, cache) = (self.runs.is_multiple_of(2).then_some(false), self.cache.clone());
         let mut variant = None;
-        if self.runs % 16 == 3 && Nvrtc::find(device.facts.driver_version, None).is_ok() {
+        if self.runs % 16 == 3
+            && Nvrtc::find(device.facts.driver_version, device.facts.capability, None).is_ok()
+        {
             let mut of_turn: Vec<Variant> = VARIANTS.iter().map(|name| name.parse().unwrap()).collect();
             of_turn.rotate_left(self.runs / 16 % VARIANTS.len());
             variant = of_turn.into_iter().find(|v| v.suits(precision, order).is_ok());
