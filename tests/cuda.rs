@@ -620,6 +620,7 @@ fn every_failing_allocation(failing: &Failing) {
             assert!(text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "allocation {nth}: {text}");
             let (lacks, other) = memories_of(&account);
             assert!(text.contains(lacks) && !text.contains(other), "allocation {nth}: {text}");
+            assert!(text.contains("lower --") && text.lines().count() == 1, "allocation {nth}: {text}");
             assert!(!failing.place.path("out").exists(), "allocation {nth}: results are there");
             ended += 1;
         }
@@ -703,12 +704,11 @@ fn orders_that_are_given_up_leave_a_plan_that_holds() {
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
             does_what_its_plan_says(&report, &what);
             let plan = &report["device"];
-            match plan["host_orders"]["with_chunks"].as_bool() {
-                Some(chunks) => some += u32::from(chunks),
-                None => {
-                    assert!(plan["resident_chunks"].as_u64().unwrap() > 0, "{what}: {report}");
-                    none += 1;
-                }
+            if let Some(chunks) = plan["host_orders"]["with_chunks"].as_bool() {
+                some += u32::from(chunks);
+            } else {
+                assert!(plan["resident_chunks"].as_u64().unwrap() > 0, "{what}: {report}");
+                none += 1;
             }
         }
     }

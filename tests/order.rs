@@ -320,9 +320,9 @@ fn damaged_image(
     let mut damaged = device.memory(size_of_val(&words[..])).unwrap();
     damaged.write(&words).unwrap();
     let (mut chunks, blocks) = derived.chunks(op.tiles_per_block(true), first);
-    chunks
-        .iter_mut()
-        .for_each(|chunk| chunk.image = chunk.image - derived.memory().address() + damaged.address());
+    for chunk in &mut chunks {
+        chunk.image = chunk.image - derived.memory().address() + damaged.address();
+    }
     let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
     list.write(&chunks).unwrap();
     let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());

@@ -27,15 +27,22 @@ const CAPABILITY_MIN: (u32, u32) = (7, 0);
 /// Turns a driver's error into ours.
 fn failed(action: &'static str) -> impl FnOnce(DriverError) -> Error {
     move |e| {
-        let text = |s: std::result::Result<&CStr, DriverError>| {
-            s.map_or_else(|_| String::from("unknown"), |s| s.to_string_lossy().into_owned())
+        let out_of_memory = e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let remedy = if out_of_memory {
+            ": less is free than was planned; run again, or with a lower --device-memory"
+        } else {
+            ""
         };
-        Error::Device {
-            action,
-            what: format!("{} ({})", text(e.error_name()), text(e.error_string())),
-            out_of_memory: e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-        }
+        Error::Device { action, what: words(e) + remedy, out_of_memory }
     }
+}
+
+/// The driver's words.
+fn words(e: DriverError) -> String {
+    let text = |s: std::result::Result<&CStr, DriverError>| {
+        s.map_or_else(|_| String::from("unknown"), |s| s.to_string_lossy().into_owned())
+    };
+    format!("{} ({})", text(e.error_name()), text(e.error_string()))
 }
 
 /// A GPU with its context. Everything made on it holds it.

@@ -1,6 +1,6 @@
 //! Copies between pinned host memory and the device.
 
-use super::{Device, Event, Memory, Stream, failed};
+use super::{Device, Event, Memory, Stream, failed, words};
 use crate::error::{Error, Result};
 use crate::sys::{PageBuf, Sys};
 use cudarc::driver::{DriverError, result, sys};
@@ -37,13 +37,12 @@ impl Device {
 
 /// The memory that is short where pinning fails is the host's.
 fn not_pinned(e: DriverError) -> Error {
-    match failed("pin a host buffer")(e) {
-        Error::Device { action, what, out_of_memory: true } => {
-            let what = format!("{what}: the host lets no more be pinned; lower --memory or --workers");
-            Error::Resource { action, source: io::Error::new(io::ErrorKind::OutOfMemory, what) }
-        }
-        other => other,
+    const ACTION: &str = "pin a host buffer";
+    if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return failed(ACTION)(e);
     }
+    let what = format!("{}: the host lets no more be pinned; lower --memory or --workers", words(e));
+    Error::Resource { action: ACTION, source: io::Error::new(io::ErrorKind::OutOfMemory, what) }
 }
 
 /// A pinned host buffer.
