@@ -261,7 +261,8 @@ fn every_failing_launch_ends_a_run_with_its_error() {
         assert_eq!(status, Some(0), "{said}");
         let launches: u64 = account.remove("launches").unwrap().parse().unwrap();
         assert!(launches > 10, "{launches} launches");
-        for nth in 1..=launches {
+        // The second start does the same again.
+        for nth in 1..=launches.div_ceil(2) {
             let (status, said, account) = run(nth);
             assert_eq!((status, said.lines().count()), (Some(2), 1), "launch {nth}: {said}");
             assert_eq!(account["failed"], "cuLaunchKernel", "launch {nth}: {said}");

@@ -1,5 +1,5 @@
-//! What the kernels and the engine agree on: kernels/abi.h in Rust. Sizes are asserted on both sides; a test holds the names and offsets of
-//! all fields, and the constants, against the header's text.
+//! What the kernels and the engine agree on: kernels/abi.h in Rust. Sizes are asserted on both sides; a test holds the
+//! names and offsets of all fields, and the constants, against the header's text.
 
 use crate::encoding::TILE_NNZ;
 use crate::shape::ORDER_MAX;

@@ -276,8 +276,8 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     }
 }
 
-/// The error of a number out of range in chunk `number` of a store of so many; from there on, in an image of sorted nonzeros. Chunks are
-/// verified before any image is made of them.
+/// The error of a number out of range in chunk `number` of a store of so many; from there on, in an image of sorted
+/// nonzeros. Chunks are verified before any image is made of them.
 fn out_of_range(directory: &Path, chunks: usize, number: u32) -> Error {
     let Some(image) = (number as usize).checked_sub(chunks) else {
         let path = Store::chunk_path_in(directory, number as usize);

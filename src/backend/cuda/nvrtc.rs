@@ -87,7 +87,8 @@ impl Functions {
     }
 }
 
-/// Whether a device of that compute capability is among the `supported`; the error says for which it would have to compile, and what to do.
+/// Whether a device of that compute capability is among the `supported`; the error says for which it would have to
+/// compile, and what to do.
 fn serves((major, minor): (u32, u32), supported: &[c_int]) -> Result<(), String> {
     let wanted = c_int::try_from(10 * major + minor).unwrap_or(c_int::MAX);
     if supported.is_empty() || supported.contains(&wanted) {
