@@ -235,6 +235,43 @@ fn account(place: &Place, when: &str) -> HashMap<String, String> {
     account
 }
 
+/// A kernel that does not start leaves what was started before it at work: it ends before what it uses goes.
+#[test]
+fn every_failing_launch_ends_a_run_with_its_error() {
+    if mock().is_none() {
+        return eprintln!("skipped: BLCO_MOCK_CUDA does not name the mock driver; tools/test.sh builds it");
+    }
+    for (rank, more) in [(4, "--streams 2 --device-order store"), (70, "--streams 2 --nonneg")] {
+        let place = Place::new(&["--backend", "cuda"], "40,60,30", "9000");
+        let more = format!("{more} --rank {rank} --max-iters 1");
+        let run = |nth: u64| {
+            place.reset();
+            let mut command = place.command("");
+            command
+                .args(more.split(' '))
+                .env("BLCO_MOCK_LOG", place.path("log"))
+                .env("BLCO_MOCK_SLOW", "100");
+            command.env("BLCO_MOCK_FAIL", nth.to_string()).env("BLCO_MOCK_ERROR", "701");
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let account = account(&place, &said);
+            (output.status.code(), said, account)
+        };
+        let (status, said, mut account) = run(0);
+        assert_eq!(status, Some(0), "{said}");
+        let launches: u64 = account.remove("launches").unwrap().parse().unwrap();
+        assert!(launches > 10, "{launches} launches");
+        // The second start does the same again.
+        for nth in 1..=launches.div_ceil(2) {
+            let (status, said, account) = run(nth);
+            assert_eq!((status, said.lines().count()), (Some(2), 1), "launch {nth}: {said}");
+            assert_eq!(account["failed"], "cuLaunchKernel", "launch {nth}: {said}");
+            assert!(said.contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), "launch {nth}: {said}");
+            place.is_clean(&said);
+        }
+    }
+}
+
 /// Chunks streamed and partly resident, or all sorted; linear updates and HALS, in one kernel and in three.
 #[test]
 fn every_failing_driver_call_ends_a_run_with_its_error() {

@@ -341,6 +341,27 @@ fn target_major_orders_are_derived_where_they_are_asked_for_and_fit() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("`tiled` stores only"));
 }
 
+/// The plan knows what the values of every chunk are, also of those that it does not sample: with what it says, all is sorted.
+#[test]
+fn orders_have_room_for_the_values_of_every_chunk() {
+    let Some(gpu) = gpu() else { return };
+    let mut tensor = Tensor::random(&[60, 17_000, 50], 120_000, 5, values::fraction);
+    for (index, value) in tensor.indices.chunks_exact(3).zip(&mut tensor.values) {
+        // The largest mode's highest bit is the linear index's: all but the store's last chunk hold integers.
+        if index[1] < 1 << 14 {
+            *value = (index[0] % 5).into();
+        }
+    }
+    let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let args = ["--deterministic", "--rank", "4", "--modes", "all", "--streams", "1"];
+    let output = place.blco_run(&[&args[..], &["--plan", "--json"]].concat(), &[]);
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(plan["plan"]["chunks"].as_u64().unwrap() > 6, "{plan}");
+    let memory = plan["device"]["memory_bytes"].to_string();
+    place.succeeds(&[&args[..3], &args[5..], &["--device-memory", &memory]].concat(), &[]);
+    place.agrees::<f64>(4, "values of every chunk");
+}
+
 /// Device memory in bytes with which what `--device-order host` sorts at once in all other memory takes several groups of chunks.
 fn for_several_groups(place: &Place, args: &[&str]) -> u64 {
     let output = place.blco_run(&[args, &["--plan", "--json"]].concat(), &[]);
@@ -551,6 +572,29 @@ fn every_failing_call_ends(failing: &Failing) {
     assert!(failed > 60, "{failed} calls failed");
 }
 
+/// A kernel that does not start leaves what was started before it at work: it ends before what it uses goes.
+#[test]
+fn every_failing_launch_ends_a_run_with_its_error() {
+    let Some(gpu) = mock() else { return };
+    for failing in [
+        Failing::partly_resident(gpu.clone()),
+        Failing::sorted(gpu.clone()),
+        Failing::kept(gpu.clone()),
+        Failing::trees(gpu.clone()),
+        Failing::ttv(gpu),
+    ] {
+        let launches = failing.count("launches");
+        assert!(launches > 5, "{launches} launches");
+        for nth in selection(launches) {
+            let (status, text, account) = failing.run(nth, "701");
+            assert_eq!((status, &account["failed"][..]), (Some(2), "cuLaunchKernel"), "launch {nth}: {text}");
+            assert!(text.contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), "launch {nth}: {text}");
+            assert_eq!(text.lines().count(), 1, "launch {nth}: {text}");
+            assert!(!failing.place.path("out").exists(), "launch {nth}: results are there");
+        }
+    }
+}
+
 #[test]
 fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     let Some(gpu) = mock() else { return };
@@ -574,11 +618,23 @@ fn every_failing_allocation(failing: &Failing) {
         } else {
             assert_eq!(status, Some(2), "allocation {nth}: {text}");
             assert!(text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "allocation {nth}: {text}");
+            let (lacks, other) = memories_of(&account);
+            assert!(text.contains(lacks) && !text.contains(other), "allocation {nth}: {text}");
+            assert!(text.contains("lower --") && text.lines().count() == 1, "allocation {nth}: {text}");
             assert!(!failing.place.path("out").exists(), "allocation {nth}: results are there");
             ended += 1;
         }
     }
     assert!(smaller > 0 && ended > 0, "{smaller} runs with less memory, {ended} ended");
+}
+
+/// Which memory was short where an allocation has failed, as it is to be told, and which was not.
+fn memories_of(account: &HashMap<String, String>) -> (&'static str, &'static str) {
+    match &account["failed"][..] {
+        "cuMemAlloc_v2" => ("device", "host"),
+        "cuMemHostRegister_v2" => ("host", "device"),
+        other => panic!("{other} allocates"),
+    }
 }
 
 #[test]
@@ -598,18 +654,65 @@ fn told_of_less_memory(failing: &Failing) {
         let nth = nth.to_string();
         let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", "2"), ("BLCO_MOCK_SLOW", "0")];
         let output = failing.place.blco_run(&[&args[..], &["--json"]].concat(), &env);
-        failing.place.account();
+        let account = failing.place.account();
         if output.status.success() {
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-            let notes = report["notes"].as_array().unwrap();
-            assert!(
-                notes.iter().any(|n| n.as_str().unwrap().contains("memory")),
-                "allocation {nth}: {report}"
-            );
+            let notes = report["notes"].to_string();
+            let (lacks, other) = memories_of(&account);
+            assert!(notes.contains("memory") && notes.contains(lacks), "allocation {nth}: {report}");
+            assert!(!notes.contains(other), "allocation {nth}: {report}");
+            does_what_its_plan_says(&report, &format!("allocation {nth}"));
             told += 1;
         }
     }
     assert!(told > 0, "no run went on with less memory");
+}
+
+/// The last pass of a run of MTTKRP with several of them: what stays on the device, and what crosses the link.
+fn does_what_its_plan_says(report: &serde_json::Value, what: &str) {
+    let (plan, passes) = (&report["device"], report["passes"].as_array().unwrap());
+    let Some(orders) = plan["orders"].as_array() else { return };
+    let last = &passes.last().unwrap()["device"];
+    let from_host = orders.iter().filter(|order| order["in_host_memory"] == true).count();
+    assert_eq!(plan["host_orders"].is_object(), from_host > 0, "{what}: {plan}");
+    assert_eq!(last["resident_chunks"], plan["resident_chunks"], "{what}: {report}");
+    let (copied, planned) =
+        (last["copied_bytes"].as_u64().unwrap(), plan["later_pass_bytes"].as_u64().unwrap());
+    if from_host > 0 {
+        assert_eq!(plan["host_orders"]["with_chunks"], from_host < orders.len(), "{what}: {plan}");
+        assert!(copied <= planned && planned < 2 * copied, "{what}: {report}");
+    } else {
+        assert_eq!(copied, planned, "{what}: {report}");
+    }
+}
+
+/// Whichever allocation fails, passes do what the plan says that is left. Without any order in host memory, chunks stay on the device.
+#[test]
+fn orders_that_are_given_up_leave_a_plan_that_holds() {
+    let Some(gpu) = mock() else { return };
+    let failing = Failing::kept(gpu);
+    let args: Vec<&str> = failing.args.iter().map(String::as_str).collect();
+    let (mut some, mut none) = (0, 0);
+    for (modes, nth) in
+        ["all", "2"].into_iter().flat_map(|m| (1..=failing.count("allocations")).map(move |n| (m, n)))
+    {
+        let (what, nth) = (format!("modes {modes}, allocation {nth}"), nth.to_string());
+        let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", "2"), ("BLCO_MOCK_SLOW", "0")];
+        let output = failing.place.blco_run(&[&args[..], &["--modes", modes, "--json"]].concat(), &env);
+        failing.place.account();
+        if output.status.success() {
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            does_what_its_plan_says(&report, &what);
+            let plan = &report["device"];
+            if let Some(chunks) = plan["host_orders"]["with_chunks"].as_bool() {
+                some += u32::from(chunks);
+            } else {
+                assert!(plan["resident_chunks"].as_u64().unwrap() > 0, "{what}: {report}");
+                none += 1;
+            }
+        }
+    }
+    assert!(some > 0 && none > 0, "{some} runs without some orders, {none} without any");
 }
 
 #[test]

@@ -272,10 +272,11 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
             let oracle = oracle::mttkrp(&mut &tensor, &factors, &[0, 1, 2]).unwrap();
             let embedded = Source { compile: Some(false), ..Source::default() };
             let mut op = DeviceMttkrp::new(device, &store, &factors, &[0, 1, 2], &embedded).unwrap();
+            let first = u32::try_from(store.manifest().chunks.len()).unwrap();
             for mode in 0..3 {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
                 let derived = derive(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
-                let (chunks, blocks) = derived.chunks(op.tiles_per_block(true));
+                let (chunks, blocks) = derived.chunks(op.tiles_per_block(true), first);
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
@@ -295,8 +296,41 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
                 let comparison = expected.compare(result, 3, SHARE);
                 assert!(comparison.holds, "mode {mode}: {:.2} of the bound", comparison.worst);
             }
+            let plan = resident.plan(device, &store, 0, Precision::F32, 2048);
+            let derived = derive(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+            assert_eq!(damaged_image(device, &mut op, &derived, &stream, first), Some(first + 1));
         }
     });
+}
+
+/// The number that is told of the second image of the first mode's order, where it is damaged.
+fn damaged_image(
+    device: &Arc<Device>,
+    op: &mut DeviceMttkrp<f32>,
+    derived: &Derived,
+    stream: &Stream,
+    first: u32,
+) -> Option<u32> {
+    let mut words = vec![0u64; usize::try_from(derived.bytes / 8).unwrap()];
+    derived.memory().read(&mut words).unwrap();
+    let at = usize::try_from(derived.images[1].address - derived.memory().address()).unwrap();
+    let image = &mut bytemuck::cast_slice_mut::<_, u8>(&mut words)[at..];
+    let columns = ChunkHeader::decode(image, Path::new("image")).unwrap().section(SectionKind::Columns);
+    image[columns.unwrap()].fill(0xff);
+    let mut damaged = device.memory(size_of_val(&words[..])).unwrap();
+    damaged.write(&words).unwrap();
+    let (mut chunks, blocks) = derived.chunks(op.tiles_per_block(true), first);
+    for chunk in &mut chunks {
+        chunk.image = chunk.image - derived.memory().address() + damaged.address();
+    }
+    let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
+    list.write(&chunks).unwrap();
+    let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
+    op.begin(0, Some(&derived.empty), stream).unwrap();
+    let work = Work { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted };
+    op.launch(&[0], stream, &work).unwrap();
+    stream.synchronize().unwrap();
+    op.damaged_chunk().unwrap()
 }
 
 #[test]

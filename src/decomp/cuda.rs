@@ -97,6 +97,20 @@ impl Dense {
             }
         }
         (arguments.matrix, arguments.partials) = (self.matrix.address(), self.partials.address());
+        // What kernels use goes where an update fails: they end before, also where one of them has not started.
+        let started = self.start(arguments);
+        let ended = self.stream.synchronize();
+        started?;
+        ended?;
+        let mut moments = vec![0.0; numbers(rank)];
+        self.partials.read(&mut moments)?;
+        let inner = moments.split_off(rank * rank);
+        Ok(Moments { gram: moments, inner })
+    }
+
+    /// Starts the kernels of an update.
+    fn start(&self, mut arguments: DenseArgs) -> Result<()> {
+        let rank = arguments.rank as usize;
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         let threads = u64::from(DENSE_THREADS);
         let reduce = match &self.kernels {
@@ -118,12 +132,7 @@ impl Dense {
             }
         };
         let blocks = narrow((numbers(rank) as u64).div_ceil(threads));
-        self.stream.launch(reduce, blocks, DENSE_THREADS, &arguments)?;
-        self.stream.synchronize()?;
-        let mut moments = vec![0.0; numbers(rank)];
-        self.partials.read(&mut moments)?;
-        let inner = moments.split_off(rank * rank);
-        Ok(Moments { gram: moments, inner })
+        self.stream.launch(reduce, blocks, DENSE_THREADS, &arguments)
     }
 }
 

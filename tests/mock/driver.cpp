@@ -7,7 +7,8 @@
 // that are not there.
 //
 //   BLCO_MOCK_FAIL=K     the K-th call fails, from 1 on; every later call too, but for frees and destroys
-//   BLCO_MOCK_ERROR=N    with error N [default: 700]; 2, out of memory: the K-th allocation fails, nothing else
+//   BLCO_MOCK_ERROR=N    with error N [default: 700]; 2, out of memory: the K-th allocation fails, 701, out of resources:
+//                        the K-th launch, nothing else
 //   BLCO_MOCK_MEMORY=N   bytes of device memory [default: 2^30]
 //   BLCO_MOCK_SEED=N     of the delays
 //   BLCO_MOCK_SLOW=US    mean delay in microseconds [default: 20]
@@ -102,7 +103,7 @@ struct Driver {
     const u64 slow = setting("BLCO_MOCK_SLOW", 20), devices = setting("BLCO_MOCK_DEVICES", 1);
     bool initialized = false;
     volatile bool dead = false;
-    u64 calls = 0, allocations = 0, streams_made = 0, device_bytes = 0, peak = 0;
+    u64 calls = 0, allocations = 0, launches_asked = 0, streams_made = 0, device_bytes = 0, peak = 0;
     u64 pinned_bytes = 0, registered_bytes = 0;
     std::atomic<u64> blocks{0}, kernel_us{0}, launches{0}, copied{0};
     std::string failed = "-";
@@ -132,7 +133,7 @@ __thread u64 current_plus_one = 1;
 
 char context_marker;
 
-enum Kind { PLAIN, NO_CONTEXT, ALLOCATES, RELEASES };
+enum Kind { PLAIN, NO_CONTEXT, ALLOCATES, LAUNCHES, RELEASES };
 
 // Entry into a driver function: counts it, and says whether it fails. Holds the lock.
 struct Call {
@@ -146,11 +147,15 @@ struct Call {
         Driver& d = driver();
         ++d.calls;
         if (kind == ALLOCATES) ++d.allocations;
-        const bool memory_only = d.error == OUT_OF_MEMORY;
-        if (d.fail && (memory_only ? kind == ALLOCATES && d.allocations == d.fail : d.calls == d.fail)) {
+        if (kind == LAUNCHES) ++d.launches_asked;
+        const bool memory_only = d.error == OUT_OF_MEMORY, launch_only = d.error == LAUNCH_OUT_OF_RESOURCES;
+        const bool fails = memory_only ? kind == ALLOCATES && d.allocations == d.fail
+            : launch_only              ? kind == LAUNCHES && d.launches_asked == d.fail
+                                       : d.calls == d.fail;
+        if (d.fail && fails) {
             d.failed = name;
             error = (int)d.error;
-            if (!memory_only) die();
+            if (!memory_only && !launch_only) die();
         } else if (d.dead && kind != RELEASES) {
             error = (int)d.error;
         } else if (kind != NO_CONTEXT && !d.initialized) {
@@ -935,7 +940,7 @@ int cuMemsetD32Async(u64 to, unsigned value, size_t count, void* handle)
 int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared_bytes, void* handle, void** parameters, void** extra)
 {
-    ENTER(PLAIN);
+    ENTER(LAUNCHES);
     const void* module = nullptr;
     const mock::Kernel* kernel = kernel_of(__func__, function, &module);
     auto stream = stream_of(__func__, handle);

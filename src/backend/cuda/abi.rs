@@ -1,4 +1,5 @@
-//! What the kernels and the engine agree on: kernels/abi.h in Rust.
+//! What the kernels and the engine agree on: kernels/abi.h in Rust. Sizes are asserted on both sides; a test holds the
+//! names and offsets of all fields, and the constants, against the header's text.
 
 use crate::encoding::TILE_NNZ;
 use crate::shape::ORDER_MAX;
@@ -23,7 +24,7 @@ pub struct Chunk {
     pub image: u64,
     /// The first of its thread blocks, where a launch has one target.
     pub first_block: u32,
-    /// Its number in the store.
+    /// Its number in the store; images of sorted nonzeros are counted behind the store's chunks.
     pub number: u32,
 }
 
@@ -320,3 +321,126 @@ const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 392
 /// Nonzeros of a tile.
 pub const TILE: u32 = 512;
 const _: () = assert!(TILE_NNZ == TILE as usize);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::mem::offset_of;
+
+    const HEADER: &str = include_str!("../../../kernels/abi.h");
+
+    /// A struct's name, fields with their offsets, and bytes.
+    type Layout = (String, Vec<(String, usize)>, usize);
+
+    macro_rules! layouts {
+        ($($of:ident { $($field:ident),* })*) => {
+            [$({
+                // No field is left out.
+                let $of { $($field: _),* } = $of::zeroed();
+                let fields = vec![$((stringify!($field).to_owned(), offset_of!($of, $field))),*];
+                (stringify!($of).to_owned(), fields, size_of::<$of>())
+            }),*]
+        };
+    }
+
+    /// As this file has them.
+    fn in_rust() -> Vec<Layout> {
+        let all = layouts! {
+            Chunk { image, first_block, number }
+            Target { sums, mode, copies }
+            MttkrpArgs {
+                factors, targets, fault, chunks, one, chunk_count, order, rank, target_count, dims, block_bits, key_bits,
+                key_modes, add, end_rows, end_sums
+            }
+            JoinArgs { rows, sums, end_rows, end_sums, result, count, rank, add, unused }
+            ClearArgs { empty, result, rows, rank }
+            OrderTile { record, columns, values, value_encoding, entries, number, unused }
+            OrderArgs {
+                chunks, tiles, rows, positions, records, offsets, images, fault, empty, chunk_count, nnz, order, mode,
+                image_tiles, value_encoding
+            }
+            SortArgs { rows_in, positions_in, rows_out, positions_out, counts, totals, nnz, shift, bits, unused }
+            ScanArgs { numbers, totals, count, row }
+            DenseArgs { sums, factor, matrix, scales, partials, rows, copies, rank, slabs, rounded }
+            TtvArgs {
+                image, vector, sums, parts, owners, carry_in, carry_out, fault, number, order, end, carried
+            }
+            ExpandArgs { tree, image, fault, number, order, tiles_at, columns_at, values_at, unused }
+        };
+        all.into()
+    }
+
+    /// The header's macros that are numbers.
+    fn defines(header: &str) -> BTreeMap<&str, usize> {
+        let lines = header.lines().filter_map(|line| line.strip_prefix("#define ")?.split_once(' '));
+        lines.filter_map(|(name, number)| Some((name, number.trim().parse().ok()?))).collect()
+    }
+
+    /// The header's structs as C lays them out: each field at the next multiple of its alignment.
+    fn in_c(header: &str) -> Vec<Layout> {
+        let numbers = defines(header);
+        let mut known: Vec<(Layout, usize)> = Vec::new();
+        let mut lines = header.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
+        while let Some(line) = lines.next() {
+            let Some(name) = line.strip_prefix("struct ").and_then(|line| line.strip_suffix(" {")) else {
+                continue;
+            };
+            let (mut fields, mut at, mut widest) = (Vec::new(), 0usize, 1);
+            for line in lines.by_ref().take_while(|&line| line != "};").filter(|line| !line.is_empty()) {
+                let (of, field) = line.strip_suffix(';').and_then(|line| line.rsplit_once(' ')).unwrap();
+                let (bytes, align) = match of {
+                    "u8" => (1, 1),
+                    "u32" => (4, 4),
+                    "u64" => (8, 8),
+                    other => {
+                        let other = other.strip_prefix("struct ").unwrap();
+                        let found = known.iter().find(|((name, ..), _)| name == other).unwrap();
+                        (found.0.2, found.1)
+                    }
+                };
+                let (field, count) = match field.strip_suffix(']').and_then(|field| field.split_once('[')) {
+                    None => (field, 1),
+                    Some((field, count)) => (field, count.parse().unwrap_or_else(|_| numbers[count])),
+                };
+                at = at.next_multiple_of(align);
+                fields.push((field.to_owned(), at));
+                (at, widest) = (at + count * bytes, widest.max(align));
+            }
+            known.push(((name.to_owned(), fields, at.next_multiple_of(widest)), widest));
+        }
+        known.into_iter().map(|(layout, _)| layout).collect()
+    }
+
+    #[test]
+    fn structs_are_laid_out_as_in_c() {
+        let of_c = in_c(HEADER);
+        assert_eq!(of_c, in_rust());
+        // What is read of the text decides.
+        let swapped = HEADER
+            .replace("    u32 first_block;\n    u32 number;\n", "    u32 number;\n    u32 first_block;\n");
+        assert_ne!(in_c(&swapped), of_c);
+    }
+
+    #[test]
+    fn constants_are_those_of_c() {
+        let ours = [
+            ("BLCO_ORDER_MAX", ORDER_MAX),
+            ("BLCO_TILE_NNZ", TILE_NNZ),
+            ("BLCO_TILE_THREADS", TILE_THREADS as usize),
+            ("BLCO_SHARE", SHARE as usize),
+            ("BLCO_SORTED_TILES", SORTED_TILES as usize),
+            ("BLCO_ROW_THREADS", ROW_THREADS as usize),
+            ("BLCO_JOIN", JOIN as usize),
+            ("BLCO_SORT_THREADS", SORT_THREADS as usize),
+            ("BLCO_SORT_PORTION", SORT_PORTION as usize),
+            ("BLCO_DIGIT_BITS", DIGIT_BITS as usize),
+            ("BLCO_DENSE_THREADS", DENSE_THREADS as usize),
+            ("BLCO_DENSE_TILE", DENSE_TILE as usize),
+            ("BLCO_DENSE_HALS", DENSE_HALS as usize),
+            ("BLCO_TTV_THREADS", TTV_THREADS as usize),
+            ("BLCO_TTV_SEGMENT", TTV_SEGMENT as usize),
+        ];
+        assert_eq!(defines(HEADER), BTreeMap::from(ours));
+    }
+}

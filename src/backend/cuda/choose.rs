@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
 use crate::store::{Format, Manifest, Store};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,8 +76,19 @@ pub struct Operation<'a> {
 pub(super) struct Sample {
     /// Distinct rows of each mode in a group of tiles, for each nonzero.
     pub rows_per_nonzero: Vec<f64>,
-    /// Value encodings of the chunks that were read.
-    pub encodings: Vec<ValueEncoding>,
+}
+
+/// How the values of all chunks are encoded together in other orders: by each chunk's header, since chunks differ.
+pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncoding> {
+    let manifest = store.manifest();
+    let encoding = |number| {
+        let code = store.read_header(number)?.value_encoding;
+        ValueEncoding::from_code(code).ok_or_else(|| {
+            Error::corrupt(store.chunk_path(number), format!("corrupt: value encoding {code}"))
+        })
+    };
+    let encodings = (0..manifest.chunks.len()).map(encoding).collect::<Result<BTreeSet<_>>>()?;
+    Ok(super::order::value_encoding(manifest, precision, encodings))
 }
 
 /// Tiles that a thread block takes together.
@@ -92,19 +104,18 @@ impl Sample {
     pub fn new(store: &Store) -> Result<Self> {
         let manifest = store.manifest();
         let order = manifest.shape.order();
-        let mut sample = Self { rows_per_nonzero: vec![0.0; order], encodings: Vec::new() };
+        let mut sample = Self { rows_per_nonzero: vec![0.0; order] };
         let (mut rows, mut nnz) = (vec![0; order], 0);
         let decoder = Decoder::new(&manifest.shape, &manifest.format);
         let mut scratch = store.scratch()?;
         for number in sampled(manifest.chunks.len()) {
-            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && !sample.encodings.is_empty() {
+            if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && nnz > 0 {
                 continue;
             }
             let mut buffer = store.sys().page_buf(store.chunk_buffer_bytes(number))?;
             let (header, _) = store.load(number, &mut buffer, &mut scratch)?;
             let image = &buffer[..header.image_bytes as usize];
             let view = ChunkView::open(&decoder, &header, image, store.chunk_path(number))?;
-            sample.encodings.push(view.value_encoding());
             nnz += count(&view, order, &mut rows)?;
         }
         if nnz > 0 {
@@ -153,14 +164,23 @@ pub(super) struct Rates {
     l2_bytes: f64,
 }
 
+/// Bytes a second that an H100's memory moves by clock and width, and bytes of its L2 cache.
+const H100_MEMORY: f64 = 3.35e12;
+const H100_L2_BYTES: f64 = 50.0 * 1024.0 * 1024.0;
 /// Rates of row reads and row updates, as parts of what device memory moves by clock and width, in tables of so many times the bytes of
 /// the L2 cache: measured on an H100 at rank 32.
 const ROW_RATES: [(f64, [f64; 2]); 4] =
     [(0.5, [2.7, 0.63]), (1.3, [1.76, 0.5]), (5.0, [1.05, 0.35]), (20.0, [0.92, 0.32])];
 
 impl Rates {
+    /// Where the driver does not tell of the memory or the cache, those of the H100 serve: what decides are ratios of steps that the
+    /// memory's rate divides alike, and no estimate is to be infinite.
     pub fn of(facts: &Facts) -> Self {
-        Self { memory: facts.memory_bytes_per_second, l2_bytes: facts.l2_bytes as f64 }
+        let told = |value: f64, otherwise| if value > 0.0 && value.is_finite() { value } else { otherwise };
+        Self {
+            memory: told(facts.memory_bytes_per_second, H100_MEMORY),
+            l2_bytes: told(facts.l2_bytes as f64, H100_L2_BYTES),
+        }
     }
 
     /// Bytes a second of row reads from a table of `bytes`.
@@ -224,9 +244,10 @@ impl Rates {
             met += sample.rows_per_nonzero[m] * row;
             read += row;
         }
-        let shared = if operation.modes.len() > 1 { SHARED * (updated + read) } else { 0.0 };
+        let together = operation.modes.len() > 1 && !operation.alternating;
+        let alone = if together { 1.0 - SHARED } else { 1.0 };
         ModeSeconds {
-            in_store_order: nnz * (updated + met - shared),
+            in_store_order: nnz * (updated + met) * alone,
             sorted: nnz * read,
             update,
             cleared: rows(mode) * (sum_bytes + rounded_bytes) / self.streams(),
@@ -239,7 +260,7 @@ impl Rates {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModeSeconds {
     /// Reading and updating rows for the nonzeros in the store's order: rows are updated for each group that meets them; for those of the
-    /// other modes, a group finds them in its cache when it meets them again. Where others are computed with it, it has tiles
+    /// other modes, a group finds them in its cache when it meets them again. Where others are computed in the same pass, it has tiles
     /// decoded and rows cached for them, or they for it.
     pub in_store_order: f64,
     /// Reading rows for the nonzeros by row of the mode: all of them anew.
@@ -260,7 +281,7 @@ impl ModeSeconds {
     }
 }
 
-/// The part of a mode's time that is saved where other modes are computed from the same tiles.
+/// The part of a mode's time in the store's order that is saved where other modes are computed from the same tiles.
 const SHARED: f64 = 0.12;
 
 /// The order of each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
@@ -276,8 +297,7 @@ pub(super) fn choose(
 ) -> Result<Vec<ModeOrder>> {
     let manifest = store.manifest();
     let rates = Rates::of(facts);
-    let encodings = || sample.encodings.iter().copied();
-    let values = super::order::value_encoding(manifest, operation.precision, encodings());
+    let values = values(store, operation.precision)?;
     let mut orders = Vec::with_capacity(operation.modes.len());
     let mut left = room;
     let sorted_bytes = (operation.sorted_bytes)(manifest.nnz, operation.rank);
@@ -340,6 +360,8 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Shape;
+    use crate::store::Codec;
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -351,6 +373,78 @@ mod tests {
             assert!((all[0] / 3.0e12 - ROW_RATES[0].1[which]).abs() < 1e-12);
             assert!((all[9] / 3.0e12 - ROW_RATES[3].1[which]).abs() < 1e-12);
             assert!((rates.rows(6.5e7, which) / 3.0e12 - ROW_RATES[1].1[which]).abs() < 1e-12);
+        }
+    }
+
+    /// Three modes of as many rows.
+    fn manifest() -> Manifest {
+        Manifest {
+            shape: Shape::new(&[1000; 3]).unwrap(),
+            format: Format::Blco(IndexEncoding::Tiled),
+            codec: Codec::None,
+            may_repeat: false,
+            chunk_bytes: 1 << 24,
+            nnz: 1_000_000,
+            sum_squares: 1.0,
+            value_min: 1.0,
+            value_max: 1.0,
+            longest_row_bounds: vec![1_000_000; 3],
+            chunks: Vec::new(),
+        }
+    }
+
+    /// Rows fit in the cache; a tenth of the nonzeros in a group of tiles meets a new one.
+    fn of_first_mode(rates: &Rates, modes: &[usize], alternating: bool) -> ModeSeconds {
+        let operation = Operation {
+            bytes: 0,
+            modes,
+            rank: 32,
+            precision: Precision::F64,
+            sorted_bytes: |_, _| 0,
+            alternating,
+        };
+        let sample = Sample { rows_per_nonzero: vec![0.1; 3] };
+        rates.of_mode(&manifest(), &operation, &sample, 0)
+    }
+
+    /// Modes that are computed in passes of their own share nothing; what others share is a part of the time that they take.
+    #[test]
+    fn only_modes_of_one_pass_share_tiles() {
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
+        let (alone, together) =
+            (of_first_mode(&rates, &[0], false), of_first_mode(&rates, &[0, 1, 2], false));
+        let alternating = of_first_mode(&rates, &[0, 1, 2], true);
+        assert!((alone.in_store_order - alternating.in_store_order).abs() < 1e-15);
+        assert!((together.in_store_order / alone.in_store_order - (1.0 - SHARED)).abs() < 1e-12);
+        assert!((alone.sorted - together.sorted).abs() < 1e-15);
+    }
+
+    /// Drivers need not tell the clock of the memory.
+    #[test]
+    fn estimates_are_finite_on_every_device() {
+        for (memory_bytes_per_second, l2_bytes) in
+            [(0.0, 0), (3.0e12, 0), (0.0, 50 << 20), (3.0e12, 50 << 20)]
+        {
+            let facts = Facts {
+                name: "one that tells little".into(),
+                number: 0,
+                capability: (9, 0),
+                multiprocessors: 1,
+                total_bytes: 1 << 30,
+                driver_version: 13_000,
+                l2_bytes,
+                memory_bytes_per_second,
+            };
+            let (rates, share) = (Rates::of(&facts), facts.memory_share(3.0e9, 0.002));
+            assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
+            let ModeSeconds { in_store_order, sorted, update, cleared, written } =
+                of_first_mode(&rates, &[0, 1, 2], false);
+            for seconds in [in_store_order, sorted, update, cleared, written, rates.derive(&manifest(), 0)] {
+                assert!(
+                    seconds.is_finite() && seconds > 0.0,
+                    "{memory_bytes_per_second} {l2_bytes}: {seconds}"
+                );
+            }
         }
     }
 

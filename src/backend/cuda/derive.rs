@@ -20,8 +20,8 @@ pub(super) struct PartOrder {
 }
 
 impl PartOrder {
-    fn new(device: &Arc<Device>, derived: Derived, tiles_per_block: u32) -> Result<Self> {
-        let (chunks, blocks) = derived.chunks(tiles_per_block);
+    fn new(device: &Arc<Device>, derived: Derived, tiles_per_block: u32, first_number: u32) -> Result<Self> {
+        let (chunks, blocks) = derived.chunks(tiles_per_block, first_number);
         let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         let held_bytes = derived.memory().bytes() + derived.empty.bytes();
         Ok(Self { list: list(device, &chunks)?, derived, images, blocks, held_bytes })
@@ -91,7 +91,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
         let kernels = order_kernels(&mut self.order_kernels, device)?;
         let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
         self.pass.derive_seconds += derived.seconds.all();
-        let mut order = PartOrder::new(device, derived, self.op.tiles_per_block(true))?;
+        let mut order = PartOrder::new(device, derived, self.op.tiles_per_block(true), chunks.1)?;
         order.held_bytes += sorted_bytes;
         self.op.sort(p, order.blocks)?;
         Ok(order)

@@ -64,6 +64,6 @@ pub trait DeviceOp {
     /// Bytes of device memory that all parts ask for to work on a nonzero, besides its tile.
     fn bytes_per_nonzero(&self) -> f64;
 
-    /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.
+    /// The smallest [`Chunk::number`] of one in which a number was out of range. All work is done when this is asked.
     fn damaged_chunk(&self) -> Result<Option<u32>>;
 }

@@ -27,15 +27,22 @@ const CAPABILITY_MIN: (u32, u32) = (7, 0);
 /// Turns a driver's error into ours.
 fn failed(action: &'static str) -> impl FnOnce(DriverError) -> Error {
     move |e| {
-        let text = |s: std::result::Result<&CStr, DriverError>| {
-            s.map_or_else(|_| String::from("unknown"), |s| s.to_string_lossy().into_owned())
+        let out_of_memory = e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let remedy = if out_of_memory {
+            ": less is free than was planned; run again, or with a lower --device-memory"
+        } else {
+            ""
         };
-        Error::Device {
-            action,
-            what: format!("{} ({})", text(e.error_name()), text(e.error_string())),
-            out_of_memory: e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-        }
+        Error::Device { action, what: words(e) + remedy, out_of_memory }
     }
+}
+
+/// The driver's words.
+fn words(e: DriverError) -> String {
+    let text = |s: std::result::Result<&CStr, DriverError>| {
+        s.map_or_else(|_| String::from("unknown"), |s| s.to_string_lossy().into_owned())
+    };
+    format!("{} ({})", text(e.error_name()), text(e.error_string()))
 }
 
 /// A GPU with its context. Everything made on it holds it.
@@ -67,10 +74,19 @@ pub struct Facts {
     pub total_bytes: u64,
     /// The driver's interface version: 12080 for CUDA 12.8.
     pub driver_version: u32,
-    /// Bytes of its L2 cache.
+    /// Bytes of its L2 cache; 0 where the driver does not tell.
     pub l2_bytes: u64,
-    /// Bytes a second that its memory moves, by its clock and width.
+    /// Bytes a second that its memory moves, by its clock and width; 0 where the driver does not tell them.
     pub memory_bytes_per_second: f64,
+}
+
+impl Facts {
+    /// What part `bytes` are of all that its memory can move in `seconds`; 0 where the driver does not tell.
+    #[must_use]
+    pub fn memory_share(&self, bytes: f64, seconds: f64) -> f64 {
+        let most = self.memory_bytes_per_second * seconds;
+        if most > 0.0 { bytes / most } else { 0.0 }
+    }
 }
 
 /// Whether a driver is installed at all.

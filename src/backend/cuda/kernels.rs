@@ -166,8 +166,9 @@ impl Source {
         if self.compile == Some(false) {
             return Err("embedded kernels were asked for".into());
         }
-        let nvrtc = Nvrtc::find(device.facts.driver_version, None)?;
-        specialised(sys, &nvrtc, spec, variant, device.facts.capability, self.cache.as_deref())
+        let (driver, capability) = (device.facts.driver_version, device.facts.capability);
+        let nvrtc = Nvrtc::find(driver, capability, None)?;
+        specialised(sys, &nvrtc, spec, variant, capability, self.cache.as_deref())
     }
 }
 

@@ -56,6 +56,7 @@ use lanes::{Lanes, Turns};
 use order::OrderKernels;
 use resident::{Resident, blocks_of, make_resident};
 use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -149,11 +150,16 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = Lanes::new(device, &plan, &mut notes)?;
-        let resident = make_resident(device, store, &mut plan, op.tiles_per_block(false), &mut notes)?;
+        // Where there is no memory for it, chunks stay there instead.
+        let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
+        let tiles = op.tiles_per_block(false);
+        let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
+            // Not all chunks stay, after all: lanes come first, and chunks get what these leave.
+            drop((lanes, resident));
             lanes = Lanes::new(device, &plan, &mut notes)?;
+            resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         }
-        let gathering = make_gathering(device, &mut plan, &mut notes)?;
         plan.check_sorted(store)?;
         plan.lanes = lanes.all.len();
         let image_bytes = plan.first_pass_bytes * parts.len() as u64;
@@ -270,6 +276,23 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
     }
 }
 
+/// The error of a number out of range in chunk `number` of a store of so many; from there on, in an image of sorted
+/// nonzeros. Chunks are verified before any image is made of them.
+fn out_of_range(directory: &Path, chunks: usize, number: u32) -> Error {
+    let Some(image) = (number as usize).checked_sub(chunks) else {
+        let path = Store::chunk_path_in(directory, number as usize);
+        return Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range"));
+    };
+    Error::Device {
+        action: "work on sorted nonzeros",
+        what: format!(
+            "a number out of range in image {image} of them, made from chunks without any: memory has lost bits; run again, or take \
+             --device-order store"
+        ),
+        out_of_memory: false,
+    }
+}
+
 /// The parts that this pass computes, with their numbers.
 fn active<'p, O: DeviceOp>(op: &'p O, parts: &'p [Part]) -> impl Iterator<Item = (usize, &'p Part)> {
     parts.iter().enumerate().filter(|(p, _)| op.is_active(*p))
@@ -300,6 +323,11 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.pass = DevicePass::default();
+        if self.resident.is_none() {
+            // None were to stay, until the pass before gave up orders in host memory.
+            let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
+            self.resident = make_resident(&self.device, self.store, plan, tiles, &mut self.notes)?;
+        }
         if self.is_there() {
             self.derive()?;
         }
@@ -407,8 +435,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         }
         let of_trees = self.expander.as_ref().map(Expander::damaged_chunk).transpose()?.flatten();
         if let Some(number) = of_trees.into_iter().chain(self.op.damaged_chunk()?).min() {
-            let path = self.store.chunk_path(number as usize);
-            return Err(Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range")));
+            return Err(out_of_range(self.store.path(), self.store.manifest().chunks.len(), number));
         }
         self.resident.iter_mut().for_each(|resident| resident.there = true);
         let wall = self.begun.elapsed().as_secs_f64();
@@ -419,8 +446,23 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let pass = &mut self.pass;
         pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
         let bytes = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
-        pass.memory_share =
-            bytes / (self.plan.device.memory_bytes_per_second * pass.kernel_seconds).max(1e-9);
+        pass.memory_share = self.plan.device.memory_share(bytes, pass.kernel_seconds);
         Ok(Some(self.pass))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only a chunk's number is told as one.
+    #[test]
+    fn images_are_not_told_as_chunks() {
+        let told = |number| out_of_range(Path::new("s"), 5, number).to_string();
+        assert_eq!(told(4), "s/chunk-000004.bin: chunk 4: corrupt: a number out of range");
+        for (number, image) in [(5, "image 0 of"), (7, "image 2 of")] {
+            let told = told(number);
+            assert!(told.contains(image) && !told.contains("chunk-") && told.lines().count() == 1, "{told}");
+        }
     }
 }

@@ -33,6 +33,8 @@ pub struct SourceFile {
 #[derive(Debug)]
 struct Functions {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
+    architecture_count: unsafe extern "C" fn(*mut c_int) -> Status,
+    architectures: unsafe extern "C" fn(*mut c_int) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     create: unsafe extern "C" fn(
         *mut Program,
@@ -52,11 +54,13 @@ struct Functions {
 
 impl Functions {
     fn of(library: &Library) -> Result<Self, libloading::Error> {
-        // SAFETY: each name has the type of its field in nvrtc.h, from CUDA 11.1 on. The pointers are called only
+        // SAFETY: each name has the type of its field in nvrtc.h, from CUDA 11.2 on. The pointers are called only
         // by `Nvrtc`, which keeps the library loaded.
         unsafe {
             Ok(Self {
                 version: *library.get(c"nvrtcVersion")?,
+                architecture_count: *library.get(c"nvrtcGetNumSupportedArchs")?,
+                architectures: *library.get(c"nvrtcGetSupportedArchs")?,
                 error_string: *library.get(c"nvrtcGetErrorString")?,
                 create: *library.get(c"nvrtcCreateProgram")?,
                 destroy: *library.get(c"nvrtcDestroyProgram")?,
@@ -70,6 +74,31 @@ impl Functions {
     }
 }
 
+impl Functions {
+    /// The architectures that it compiles for, 75 for compute capability 7.5; none where it does not tell.
+    fn supported(&self) -> Vec<c_int> {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live integer.
+        let counted = unsafe { (self.architecture_count)(&raw mut count) };
+        let mut all = vec![0; if counted == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }];
+        // SAFETY: the pointer is to as many integers as it has just told.
+        let told = all.is_empty() || unsafe { (self.architectures)(all.as_mut_ptr()) } == 0;
+        if told { all } else { Vec::new() }
+    }
+}
+
+/// Whether a device of that compute capability is among the `supported`; the error says for which it would have to
+/// compile, and what to do.
+fn serves((major, minor): (u32, u32), supported: &[c_int]) -> Result<(), String> {
+    let wanted = c_int::try_from(10 * major + minor).unwrap_or(c_int::MAX);
+    if supported.is_empty() || supported.contains(&wanted) {
+        return Ok(());
+    }
+    // CUDA 13 has dropped what is older than 7.5.
+    let other = if supported.iter().all(|&s| s > wanted) { "an older" } else { "a newer" };
+    Err(format!("compute capability {major}.{minor}: install {other} NVRTC too, or take --kernels embedded"))
+}
+
 /// A loaded NVRTC.
 #[derive(Debug)]
 pub struct Nvrtc {
@@ -81,15 +110,19 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The newest NVRTC that is installed and no newer than the driver, whose version is 12080 for CUDA 12.8: in
-    /// `directory`, or else wherever the loader looks and toolkits are. The error is one line.
-    pub fn find(driver_version: u32, directory: Option<&Path>) -> Result<Self, String> {
+    /// The newest NVRTC that is installed, compiles for devices of a compute capability and is no newer than the driver, whose version
+    /// is 12080 for CUDA 12.8: in `directory`, or else wherever the loader looks and toolkits are. The error is one line.
+    pub fn find(
+        driver_version: u32,
+        capability: (u32, u32),
+        directory: Option<&Path>,
+    ) -> Result<Self, String> {
         let mut reason = String::from("NVRTC (libnvrtc.so) is not installed");
         for path in candidates(directory) {
             // SAFETY: loading runs the library's initializers, as for any program that is linked to it; which
             // library a name means is up to the user who starts the program.
             let Ok(library) = (unsafe { Library::new(&path) }) else { continue };
-            match Self::accept(library, &path, driver_version / 1000) {
+            match Self::accept(library, &path, driver_version / 1000, capability) {
                 Ok(nvrtc) => return Ok(nvrtc),
                 Err(refused) => reason = format!("{}: {refused}", path.display()),
             }
@@ -98,7 +131,12 @@ impl Nvrtc {
     }
 
     /// Takes a loaded library, unless its version does not serve.
-    fn accept(library: Library, path: &Path, driver_major: u32) -> Result<Self, String> {
+    fn accept(
+        library: Library,
+        path: &Path,
+        driver_major: u32,
+        capability: (u32, u32),
+    ) -> Result<Self, String> {
         let functions = Functions::of(&library).map_err(|e| format!("not an NVRTC: {e}"))?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the pointers are to live integers.
@@ -112,6 +150,8 @@ impl Nvrtc {
         if major > driver_major {
             return Err(format!("version {major}.{minor} is newer than the driver's CUDA {driver_major}"));
         }
+        serves(capability, &functions.supported())
+            .map_err(|what| format!("version {major}.{minor} does not compile for {what}"))?;
         // Looked up by name alone when NVRTC compiles: its own directory need not be where the loader looks.
         let builtins = path.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
         // SAFETY: as for NVRTC itself, of which this is a part.
@@ -246,4 +286,23 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 
 fn count(pointers: &[*const c_char]) -> c_int {
     c_int::try_from(pointers.len()).expect("a handful")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CUDA 13 does not compile for Volta, which the embedded kernels serve, nor 12.0 for Blackwell.
+    #[test]
+    fn what_an_nvrtc_does_not_compile_for_is_told() {
+        let thirteen = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
+        assert_eq!(serves((9, 0), &thirteen), Ok(()));
+        assert_eq!(serves((12, 1), &thirteen), Ok(()));
+        assert_eq!(serves((7, 0), &[]), Ok(()), "it does not tell");
+        let refused = serves((7, 0), &thirteen).unwrap_err();
+        let wanted = "compute capability 7.0: install an older NVRTC too, or take --kernels embedded";
+        assert_eq!(refused, wanted);
+        assert!(serves((10, 0), &[50, 70, 90]).unwrap_err().contains("a newer"));
+        assert!(serves((8, 8), &[50, 80, 90]).unwrap_err().contains("a newer"));
+    }
 }

@@ -69,7 +69,7 @@ pub struct DevicePlan {
     pub deterministic: bool,
     /// What orders in host memory take, where modes are served so.
     pub host_orders: Option<HostOrdersPlan>,
-    /// Bytes that orders take which are derived, while the last of them is made too, as far as a sample tells.
+    /// Bytes that orders take at most which are derived, while the last of them is made too.
     pub derived_bytes: u64,
     /// Bytes that they may take.
     pub order_room_bytes: u64,
@@ -192,8 +192,13 @@ impl DevicePlan {
             (self.lane_bytes, self.later_pass_bytes) = (0, 0);
             return;
         }
-        for number in 0..chunks {
-            if self.bytes() + sizes(number) > bound {
+        self.hold_first(store, bound);
+    }
+
+    /// Keeps as many of the first chunks as there is room for beside all else.
+    fn hold_first(&mut self, store: &Store, bound: u64) {
+        for number in self.resident_chunks..store.manifest().chunks.len() {
+            if self.bytes() + resident_bytes(store, number) > bound {
                 break;
             }
             self.hold(store, number);
@@ -237,11 +242,23 @@ impl DevicePlan {
         Ok(())
     }
 
-    /// Leaves all modes in the store's order, after all.
-    pub(super) fn give_up_host_orders(&mut self) {
-        self.host_orders = None;
-        self.orders.clear();
-        self.later_pass_bytes = self.first_pass_bytes;
+    /// Leaves mode `part` in the store's order, after all, because of `why`: passes need chunks again. Without any mode in another
+    /// order, as many of the first ones are to stay on the device as there is room for in what sorting was to take.
+    pub(super) fn give_up_host_order(&mut self, store: &Store, part: usize, why: &str) {
+        let order = &mut self.orders[part];
+        (order.target, order.in_host_memory) = (false, false);
+        order.why = format!("mode {} stays in the store's order: {why}", order.mode);
+        let left = self.orders.iter().filter(|order| order.in_host_memory);
+        let (count, bytes) = left.fold((0, 0), |(count, bytes), order| (count + 1, bytes + order.bytes));
+        if let (Some(kept), true) = (&mut self.host_orders, count > 0) {
+            (kept.with_chunks, kept.host_bytes) = (true, bytes);
+        } else if let Some(kept) = self.host_orders.take() {
+            // What the operation has for sorted nonzeros it keeps.
+            let bound = self.memory_bytes - kept.device_bytes + kept.gathered_bytes + kept.derive_bytes;
+            self.derived_bytes = 0;
+            self.later_pass_bytes = self.first_pass_bytes;
+            self.hold_first(store, bound);
+        }
         self.settle();
     }
 
@@ -288,7 +305,7 @@ impl DevicePlan {
         let images = || store.manifest().chunks.iter().map(|c| c.image_bytes);
         (self.resident_chunks, self.resident_bytes) = (0, 0);
         self.later_pass_bytes = images().sum();
-        self.lane_bytes = longest(store);
+        self.lane_bytes = self.lane_bytes.max(longest(store));
         // Orders are derived from all chunks.
         self.orders.clear();
         (0..chunks).for_each(|number| self.hold(store, number));

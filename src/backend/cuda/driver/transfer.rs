@@ -1,9 +1,10 @@
 //! Copies between pinned host memory and the device.
 
-use super::{Device, Event, Memory, Stream, failed};
-use crate::error::Result;
+use super::{Device, Event, Memory, Stream, failed, words};
+use crate::error::{Error, Result};
 use crate::sys::{PageBuf, Sys};
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
+use std::io;
 use std::sync::Arc;
 
 impl Device {
@@ -22,15 +23,26 @@ impl Device {
         Ok(bytes as f64 / best.max(1e-9))
     }
 
-    /// A host buffer of at least `bytes` that the device copies from without staging.
+    /// A host buffer of at least `bytes` that the device copies from without staging. [`Error::Resource`] where the host has too little
+    /// memory for it.
     pub fn pinned(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<Pinned> {
         let mut buffer = sys.page_buf(bytes)?;
         self.bind()?;
         // SAFETY: the buffer's memory stays where it is until `Pinned` has taken the registration back.
         let registered = unsafe { sys::cuMemHostRegister_v2(buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        registered.result().map_err(failed("pin a host buffer"))?;
+        registered.result().map_err(not_pinned)?;
         Ok(Pinned { device: Arc::clone(self), buffer: Some(buffer) })
     }
+}
+
+/// The memory that is short where pinning fails is the host's.
+fn not_pinned(e: DriverError) -> Error {
+    const ACTION: &str = "pin a host buffer";
+    if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return failed(ACTION)(e);
+    }
+    let what = format!("{}: the host lets no more be pinned; lower --memory or --workers", words(e));
+    Error::Resource { action: ACTION, source: io::Error::new(io::ErrorKind::OutOfMemory, what) }
 }
 
 /// A pinned host buffer.

@@ -19,6 +19,7 @@ use super::plan::DevicePlan;
 use super::resident::{blocks_of, chunks_at, list};
 use super::{CudaBackend, DeviceOp, Nonzeros, Work};
 use crate::error::{Error, Result};
+use crate::store::Store;
 use crate::stream::Stage;
 use crate::sys::Sys;
 use std::collections::VecDeque;
@@ -90,6 +91,7 @@ struct HostImage {
 /// Memory for the plan's groups; where the device has too little, the store's order serves, and a note says so.
 pub(super) fn make_gathering(
     device: &Arc<Device>,
+    store: &Store,
     plan: &mut DevicePlan,
     notes: &mut Vec<String>,
 ) -> Result<Option<Gathering>> {
@@ -97,7 +99,9 @@ pub(super) fn make_gathering(
     match Gathering::new(device, of_orders, plan.orders.len()) {
         Err(Error::Device { out_of_memory: true, .. }) => {
             notes.push("no device memory to sort chunks: they stay in the store's order".into());
-            plan.give_up_host_orders();
+            for part in 0..plan.orders.len() {
+                plan.give_up_host_order(store, part, "no device memory to sort chunks");
+            }
             Ok(None)
         }
         made => made.map(Some),
@@ -148,20 +152,19 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
                     continue;
                 }
                 Err(Error::Device { out_of_memory: true, .. }) => {
-                    "the device or the host has less memory than the plan said".into()
+                    "the device has less memory than the plan said".into()
                 }
                 Err(Error::Request(why)) => why,
                 Err(e @ Error::Resource { .. }) => e.to_string(),
                 Err(e) => return Err(e),
             };
             gathering.sorted[p] = HostOrder::default();
-            let order = &mut self.plan.orders[p];
-            (order.target, order.in_host_memory) = (false, false);
-            order.why = format!("mode {} stays in the store's order: {refused}", order.mode);
-            self.notes.push(order.why.clone());
+            self.plan.give_up_host_order(self.store, p, &refused);
+            self.notes.push(self.plan.orders[p].why.clone());
         }
         gathering.next_group();
-        if !gathering.groups.is_empty() {
+        // Without any order left, chunks go through the lanes again.
+        if !gathering.groups.is_empty() && self.plan.host_orders.is_some() {
             self.gathering = Some(gathering);
             return Ok(());
         }
@@ -203,14 +206,15 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
             }
             let part = &mut self.parts[p];
             let Some(HostOrder { images }) = &mut part.kept else { continue };
-            for (number, image) in images.iter_mut().enumerate() {
+            for (image_number, image) in images.iter_mut().enumerate() {
+                let number = self.store.manifest().chunks.len() + image_number;
                 let (at, copied) = self.lanes.start(&mut self.clock, number)?;
                 let lane = &mut self.lanes.all[at];
                 let (Some(buffer), Some(memory)) = (image.buffer.take(), &lane.memory) else {
                     return Err(Error::request("an earlier pass failed; open the store again"));
                 };
                 let upload = lane.copy.upload(buffer, image.bytes, memory, 0, &copied)?;
-                self.lent.push_back((upload, p, number));
+                self.lent.push_back((upload, p, image_number));
                 self.pass.copied_chunks += 1;
                 self.pass.copied_bytes += image.bytes as u64;
                 let one = Chunk {

@@ -1,14 +1,13 @@
 //! Which modes are served by sorted nonzeros from host memory, and what that takes.
 
-use crate::backend::cuda::choose::{ModeOrder, ModeSeconds, Operation, Rates, Sample};
+use crate::backend::cuda::choose::{ModeOrder, ModeSeconds, Operation, Rates, Sample, values};
 use crate::backend::cuda::driver::Facts;
-use crate::backend::cuda::order::{OrderPlan, value_encoding};
+use crate::backend::cuda::order::OrderPlan;
 use crate::backend::cuda::plan::resident_bytes;
 use crate::encoding::values::ValueEncoding;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::Store;
 use serde::{Serialize, Serializer};
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Nonzeros of an image, unless the store's chunks have more: a launch takes much longer than what goes before and after it.
@@ -174,7 +173,7 @@ impl Planner<'_> {
     /// How chunks are sorted together: as many as there is room for. `None` where there is none for a single one.
     fn groups(&self) -> Result<Option<HostOrdersPlan>> {
         let (chunks, operation) = (&self.store.manifest().chunks, self.operation);
-        let values = self.values()?;
+        let values = values(self.store, self.operation.precision)?;
         let longest = chunks.iter().map(|c| c.nnz).max().unwrap_or(0);
         let image_nnz = longest.max(IMAGE_NNZ.min(IMAGE_CHUNKS * longest));
         let image_nnz = u32::try_from(image_nnz).unwrap_or(u32::MAX);
@@ -227,19 +226,6 @@ impl Planner<'_> {
         plan.device_bytes = plan.gathered_bytes + plan.derive_bytes + held;
         let lanes = self.room.lanes * self.room.lane_bytes.max(plan.image_bytes);
         Ok((lanes + plan.device_bytes <= self.room.device_bytes).then_some(plan))
-    }
-
-    /// How all values are encoded together; chunks differ.
-    fn values(&self) -> Result<ValueEncoding> {
-        let manifest = self.store.manifest();
-        let encoding = |number| {
-            let code = self.store.read_header(number)?.value_encoding;
-            ValueEncoding::from_code(code).ok_or_else(|| {
-                Error::corrupt(self.store.chunk_path(number), format!("corrupt: value encoding {code}"))
-            })
-        };
-        let encodings = (0..manifest.chunks.len()).map(encoding).collect::<Result<BTreeSet<_>>>()?;
-        Ok(value_encoding(manifest, self.operation.precision, encodings))
     }
 
     /// Bytes that deriving an order of some chunks takes at most, whichever the mode; and an image of it.

@@ -6,6 +6,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 const EVERY_DRIVER: u32 = 99_000;
+/// A compute capability that all compile for.
+const EVERY_NVRTC: (u32, u32) = (8, 0);
 
 /// The pinned NVRTC that tools/test.sh names, or a word that it is skipped.
 fn pinned() -> Option<Nvrtc> {
@@ -13,7 +15,7 @@ fn pinned() -> Option<Nvrtc> {
         println!("skipped: BLCO_NVRTC_PATH is not set (tools/kernel_tools.sh, then tools/test.sh)");
         return None;
     };
-    Some(Nvrtc::find(EVERY_DRIVER, Some(Path::new(&directory))).unwrap())
+    Some(Nvrtc::find(EVERY_DRIVER, EVERY_NVRTC, Some(Path::new(&directory))).unwrap())
 }
 
 fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
@@ -225,15 +227,29 @@ fn an_nvrtc_newer_than_the_driver_is_refused() {
     let Some(nvrtc) = pinned() else { return };
     let directory = nvrtc.name().parent().unwrap().to_owned();
     let (major, _) = nvrtc.version();
-    assert!(Nvrtc::find(major * 1000, Some(&directory)).is_ok());
-    let refused = Nvrtc::find(major * 1000 - 10, Some(&directory)).unwrap_err();
+    assert!(Nvrtc::find(major * 1000, EVERY_NVRTC, Some(&directory)).is_ok());
+    let refused = Nvrtc::find(major * 1000 - 10, EVERY_NVRTC, Some(&directory)).unwrap_err();
     assert!(refused.contains("newer than the driver"), "{refused}");
+}
+
+/// As CUDA 13 has dropped 7.0, which the embedded kernels serve.
+#[test]
+fn an_nvrtc_that_does_not_compile_for_the_device_is_refused() {
+    let Some(nvrtc) = pinned() else { return };
+    let directory = nvrtc.name().parent().unwrap().to_owned();
+    for (capability, other) in [((3, 0), "an older"), ((99, 9), "a newer")] {
+        let refused = Nvrtc::find(EVERY_DRIVER, capability, Some(&directory)).unwrap_err();
+        let (major, minor) = capability;
+        let what =
+            format!("does not compile for compute capability {major}.{minor}: install {other} NVRTC too");
+        assert!(refused.contains(&what) && refused.lines().count() == 1, "{refused}");
+    }
 }
 
 #[test]
 fn what_is_not_installed_is_told() {
     let dir = tempfile::tempdir().unwrap();
-    let find = || Nvrtc::find(EVERY_DRIVER, Some(dir.path())).unwrap_err();
+    let find = || Nvrtc::find(EVERY_DRIVER, EVERY_NVRTC, Some(dir.path())).unwrap_err();
     assert_eq!(find(), "NVRTC (libnvrtc.so) is not installed");
     fs::write(dir.path().join("libnvrtc.so.12"), "not a library").unwrap();
     assert_eq!(find(), "NVRTC (libnvrtc.so) is not installed");

@@ -74,11 +74,12 @@ pub struct Derived {
 }
 
 impl Derived {
-    /// The images as a launch of thread blocks with so many tiles lists them, and its thread blocks.
+    /// The images as a launch of thread blocks with so many tiles lists them, and its thread blocks. Images are numbered from
+    /// `first_number` on, which is behind the store's chunks.
     #[must_use]
-    pub fn chunks(&self, tiles_per_block: u32) -> (Vec<Chunk>, u32) {
+    pub fn chunks(&self, tiles_per_block: u32, first_number: u32) -> (Vec<Chunk>, u32) {
         let (mut chunks, mut blocks) = (Vec::with_capacity(self.images.len()), 0);
-        for (number, image) in (0..).zip(&self.images) {
+        for (number, image) in (first_number..).zip(&self.images) {
             chunks.push(Chunk { image: image.address, first_block: blocks, number });
             blocks += blocks_of(image.nnz.into(), tiles_per_block);
         }

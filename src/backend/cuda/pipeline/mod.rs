@@ -127,7 +127,7 @@ impl<O: PipelineOp> Drop for PipelineBackend<'_, O> {
 }
 
 impl<'a, O: PipelineOp> PipelineBackend<'a, O> {
-    /// Allocates what `plan` says; where the device has less than it said, fewer lanes, and a note.
+    /// Allocates what `plan` says; where the device or the host has less than it said, fewer lanes, and a note.
     pub fn new(device: &Arc<Device>, store: &'a Store, plan: &PipelinePlan, op: &'a mut O) -> Result<Self> {
         let (manifest, sys) = (store.manifest(), store.sys());
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
@@ -167,7 +167,7 @@ impl<'a, O: PipelineOp> PipelineBackend<'a, O> {
         &self.plan
     }
 
-    /// Where the device had less than the plan said.
+    /// Where there was less memory than the plan said.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -236,13 +236,16 @@ fn make_lanes(
     };
     let mut lanes = Vec::with_capacity(plan.lanes);
     for _ in 0..plan.lanes {
-        match lane() {
-            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => {
-                notes.push(format!("device memory for {} of {} lanes only", lanes.len(), plan.lanes));
-                break;
+        let lacking = match lane() {
+            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => "device",
+            Err(Error::Resource { .. }) if !lanes.is_empty() => "host",
+            made => {
+                lanes.push(made?);
+                continue;
             }
-            made => lanes.push(made?),
-        }
+        };
+        notes.push(format!("{lacking} memory for {} of {} lanes only", lanes.len(), plan.lanes));
+        break;
     }
     Ok(lanes)
 }
@@ -342,8 +345,7 @@ impl<O: PipelineOp> Backend for PipelineBackend<'_, O> {
         pass.device_seconds = spans[first..].iter().map(|span| span.end).fold(0.0, f64::max);
         pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
         let moved = (pass.copied_bytes + pass.returned_bytes) as f64;
-        pass.memory_share =
-            moved / (self.plan.device.memory_bytes_per_second * pass.kernel_seconds).max(1e-9);
+        pass.memory_share = self.plan.device.memory_share(moved, pass.kernel_seconds);
         Ok(Some(self.pass))
     }
 }
