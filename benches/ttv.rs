@@ -117,7 +117,10 @@ fn plain_parts(all: &Batch, order: usize, mode: usize, vector: &[f64], outs: &mu
     };
     outs.par_iter_mut().enumerate().for_each(|(part, out)| {
         let (from, to) = (cut(part), cut(part + 1));
-        run(&all.indices[from * order..to * order], &all.values[from..to], mode, vector, out);
+        // Lengths of neighbours would share a cache line.
+        let mut mine = std::mem::take(out);
+        run(&all.indices[from * order..to * order], &all.values[from..to], mode, vector, &mut mine);
+        *out = mine;
     });
 }
 

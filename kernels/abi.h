@@ -1,5 +1,5 @@
 // What the kernels and the engine agree on. src/backend/cuda/abi.rs is the same in Rust; both sides hold the
-// sizes and offsets with static assertions. Plain C: no includes, so that NVRTC needs no headers.
+// sizes with static assertions, offsets in a test. Plain C: no includes, so that NVRTC needs no headers.
 #pragma once
 
 typedef unsigned char u8;
@@ -62,7 +62,7 @@ struct MttkrpArgs {
 };
 
 // Tiles that a thread block takes of sorted nonzeros.
-#define BLCO_SORTED_TILES 2
+#define BLCO_SORTED_TILES 1
 // Threads of a thread block of what clears, joins and finishes rows.
 #define BLCO_ROW_THREADS 256
 // Ends that a warp joins.

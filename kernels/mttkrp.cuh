@@ -69,10 +69,10 @@ template <class S, bool WHOLE> struct Sweep {
     }
 };
 
-// Loads into `rows` what nonzeros i to i + BATCH - 1 ask of the factor whose indices are the group's column k, and
+// Loads into `rows` what BATCH nonzeros, from place i on, ask of the factor whose indices are the group's column k, and
 // multiplies `product` by it where `more` factors follow.
 template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group,
+__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group,
                                           const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
@@ -92,14 +92,16 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
 // Adds up nonzeros `begin` to `end` of a group, whole batches of them; `done` takes the sums of each row that it has met, and whether
 // the row is the last.
 template <class T, int ORDER, class SHAPE, class S, bool WHOLE, class DONE>
-__device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a,
+__device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a,
                                            u32 mode, u32 begin, u32 end, const DONE& done)
 {
     constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
     T sum[COLUMNS] = {};
-    u32 row = group.index[0][begin];
+    const u32 turn = group.turn(begin);
+    u32 row = group.index[0][begin ^ turn];
 #pragma unroll 1
-    for (u32 i = begin; i < end; i += BATCH) {
+    for (u32 at = begin; at < end; at += BATCH) {
+        const u32 i = at ^ turn;
         T product[BATCH][COLUMNS], last[BATCH][COLUMNS];
         u32 rows[BATCH];
         take(group.index[0] + i, rows);
@@ -136,11 +138,10 @@ __device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const G
 
 // Adds up what a thread block has ordered.
 template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
+__device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
                                        double* sums)
 {
-    constexpr u32 SHARE = SHAPE::PER * S::LANES;
-    static_assert(SHARE <= BLCO_SHARE && SHARE % S::BATCH == 0, "shares of whole batches");
+    constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
     for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
@@ -155,13 +156,13 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE>& group, cons
 template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK>
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
-    __shared__ Group<T, ORDER, SHAPE> group;
+    __shared__ Group<T, ORDER, SHAPE, S> group;
     const u32 of_tiles = blockIdx.x / a.target_count;
     const Target target = a.targets[blockIdx.x % a.target_count];
     const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, of_tiles);
     const u32 tile = (of_tiles - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
-    const u32 nnz = gather<LAYOUT, S::BATCH, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
+    const u32 nnz = gather<LAYOUT, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
     const u32 rank = RANK > 0 ? RANK : a.rank;
     double* sums = (double*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;

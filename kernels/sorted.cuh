@@ -88,32 +88,29 @@ template <class SHAPE, class S> struct ShareEnds {
 template <class T, int ORDER, class SHAPE, class S, int RANK>
 __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 {
-    constexpr u32 SHARE = ShareEnds<SHAPE, S>::SHARE;
     constexpr bool WHOLE = RANK > 0 && RANK % S::SWEEP == 0;
-    static_assert(SHARE <= BLCO_SHARE && SHARE % S::BATCH == 0, "shares of whole batches");
+    constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
     static_assert(S::SWEEP <= SHAPE::THREADS, "a thread for each column");
-    __shared__ Group<T, ORDER, SHAPE> group;
+    __shared__ Group<T, ORDER, SHAPE, S> group;
     __shared__ ShareEnds<SHAPE, S> ends;
     const Target target = a.targets[0];
     const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
     bool bad = false;
-    const u32 nnz = gather<Tiled, S::BATCH, true>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
+    const u32 nnz = gather<Tiled, true>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
     const u32 rank = RANK > 0 ? RANK : a.rank, share = threadIdx.x / S::LANES, entries = 2 * ((nnz + SHARE - 1) / SHARE);
     const u32 begin = share * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     const auto row_of = [&](u32 e) {
         const u32 past = (e / 2 + 1) * SHARE;
-        return group.index[0][e % 2 == 0 ? e / 2 * SHARE : (past < nnz ? past : nnz) - 1];
+        return group.index[0][group.place(e % 2 == 0 ? e / 2 * SHARE : (past < nnz ? past : nnz) - 1)];
     };
-    const u32 first_row = row_of(0), last_row = row_of(entries - 1);
-    if (threadIdx.x < 2) ((u32*)a.end_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
     for (u32 start = 0; start < rank; start += S::SWEEP) {
         if (begin < end) {
             const Sweep<S, WHOLE> sweep(start, rank);
             T* const out = sweep.base((T*)target.sums);
             double* const sums = sweep.base((double*)target.sums);
-            const u32 first = group.index[0][begin];
+            const u32 first = group.index[0][group.place(begin)];
             // The share's first and last row have an end each; a row that is both has the first.
             const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
 #pragma unroll
@@ -127,6 +124,8 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
             });
         }
         __syncthreads();
+        const u32 first_row = row_of(0), last_row = row_of(entries - 1);
+        if (start == 0 && threadIdx.x < 2) ((u32*)a.end_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
         const u32 column = start + threadIdx.x;
         if (threadIdx.x < S::SWEEP && column < rank) {
             const auto sum_of = [&](u32 e) { return ends.sum[e % 2][e / 2][threadIdx.x]; };
@@ -134,7 +133,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
                     Written<T>(first_row, last_row, {target.sums, column, rank, a.add},
                                (double*)a.end_sums + 2ull * blockIdx.x * rank + column));
         }
-        __syncthreads();
+        if (start + S::SWEEP < rank) __syncthreads();
     }
 }
 
@@ -166,7 +165,7 @@ template <class T> __device__ __forceinline__ void join_ends(const JoinArgs& a)
 template <class T> __device__ __forceinline__ void clear_rows(const ClearArgs& a)
 {
     const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (warp >= (a.rows + 31) / 32) return;
+    if (warp >= a.rows / 32 + (a.rows % 32 > 0)) return;
     const u32 bits = ((const u32*)a.empty)[warp];
     for (u32 r = 0; r < 32; ++r) {
         const u32 row = 32 * warp + r;

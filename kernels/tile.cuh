@@ -11,11 +11,22 @@ template <int TILES_, int THREADS_> struct Shape {
     static_assert(THREADS <= 1024, "as many as a thread block can have");
 };
 
-// The nonzeros of a group, ordered, in shared memory.
-template <class T, int ORDER, class SHAPE> struct alignas(16) Group {
+// The nonzeros of a group, ordered, in shared memory. They are read in shares of SHARE nonzeros, a run of RUN at a time, the same run of
+// every share at the same time. Where a warp reads more than two shares, these runs would lie in the same banks: so the runs of a share
+// have changed places, in each share of a warp in another way.
+template <class T, int ORDER, class SHAPE, class S> struct alignas(16) Group {
+    static constexpr u32 SHARE = SHAPE::PER * S::LANES, SHARES = 32 / S::LANES, RUN = S::BATCH < 4 ? 4 : S::BATCH;
+    static constexpr u32 TURNS = SHARES <= 2 ? 1 : SHARES < SHARE / RUN ? SHARES : SHARE / RUN;
+    static_assert(SHARE <= BLCO_SHARE && SHARE % RUN == 0 && RUN % S::BATCH == 0, "shares of whole batches");
+    static_assert((TURNS & (TURNS - 1)) == 0 && SHARE / RUN % TURNS == 0, "runs stay in their share");
+
     T value[SHAPE::NNZ];
     // Rows of the target mode come first: it and mode 0 have changed places.
     u32 index[ORDER][SHAPE::NNZ];
+
+    // The place of nonzero `at` is `at ^ turn(at)`, and turn is the same for all of a share.
+    static __device__ __forceinline__ u32 turn(u32 at) { return at / SHARE % TURNS * RUN; }
+    static __device__ __forceinline__ u32 place(u32 at) { return at ^ turn(at); }
 
     // Before nonzeros come: how many there are for each row modulo NNZ, and what warps add up.
     __device__ __forceinline__ u32* count() { return index[1]; }
@@ -147,21 +158,23 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
 
 // Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where they are
 // SORTED, otherwise ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
-// share a bucket take turns, which costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to a multiple of BATCH.
-// Called by the whole thread block, which sees the group on return.
-template <class LAYOUT, int BATCH, bool SORTED, class T, int ORDER, class SHAPE>
-__device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
+// share a bucket take turns, which costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to whole batches.
+// Called by the whole thread block, which sees the group on return; where they are SORTED, a warp sees what its own shares hold: nobody waits
+// for another warp.
+template <class LAYOUT, bool SORTED, class T, int ORDER, class SHAPE, class S>
+__device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
                                       bool& bad)
 {
     constexpr int PER = SHAPE::PER;
     const Header h = LAYOUT::header_of(image);
     const u32 mine = threadIdx.x / SHAPE::OF_TILE, left = h.nnz - t * BLCO_TILE_NNZ;
-    const u32 all = left < SHAPE::NNZ ? left : SHAPE::NNZ, padded = (all + BATCH - 1) / BATCH * BATCH;
+    const u32 all = left < SHAPE::NNZ ? left : SHAPE::NNZ, padded = (all + S::BATCH - 1) / S::BATCH * S::BATCH;
     // Threads whose tile is not there have no slots.
     const u32 start = mine * BLCO_TILE_NNZ, end = start + BLCO_TILE_NNZ;
     const u32 nnz = all <= start ? 0 : all < end ? all - start : BLCO_TILE_NNZ;
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
-    const Slots slots = {threadIdx.x % SHAPE::OF_TILE, SHAPE::OF_TILE, nnz};
+    const u32 of_tile = threadIdx.x % SHAPE::OF_TILE;
+    const Slots slots = SORTED ? Slots{of_tile / 32 * 32 * PER + of_tile % 32, 32, nnz} : Slots{of_tile, SHAPE::OF_TILE, nnz};
     u32* const count = group.count();
     if (!SORTED) {
 #pragma unroll
@@ -199,13 +212,15 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE>& group, const Mttkr
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
         if (slots.first + k * slots.step >= slots_end) continue;
-        group.value[at[k]] = slots.real(k) ? value[k] : T(0);
+        const u32 place = group.place(at[k]);
+        group.value[place] = slots.real(k) ? value[k] : T(0);
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) {
             if (ORDER == BLCO_ORDER_MAX && m >= (int)a.order) break;
-            (&group.index[0][0])[column[m] + at[k]] = index[k][m];
+            (&group.index[0][0])[column[m] + place] = index[k][m];
         }
     }
-    __syncthreads();
+    if (SORTED) __syncwarp();
+    else __syncthreads();
     return padded;
 }

@@ -10,7 +10,7 @@ pub const TILE_THREADS: u32 = 128;
 /// Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
 pub const SHARE: u32 = 64;
 /// Tiles that a thread block takes of sorted nonzeros.
-pub const SORTED_TILES: u32 = 2;
+pub const SORTED_TILES: u32 = 1;
 /// Threads of a thread block of what clears, joins and finishes rows.
 pub const ROW_THREADS: u32 = 256;
 /// Ends that a warp joins.

@@ -1,7 +1,6 @@
 //! The kernels: embedded as PTX, which serves every device from compute capability 7.0 on, and compiled for one
 //! device, order, rank and index encoding where NVRTC is installed. Both come from the same sources in kernels/.
 
-use super::abi::{SORTED_TILES, TILE_THREADS};
 use super::cache::Cache;
 use super::driver::{Device, Kernel, Module};
 use super::nvrtc::{Nvrtc, SourceFile};
@@ -221,7 +220,7 @@ pub struct Variant {
 /// cache has lost them.
 const HARDLY_MEET: f64 = 0.65;
 /// Factors that are too large for the rows of a group of tiles to meet often.
-const MANY_ROWS_BYTES: u64 = 16 << 20;
+const MANY_ROWS_BYTES: u64 = 8 << 20;
 /// Bytes of shared memory that every device lets a thread block have.
 const SHARED_BYTES: usize = 48 << 10;
 
@@ -242,7 +241,9 @@ impl Variant {
             columns = 1;
         }
         let tiles = [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES);
-        Self { tiles: tiles.unwrap_or(1), lanes, columns, batch: 4, split }
+        // Where registers allow it: half a line of each row.
+        let batch = if precision == Precision::F32 && lanes * columns == 16 { 8 } else { 4 };
+        Self { tiles: tiles.unwrap_or(1), lanes, columns, batch, split }
     }
 
     /// The embedded one that serves an order and rank. `spread`: rows hardly meet again.
@@ -282,12 +283,6 @@ impl Variant {
                 "{tiles} tiles take {bytes} bytes of shared memory, more than {SHARED_BYTES}"
             ));
         }
-        let sorted = group_bytes(precision, order, SORTED_TILES) + ends_bytes(lanes, columns);
-        if sorted > SHARED_BYTES {
-            return Err(format!(
-                "sorted nonzeros take {sorted} bytes of shared memory, more than {SHARED_BYTES}"
-            ));
-        }
         Ok(())
     }
 }
@@ -310,12 +305,6 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
         Precision::F32 => 4,
     };
     tiles as usize * TILE_NNZ * (value + 4 * order)
-}
-
-/// Bytes of shared memory that the ends of a thread block's shares take besides, where nonzeros are sorted.
-fn ends_bytes(lanes: u32, columns: u32) -> usize {
-    let shares = SORTED_TILES * TILE_THREADS / lanes;
-    2 * (shares * lanes * columns) as usize * size_of::<f64>()
 }
 
 impl fmt::Display for Variant {
