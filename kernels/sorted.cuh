@@ -78,12 +78,6 @@ template <class T> struct Written {
     }
 };
 
-// Sums of the first and the last row of each share of a thread block.
-template <class SHAPE, class S> struct ShareEnds {
-    static constexpr u32 SHARE = SHAPE::PER * S::LANES;
-    double sum[2][SHAPE::NNZ / SHARE][S::SWEEP];
-};
-
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
 template <class T, int ORDER, class SHAPE, class S, int RANK>
 __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
@@ -92,7 +86,9 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
     static_assert(S::SWEEP <= SHAPE::THREADS, "a thread for each column");
     __shared__ Group<T, ORDER, SHAPE, S> group;
-    __shared__ ShareEnds<SHAPE, S> ends;
+    // Sums of the first and the last row of each share.
+    __shared__ double ends[2][SHAPE::NNZ / SHARE][S::SWEEP];
+    static_assert(sizeof(group) + sizeof(ends) <= 48 << 10, "what every device lets a thread block have");
     const Target target = a.targets[0];
     const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const u32 tile = (blockIdx.x - chunk.first_block) * SHAPE::TILES;
@@ -114,7 +110,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
             // The share's first and last row have an end each; a row that is both has the first.
             const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
 #pragma unroll
-                for (int c = 0; c < S::COLUMNS; ++c) ends.sum[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
+                for (int c = 0; c < S::COLUMNS; ++c) ends[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
             };
             accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
                 if (row == first) keep(0, sum, true);
@@ -128,7 +124,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         if (start == 0 && threadIdx.x < 2) ((u32*)a.end_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
         const u32 column = start + threadIdx.x;
         if (threadIdx.x < S::SWEEP && column < rank) {
-            const auto sum_of = [&](u32 e) { return ends.sum[e % 2][e / 2][threadIdx.x]; };
+            const auto sum_of = [&](u32 e) { return ends[e % 2][e / 2][threadIdx.x]; };
             join<4>(entries, row_of, sum_of,
                     Written<T>(first_row, last_row, {target.sums, column, rank, a.add},
                                (double*)a.end_sums + 2ull * blockIdx.x * rank + column));

@@ -72,9 +72,7 @@ impl Functions {
             })
         }
     }
-}
 
-impl Functions {
     /// The architectures that it compiles for, 75 for compute capability 7.5; none where it does not tell.
     fn supported(&self) -> Vec<c_int> {
         let mut count = 0;
