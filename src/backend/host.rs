@@ -1,15 +1,17 @@
 //! The host backend: decodes chunks a batch of tiles at a time on the current rayon pool and hands each
 //! batch to an operation. Tiles are decoded once, whatever the operation computes from them.
 
+use super::Squares;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::{ChunkView, DecodedTile, Decoder};
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
-use crate::stream::{Backend, DevicePass, Free, Loaded, Span, Stage};
+use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Span, Stage};
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Tiles in a batch: its decoded form (1 to 4 MiB) stays in the caches that threads share.
@@ -127,7 +129,7 @@ impl<'a> Batch<'a> {
 #[derive(Debug)]
 pub struct HostBackend<'a, O> {
     sys: Sys,
-    decoder: Decoder,
+    decoder: Arc<Decoder>,
     store_path: PathBuf,
     op: &'a mut O,
     metas: Vec<TileMeta>,
@@ -135,6 +137,8 @@ pub struct HostBackend<'a, O> {
     values: Vec<f64>,
     free: Option<Free<PageBuf>>,
     vectors: pulp::Arch,
+    /// What the next pass is to check.
+    squares: Option<Squares>,
     /// When the pass began, and what was computed when since then.
     begun: Instant,
     spans: Vec<Span>,
@@ -153,7 +157,7 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
         let order = manifest.shape.order();
         Ok(Self {
             sys: sys.clone(),
-            decoder: Decoder::new(&manifest.shape, &manifest.format),
+            decoder: Arc::new(Decoder::new(&manifest.shape, &manifest.format)),
             store_path: store.path().to_path_buf(),
             op,
             metas: sys.vec(TileMeta::default(), BATCH_TILES)?,
@@ -161,6 +165,7 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
             values: sys.vec(0.0, BATCH_TILES * TILE_NNZ)?,
             free: None,
             vectors: Vectors::Widest.arch(),
+            squares: None,
             begun: Instant::now(),
             spans: Vec::new(),
         })
@@ -170,6 +175,13 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
         self.vectors = vectors.arch();
+        self
+    }
+
+    /// Has the next pass, which brings every chunk from its file, check the store's sum of squares.
+    #[must_use]
+    pub fn with_squares(mut self, squares: Squares) -> Self {
+        self.squares = Some(squares);
         self
     }
 
@@ -208,6 +220,15 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
         self.sys.page_buf(bytes)
     }
 
+    fn inspector(&self) -> Option<Inspector> {
+        let squares = self.squares.clone()?;
+        let (decoder, directory) = (Arc::clone(&self.decoder), self.store_path.clone());
+        Some(Arc::new(move |header, image| {
+            let path = Store::chunk_path_in(&directory, header.number as usize);
+            squares.add(&ChunkView::open(&decoder, header, image, path)?)
+        }))
+    }
+
     fn begin(&mut self) -> Result<()> {
         self.begun = Instant::now();
         self.spans.clear();
@@ -218,7 +239,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
         let Loaded { header, buffer, owner } = chunk;
         let start = self.begun.elapsed().as_secs_f64();
         let image = &buffer[..header.image_bytes as usize];
-        let path = self.store_path.join(crate::store::chunk_name(header.number as usize));
+        let path = Store::chunk_path_in(&self.store_path, header.number as usize);
         let view = ChunkView::open(&self.decoder, &header, image, path)?;
         self.op.chunk(&view)?;
         let tiles_of_chunk = if self.op.takes_tiles() { view.tiles() } else { 0 };
@@ -255,6 +276,7 @@ impl<O: HostOp> Backend for HostBackend<'_, O> {
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
         spans.append(&mut self.spans);
+        self.squares.take().map_or(Ok(()), |squares| squares.check())?;
         Ok(None)
     }
 }

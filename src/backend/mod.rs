@@ -3,3 +3,6 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+mod squares;
+
+pub use squares::Squares;

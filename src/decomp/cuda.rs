@@ -6,6 +6,7 @@
 
 use super::cp_als::Place;
 use super::update::{Moments, Rule};
+use crate::backend::Squares;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
 use crate::backend::cuda::dense::{DenseKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
@@ -156,7 +157,7 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
             return Err(Error::request(what));
         }
         let dense = Dense::new(device, T::PRECISION, rank, nonneg)?;
-        let mut backend = CudaBackend::new(device, store, device_plan, op)?;
+        let mut backend = CudaBackend::new(device, store, device_plan, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { executor, backend, store, rank, dense })
     }

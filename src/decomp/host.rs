@@ -5,6 +5,7 @@
 
 use super::cp_als::Place;
 use super::update::{self, Moments, Rule};
+use crate::backend::Squares;
 use crate::backend::host::HostBackend;
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
@@ -31,7 +32,7 @@ pub fn host_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
 impl<'a, T: Real> HostPlace<'a, T> {
     /// A place for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
     pub fn new(store: &'a Store, plan: &Plan, op: &'a mut Mttkrp<'static, T>) -> Result<Self> {
-        let mut backend = HostBackend::new(store, op)?;
+        let mut backend = HostBackend::new(store, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { backend, executor })
     }

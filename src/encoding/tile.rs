@@ -80,9 +80,26 @@ pub fn pack_mode(record: &TileRecord, mode: usize, nnz: usize, numbers: &Numbers
 /// Unpacks the indices of `mode`; slots without a nonzero hold `low`. False where one exceeds `high`.
 #[must_use]
 #[inline(always)]
-pub fn unpack_mode(record: &TileRecord, mode: usize, words: &[u32], out: &mut Numbers<u32>) -> bool {
+pub fn unpack_mode(
+    record: &TileRecord,
+    mode: usize,
+    words: &[u32],
+    nnz: usize,
+    out: &mut Numbers<u32>,
+) -> bool {
     let low = record.low[mode];
     column::unpack32(words, record.width(mode), low, out);
-    let furthest = out.iter().fold(0, |far, &index| far.max(index.wrapping_sub(low)));
-    furthest <= record.high[mode] - low
+    reach_at_most(out, nnz, low, record.high[mode] - low)
+}
+
+/// Whether the first `nnz` of a tile's indices are at most `span` above `low`. So are the others afterwards: what a column holds there
+/// is for a verifier to see.
+#[inline(always)]
+pub fn reach_at_most(indices: &mut Numbers<u32>, nnz: usize, low: u32, span: u32) -> bool {
+    let furthest =
+        |indices: &Numbers<u32>| indices.iter().fold(0, |far: u32, &index| far.max(index.wrapping_sub(low)));
+    furthest(indices) <= span || {
+        indices[nnz..].fill(low);
+        furthest(indices) <= span
+    }
 }

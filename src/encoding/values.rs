@@ -220,7 +220,7 @@ fn unpack_column(words: &[u32], width: u32, out: &mut Numbers<u64>) {
 /// Unpacks a tile's integers; slots without a nonzero hold the base.
 #[inline(always)]
 pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f64>) {
-    if width <= 31 && i32::try_from(base).is_ok_and(|b| b.abs() < 1 << 30) && width < 30 {
+    if width <= 31 && i32::try_from(base).is_ok_and(|b| b.unsigned_abs() < 1 << 30) && width < 30 {
         // The common case: counts. 32-bit integers convert to f64 a vector at a time.
         #[expect(clippy::cast_possible_truncation, reason = "base is an i32")]
         let base = base as i32;
@@ -243,9 +243,9 @@ pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f
     }
 }
 
-/// Unpacks a tile's entry numbers and looks them up. False where one is outside the dictionary.
+/// Unpacks as many of a tile's entry numbers as `out` has room for, and looks them up. False where one is outside the dictionary.
 #[must_use]
-pub fn unpack_entries(words: &[u32], dictionary: &[f64], out: &mut Numbers<f64>) -> bool {
+pub fn unpack_entries(words: &[u32], dictionary: &[f64], out: &mut [f64]) -> bool {
     let mut entries = [0; TILE_NNZ];
     unpack_column(words, dictionary_width(dictionary.len()), &mut entries);
     out.iter_mut().zip(entries).all(|(o, entry)| {
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn integers_of_every_width_and_sign_come_back() {
         for width in 0..=54u32 {
-            for base in [0, 3, -(1i64 << 53)] {
+            for base in [0, 3, -(1i64 << 53), i32::MIN.into(), i32::MAX.into()] {
                 let top = base.saturating_add_unsigned((1u64 << width) - 1).min(1 << 53);
                 let values: Vec<f64> =
                     (0..512i64).map(|i| (base + i % 7).min(top) as f64).chain([top as f64]).collect();

@@ -13,7 +13,7 @@ mod values;
 
 pub use cut::Cutter;
 pub(crate) use cut::PENDING_NNZ;
-pub use statistics::Statistics;
+pub use statistics::{Neumaier, Statistics};
 
 use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ};
@@ -132,6 +132,20 @@ impl<'a> ChunkView<'a> {
         }
     }
 
+    /// The same for a device, whose kernels check numbers and not how a tree pads its fibers: that is done here.
+    pub fn open_for_device(
+        decoder: &'a Decoder,
+        header: &ChunkHeader,
+        image: &'a [u8],
+        path: PathBuf,
+    ) -> Result<Self> {
+        let view = Self::open(decoder, header, image, path)?;
+        if let Self::Tree(tree) = &view {
+            tree.check_padded_tiles()?;
+        }
+        Ok(view)
+    }
+
     /// Tiles of the store that have nonzeros in the chunk.
     #[must_use]
     pub fn tiles(&self) -> usize {
@@ -172,6 +186,18 @@ impl<'a> ChunkView<'a> {
     #[must_use]
     pub fn index_bytes(&self) -> u64 {
         either!(self, view => view.index_bytes())
+    }
+
+    /// Whether no value of a dictionary or of an f64 section is outside of the range. What columns and f32 sections hold is not
+    /// looked at.
+    #[must_use]
+    pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
+        either!(self, view => view.stored_values_within(low, high))
+    }
+
+    /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
+    pub fn for_each_values(&self, take: impl FnMut(&[f64])) -> Result<()> {
+        either!(self, view => view.for_each_values(take))
     }
 
     /// Decodes tile `t`, as far as it is in the chunk, into `indices` (one column of [`TILE_NNZ`] per mode) and

@@ -77,20 +77,22 @@ impl Statistics {
 
 /// Neumaier's compensated sum.
 #[derive(Clone, Copy, Debug, Default)]
-struct Neumaier {
+pub struct Neumaier {
     sum: f64,
     lost: f64,
 }
 
 impl Neumaier {
-    fn add(&mut self, x: f64) {
+    /// Adds a number.
+    pub fn add(&mut self, x: f64) {
         let sum = self.sum + x;
         self.lost += if self.sum.abs() >= x.abs() { (self.sum - sum) + x } else { (x - sum) + self.sum };
         self.sum = sum;
     }
 
     /// The sum; infinity where it overflowed.
-    fn total(self) -> f64 {
+    #[must_use]
+    pub fn total(self) -> f64 {
         if self.sum.is_finite() { self.sum + self.lost } else { f64::INFINITY }
     }
 }

@@ -56,6 +56,19 @@ impl ValueSection {
         }
     }
 
+    /// Whether no value of a dictionary or of an f64 section is outside of the range. What columns and f32 sections hold is not
+    /// looked at.
+    pub fn within(&self, image: &[u8], low: f64, high: f64) -> bool {
+        let inside = |v: &f64| (low..=high).contains(v);
+        match self.encoding {
+            ValueEncoding::Integer | ValueEncoding::F32 => true,
+            ValueEncoding::F64 => bytemuck::cast_slice(&image[self.section.clone()]).iter().all(inside),
+            ValueEncoding::Dictionary => {
+                self.dictionary.first().is_some_and(inside) && self.dictionary.last().is_some_and(inside)
+            }
+        }
+    }
+
     /// Values `range` of an f32 or f64 section, at most a tile; false if one is not finite.
     #[inline(always)]
     pub fn stored(&self, image: &[u8], range: Range<usize>, values: &mut [f64; TILE_NNZ]) -> bool {

@@ -52,11 +52,25 @@ pub(super) fn undo_codec(
     path: &Path,
 ) -> Result<()> {
     image[..HEADER_BYTES].copy_from_slice(&file[..HEADER_BYTES]);
-    let bytes = zstd.decompress_to_buffer(&file[payload(header)], &mut image[HEADER_BYTES..]);
-    if bytes.ok() == Some(image.len() - HEADER_BYTES) {
+    let (payload, image) = (&file[payload(header)], &mut image[HEADER_BYTES..]);
+    if is_one_frame(payload) && zstd.decompress_to_buffer(payload, image).ok() == Some(image.len()) {
         return Ok(());
     }
     Err(Error::corrupt(path, format!("chunk {}: corrupt: zstd frame at byte 128", header.number)))
+}
+
+/// Whether `payload` is one zstd frame (RFC 8878): not skippable, nothing behind it, its window no larger than decoders take
+/// that decode piece by piece.
+fn is_one_frame(payload: &[u8]) -> bool {
+    const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+    const SINGLE_SEGMENT: u8 = 1 << 5;
+    const WINDOW_BYTES_MAX: u64 = 1 << 27;
+    let [m0, m1, m2, m3, descriptor, window, ..] = *payload else { return false };
+    let base = 1u64 << (10 + (window >> 3));
+    let window_fits = base + base / 8 * u64::from(window & 7) <= WINDOW_BYTES_MAX;
+    [m0, m1, m2, m3] == MAGIC
+        && (descriptor & SINGLE_SEGMENT != 0 || window_fits)
+        && zstd::zstd_safe::find_frame_compressed_size(payload).ok() == Some(payload.len())
 }
 
 /// Whether the stored bytes can give the image: they are it where there is no codec.

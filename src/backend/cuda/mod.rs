@@ -18,8 +18,8 @@
 //!
 //! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]).
 //!
-//! **Checks.** A worker opens every image ([`ChunkView`]) before it is copied: sections, tile records and
-//! BLCO blocks hold. Numbers inside columns are checked by the kernels, which put them inside the dims and
+//! **Checks.** A worker opens every image ([`ChunkView::open_for_device`]) before it is copied: sections, tile records and
+//! BLCO blocks hold, no fiber is padding alone. Numbers inside columns are checked by the kernels, which put them inside the dims and
 //! note the chunk; the pass then ends with an error.
 
 pub mod abi;
@@ -41,6 +41,7 @@ pub mod plan;
 mod resident;
 pub mod ttv;
 
+use super::Squares;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
@@ -116,6 +117,8 @@ pub struct CudaBackend<'a, O> {
     gathering: Option<Gathering>,
     expander: Option<Expander>,
     pass: DevicePass,
+    /// What the next pass is to check.
+    squares: Option<Squares>,
     plan: DevicePlan,
     notes: Vec<String>,
 }
@@ -186,9 +189,17 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             gathering,
             expander,
             pass: DevicePass::default(),
+            squares: None,
             plan,
             notes,
         })
+    }
+
+    /// Has the next pass, which brings every chunk from its file, check the store's sum of squares.
+    #[must_use]
+    pub fn with_squares(mut self, squares: Squares) -> Self {
+        self.squares = Some(squares);
+        self
     }
 
     /// Whether an earlier pass, or this one, has brought what is resident.
@@ -308,10 +319,17 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
     fn inspector(&self) -> Option<Inspector> {
         let manifest = self.store.manifest();
         let decoder = Decoder::new(&manifest.shape, &manifest.format);
-        let directory = self.store.path().to_path_buf();
+        let (directory, squares) = (self.store.path().to_path_buf(), self.squares.clone());
+        // What derived orders hold is chosen by the values' range.
+        let sorts = self.plan.orders.iter().any(|order| order.target);
+        let range = sorts.then_some((manifest.value_min, manifest.value_max));
         Some(Arc::new(move |header, image| {
             let path = Store::chunk_path_in(&directory, header.number as usize);
-            ChunkView::open(&decoder, header, image, path).map(drop)
+            let view = ChunkView::open_for_device(&decoder, header, image, path)?;
+            if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
+                return Err(order::beyond_the_range(&directory));
+            }
+            squares.as_ref().map_or(Ok(()), |squares| squares.add(&view))
         }))
     }
 
@@ -437,6 +455,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         if let Some(number) = of_trees.into_iter().chain(self.op.damaged_chunk()?).min() {
             return Err(out_of_range(self.store.path(), self.store.manifest().chunks.len(), number));
         }
+        self.squares.take().map_or(Ok(()), |squares| squares.check())?;
         self.resident.iter_mut().for_each(|resident| resident.there = true);
         let wall = self.begun.elapsed().as_secs_f64();
         for (_, part) in active(self.op, &self.parts) {

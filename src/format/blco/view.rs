@@ -86,18 +86,18 @@ impl<'a> ChunkView<'a> {
     fn index_sections(decoder: &Decoder, header: &ChunkHeader) -> Option<IndexSections> {
         let nnz = header.nnz as usize;
         let section = |kind| header.section(kind);
-        let absent = |kinds: [SectionKind; 2]| kinds.iter().all(|&k| section(k).is_none());
+        let absent = |kinds: [SectionKind; 3]| kinds.iter().all(|&k| section(k).is_none());
         match decoder.encoding {
             IndexEncoding::Raw => {
                 let (blocks, index) = (section(SectionKind::Blocks)?, section(SectionKind::Index)?);
                 let fits = blocks.len() % 16 == 0 && !blocks.is_empty() && index.len() == 8 * nnz;
-                let alone = absent([SectionKind::Tiles, SectionKind::Columns]);
+                let alone = absent([SectionKind::Tiles, SectionKind::Columns, SectionKind::Levels]);
                 (fits && alone).then_some(IndexSections::Raw { blocks, index })
             }
             IndexEncoding::Tiled => {
                 let (tiles, columns) = (section(SectionKind::Tiles)?, section(SectionKind::Columns)?);
                 let fits = tiles.len() == nnz.div_ceil(TILE_NNZ) * record_bytes(decoder.shape.order());
-                let alone = absent([SectionKind::Blocks, SectionKind::Index]);
+                let alone = absent([SectionKind::Blocks, SectionKind::Index, SectionKind::Levels]);
                 (fits && alone).then_some(IndexSections::Tiled { tiles, columns })
             }
         }
@@ -230,8 +230,7 @@ impl<'a> ChunkView<'a> {
             IndexSections::Tiled { columns, .. } => self.decode_tiled(t, columns, indices, values, &mut tile),
         };
         if !decoded {
-            let what = format!("chunk {}: corrupt: tile {t}: a number out of range", self.number);
-            return Err(Error::corrupt(&self.path, what));
+            return Err(self.damaged(t));
         }
         tile.indices = indices;
         tile.values = &values[..nnz];
@@ -250,25 +249,75 @@ impl<'a> ChunkView<'a> {
         let order = self.decoder.shape.order();
         let record = self.record(t);
         (tile.low, tile.high) = (record.low, record.high);
-        let start = columns.start + column::bytes(record.columns_at);
-        let length = column::bytes(record.widths(order));
-        let mut words: &[u32] = bytemuck::cast_slice(&self.image[start..start + length]);
+        let mut words = self.words(&record, columns);
         let mut inside = true;
         for (m, column) in indices.chunks_exact_mut(TILE_NNZ).enumerate().take(order) {
             let column = column.try_into().expect("a column holds a tile");
-            inside &= unpack_mode(&record, m, words, column);
+            inside &= unpack_mode(&record, m, words, tile.nnz, column);
             words = &words[column::bytes(record.width(m)) / 4..];
         }
-        let values = values.first_chunk_mut().expect("room for a tile");
-        inside
-            && match self.values.encoding {
-                ValueEncoding::Integer => {
-                    unpack_integers(words, record.value_base, record.value_width, values);
-                    true
-                }
-                ValueEncoding::Dictionary => unpack_entries(words, &self.values.dictionary, values),
-                ValueEncoding::F32 | ValueEncoding::F64 => self.section_values(t, values),
+        inside && self.tiled_values(t, &record, words, values.first_chunk_mut().expect("room for a tile"))
+    }
+
+    /// The words of a tile's columns.
+    #[inline(always)]
+    fn words(&self, record: &TileRecord, columns: &Range<usize>) -> &'a [u32] {
+        let start = columns.start + column::bytes(record.columns_at);
+        let length = column::bytes(record.widths(self.decoder.shape.order()));
+        bytemuck::cast_slice(&self.image[start..start + length])
+    }
+
+    /// Values of tile `t` of a `tiled` chunk, whose value column is `words`; false if one is out of range.
+    #[inline(always)]
+    fn tiled_values(
+        &self,
+        t: usize,
+        record: &TileRecord,
+        words: &[u32],
+        values: &mut [f64; TILE_NNZ],
+    ) -> bool {
+        match self.values.encoding {
+            ValueEncoding::Integer => {
+                unpack_integers(words, record.value_base, record.value_width, values);
+                true
             }
+            ValueEncoding::Dictionary => {
+                unpack_entries(words, &self.values.dictionary, &mut values[..self.tile_nnz(t)])
+            }
+            ValueEncoding::F32 | ValueEncoding::F64 => self.section_values(t, values),
+        }
+    }
+
+    /// Whether no value of a dictionary or of an f64 section is outside of the range.
+    #[must_use]
+    pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
+        self.values.within(self.image, low, high)
+    }
+
+    /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
+    pub fn for_each_values(&self, mut take: impl FnMut(&[f64])) -> Result<()> {
+        let mut values = [0.0; TILE_NNZ];
+        for t in 0..self.tiles() {
+            let decoded = match &self.index {
+                IndexSections::Raw { .. } => self.section_values(t, &mut values),
+                IndexSections::Tiled { columns, .. } => {
+                    let record = self.record(t);
+                    let words = self.words(&record, columns);
+                    let of_values = words.len() - column::bytes(record.value_width) / 4;
+                    self.tiled_values(t, &record, &words[of_values..], &mut values)
+                }
+            };
+            if !decoded {
+                return Err(self.damaged(t));
+            }
+            take(&values[..self.tile_nnz(t)]);
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, t: usize) -> Error {
+        let what = format!("chunk {}: corrupt: tile {t}: a number out of range", self.number);
+        Error::corrupt(&self.path, what)
     }
 
     /// Values of tile `t` from the VALUES section; false if one is not finite.

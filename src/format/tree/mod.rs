@@ -9,6 +9,7 @@
 
 mod encode;
 mod measure;
+mod padding;
 mod record;
 mod tiles;
 mod view;

@@ -97,6 +97,7 @@ impl TreeView<'_> {
         let mut done = 0;
         while done < positions.len() && tile < tiles {
             self.leaves(tile, &mut leaves)?;
+            self.check_fibers(tile, &leaves)?;
             let mut position = self.before(tile);
             for slot in 0..leaves.len {
                 let pad = leaves.indices[slot] == PADDING;

@@ -4,6 +4,7 @@
 use super::PADDING;
 use super::record::{HEAD_BYTES, Head, LevelRecord, RECORD_BYTES, u32_at};
 use crate::encoding::column::{self, Numbers};
+use crate::encoding::tile::reach_at_most;
 use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
 use crate::encoding::{LeafRule, TILE_NNZ};
 use crate::error::{Error, Result};
@@ -148,7 +149,9 @@ impl<'a> TreeView<'a> {
             path: PathBuf::new(),
         };
         view.check_records().map_err(wrong)?;
-        Ok(Self { path, ..view })
+        let view = Self { path, ..view };
+        view.check_padding(|view, tile| view.nonzeros_of(tile) == 0)?;
+        Ok(view)
     }
 
     /// Records inside the shape, with columns that follow one another and children that follow one another.
@@ -256,7 +259,7 @@ impl<'a> TreeView<'a> {
 
     /// Nodes of a tile.
     #[inline]
-    fn len(&self, level: usize, tile: usize) -> usize {
+    pub(super) fn len(&self, level: usize, tile: usize) -> usize {
         (self.nodes[level] as usize - tile * TILE_NNZ).min(TILE_NNZ)
     }
 
@@ -278,10 +281,16 @@ impl<'a> TreeView<'a> {
         if tile < self.tiles_of(leaf) { self.record(leaf, tile).stride_or_before as usize } else { self.nnz }
     }
 
+    /// Nonzeros of leaf tile `tile`.
+    #[inline]
+    pub(crate) fn nonzeros_of(&self, tile: usize) -> usize {
+        self.before(tile + 1).wrapping_sub(self.before(tile))
+    }
+
     /// Whether leaf tile `tile` holds padding.
     #[inline]
-    fn is_padded(&self, tile: usize) -> bool {
-        self.before(tile + 1).wrapping_sub(self.before(tile)) != self.len(self.order() - 1, tile)
+    pub(super) fn is_padded(&self, tile: usize) -> bool {
+        self.nonzeros_of(tile) != self.len(self.order() - 1, tile)
     }
 
     pub(crate) fn damaged(&self, level: usize, tile: usize) -> Error {
@@ -304,8 +313,8 @@ impl<'a> TreeView<'a> {
         let record = self.record(level, tile);
         let width = record.index_width(false);
         column::unpack32(self.words(&record, false), width, record.low, &mut out.indices);
-        let furthest = out.indices.iter().fold(0, |far, &index| far.max(index.wrapping_sub(record.low)));
-        if furthest > record.high - record.low {
+        let span = record.high - record.low;
+        if !reach_at_most(&mut out.indices, self.len(level, tile), record.low, span) {
             return Err(self.damaged(level, tile));
         }
         self.starts(level, tile, out)
@@ -340,14 +349,18 @@ impl<'a> TreeView<'a> {
         let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
         let starts = out.starts.first_chunk_mut().expect("one more than a tile's nodes");
         column::unpack32(words, record.second_width, base, starts);
-        for (start, i) in starts.iter_mut().zip(0u32..) {
-            *start = start.wrapping_add(record.stride_or_before.wrapping_mul(i));
-        }
         out.len = self.len(level, tile);
+        // A start that 32 bits do not hold comes out below the least that its record allows.
+        let mut beyond = 0;
+        for ((start, i), slot) in starts.iter_mut().zip(0u32..).zip(0..) {
+            let above = record.stride_or_before.wrapping_mul(i);
+            *start = start.wrapping_add(above);
+            beyond |= u32::from(slot < out.len && *start < base.wrapping_add(above));
+        }
         out.starts[out.len] = self.start_behind(level, tile);
         let falls =
             out.starts[..=out.len].windows(2).fold(0, |falls, pair| falls | u32::from(pair[0] >= pair[1]));
-        if falls == 0 && out.starts[0] == base { Ok(()) } else { Err(self.damaged(level, tile)) }
+        if falls | beyond == 0 && out.starts[0] == base { Ok(()) } else { Err(self.damaged(level, tile)) }
     }
 
     /// Where the children of a tile's last node end.
@@ -372,8 +385,8 @@ impl<'a> TreeView<'a> {
         column::unpack32(words, index_width, record.low, &mut out.indices);
         let words = &words[column::bytes(index_width) / 4..];
         let span = record.high - record.low;
-        let furthest = out.indices.iter().fold(0, |far, &index| far.max(index.wrapping_sub(record.low)));
-        let mut inside = furthest <= span + u32::from(out.padded);
+        let most = span + u32::from(out.padded);
+        let mut inside = reach_at_most(&mut out.indices, out.len, record.low, most);
         if out.padded {
             let mut pads = 0;
             for index in &mut out.indices[..out.len] {
@@ -381,20 +394,43 @@ impl<'a> TreeView<'a> {
                 pads += usize::from(pad);
                 *index = if pad { PADDING } else { *index };
             }
-            inside &= out.len - pads == self.before(tile + 1) - self.before(tile);
+            inside &= out.len - pads == self.nonzeros_of(tile);
         }
         inside &= match self.values.encoding {
             ValueEncoding::Integer => {
                 unpack_integers(words, record.base, record.second_width, &mut out.values);
                 true
             }
-            ValueEncoding::Dictionary => unpack_entries(words, &self.values.dictionary, &mut out.values),
+            ValueEncoding::Dictionary => {
+                unpack_entries(words, &self.values.dictionary, &mut out.values[..out.len])
+            }
             ValueEncoding::F32 | ValueEncoding::F64 => {
                 let from = tile * TILE_NNZ;
                 self.values.stored(self.image, from..from + out.len, &mut out.values)
             }
         };
         if inside { Ok(()) } else { Err(self.damaged(leaf, tile)) }
+    }
+
+    /// Whether no value of a dictionary or of an f64 section is outside of the range.
+    #[must_use]
+    pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
+        self.values.within(self.image, low, high)
+    }
+
+    /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
+    pub fn for_each_values(&self, mut take: impl FnMut(&[f64])) -> Result<()> {
+        let mut leaves = Leaves::default();
+        for tile in 0..self.tiles_of(self.order() - 1) {
+            self.leaves(tile, &mut leaves)?;
+            let mut nnz = 0;
+            for slot in 0..leaves.len {
+                leaves.values[nnz] = leaves.values[slot];
+                nnz += usize::from(!leaves.padded || leaves.indices[slot] != PADDING);
+            }
+            take(&leaves.values[..nnz]);
+        }
+        Ok(())
     }
 
     /// The image.

@@ -32,8 +32,8 @@ pub struct Note {
     slices: u32,
     /// Slots, but for padding behind the last nonzero.
     end: u32,
-    /// Nonzeros of the last fiber in this chunk.
-    last_nnz: u64,
+    /// Slots of the last fiber in this chunk, but for padding behind its last nonzero.
+    last_slots: u64,
 }
 
 /// What TTV asks of a device for chunks as long as those of a store.
@@ -55,11 +55,11 @@ pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize) -> u64 {
     u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64 + fibers_max(manifest) * element
 }
 
-/// A fiber that the next chunk may go on with, and its nonzeros so far.
+/// A fiber that the next chunk may go on with, and its slots so far, padding behind its last nonzero left out.
 #[derive(Clone, Copy, Debug)]
 struct Unfinished {
     ends: Ends,
-    nnz: u64,
+    slots: u64,
 }
 
 /// The operation.
@@ -132,20 +132,21 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
 /// What the chunk of `view` is to those before and behind it.
 fn note(view: &TreeView<'_>) -> Result<Note> {
     let (order, ends) = (view.order(), Ends::of(view)?);
-    let (leaf, slots) = (order - 1, view.level_nodes(order - 1));
+    let leaf = order - 1;
     let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
     let last = ends.fibers - 1;
     view.nodes(order - 2, last / TILE_NNZ, &mut nodes)?;
     let start = nodes.starts[last % TILE_NNZ] as usize;
-    view.leaves(start / TILE_NNZ, &mut leaves)?;
-    let before = &leaves.indices[..start % TILE_NNZ];
-    let before = view.before(start / TILE_NNZ) + before.iter().filter(|&&index| index != PADDING).count();
-    // Padding follows a fiber's nonzeros.
-    let last_nnz = view.nnz().checked_sub(before).filter(|&nnz| 0 < nnz && nnz <= slots - start);
-    let last_nnz = last_nnz.ok_or_else(|| view.damaged(leaf, start / TILE_NNZ))?;
+    let tile = (0..view.tiles_of(leaf)).rev().find(|&tile| view.nonzeros_of(tile) > 0).unwrap_or(0);
+    view.leaves(tile, &mut leaves)?;
+    let last_leaf = leaves.indices[..leaves.len].iter().rposition(|&index| index != PADDING);
+    let end = last_leaf.map_or(0, |slot| tile * TILE_NNZ + slot + 1);
+    // In padding that a verifier would refuse, between leaves, there are more slots than nonzeros: what counts is slots.
+    let last_slots = end.checked_sub(start).filter(|&slots| slots > 0);
+    let last_slots = last_slots.ok_or_else(|| view.damaged(leaf, tile))?;
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let slices = narrow(view.level_nodes(0));
-    Ok(Note { ends, slices, end: narrow(start + last_nnz), last_nnz: last_nnz as u64 })
+    Ok(Note { ends, slices, end: narrow(end), last_slots: last_slots as u64 })
 }
 
 fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
@@ -175,9 +176,9 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
         image: u64,
         results: u64,
     ) -> Result<usize> {
-        let Note { ends, slices, end, last_nnz } = *chunk.note;
+        let Note { ends, slices, end, last_slots } = *chunk.note;
         let goes_on = self.unfinished.filter(|fiber| fiber.ends.last == ends.first);
-        let carried = goes_on.map_or(0, |fiber| (fiber.nnz - 1) % u64::from(TTV_SEGMENT) + 1);
+        let carried = goes_on.map_or(0, |fiber| (fiber.slots - 1) % u64::from(TTV_SEGMENT) + 1);
         let arguments = TtvArgs {
             image,
             vector: self.vector.address(),
@@ -195,8 +196,8 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
         let fibers = u32::try_from(ends.fibers).unwrap_or(u32::MAX);
         self.kernels.launch(stream, slices, fibers, &arguments)?;
         self.launched += 1;
-        let before = goes_on.filter(|_| ends.fibers == 1).map_or(0, |fiber| fiber.nnz);
-        self.unfinished = Some(Unfinished { ends, nnz: before + last_nnz });
+        let before = goes_on.filter(|_| ends.fibers == 1).map_or(0, |fiber| fiber.slots);
+        self.unfinished = Some(Unfinished { ends, slots: before + last_slots });
         Ok(ends.fibers * size_of::<T>())
     }
 

@@ -73,6 +73,9 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
                         self.way.fetch(view.leaf_words(tile + 1));
                         multiply(&leaves, vector, &mut products);
                     }
+                    if slot == bounds[fiber] && leaves.begins_with_padding(slot as usize) {
+                        return Err(view.damaged(level + 1, (at / TILE) as usize));
+                    }
                     let stop = end.min(at.saturating_add(TILE));
                     let there = &products[(slot - at) as usize..(stop - at) as usize];
                     total = there.iter().fold(total, |total, product| total + product);
@@ -83,6 +86,10 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
                 // All that follow in the same tile.
                 let inside = bounds[fiber + 1..].partition_point(|&end| end - at <= TILE);
                 let bounds = &bounds[fiber..=fiber + inside];
+                let empty = |&slot: &u32| leaves.begins_with_padding(slot as usize);
+                if leaves.padded && bounds[..inside].iter().any(empty) {
+                    return Err(view.damaged(level + 1, (at / TILE) as usize));
+                }
                 let neighbours = Fibers { products: &products, at, bounds };
                 self.way.add_up(&neighbours, &mut sums[fiber..fiber + inside]);
                 fiber += inside;

@@ -13,6 +13,7 @@ use super::kernels::embedded_ptx;
 use super::resident::blocks_of;
 use crate::error::{Error, Result};
 use crate::store::Store;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use plan::{OrderPlan, value_encoding};
@@ -117,7 +118,8 @@ impl OrderSeconds {
 /// Derives what `plan` says from the `chunks` (address and length of a list of [`Chunk`]s on the device, with a thread block for each
 /// tile) that it was made for, which are there and stay while this runs. Returns when all is done.
 ///
-/// A number out of range in a chunk (or values that are not integers, where the plan says so) is an [`Error::Corrupt`], too
+/// A number out of range in a chunk (or values that are not integers, where the plan says so, or that take more bytes than the
+/// manifest's range of values says) is an [`Error::Corrupt`], too
 /// little memory an [`Error::Device`] that says so; in either case nothing is left behind.
 pub fn derive(
     device: &Arc<Device>,
@@ -142,6 +144,11 @@ pub fn derive(
     job.pack()?;
     derived.seconds = job.clock.read(plan.digits as usize)?;
     Ok(derived)
+}
+
+/// The error of a store whose chunks hold values outside of the range that its manifest records, by which orders are planned.
+pub(super) fn beyond_the_range(store: &Path) -> Error {
+    Error::corrupt(store.join("manifest"), "corrupt: value min and max are not those of the nonzeros")
 }
 
 fn bytes(x: u64) -> usize {
@@ -270,7 +277,12 @@ impl<'a> Job<'a> {
     fn allocate(&mut self, units: &[u32], empty: Memory) -> Result<(Derived, Memory)> {
         let plan = self.plan;
         let each = || (0..plan.images()).zip(units.iter().map(|&u| u64::from(u)));
-        let all = each().map(|(number, units)| plan.image_bytes(number, units)).sum();
+        let lengths = || each().map(|(number, units)| plan.image_bytes(number, units));
+        let all = lengths().sum();
+        // Indices are inside the dims, so that only values can be wider than planned.
+        if all > plan.result_bytes_max || lengths().any(|bytes| bytes > plan.image_bytes_max) {
+            return Err(beyond_the_range(self.store.path()));
+        }
         let mut memory = self.device.memory(bytes(all))?;
         let mut list = self.device.memory(size_of::<u64>() * units.len())?;
         // Gaps between sections hold zeros.

@@ -262,7 +262,8 @@ impl<O: PipelineOp> Backend for PipelineBackend<'_, O> {
         let (notes, directory) = (Arc::clone(&self.notes_of_chunks), self.store.path().to_path_buf());
         Some(Arc::new(move |header, image| {
             let number = header.number as usize;
-            let view = ChunkView::open(&decoder, header, image, Store::chunk_path_in(&directory, number))?;
+            let path = Store::chunk_path_in(&directory, number);
+            let view = ChunkView::open_for_device(&decoder, header, image, path)?;
             let note = noter(&view)?;
             notes.lock().unwrap_or_else(PoisonError::into_inner)[number] = Some(note);
             Ok(())
