@@ -2,6 +2,7 @@
 
 use crate::backend::host::Vectors;
 use crate::error::{Error, Result};
+use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 
 /// Processors that this process may use.
@@ -9,15 +10,31 @@ pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory that are available now, to this machine and to the control groups that this process is in (containers, batch jobs); a large number
-/// where the system does not say.
+/// Bytes of memory that are available now: to this machine, to the control groups that this process is in (containers, batch jobs), and within the
+/// process's own limits (`ulimit -v` and `-d`); a large number where the system does not say.
 pub fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let machine = kib.map_or(u64::MAX / 2, |kib| kib * 1024);
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    groups_memory(Path::new("/sys/fs/cgroup"), &groups).map_or(machine, |left| left.min(machine))
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let machine = kib(&text("/proc/meminfo"), "MemAvailable:").unwrap_or(u64::MAX / 2);
+    let groups = groups_memory(Path::new("/sys/fs/cgroup"), &text("/proc/self/cgroup"));
+    let limits = limits_memory(&text("/proc/self/status"), |limit| getrlimit(limit).current);
+    [groups, limits].into_iter().flatten().fold(machine, u64::min)
+}
+
+/// Bytes that the line of a file in `/proc` says which begins with `name`.
+fn kib(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Bytes that the limits of this process leave, without what its threads may reserve beside what they take; `status` is what
+/// `/proc/self/status` says.
+fn limits_memory(status: &str, limit: impl Fn(Resource) -> Option<u64>) -> Option<u64> {
+    let left = |resource, taken: &str| {
+        let taken = kib(status, taken).unwrap_or(0);
+        Some(limit(resource)?.saturating_sub(taken))
+    };
+    let left = left(Resource::As, "VmSize:").into_iter().chain(left(Resource::Data, "VmData:")).min()?;
+    Some(left - left / 4)
 }
 
 /// What a control group's files and the lines of its `memory.stat` are called.
@@ -87,6 +104,18 @@ pub fn vectors() -> Result<Vectors> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_the_process_decide_where_they_are_tighter() {
+        let status = "Name:\tblco\nVmSize:\t  2048 kB\nVmData:\t 1024 kB\n";
+        let left = |address: Option<u64>, data: Option<u64>| {
+            limits_memory(status, |limit| if limit == Resource::As { address } else { data })
+        };
+        assert_eq!(left(None, None), None);
+        assert_eq!(left(Some(6 << 20), None), Some(3 << 20));
+        assert_eq!(left(Some(6 << 20), Some(3 << 20)), Some(3 << 19));
+        assert_eq!(left(Some(1 << 20), None), Some(0));
+    }
 
     #[test]
     fn the_tightest_control_group_decides() {

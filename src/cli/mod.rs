@@ -12,6 +12,7 @@ pub mod export;
 pub mod generate;
 pub mod info;
 mod machine;
+pub mod memory;
 mod outputs;
 pub mod pack;
 mod progress;
@@ -83,6 +84,7 @@ pub fn main<P: Program>() -> ExitCode {
     let program = P::parse();
     let name = P::command().get_name().to_owned();
     let report = system().and_then(|sys| {
+        memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
         ctrlc::set_handler(move || interrupt(&handle, &name))
             .map_err(|e| Error::request(format!("signals cannot be handled: {e}")))?;

@@ -15,6 +15,8 @@ pub use temporary::{SPILL_PREFIX, Temporary};
 use crate::error::{Error, Result};
 use fault::{Call, Fault, Faults};
 use memmap2::MmapMut;
+use std::cell::Cell;
+use std::collections::TryReserveError;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -83,6 +85,26 @@ pub fn behind_links(path: &Path) -> Result<PathBuf> {
 /// For reports: a path as messages show it. Names need not be UTF-8, text must.
 pub fn shown_path<S: serde::Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
+}
+
+thread_local! {
+    /// Whether the thread is in [`trying`].
+    static TRIES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread asks for memory that it can do without: an allocator may answer that there is none. Elsewhere no memory
+/// means the end of a program.
+#[must_use]
+pub fn is_trying() -> bool {
+    TRIES.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Runs `allocate`, which reports where there is no memory.
+fn trying<T>(allocate: impl FnOnce() -> std::result::Result<T, TryReserveError>) -> io::Result<T> {
+    TRIES.set(true);
+    let allocated = allocate();
+    TRIES.set(false);
+    allocated.map_err(|_| io::ErrorKind::OutOfMemory.into())
 }
 
 /// A handle to the operating system. Cheap to clone; clones share the fault counter.
@@ -273,7 +295,7 @@ impl Sys {
         self.pass(Call::Allocate)
             .and_then(|_| {
                 let mut vec = Vec::new();
-                vec.try_reserve_exact(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+                trying(|| vec.try_reserve_exact(len))?;
                 vec.resize(len, value);
                 Ok(vec)
             })
@@ -288,7 +310,7 @@ impl Sys {
         }
         let room = (2 * vec.capacity()).min(len_max).max(len) - vec.len();
         self.pass(Call::Allocate)
-            .and_then(|_| vec.try_reserve_exact(room).map_err(|_| io::ErrorKind::OutOfMemory.into()))
+            .and_then(|_| trying(|| vec.try_reserve_exact(room)))
             .map_err(|source| Error::Resource { action: "allocate memory", source })
     }
 }

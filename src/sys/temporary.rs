@@ -3,16 +3,32 @@
 
 use super::Sys;
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+/// Names that there is room for from the beginning: more than any program has at a time, so that none is noted with the lock held
+/// while memory ends, and with it the program.
+const NAMES: usize = 256;
+
+thread_local! {
+    /// Whether the thread is in [`Registry::publish`].
+    static PUBLISHES: Cell<bool> = const { Cell::new(false) };
+}
+
 /// The temporary names in use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Registry {
     paths: Mutex<Vec<PathBuf>>,
     /// Whether all have been removed, or are being removed: nothing temporary is to get its name from then on. Locked by whoever
     /// does either.
     ended: Mutex<bool>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { paths: Mutex::new(Vec::with_capacity(NAMES)), ended: Mutex::new(false) }
+    }
 }
 
 impl Registry {
@@ -22,8 +38,11 @@ impl Registry {
 
     /// Removes everything that is registered. For the end of a program that cannot unwind.
     pub(super) fn remove_all(&self) {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        *ended = true;
+        // A thread that publishes, and ends the program in the middle of it, has locked it.
+        let mut ended = (!PUBLISHES.get()).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(ended) = &mut ended {
+            **ended = true;
+        }
         self.with(|paths| paths.drain(..).for_each(|path| remove(&path)));
     }
 
@@ -31,7 +50,13 @@ impl Registry {
     /// another name.
     pub(super) fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if *ended { Err(Error::Cancelled) } else { name() }
+        if *ended {
+            return Err(Error::Cancelled);
+        }
+        PUBLISHES.set(true);
+        let named = name();
+        PUBLISHES.set(false);
+        named
     }
 }
 
@@ -54,7 +79,8 @@ impl Temporary {
     /// Takes charge of `path`, where a file or directory is about to be created.
     #[must_use]
     pub fn at(sys: &Sys, path: PathBuf) -> Self {
-        sys.temporaries.with(|paths| paths.push(path.clone()));
+        let noted = path.clone();
+        sys.temporaries.with(|paths| paths.push(noted));
         Self { sys: sys.clone(), path, gone: false }
     }
 

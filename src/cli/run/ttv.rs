@@ -158,9 +158,9 @@ fn make_plan<T: Real>(
 ) -> Result<Plan> {
     let manifest = store.manifest();
     let bytes = if let Some(device) = device {
-        ttv_device::host_bytes::<T>(store, mode, device)
+        ttv_device::host_bytes::<T>(store, mode, threads, device)
     } else if streams(manifest, mode) {
-        streamed_bytes::<T>(manifest, mode)
+        streamed_bytes::<T>(manifest, mode, threads)
     } else {
         let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
         vector + merging_bytes(run, manifest)

@@ -62,8 +62,8 @@ mod with_cuda {
     }
 
     /// Bytes of host memory that passes by `plan` hold.
-    pub fn host_bytes<T: Real>(store: &Store, mode: usize, plan: &PipelinePlan) -> u64 {
-        beside_device_bytes::<T>(store.manifest(), mode) + plan.host_bytes()
+    pub fn host_bytes<T: Real>(store: &Store, mode: usize, threads: usize, plan: &PipelinePlan) -> u64 {
+        beside_device_bytes::<T>(store.manifest(), mode, threads) + plan.host_bytes()
     }
 
     impl<T: Real> Passes<'_, T> {
@@ -132,7 +132,7 @@ mod without_cuda {
         match *device {}
     }
 
-    pub fn host_bytes<T>(_: &Store, _: usize, plan: &PipelinePlan) -> u64 {
+    pub fn host_bytes<T>(_: &Store, _: usize, _: usize, plan: &PipelinePlan) -> u64 {
         match *plan {}
     }
 

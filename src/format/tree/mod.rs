@@ -18,6 +18,8 @@ pub use encode::TreeEncoder;
 pub use measure::Meter;
 pub(crate) use tiles::walk;
 pub(crate) use view::chunk_format;
+#[cfg(feature = "cuda")]
+pub(crate) use record::RECORD_BYTES;
 pub use view::{Decoder, Leaves, Nodes, TreeView};
 
 use crate::shape::ORDER_MAX;

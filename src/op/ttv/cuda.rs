@@ -5,7 +5,7 @@
 //! into segments of [`TTV_SEGMENT`]; a segment is added up in f64 in the store's order, then the segments are. So results have the
 //! same bits for every kernel, for any chunks and lanes, and those of the host where no fiber is longer than a segment.
 
-use super::outlet::{Ends, Outlet};
+use super::outlet::{Ends, Outlet, handed_bytes};
 use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
@@ -48,11 +48,11 @@ pub fn device_demand<T: Real>(manifest: &Manifest, mode: usize) -> PipelineDeman
     }
 }
 
-/// Bytes of host memory that it holds for a store, lanes left out: the vector, and a chunk's elements as they are handed over.
+/// Bytes of host memory that it holds for a store on `threads` threads, lanes left out: the vector, and elements as they are handed over.
 #[must_use]
-pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize) -> u64 {
-    let element = 8 + 4 * (manifest.shape.order() as u64 - 1);
-    u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64 + fibers_max(manifest) * element
+pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
+    let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+    vector + handed_bytes(manifest.shape.order(), threads)
 }
 
 /// A fiber that the next chunk may go on with, and its slots so far, padding behind its last nonzero left out.

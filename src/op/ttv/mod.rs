@@ -28,6 +28,7 @@ mod windows;
 
 pub use merged::{Merged, layout as merged_layout};
 pub use oracle::Oracle;
+pub use outlet::handed_bytes;
 pub use streamed::{Streamed, host_bytes as streamed_bytes};
 
 use crate::coo::Batch;
@@ -43,9 +44,14 @@ pub fn streams(manifest: &Manifest, mode: usize) -> bool {
     matches!(manifest.format, Format::Hocfs { levels, .. } if levels.last() == mode)
 }
 
-/// Fibers that a chunk can have at most: none is without a nonzero.
+/// Fibers that a chunk can have at most: none is without a nonzero, and a tile of them takes a record of the image.
+#[cfg(feature = "cuda")]
 fn fibers_max(manifest: &Manifest) -> u64 {
-    manifest.chunks.iter().map(|chunk| chunk.nnz).max().unwrap_or(0)
+    let tile = crate::encoding::TILE_NNZ as u64;
+    let of_chunk = |chunk: &crate::store::ChunkEntry| {
+        chunk.nnz.min(chunk.image_bytes / crate::format::tree::RECORD_BYTES as u64 * tile)
+    };
+    manifest.chunks.iter().map(of_chunk).max().unwrap_or(0)
 }
 
 /// An error where an element is not finite: text could not hold it.

@@ -9,8 +9,24 @@ use crate::format::tree::{Nodes, TreeView, walk};
 use crate::shape::{ModeOrder, ORDER_MAX};
 use rayon::prelude::*;
 
-/// Tiles of fibers that one task takes.
-pub(super) const TASK_TILES: usize = 8;
+/// Fibers that one task takes: eight tiles.
+pub(super) const TASK_FIBERS: usize = 8 * TILE_NNZ;
+/// Bytes of an index in text, at most, with what follows it; and of a value.
+const TEXT_BYTES: [u64; 2] = [11, 25];
+
+/// Fibers that are handed over at once, by some tasks for each of `threads`: what memory a chunk's elements take does not depend on how many
+/// they are.
+pub(super) fn group_fibers(threads: usize) -> usize {
+    (2 * threads).max(4) * TASK_FIBERS
+}
+
+/// Bytes that elements of a tensor of `order` take as they are handed over on `threads` threads: batches, and the text that a sink makes of them.
+#[must_use]
+pub fn handed_bytes(order: usize, threads: usize) -> u64 {
+    let indices = order as u64 - 1;
+    let text = TEXT_BYTES[0] * indices + TEXT_BYTES[1];
+    group_fibers(threads) as u64 * (8 + 4 * indices + text)
+}
 
 /// The coordinates of a fiber, level by level.
 pub(super) type Path = [u32; ORDER_MAX];
@@ -79,22 +95,40 @@ impl<'s> Outlet<'s> {
         view: Option<&TreeView<'_>>,
         sums: &[S],
     ) -> Result<()> {
-        let continues = self.carried(ends).is_some();
-        let closed = self.open.take().filter(|_| !continues);
-        self.elements += ends.fibers as u64 - u64::from(continues);
+        let group = group_fibers(rayon::current_num_threads());
+        let mut groups = sums.chunks(group).enumerate();
+        groups.try_for_each(|(i, sums)| self.put_group::<T, S>(ends, view, i * group, sums))
+    }
+
+    /// The same of a group of a chunk's fibers, from `first` on, which begins a tile.
+    pub fn put_group<T: Real, S: Real>(
+        &mut self,
+        ends: &Ends,
+        view: Option<&TreeView<'_>>,
+        first: usize,
+        sums: &[S],
+    ) -> Result<()> {
+        let mut closed = None;
+        if first == 0 {
+            let continues = self.carried(ends).is_some();
+            closed = self.open.take().filter(|_| !continues);
+            self.elements += ends.fibers as u64 - u64::from(continues);
+        }
+        let is_last = first + sums.len() == ends.fibers;
         let hands_over = self.hands_over();
         if let (Some(sink), Some(view), true) = (&mut self.sink, view, hands_over) {
             let closed: Result<Vec<Batch>> =
                 closed.iter().map(|open| element::<T>(&self.levels, open)).collect();
             let mut batches = closed?;
-            let tasks = sums[..ends.fibers - 1].par_chunks(TASK_TILES * TILE_NNZ).enumerate();
-            let rest: Result<Vec<Batch>> = tasks
-                .map(|(task, sums)| elements::<T, S>(view, task * TASK_TILES * TILE_NNZ, sums))
-                .collect();
+            let tasks = sums[..sums.len() - usize::from(is_last)].par_chunks(TASK_FIBERS).enumerate();
+            let rest: Result<Vec<Batch>> =
+                tasks.map(|(task, sums)| elements::<T, S>(view, first + task * TASK_FIBERS, sums)).collect();
             batches.extend(rest?);
             sink(batches)?;
         }
-        self.open = Some(Open { path: ends.last, sum: sums[ends.fibers - 1].widen() });
+        if is_last {
+            self.open = Some(Open { path: ends.last, sum: sums[sums.len() - 1].widen() });
+        }
         Ok(())
     }
 

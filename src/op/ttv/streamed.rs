@@ -2,8 +2,8 @@
 
 use super::fibers::AddFibers;
 use super::neighbours::NOTHING;
-use super::outlet::{Ends, Outlet, TASK_TILES};
-use super::{Sink, fibers_max};
+use super::Sink;
+use super::outlet::{Ends, Outlet, TASK_FIBERS, group_fibers, handed_bytes};
 use crate::backend::host::{Batch as Tiles, HostOp, Vectors};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
@@ -12,30 +12,30 @@ use crate::format::ChunkView;
 use crate::format::tree::TreeView;
 use crate::store::{Format, Manifest, Store};
 use rayon::prelude::*;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The operation.
 pub struct Streamed<'a, 's, T> {
     vector: &'a [T],
     vectors: pulp::Arch,
-    /// Sums of a chunk's fibers.
+    /// Sums of some of a chunk's fibers.
     sums: Vec<f64>,
     outlet: Outlet<'s>,
     /// Seconds of computing and of handing over, for each chunk.
     steps: Vec<[f64; 2]>,
 }
 
-/// Bytes that it holds for a store, the vector included.
+/// Bytes that it holds for a store on `threads` threads, the vector included.
 #[must_use]
-pub fn host_bytes<T: Real>(manifest: &Manifest, mode: usize) -> u64 {
-    // A chunk's sums, and its elements as they are handed over.
-    let elements = fibers_max(manifest) * (2 * 8 + 4 * (manifest.shape.order() as u64 - 1));
-    u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64 + elements
+pub fn host_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
+    let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+    let sums = (group_fibers(threads) * size_of::<f64>()) as u64;
+    vector + sums + handed_bytes(manifest.shape.order(), threads)
 }
 
 impl<'a, 's, T: Real> Streamed<'a, 's, T> {
     /// TTV of `store`, whose leaves' mode has as many indices as `vector` elements. Elements go to `sink`; without one
-    /// they are counted.
+    /// they are counted. Runs on the current rayon pool.
     pub fn new(store: &Store, vector: &'a [T], sink: Option<Sink<'s>>) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
         let Format::Hocfs { levels, .. } = manifest.format else {
@@ -44,7 +44,7 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
         Ok(Self {
             vector,
             vectors: Vectors::Widest.arch(),
-            sums: sys.vec(0.0, usize::try_from(fibers_max(manifest)).unwrap_or(usize::MAX))?,
+            sums: sys.vec(0.0, group_fibers(rayon::current_num_threads()))?,
             outlet: Outlet::new(&levels, sink),
             steps: sys.vec([0.0; 2], 0)?,
         })
@@ -69,15 +69,14 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
         Ok((self.outlet.finish::<T>()?, std::mem::take(&mut self.steps)))
     }
 
-    /// The sums of all fibers of a chunk, the first of which goes on with what is carried.
-    fn compute(&mut self, view: &TreeView<'_>, ends: &Ends) -> Result<()> {
-        let before = self.outlet.carried(ends).unwrap_or(NOTHING);
-        let fibers = ends.fibers;
+    /// The sums of a group of a chunk's fibers, `fibers` from `first` on; the first one's begins with `before`.
+    fn compute(&mut self, view: &TreeView<'_>, first: usize, fibers: usize, before: f64) -> Result<()> {
         let Self { vector, vectors, sums, .. } = self;
-        let tasks = sums[..fibers].par_chunks_mut(TASK_TILES * TILE_NNZ).enumerate();
+        let tasks = sums[..fibers].par_chunks_mut(TASK_FIBERS).enumerate();
         tasks.try_for_each(|(task, sums)| {
             let before = if task == 0 { before } else { NOTHING };
-            AddFibers { view, first_tile: task * TASK_TILES, vector, before, sums }.run(*vectors)
+            let first_tile = (first + task * TASK_FIBERS) / TILE_NNZ;
+            AddFibers { view, first_tile, vector, before, sums }.run(*vectors)
         })
     }
 }
@@ -87,12 +86,18 @@ impl<T: Real> HostOp for Streamed<'_, '_, T> {
         let ChunkView::Tree(view) = chunk else {
             return Err(Error::request("elements stream out of trees alone"));
         };
-        let start = Instant::now();
+        let (start, mut computing) = (Instant::now(), Duration::ZERO);
         let ends = Ends::of(view)?;
-        self.compute(view, &ends)?;
-        let computed = start.elapsed();
-        self.outlet.put::<T, f64>(&ends, Some(view), &self.sums[..ends.fibers])?;
-        self.steps.push([computed, start.elapsed().saturating_sub(computed)].map(|step| step.as_secs_f64()));
+        let mut before = self.outlet.carried(&ends).unwrap_or(NOTHING);
+        for first in (0..ends.fibers).step_by(self.sums.len()) {
+            let begun = Instant::now();
+            let fibers = self.sums.len().min(ends.fibers - first);
+            self.compute(view, first, fibers, std::mem::replace(&mut before, NOTHING))?;
+            computing += begun.elapsed();
+            self.outlet.put_group::<T, f64>(&ends, Some(view), first, &self.sums[..fibers])?;
+        }
+        let handing = start.elapsed().saturating_sub(computing);
+        self.steps.push([computing, handing].map(|step| step.as_secs_f64()));
         Ok(())
     }
 
