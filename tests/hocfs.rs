@@ -255,7 +255,9 @@ fn storage_counts_slices_and_fibers() {
             let store =
                 packed(&tensor, &options(&dir.path().join(format!("{n}-{kind:?}")), kind, SMALL_CHUNKS));
             let sys = Sys::default();
-            let mut storage = Storage::<u64>::new(&sys, &store.manifest().shape, 1 << 30, dir.path());
+            let modes: Vec<usize> = (0..dims.len()).collect();
+            let shape = &store.manifest().shape;
+            let mut storage = Storage::<u64>::new(&sys, shape, &modes, 1 << 30, dir.path());
             let mut backend = blco::backend::host::HostBackend::new(&store, &mut storage).unwrap();
             let plan = plan(&store, 0, &Limits::default()).unwrap();
             let mut executor = Executor::new(&store, &plan, &mut backend).unwrap();

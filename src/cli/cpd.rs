@@ -2,22 +2,22 @@
 
 use super::cpd_report::{self, CpdReport};
 use super::device::{self, Real};
-use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
+use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp, open_store};
 use super::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Progress;
-use super::{Common, Program, Report, on_pool};
+use super::{Common, Program, Report, machine, on_pool};
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::host::{HostPlace, host_bytes};
-use crate::decomp::score::{Pair, Score, score};
+use crate::decomp::score::{self, Pair, Score, score};
 use crate::decomp::solve;
 use crate::decomp::{self, Init, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, Watch, factor_bytes};
-use crate::dense::{Matrix, load_factors, mode_file};
+use crate::dense::{factors_rank, load_factors, mode_file};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::Mttkrp;
 use crate::shape::Shape;
 use crate::store::Store;
-use crate::stream::Plan;
+use crate::stream::{Plan, program_bytes, too_little};
 use crate::sys::{File, Sys};
 use clap::Parser;
 use std::path::{Path, PathBuf};
@@ -135,7 +135,7 @@ impl Program for Cpd {
         refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         refuse_dash_for_directory("--checkpoint", self.checkpoint.as_deref(), "checkpoints are files")?;
         on_pool(sys, self.common.threads, |threads| match (&self.score, &self.store, self.engine.precision) {
-            (Some(dirs), ..) => compare(sys, dirs),
+            (Some(dirs), ..) => compare(sys, dirs, self.engine.memory, threads),
             (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, threads),
             (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, threads),
             (None, None, _) => Err(Error::request(NOTHING_ASKED)),
@@ -146,14 +146,13 @@ impl Program for Cpd {
 impl Cpd {
     /// Opens, plans, iterates, writes.
     fn decompose<T: Real>(&self, sys: &Sys, path: &Path, threads: usize) -> Result<Report> {
-        let store = Store::open(sys, path)?;
+        let store = open_store(sys, path, self.engine.memory, threads, true)?;
         let problem = Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
-        let given = match &self.factors {
-            Some(dir) => Some(load_factors::<T>(sys, dir, &shape)?),
-            None => None,
+        let rank = match &self.factors {
+            Some(dir) => factors_rank(sys, dir, &shape)?,
+            None => self.rank.unwrap_or(16) as usize,
         };
-        let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
         let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
         let modes: Vec<usize> = (0..shape.order()).collect();
         let demand = self.demand::<T>(&shape, &modes, rank, threads);
@@ -167,7 +166,7 @@ impl Cpd {
         let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
         let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
         let outputs = outputs.and(sys, self.report.as_deref())?;
-        let identity = self.identity::<T>(&report, given.as_deref());
+        let identity = self.identity::<T>(&report);
         let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
         let mut job = Job {
             sys,
@@ -178,8 +177,8 @@ impl Cpd {
             max_iters: self.max_iters as usize,
             checkpoint: self.checkpoint.as_deref().map(open).transpose()?,
         };
-        let init = match given {
-            Some(factors) => Init::Given(factors),
+        let init = match &self.factors {
+            Some(dir) => Init::Given(load_factors::<T>(sys, dir, &shape)?),
             None => Init::Seeded { seed: self.seed.unwrap_or(0), starts: self.starts },
         };
         let outcome = match chosen.device {
@@ -233,13 +232,14 @@ impl Cpd {
             passes,
             on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + held,
             beside_gpu: factors + held,
+            afterwards: 0,
             operation: StreamedOp::CpAls,
         }
     }
 
     /// What a checkpoint must agree on to be continued.
-    fn identity<T: Real>(&self, report: &CpdReport, given: Option<&[Matrix<T>]>) -> Identity {
-        let start = match given {
+    fn identity<T: Real>(&self, report: &CpdReport) -> Identity {
+        let start = match &self.factors {
             Some(_) => "given factors".to_owned(),
             None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
         };
@@ -290,7 +290,16 @@ impl Cpd {
 }
 
 /// The score of the models in two directories.
-fn compare(sys: &Sys, dirs: &[PathBuf]) -> Result<Report> {
+fn compare(sys: &Sys, dirs: &[PathBuf], memory: Option<u64>, threads: usize) -> Result<Report> {
+    let sizes: Vec<(u64, u64)> = dirs.iter().map(|dir| Model::bytes_and_rank(sys, dir)).collect::<Result<_>>()?;
+    let models = sizes.iter().fold(0u64, |sum, (bytes, _)| sum.saturating_add(*bytes));
+    let ranks = sizes.iter().fold(1u64, |product, (_, rank)| product.saturating_mul(*rank));
+    let least = program_bytes(threads).saturating_add(score::host_bytes(models, ranks));
+    let bound = memory.unwrap_or_else(machine::available_memory);
+    if least > bound {
+        let of_which = format!(", of which the models take {}", bytesize::ByteSize(models));
+        return Err(too_little(least, bound, memory.is_some(), &of_which, ""));
+    }
     let models: Vec<Model<f64>> = dirs.iter().map(|dir| Model::load(sys, dir)).collect::<Result<_>>()?;
     let score: Score = score(&models[0], &models[1])
         .map_err(|e| Error::request(format!("{} and {}: {e}", dirs[0].display(), dirs[1].display())))?;

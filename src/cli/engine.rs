@@ -6,9 +6,11 @@ use super::device::{
 use super::{counted, device, machine, size};
 use crate::error::{Error, Result};
 use crate::store::Store;
-use crate::stream::{Limits, Plan, plan};
+use crate::stream::{Limits, Plan, plan, program_bytes, too_little};
+use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
+use std::path::Path;
 
 /// The options of programs that stream a store.
 #[derive(Debug, Args)]
@@ -89,6 +91,28 @@ pub enum PrecisionArg {
     F32,
 }
 
+/// Opens a store, where `memory`, or without it what is available, holds its list of chunks: in a pass, or for a look at the list alone.
+pub fn open_store(
+    sys: &Sys,
+    path: &Path,
+    memory: Option<u64>,
+    threads: usize,
+    passes: bool,
+) -> Result<Store> {
+    /// The plan of a pass counts shorter lists.
+    const LONG: u64 = 4 << 20;
+    /// Room for buffers and an operation beside a long list.
+    const PASS: u64 = 24 << 20;
+    Store::open_if(sys, path, |bytes| {
+        let bound = memory.unwrap_or_else(machine::available_memory);
+        let held = if passes { Store::listed_bytes(bytes) + PASS } else { 0 };
+        let least = program_bytes(threads) + Store::opening_bytes(bytes).max(held);
+        let what = format!(", most of which the list of chunks of {} takes", path.display());
+        let fits = bytes < LONG || least <= bound;
+        if fits { Ok(()) } else { Err(too_little(least, bound, memory.is_some(), &what, "")) }
+    })
+}
+
 /// What an operation asks of a machine.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +127,8 @@ pub struct Demand<'a> {
     pub on_cpu: u64,
     /// The same where it runs on a GPU.
     pub beside_gpu: u64,
+    /// Bytes that are held when the passes have ended, where those are more.
+    pub afterwards: u64,
     /// What a GPU's memory is to hold.
     pub operation: StreamedOp,
 }
@@ -205,6 +231,7 @@ impl EngineArgs {
     ) -> Result<Plan> {
         let limits = Limits {
             held: chosen.device.as_ref().map_or(0, |(_, plan)| device::held(store, plan)),
+            afterwards: demand.afterwards,
             less: match demand.operation {
                 StreamedOp::Mttkrp if demand.modes.len() > 1 => {
                     "take fewer modes at a time or a smaller rank"
@@ -255,8 +282,9 @@ pub fn backend_text(gpu: Option<&str>, threads: usize) -> String {
 /// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.
 pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
     format!(
-        "{} = {held} {} + {} x {} {buffers} of {}",
+        "{} = program {} + {held} {} + {} x {} {buffers} of {}",
         ByteSize(plan.memory_bytes),
+        ByteSize(plan.program_bytes),
         ByteSize(plan.operation_bytes),
         counted(plan.workers, "worker"),
         plan.buffers_per_worker,

@@ -2,7 +2,9 @@
 
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Progress;
-use super::{Common, Program, Report, STDOUT, machine, nonzeros, on_pool, refuse_json_beside_output};
+use super::engine::open_store;
+use super::{Common, Program, Report, STDOUT, machine, nonzeros, refuse_json_beside_output, size};
+use super::{on_pool, thread_count};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::coo::tns::TnsWriter;
 use crate::error::{Error, Result};
@@ -39,9 +41,15 @@ pub struct Export {
     /// Replace an existing file
     #[arg(long)]
     force: bool,
+    /// Take at most this much memory [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
     #[command(flatten)]
     common: Common,
 }
+
+/// What waits to be written.
+const WRITER_BYTES: u64 = 2 << 20;
 
 #[derive(Debug, Serialize)]
 struct ExportReport {
@@ -54,21 +62,11 @@ struct ExportReport {
     bytes: u64,
 }
 
-/// Streams `store` once through `op`. `label` is the progress line's.
-pub(super) fn stream_once<O: HostOp>(
-    store: &Store,
-    op: &mut O,
-    op_bytes: u64,
-    threads: usize,
-    progress: (&Progress, &'static str),
-) -> Result<()> {
-    stream_by(store, op, &plan_once(store, op_bytes, threads)?, progress)
-}
-
-/// Plans a pass for an operation that holds `op_bytes`: before it is made.
-pub(super) fn plan_once(store: &Store, op_bytes: u64, threads: usize) -> Result<Plan> {
+/// Plans a pass for an operation that holds `op_bytes`: before it is made. `memory` is what the user allows.
+pub(super) fn plan_once(store: &Store, op_bytes: u64, memory: Option<u64>, threads: usize) -> Result<Plan> {
     let operation = op_bytes.saturating_add(decoded_bytes(store.manifest().shape.order()));
-    plan(store, operation, &Limits { threads, available: machine::available_memory(), ..Limits::default() })
+    let available = machine::available_memory();
+    plan(store, operation, &Limits { memory, threads, available, ..Limits::default() })
 }
 
 /// Streams `store` once through `op`, by `plan`. `progress` with the progress line's label.
@@ -110,7 +108,7 @@ type TileSink<'a> = EachTile<Box<dyn FnMut(&DecodedTile<'_>) -> Result<()> + 'a>
 fn write_arrays(
     store: &Store,
     out: &Pending,
-    pass: &mut dyn FnMut(&mut TileSink<'_>) -> Result<()>,
+    pass: &dyn Fn(&mut TileSink<'_>) -> Result<()>,
 ) -> Result<()> {
     let manifest = store.manifest();
     let (nnz, order) = (manifest.nnz, manifest.shape.order());
@@ -228,24 +226,23 @@ impl Program for Export {
         if !ends_in(&self.output, "npz") {
             check_text_name(&self.output)?;
         }
-        let store = Store::open(sys, &self.store)?;
+        let threads = thread_count(self.common.threads);
+        let store = open_store(sys, &self.store, self.memory, threads, true)?;
+        let plan = plan_once(&store, WRITER_BYTES, self.memory, threads)?;
         let progress = Progress::new(self.common.quiet || self.common.json);
-        let pass =
-            |op: &mut TileSink<'_>, threads| stream_once(&store, op, 0, threads, (&progress, "exporting"));
+        let pass = |op: &mut TileSink<'_>| stream_by(&store, op, &plan, (&progress, "exporting"));
         if self.output == Path::new("-") {
             refuse_json_beside_output(self.common)?;
             let out = std::io::stdout();
-            on_pool(sys, self.common.threads, |threads| {
-                write_text(out, Path::new(STDOUT), |op| pass(op, threads))
-            })?;
+            on_pool(sys, self.common.threads, |_| write_text(out, Path::new(STDOUT), pass))?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }
         let out = Pending::create(sys, &self.output, self.force)?;
-        on_pool(sys, self.common.threads, |threads| {
+        on_pool(sys, self.common.threads, |_| {
             if ends_in(&self.output, "npz") {
-                write_arrays(&store, &out, &mut |op| pass(op, threads))
+                write_arrays(&store, &out, &pass)
             } else {
-                write_text(out.file(), out.target(), |op| pass(op, threads))
+                write_text(out.file(), out.target(), pass)
             }
         })?;
         let bytes = out.file().metadata()?.len();

@@ -1,10 +1,11 @@
 //! `blco-info`.
 
+use super::engine::open_store;
 use super::export::{plan_once, stream_by};
 use super::outputs::check_temp_dir;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
-use super::{Common, Program, Report, advice, machine, nonzeros, on_pool};
+use super::{Common, Program, Report, advice, machine, nonzeros, on_pool, thread_count};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
@@ -305,6 +306,11 @@ fn shown(x: f64) -> String {
     if plain { x.to_string() } else { format!("{x:e}") }
 }
 
+/// Bytes that sorting the fibers of a mode takes at least: what waits for each thread, a run, slices of sorted ones.
+fn storage_least(threads: usize) -> u64 {
+    (24 << 20) + (8 << 20) * threads as u64
+}
+
 /// What the paper's Tables 4 to 6 print.
 fn storage_table(units: &[StorageUnits]) -> Table {
     let mut table = Table::new();
@@ -323,7 +329,7 @@ fn storage_table(units: &[StorageUnits]) -> Table {
 impl Info {
     /// The units of storage, from one pass.
     fn count(&self, store: &Store, threads: usize) -> Result<Vec<StorageUnits>> {
-        let memory = machine::available_memory() / 2;
+        let memory = self.room(store, threads)?;
         let name = format!("{}storage-{}", SPILL_PREFIX, std::process::id());
         let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir).join(name);
         store.sys().create_dir(&directory)?;
@@ -344,12 +350,29 @@ impl Info {
     ) -> Result<Vec<StorageUnits>> {
         let progress = Progress::new(self.common.quiet || self.common.json);
         let (shape, nnz) = (&store.manifest().shape, store.manifest().nnz);
+        let modes: Vec<usize> = (0..shape.order()).collect();
+        let least = storage_least(threads);
         // What is sorted takes no more than all of it does.
-        let bytes = Storage::<K>::host_bytes(shape, nnz).min(memory);
-        let plan = plan_once(store, bytes, threads)?;
-        let mut storage = Storage::<K>::new(store.sys(), shape, memory, directory);
-        stream_by(store, &mut storage, &plan, (&progress, "counting"))?;
-        storage.finish()
+        let of_mode = (Storage::<K>::host_bytes(shape, nnz) / modes.len() as u64).max(least);
+        let at_once = usize::try_from(memory / of_mode).unwrap_or(usize::MAX).max(1);
+        // Modes whose fibers are sorted at the same time share the memory; where it is little, each has a pass of its own.
+        let at_once = if memory / modes.len() as u64 >= least { modes.len() } else { at_once };
+        let mut units = Vec::new();
+        for modes in modes.chunks(at_once) {
+            let bytes = memory.min(of_mode * modes.len() as u64).max(least);
+            let plan = plan_once(store, bytes, self.repair.memory(), threads)?;
+            let mut storage = Storage::<K>::new(store.sys(), shape, modes, bytes, directory);
+            stream_by(store, &mut storage, &plan, (&progress, "counting"))?;
+            units.extend(storage.finish()?);
+        }
+        Ok(units)
+    }
+
+    /// Bytes that an operation may take beside a pass over `store`: of what is allowed, or of half of what is available.
+    fn room(&self, store: &Store, threads: usize) -> Result<u64> {
+        let memory = self.repair.memory().unwrap_or_else(|| machine::available_memory() / 2);
+        let pass = plan_once(store, 0, None, threads)?.least_bytes();
+        Ok(memory.saturating_sub(pass))
     }
 
     /// The statistics, and the norm where the manifest does not tell it, from one pass; with `--verify` everything is
@@ -359,16 +382,22 @@ impl Info {
         let progress = Progress::new(self.common.quiet || self.common.json);
         let manifest = store.manifest();
         let verifying = if self.verify { Verify::host_bytes(manifest) } else { 0 };
-        let plan = plan_once(store, Inspect::host_bytes(shape) + verifying, threads)?;
-        let inspect = Inspect::new(store.sys(), shape)?;
+        let room = self.room(store, threads)?.saturating_sub(verifying);
+        let counters = Inspect::host_bytes(shape, manifest.nnz, room);
+        let plan = plan_once(store, counters + verifying, self.repair.memory(), threads)?;
+        let inspect = Inspect::within(store.sys(), shape, manifest.nnz, room)?;
         let mut inspect = inspect.with_norm(is_inexact(manifest).then(|| largest(manifest)));
         if self.verify {
             let mut both = (inspect, Verify::new(store));
             stream_by(store, &mut both, &plan, (&progress, "verifying"))?;
             both.1.finish()?;
-            return Ok(both.0.finish());
+            inspect = both.0;
+        } else {
+            stream_by(store, &mut inspect, &plan, (&progress, "reading"))?;
         }
-        stream_by(store, &mut inspect, &plan, (&progress, "reading"))?;
+        while inspect.goes_on() {
+            stream_by(store, &mut inspect, &plan, (&progress, "counting rows"))?;
+        }
         Ok(inspect.finish())
     }
 }
@@ -392,7 +421,8 @@ impl Program for Info {
         if let Some(target) = self.repair.target() {
             return repair(sys, &self.store, target, &self.repair, self.common);
         }
-        let store = match Store::open(sys, &self.store) {
+        let threads = thread_count(self.common.threads);
+        let store = match open_store(sys, &self.store, self.repair.memory(), threads, !self.quick) {
             Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),
             store => store?,
         };

@@ -27,8 +27,8 @@ pub struct RepairArgs {
     /// Replace an existing store at NEWSTORE, in one step
     #[arg(long, requires = "repair")]
     force: bool,
-    /// Take at most this much memory for --repair, at least 64MiB [default: half of what is available]
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "repair")]
+    /// Take at most this much memory; for --repair at least 64MiB [default: what is available, for --repair half of it]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// Where temporary files of --repair go when the tensor exceeds the memory [default: beside NEWSTORE]
     #[arg(long, value_name = "DIR", requires = "repair")]
@@ -36,6 +36,11 @@ pub struct RepairArgs {
 }
 
 impl RepairArgs {
+    /// The memory that is allowed.
+    pub(super) fn memory(&self) -> Option<u64> {
+        self.memory
+    }
+
     /// The new store, if one is asked for.
     pub(super) fn target(&self) -> Option<&Path> {
         self.repair.as_deref()

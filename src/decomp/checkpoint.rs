@@ -25,8 +25,8 @@ const NEXT: &str = "next";
 const BEST: &str = "best";
 const FACTS: &str = "checkpoint.json";
 const VERSION: u32 = 2;
-/// No `checkpoint.json` is longer.
-const FACTS_BYTES_MAX: u64 = 1 << 30;
+/// No `checkpoint.json` is longer: a hundred thousand iterations take a quarter of it.
+const FACTS_BYTES_MAX: u64 = 64 << 20;
 
 /// What must be the same for a checkpoint to be continued: names and values, as people call them.
 pub type Identity = BTreeMap<String, String>;
@@ -211,7 +211,10 @@ impl Checkpointer {
 
     fn read_facts(&self, path: &Path) -> Result<Facts> {
         let file = self.sys.open(path, false)?;
-        let bytes = file.metadata()?.len().min(FACTS_BYTES_MAX);
+        let bytes = file.metadata()?.len();
+        if bytes > FACTS_BYTES_MAX {
+            return Err(Error::unusable(path, format!("{bytes} bytes; no checkpoint says that much")));
+        }
         let mut text = self.sys.vec(0, usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let read = file.read_at(&mut text, 0)?;
         let text: serde_json::Value = serde_json::from_slice(&text[..read])
@@ -251,24 +254,18 @@ fn write_matrices<T: Real>(sys: &Sys, dir: &Path, als: &Als, factors: &[Matrix<T
 fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(Als, Vec<Matrix<T>>)> {
     let (mut factors, mut grams) = (Vec::new(), Vec::new());
     let rank = job.settings.rank;
-    let check = |path: &Path, columns: usize| {
-        let what = format!("has {columns} columns, not {rank}");
-        if columns == rank { Ok(()) } else { Err(Error::unusable(path, what)) }
-    };
     if state.matrices.len() != job.shape.order() {
         return Err(damaged(&dir.join(FACTS)));
     }
     for (mode, (&dim, [of_factor, of_gram])) in job.shape.dims().iter().zip(&state.matrices).enumerate() {
         let path = dir.join(mode_file(mode));
-        let factor: Matrix<T> = Matrix::load(job.sys, &path, dim as usize)?;
-        check(&path, factor.columns())?;
+        let factor: Matrix<T> = Matrix::load_exact(job.sys, &path, dim as usize, rank)?;
         if checksum(factor.data()) != *of_factor {
             return Err(damaged(&path));
         }
         factors.push(factor);
         let path = dir.join(gram_file(mode));
-        let gram = Matrix::<f64>::load(job.sys, &path, rank)?;
-        check(&path, gram.columns())?;
+        let gram = Matrix::<f64>::load_exact(job.sys, &path, rank, rank)?;
         if checksum(gram.data()) != *of_gram {
             return Err(damaged(&path));
         }

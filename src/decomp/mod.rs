@@ -21,7 +21,7 @@ pub mod update;
 pub use cp_als::{Als, Iteration, Place, Problem, Settings, Step};
 pub use run::{Init, Job, Outcome, StartReport, Stop, Watch, run};
 
-use crate::dense::{Matrix, Real, mode_file};
+use crate::dense::{Matrix, Real, factor_axes, mode_file};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::sys::Sys;
@@ -104,13 +104,30 @@ fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
 }
 
 impl Model<f64> {
+    /// The modes of the model in `dir`.
+    fn order(dir: &Path) -> Result<usize> {
+        let order = (0..ORDER_MAX).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
+        if order >= 2 {
+            return Ok(order);
+        }
+        let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
+        Err(Error::input(dir.display().to_string(), what))
+    }
+
+    /// Bytes that [`Model::load`] takes for the model in `dir`, and its rank, by the headers of its files.
+    pub fn bytes_and_rank(sys: &Sys, dir: &Path) -> Result<(u64, u64)> {
+        let (mut bytes, mut rank) = (0u64, 0);
+        for mode in 0..Self::order(dir)? {
+            let [rows, columns] = factor_axes(sys, &dir.join(mode_file(mode)))?;
+            bytes = bytes.saturating_add(rows.saturating_mul(columns).saturating_mul(size_of::<f64>() as u64));
+            rank = columns.max(rank);
+        }
+        Ok((bytes, rank))
+    }
+
     /// Reads `mode-1.npy` … and `lambda.npy` from `dir`; without the latter all weights are 1.
     pub fn load(sys: &Sys, dir: &Path) -> Result<Self> {
-        let order = (0..ORDER_MAX).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
-        if order < 2 {
-            let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
-            return Err(Error::input(dir.display().to_string(), what));
-        }
+        let order = Self::order(dir)?;
         let load = |m| Matrix::load_any(sys, &dir.join(mode_file(m)));
         let factors: Vec<Matrix<f64>> = (0..order).map(load).collect::<Result<_>>()?;
         let rank = factors[0].columns();
@@ -120,7 +137,7 @@ impl Model<f64> {
         }
         let path = dir.join(LAMBDA_FILE);
         let lambda = if path.exists() {
-            let lambda = Matrix::load_column(sys, &path)?;
+            let lambda = Matrix::load_column(sys, &path, rank)?;
             if lambda.rows() != rank {
                 let what = format!("has {} weights; factors of rank {rank} have {rank}", lambda.rows());
                 return Err(Error::input(path.display().to_string(), what));

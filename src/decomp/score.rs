@@ -33,6 +33,14 @@ pub struct Score {
 /// Rows that are added up together.
 const ROWS: usize = 1 << 14;
 
+/// Bytes that comparing two models takes which take `models` bytes, and whose ranks' product is `ranks`: the scores of all pairs, their order,
+/// and the products of each part of the rows.
+#[must_use]
+pub fn host_bytes(models: u64, ranks: u64) -> u64 {
+    let parts = models / (2 * ROWS * size_of::<f64>()) as u64 + 2;
+    models.saturating_add(ranks.saturating_mul((4 + parts) * size_of::<f64>() as u64))
+}
+
 /// Inner products of the columns of `a` with those of `b`: rank of `a` x rank of `b`.
 fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>) -> Vec<f64> {
     let (p, q) = (a.columns(), b.columns());

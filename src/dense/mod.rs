@@ -184,15 +184,18 @@ impl<T: Real> Matrix<T> {
         Self::load_rows(sys, path, None)
     }
 
+    /// The same, which must have `columns` columns: no memory is taken for others.
+    pub fn load_exact(sys: &Sys, path: &Path, rows: usize, columns: usize) -> Result<Self> {
+        let (file, header, axes) = open_factor(sys, path)?;
+        if axes[1] != columns as u64 {
+            return Err(Error::unusable(path, format!("has {} columns, not {columns}", axes[1])));
+        }
+        Self::load_axes(sys, (&file, &header), axes, Some(rows))
+    }
+
     fn load_rows(sys: &Sys, path: &Path, rows: Option<usize>) -> Result<Self> {
-        let place = path.display().to_string();
-        let wrong = |what: String| Error::input(&place, what);
-        let file = sys.open(path, false)?;
-        let header = Header::read(&file)?;
-        let &[file_rows, columns] = &header.shape[..] else {
-            return Err(wrong(format!("has {} axes; a factor has 2: rows and rank", header.shape.len())));
-        };
-        Self::load_axes(sys, (&file, &header), [file_rows, columns], rows)
+        let (file, header, axes) = open_factor(sys, path)?;
+        Self::load_axes(sys, (&file, &header), axes, rows)
     }
 
     /// Reads a NumPy file of one axis, which must hold `rows` numbers that are finite in `T`, as a matrix of one column.
@@ -209,8 +212,9 @@ impl<T: Real> Matrix<T> {
         Self::load_axes(sys, (&file, &header), [file_rows, 1], Some(rows))
     }
 
-    /// Reads a NumPy file of one axis, or of rows x 1 numbers, that are finite in `T`, as a matrix of one column.
-    pub fn load_column(sys: &Sys, path: &Path) -> Result<Self> {
+    /// Reads a NumPy file of one axis, or of rows x 1 numbers, that are finite in `T`, as a matrix of one column; more than `rows_max` are an
+    /// error.
+    pub fn load_column(sys: &Sys, path: &Path, rows_max: usize) -> Result<Self> {
         let file = sys.open(path, false)?;
         let header = Header::read(&file)?;
         let (&[rows] | &[rows, 1]) = &header.shape[..] else {
@@ -218,6 +222,10 @@ impl<T: Real> Matrix<T> {
             let what = format!("is {}; weights have one axis", shape.join(" x "));
             return Err(Error::input(path.display().to_string(), what));
         };
+        if rows > rows_max as u64 {
+            let what = format!("has {rows} weights; factors of rank {rows_max} have {rows_max}");
+            return Err(Error::input(path.display().to_string(), what));
+        }
         Self::load_axes(sys, (&file, &header), [rows, 1], None)
     }
 
@@ -228,23 +236,11 @@ impl<T: Real> Matrix<T> {
         [file_rows, columns]: [u64; 2],
         rows: Option<usize>,
     ) -> Result<Self> {
-        let place = file.path().display().to_string();
-        let wrong = |what: String| Error::input(&place, what);
-        let length = file.metadata()?.len();
-        let rows = rows.map_or(file_rows, |rows| rows as u64);
-        if file_rows != rows || file_rows == 0 || columns == 0 {
-            return Err(wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank")));
-        }
-        let room = length.saturating_sub(header.bytes as u64) / header.width as u64;
-        let elements = file_rows.checked_mul(columns).filter(|&n| n <= room);
-        let Some(elements) = elements.and_then(|n| usize::try_from(n).ok()) else {
-            return Err(wrong(format!(
-                "is cut off: {length} bytes do not hold {file_rows} x {columns} numbers"
-            )));
-        };
+        let wrong = |what: String| Error::input(file.path().display().to_string(), what);
+        let elements = elements(file, header, [file_rows, columns], rows)?;
         let mut data = sys.vec(T::nearest(0.0), elements)?;
         let narrow = |n: u64| usize::try_from(n).map_err(|e| wrong(e.to_string()));
-        let (rows, columns) = (narrow(rows)?, narrow(columns)?);
+        let (rows, columns) = (narrow(file_rows)?, narrow(columns)?);
         let slot = |i: usize| if header.fortran { i % rows * columns + i / rows } else { i };
         let mut block = vec![0; BLOCK_BYTES.min(elements * header.width)];
         for first in (0..elements).step_by(BLOCK_BYTES / header.width) {
@@ -276,6 +272,60 @@ impl<T: Real> Matrix<T> {
     }
 }
 
+/// Opens a factor's file: its header, its rows and columns.
+fn open_factor(sys: &Sys, path: &Path) -> Result<(File, Header, [u64; 2])> {
+    let file = sys.open(path, false)?;
+    let header = Header::read(&file)?;
+    let &[rows, columns] = &header.shape[..] else {
+        let what = format!("has {} axes; a factor has 2: rows and rank", header.shape.len());
+        return Err(Error::input(path.display().to_string(), what));
+    };
+    Ok((file, header, [rows, columns]))
+}
+
+/// The numbers of a file of these axes, which must be that long and have `rows` rows, or any number of them.
+fn elements(
+    file: &File,
+    header: &Header,
+    [file_rows, columns]: [u64; 2],
+    rows: Option<usize>,
+) -> Result<usize> {
+    let wrong = |what: String| Err(Error::input(file.path().display().to_string(), what));
+    let length = file.metadata()?.len();
+    let rows = rows.map_or(file_rows, |rows| rows as u64);
+    if file_rows != rows || file_rows == 0 || columns == 0 {
+        return wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank"));
+    }
+    let room = length.saturating_sub(header.bytes as u64) / header.width as u64;
+    let elements = file_rows.checked_mul(columns).filter(|&n| n <= room);
+    match elements.and_then(|n| usize::try_from(n).ok()) {
+        Some(elements) => Ok(elements),
+        None => wrong(format!("is cut off: {length} bytes do not hold {file_rows} x {columns} numbers")),
+    }
+}
+
+/// Rows and columns of the factor in the file `path`, by its header, which must be that of a file of its length.
+pub fn factor_axes(sys: &Sys, path: &Path) -> Result<[u64; 2]> {
+    let (file, header, axes) = open_factor(sys, path)?;
+    elements(&file, &header, axes, None).map(|_| axes)
+}
+
+/// The rank of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone: all must have one.
+pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
+    let mut first = None;
+    for (mode, &dim) in shape.dims().iter().enumerate() {
+        let path = dir.join(mode_file(mode));
+        let (file, header, axes) = open_factor(sys, &path)?;
+        elements(&file, &header, axes, Some(dim as usize))?;
+        let rank = *first.get_or_insert(axes[1]);
+        if axes[1] != rank {
+            let what = format!("has rank {}, {} has {rank}", axes[1], mode_file(0));
+            return Err(Error::input(path.display().to_string(), what));
+        }
+    }
+    Ok(usize::try_from(first.unwrap_or(0)).unwrap_or(usize::MAX))
+}
+
 /// The file name of the factor or result of `mode`, counted from 0.
 #[must_use]
 pub fn mode_file(mode: usize) -> String {
@@ -284,15 +334,11 @@ pub fn mode_file(mode: usize) -> String {
 
 /// Loads `mode-1.npy` … from `dir`, all of one rank.
 pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
-    let load = |(mode, &dim): (usize, &u32)| Matrix::load(sys, &dir.join(mode_file(mode)), dim as usize);
-    let factors: Vec<Matrix<T>> = shape.dims().iter().enumerate().map(load).collect::<Result<_>>()?;
-    let rank = factors[0].columns();
-    if let Some(mode) = factors.iter().position(|f| f.columns() != rank) {
-        let place = dir.join(mode_file(mode)).display().to_string();
-        let what = format!("has rank {}, {} has {rank}", factors[mode].columns(), mode_file(0));
-        return Err(Error::input(place, what));
-    }
-    Ok(factors)
+    let rank = factors_rank(sys, dir, shape)?;
+    let load = |(mode, &dim): (usize, &u32)| {
+        Matrix::load_exact(sys, &dir.join(mode_file(mode)), dim as usize, rank)
+    };
+    shape.dims().iter().enumerate().map(load).collect()
 }
 
 /// Seeded factors for every mode.
@@ -335,10 +381,10 @@ mod tests {
         let one = write("one.npy", &|file| column.write_vector(file));
         assert!(String::from_utf8_lossy(&std::fs::read(&one).unwrap()[..128]).contains("'shape': (3, )"));
         for path in [one, write("two.npy", &|file| column.write(file))] {
-            assert_eq!(Matrix::<f64>::load_column(&sys, &path).unwrap(), column);
+            assert_eq!(Matrix::<f64>::load_column(&sys, &path, 3).unwrap(), column);
         }
         let wide = write("wide.npy", &|file| Matrix::from_rows(1, 3, vec![1.0; 3]).write(file));
-        let message = Matrix::<f64>::load_column(&sys, &wide).unwrap_err().to_string();
+        let message = Matrix::<f64>::load_column(&sys, &wide, 3).unwrap_err().to_string();
         assert!(message.ends_with("wide.npy: is 1 x 3; weights have one axis"), "{message}");
     }
 

@@ -1,5 +1,6 @@
-//! Statistics of a store's chunks, tiles and rows, from every nonzero. They do not depend on batches or threads.
+//! Statistics of a store's chunks, tiles and rows, from every nonzero. They do not depend on batches, threads or memory.
 
+use super::rows::Rows;
 use crate::backend::host::{Batch, HostOp};
 use crate::encoding::width;
 use crate::error::Result;
@@ -8,9 +9,6 @@ use crate::shape::Shape;
 use crate::sys::Sys;
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// Rows beyond which a mode's are not counted one by one: 2^28 counters take 1 GiB.
-const COUNTED_ROWS_MAX: u32 = 1 << 28;
 
 /// Statistics of one mode.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -51,7 +49,9 @@ pub struct StoreStatistics {
 /// The operation.
 #[derive(Debug)]
 pub struct Inspect {
-    row_nnz: Vec<Vec<u32>>,
+    rows: Rows,
+    /// Whether everything but rows has been seen in a pass before.
+    seen: bool,
     statistics: StoreStatistics,
     scaled: Option<Scaled>,
 }
@@ -63,17 +63,18 @@ struct Scaled {
     sum: f64,
 }
 
-/// Rows of a mode that are counted one by one.
-fn counted_rows(dim: u32) -> usize {
-    if dim <= COUNTED_ROWS_MAX { dim as usize } else { 0 }
-}
-
 impl Inspect {
-    /// Statistics of a store of `shape`. An error where memory is short.
+    /// Statistics of a store of `shape`, from one pass. An error where memory is short.
     pub fn new(sys: &Sys, shape: &Shape) -> Result<Self> {
+        Self::within(sys, shape, u64::MAX, u64::MAX)
+    }
+
+    /// The same of a store of `nnz` nonzeros, in [`Inspect::host_bytes`] of memory and as many passes as [`Inspect::goes_on`] asks for.
+    pub fn within(sys: &Sys, shape: &Shape, nnz: u64, room: u64) -> Result<Self> {
         let modes = vec![ModeStatistics::default(); shape.order()];
         Ok(Self {
-            row_nnz: shape.dims().iter().map(|&dim| sys.vec(0, counted_rows(dim))).collect::<Result<_>>()?,
+            rows: Rows::new(sys, shape, nnz, room)?,
+            seen: false,
             statistics: StoreStatistics { modes, ..StoreStatistics::default() },
             scaled: None,
         })
@@ -86,20 +87,28 @@ impl Inspect {
         Self { scaled: largest.map(|by| Scaled { by, sum: 0.0 }), ..self }
     }
 
-    /// Host bytes that it holds.
+    /// Host bytes that it holds of a store of `nnz` nonzeros: at most `room`, where that is enough for a few counters.
     #[must_use]
-    pub fn host_bytes(shape: &Shape) -> u64 {
-        shape.dims().iter().map(|&dim| (size_of::<u32>() * counted_rows(dim)) as u64).sum()
+    pub fn host_bytes(shape: &Shape, nnz: u64, room: u64) -> u64 {
+        Rows::host_bytes(shape, nnz, room)
     }
 
-    /// What was found, and the norm where it was asked for.
+    /// Ends a pass: whether another one has rows left to count.
+    pub fn goes_on(&mut self) -> bool {
+        self.seen = true;
+        self.rows.goes_on()
+    }
+
+    /// What was found in all passes, and the norm where it was asked for.
     #[must_use]
     pub fn finish(mut self) -> (StoreStatistics, Option<f64>) {
         let norm = self.scaled.map(|scaled| scaled.by * scaled.sum.sqrt());
         let tiles = self.statistics.tiles.max(1) as f64;
-        for (mode, rows) in self.statistics.modes.iter_mut().zip(&self.row_nnz) {
-            mode.rows = (!rows.is_empty()).then(|| rows.iter().filter(|&&n| n > 0).count() as u64);
-            mode.longest_row = rows.iter().copied().max().map(u64::from);
+        if !self.seen {
+            self.rows.goes_on();
+        }
+        for (mode, found) in self.statistics.modes.iter_mut().zip(self.rows.found()) {
+            (mode.rows, mode.longest_row) = found.unzip();
             mode.tile_bits /= tiles;
             mode.tile_span /= tiles;
         }
@@ -109,6 +118,9 @@ impl Inspect {
 
 impl HostOp for Inspect {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
+        if self.seen {
+            return Ok(());
+        }
         let statistics = &mut self.statistics;
         statistics.index_bytes += chunk.index_bytes();
         statistics.value_bytes += chunk.value_bytes();
@@ -124,21 +136,20 @@ impl HostOp for Inspect {
         let statistics = &mut self.statistics;
         for t in 0..batch.tiles() {
             let tile = batch.tile(t);
+            (0..statistics.modes.len()).for_each(|m| self.rows.count(m, tile.column(m)));
+            if self.seen {
+                continue;
+            }
             statistics.tiles += 1;
             statistics.nnz += tile.nnz as u64;
             if let Some(scaled) = &mut self.scaled {
                 scaled.sum = tile.values.iter().fold(scaled.sum, |sum, v| sum + (v / scaled.by).powi(2));
             }
             statistics.zeros += tile.values.iter().filter(|&&v| v == 0.0).count() as u64;
-            for (m, (mode, rows)) in statistics.modes.iter_mut().zip(&mut self.row_nnz).enumerate() {
+            for (m, mode) in statistics.modes.iter_mut().enumerate() {
                 let span = tile.high[m] - tile.low[m];
                 mode.tile_span += f64::from(span) + 1.0;
                 mode.tile_bits += f64::from(width(span.into()));
-                for &row in tile.column(m) {
-                    if let Some(count) = rows.get_mut(row as usize) {
-                        *count = count.saturating_add(1);
-                    }
-                }
             }
         }
         Ok(())
@@ -155,12 +166,10 @@ mod tests {
     #[test]
     fn counters_that_memory_does_not_hold_are_an_error() {
         let shape = Shape::new(&[4, 5, 1 << 29]).unwrap();
-        assert_eq!(Inspect::host_bytes(&shape), 4 * 9);
-        for nth in 0..2 {
-            let faults = Faults::new(Some(Call::Allocate), nth, Fault::Errno(libc::ENOMEM));
-            let failed = Inspect::new(&Sys::with_faults(Arc::new(faults)), &shape).unwrap_err();
-            assert!(matches!(failed, Error::Resource { .. }), "{failed}");
-        }
+        assert_eq!(Inspect::host_bytes(&shape, u64::MAX, u64::MAX), 4 * 9);
+        let faults = Faults::new(Some(Call::Allocate), 0, Fault::Errno(libc::ENOMEM));
+        let failed = Inspect::new(&Sys::with_faults(Arc::new(faults)), &shape).unwrap_err();
+        assert!(matches!(failed, Error::Resource { .. }), "{failed}");
         let counted = Inspect::new(&Sys::default(), &shape).unwrap().finish();
         assert_eq!(counted.0.modes.iter().map(|m| m.rows).collect::<Vec<_>>(), [Some(0), Some(0), None]);
     }

@@ -4,6 +4,7 @@ pub mod export;
 pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
+mod rows;
 pub mod salvage;
 pub mod storage;
 pub mod ttv;

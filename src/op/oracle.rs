@@ -15,6 +15,7 @@
 use crate::coo::Source;
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
+use crate::shape::Shape;
 use crate::sys::Sys;
 use serde::Serialize;
 
@@ -38,6 +39,13 @@ pub struct Comparison {
     pub largest_error: f64,
     /// Whether every element is within its bound.
     pub holds: bool,
+}
+
+/// Bytes that the oracle of `modes` holds.
+#[must_use]
+pub fn host_bytes(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
+    let row = (2 * size_of::<f64>() * rank + size_of::<u64>()) as u64;
+    modes.iter().map(|&m| u64::from(shape.dims()[m]) * row).sum()
 }
 
 /// Computes MTTKRP of `modes` by the definition. The source's dims must be those of the factors.

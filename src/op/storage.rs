@@ -69,6 +69,7 @@ pub struct Storage<K> {
 /// The levels of one mode.
 #[derive(Debug)]
 struct LevelCounts<K> {
+    mode: usize,
     layout: BitLayout,
     /// The modes of the levels above the leaves.
     levels: Vec<usize>,
@@ -76,20 +77,20 @@ struct LevelCounts<K> {
 }
 
 impl<K: Key> Storage<K> {
-    /// A counter for tensors of `shape` that takes at most `memory` bytes; what exceeds them goes to files in
+    /// A counter of `modes` for tensors of `shape` that takes at most `memory` bytes; what exceeds them goes to files in
     /// directories in `temporary`. Runs on the current rayon pool.
     #[must_use]
-    pub fn new(sys: &Sys, shape: &Shape, memory: u64, temporary: &Path) -> Self {
-        let order = shape.order();
+    pub fn new(sys: &Sys, shape: &Shape, modes: &[usize], memory: u64, temporary: &Path) -> Self {
+        let (order, memory) = (shape.order(), memory / modes.len().max(1) as u64);
         let counter = |mode: usize| {
             let levels: Vec<usize> = (1..order).map(|at| (mode + at) % order).collect();
             let modes = ModeOrder::new(&levels).expect("modes of a shape, each once");
             let layout = BitLayout::concatenated(shape, &modes);
             let directory = temporary.join(format!("{}{}", crate::sys::SPILL_PREFIX, mode + 1));
-            let summer = Summer::new(sys, &layout, memory / order as u64, directory);
-            LevelCounts { layout, levels, summer }
+            let summer = Summer::new(sys, &layout, memory, directory);
+            LevelCounts { mode, layout, levels, summer }
         };
-        Self { shape: shape.clone(), nnz: 0, counters: (0..order).map(counter).collect() }
+        Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }
     }
 
     /// Bytes of all fibers of a tensor of `nnz` nonzeros, as they come and sorted.
@@ -98,20 +99,20 @@ impl<K: Key> Storage<K> {
         nnz.saturating_mul((2 * shape.order() * size_of::<Nonzero<K>>()) as u64)
     }
 
-    /// The units, for each mode.
+    /// The units, for each of its modes.
     pub fn finish(self) -> Result<Vec<StorageUnits>> {
         let Self { shape, nnz, counters } = self;
-        let units = |(mode, counter): (usize, LevelCounts<K>)| {
-            Ok(StorageUnits::new(shape.dims(), nnz, mode, &counter.finish()?))
+        let units = |counter: LevelCounts<K>| {
+            Ok(StorageUnits::new(shape.dims(), nnz, counter.mode, &counter.finish()?))
         };
-        counters.into_iter().enumerate().map(units).collect()
+        counters.into_iter().map(units).collect()
     }
 }
 
 impl<K: Key> LevelCounts<K> {
     /// The nodes of each level: a node begins where the indices of its level and those above differ from the last.
     fn finish(self) -> Result<Vec<u64>> {
-        let Self { layout, levels, summer } = self;
+        let Self { layout, levels, summer, .. } = self;
         let linearizer = Linearizer::<K>::new(&layout);
         let mut nodes = vec![0; levels.len()];
         let mut last = None;

@@ -7,7 +7,6 @@ use crate::encoding::{TILE_NNZ, width};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, Shape};
 use rkyv::rancor;
-use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
@@ -171,46 +170,44 @@ impl Manifest {
     /// Reads and checks the bytes of a manifest file; the second result is the store id.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
         let wrong = |what: &str| Error::corrupt(path, what);
-        let unusable = |what: &str| Error::unusable(path, what);
-        if !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
-            return Err(unusable(WRONG_MAGIC));
-        }
-        let Some((preamble, archive)) = bytes.split_at_checked(PREAMBLE_BYTES) else {
-            return Err(wrong("corrupt: shorter than its preamble of 64 bytes; it was cut off"));
-        };
-        let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| preamble[at + i]));
-        let version = u32::from_le_bytes(std::array::from_fn(|i| preamble[8 + i]));
-        let archive_at = u32::from_le_bytes(std::array::from_fn(|i| preamble[12 + i]));
-        if field(56) != xxh3_64(&preamble[..56]) {
-            return Err(wrong("corrupt: preamble checksum at byte 56"));
-        }
-        check_version(version, path)?;
-        if archive_at != ARCHIVE_AT || preamble[32..56].iter().any(|&b| b != 0) {
-            return Err(wrong("corrupt: reserved fields of the preamble"));
-        }
-        if field(16) != archive.len() as u64 {
-            return Err(wrong(
-                "corrupt: the file's length differs from the preamble's; it was cut off or extended",
-            ));
-        }
+        check_preamble(bytes, bytes.len() as u64, path)?;
+        let (preamble, archive) = bytes.split_at(PREAMBLE_BYTES);
         let id = xxh3_64(archive);
-        if field(24) != id {
+        if preamble[24..32] != id.to_le_bytes() {
             return Err(wrong("corrupt: archive checksum at byte 24"));
         }
-        let root = rkyv::from_bytes::<ArchiveV1, rancor::Error>(&aligned(archive))
+        let root = rkyv::from_bytes::<ArchiveV1, rancor::Error>(archive)
             .map_err(|_| wrong("corrupt: the archive is not well formed"))?;
         if !Codes::KNOWN.contains(&root.format) {
-            return Err(unusable("unknown format; a newer program may read it"));
+            return Err(Error::unusable(path, "unknown format; a newer program may read it"));
         }
         Ok((root.check().map_err(|what| wrong(&format!("corrupt: {what}")))?, id))
     }
 }
 
-/// A copy that nobody else can change while it is read.
-fn aligned(bytes: &[u8]) -> AlignedVec {
-    let mut copy = AlignedVec::with_capacity(bytes.len());
-    copy.extend_from_slice(bytes);
-    copy
+/// Checks the preamble that `head` begins with, which is that of a file of `length` bytes.
+pub(super) fn check_preamble(head: &[u8], length: u64, path: &Path) -> Result<()> {
+    let wrong = |what: &str| Err(Error::corrupt(path, what));
+    if !head.starts_with(&MAGIC[..head.len().min(MAGIC.len())]) {
+        return Err(Error::unusable(path, WRONG_MAGIC));
+    }
+    let Some(preamble) = head.first_chunk::<PREAMBLE_BYTES>() else {
+        return wrong("corrupt: shorter than its preamble of 64 bytes; it was cut off");
+    };
+    let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| preamble[at + i]));
+    let version = u32::from_le_bytes(std::array::from_fn(|i| preamble[8 + i]));
+    let archive_at = u32::from_le_bytes(std::array::from_fn(|i| preamble[12 + i]));
+    if field(56) != xxh3_64(&preamble[..56]) {
+        return wrong("corrupt: preamble checksum at byte 56");
+    }
+    check_version(version, path)?;
+    if archive_at != ARCHIVE_AT || preamble[32..56].iter().any(|&b| b != 0) {
+        return wrong("corrupt: reserved fields of the preamble");
+    }
+    if field(16) != length - PREAMBLE_BYTES as u64 {
+        return wrong("corrupt: the file's length differs from the preamble's; it was cut off or extended");
+    }
+    Ok(())
 }
 
 impl ArchiveV1 {

@@ -17,7 +17,7 @@ pub use publish::{Published, Staging, partial_path};
 
 use crate::error::{Error, Result};
 use crate::sys::{PAGE, Sys};
-use manifest::WRONG_MAGIC;
+use manifest::{PREAMBLE_BYTES, WRONG_MAGIC};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +29,11 @@ pub const CHUNK_BYTES_MAX: u64 = 1 << 30;
 const FILE_BYTES_MAX: u64 = CHUNK_BYTES_MAX + (CHUNK_BYTES_MAX >> 4);
 /// No manifest is longer.
 const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
+
+/// Bytes of a chunk in the list of an open store, as in the manifest.
+const ENTRY_BYTES: u64 = size_of::<ChunkEntry>() as u64;
+/// Bytes that a pass notes of each chunk.
+const PASS_BYTES: u64 = 400;
 
 /// The manifest's file name.
 pub(crate) const MANIFEST: &str = "manifest";
@@ -66,6 +71,11 @@ pub struct Store {
 impl Store {
     /// Opens the store at `path` and checks its manifest.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
+        Self::open_if(sys, path, |_| Ok(()))
+    }
+
+    /// The same, where `fits` has no error to tell of the manifest's bytes: reading one takes [`Store::opening_bytes`].
+    pub fn open_if(sys: &Sys, path: &Path, fits: impl FnOnce(u64) -> Result<()>) -> Result<Self> {
         let at = path.join(MANIFEST);
         if !holds_manifest(path)? {
             if holds_chunks(path) {
@@ -81,17 +91,41 @@ impl Store {
         if bytes > MANIFEST_BYTES_MAX {
             return Err(Error::unusable(&at, format!("{bytes} bytes; no manifest is that long")));
         }
-        #[expect(clippy::cast_possible_truncation, reason = "bounded above")]
-        let mut buffer = sys.page_buf(bytes as usize + 1)?;
-        let read = file.read_at(&mut buffer, 0)?;
-        let (manifest, id) = Manifest::decode(&buffer[..read], &at).map_err(|error| match error {
+        // Memory for its length is not taken before it has said that it is that long, and that fits.
+        let mut preamble = [0; PREAMBLE_BYTES];
+        let read = file.read_at(&mut preamble, 0)?;
+        let foreign = |error| match error {
             // Beside chunks it was one.
             Error::Corrupt { what, .. } if what == WRONG_MAGIC && holds_chunks(path) => {
                 Error::corrupt(&at, what)
             }
             other => other,
-        })?;
+        };
+        manifest::check_preamble(&preamble[..read], bytes, &at).map_err(foreign)?;
+        fits(bytes)?;
+        #[expect(clippy::cast_possible_truncation, reason = "bounded above")]
+        let mut buffer = sys.page_buf(bytes as usize + 1)?;
+        let read = file.read_at(&mut buffer, 0)?;
+        let (manifest, id) = Manifest::decode(&buffer[..read], &at).map_err(foreign)?;
         Ok(Self { sys: sys.clone(), path: path.to_path_buf(), manifest, id, direct: false })
+    }
+
+    /// Bytes that opening a store with a manifest of `bytes` bytes takes: the file, and the list of chunks.
+    #[must_use]
+    pub fn opening_bytes(bytes: u64) -> u64 {
+        2 * bytes
+    }
+
+    /// Bytes that passes over a store with a manifest of `bytes` bytes hold of its chunks.
+    #[must_use]
+    pub fn listed_bytes(bytes: u64) -> u64 {
+        bytes / ENTRY_BYTES * (ENTRY_BYTES + PASS_BYTES)
+    }
+
+    /// Bytes that passes over this store hold of its chunks: the manifest's list, what the executor notes of each, and its spans.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.manifest.chunks.len() as u64 * (ENTRY_BYTES + PASS_BYTES)
     }
 
     /// Reads chunks past the page cache from now on: for stores that the cache cannot hold.

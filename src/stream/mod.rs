@@ -14,7 +14,7 @@ mod report;
 mod worker;
 
 pub use pipeline::{Pipeline, StepSeconds};
-pub use plan::{Limits, Plan, buffers_bytes, plan};
+pub use plan::{Limits, Plan, buffers_bytes, plan, program_bytes, too_little};
 pub use report::{DevicePass, PassReport, Span, Stage};
 
 use crate::error::{Error, Result};
@@ -109,7 +109,7 @@ pub struct Executor<'a, B: Backend> {
     /// Free buffers of each worker between passes.
     buffers: Vec<Vec<B::Buffer>>,
     /// By chunk number; `None` for chunks that are read in each pass.
-    kept: Vec<Option<Kept<B::Buffer>>>,
+    kept: Vec<Option<Box<Kept<B::Buffer>>>>,
     spans: Vec<Span>,
 }
 
@@ -118,11 +118,11 @@ impl<'a, B: Backend> Executor<'a, B> {
     pub fn new(store: &'a Store, plan: &Plan, backend: &mut B) -> Result<Self> {
         store.check_long_chunks()?;
         let entries = &store.manifest().chunks;
-        let mut kept: Vec<Option<Kept<_>>> = Vec::new();
+        let mut kept: Vec<Option<Box<Kept<_>>>> = Vec::new();
         kept.resize_with(entries.len(), || None);
         for &number in &plan.kept {
             let buffer = Some(backend.buffer(store.chunk_buffer_bytes(number))?);
-            kept[number] = Some(Kept { header: None, buffer });
+            kept[number] = Some(Box::new(Kept { header: None, buffer }));
         }
         let mut worker =
             |_| (0..plan.buffers_per_worker).map(|_| backend.buffer(plan.buffer_bytes)).collect();

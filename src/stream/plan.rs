@@ -10,6 +10,11 @@ const BUFFERS_PER_WORKER: usize = 2;
 /// Readers beyond which no disk or page cache here got faster.
 const WORKERS_MAX: usize = 4;
 
+/// What a program takes without any data.
+const PROGRAM_BYTES: u64 = 6 << 20;
+/// What a thread takes: the part of its stack that it uses, what its allocator keeps.
+const THREAD_BYTES: u64 = 512 << 10;
+
 /// What a pass may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -25,6 +30,8 @@ pub struct Limits {
     pub passes: u32,
     /// The first chunks, which a device holds from the first pass on and which are not kept here as well.
     pub held: usize,
+    /// Bytes that are held when the passes have ended, where those are more than passes take.
+    pub afterwards: u64,
     /// What would take less memory, for the error where there is too little.
     pub less: &'static str,
 }
@@ -32,11 +39,12 @@ pub struct Limits {
 /// Two threads, one pass and no bound on memory.
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: None, threads: 2, workers: None, available: u64::MAX, passes: 1, held: 0, less: "" }
+        Self { memory: None, threads: 2, workers: None, available: u64::MAX, passes: 1, held: 0, afterwards: 0, less: "" }
     }
 }
 
-/// What a pass will use. Memory is `operation + workers * (buffers_per_worker * buffer + scratch) + kept`.
+/// What passes will use. Memory is `program +` the larger of `operation + workers * (buffers_per_worker * buffer + scratch) + kept` and
+/// `afterwards`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
     /// Compute threads.
@@ -49,6 +57,8 @@ pub struct Plan {
     pub buffer_bytes: usize,
     /// Bytes of each worker's scratch for undoing the codec.
     pub scratch_bytes: usize,
+    /// Bytes that the program takes without any data, its threads, and the store's list of chunks.
+    pub program_bytes: u64,
     /// Bytes that the operation and the backend hold: factors, results, decoded tiles.
     pub operation_bytes: u64,
     /// Chunks kept in memory between passes.
@@ -56,6 +66,8 @@ pub struct Plan {
     pub kept: Vec<usize>,
     /// Bytes that they take.
     pub kept_bytes: u64,
+    /// Bytes that are held when the passes have ended.
+    pub afterwards_bytes: u64,
     /// Bytes in all.
     pub memory_bytes: u64,
     /// Bytes read from files in one pass.
@@ -76,20 +88,26 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
         buffers_per_worker: BUFFERS_PER_WORKER,
         buffer_bytes: store.buffer_bytes(),
         scratch_bytes: store.scratch_bytes(),
+        program_bytes: 0,
         operation_bytes,
         kept: Vec::new(),
         kept_bytes: 0,
+        afterwards_bytes: limits.afterwards,
         memory_bytes: 0,
         file_bytes,
         chunks,
         direct_reads: file_bytes.saturating_add(operation_bytes) > limits.available,
     };
+    plan.program_bytes = program_bytes(limits.threads + plan.workers) + store.held_bytes();
     let bound = limits.memory.unwrap_or(limits.available);
     while plan.bytes() > bound {
         match (plan.workers, plan.buffers_per_worker) {
             (1, 1) => return Err(too_large(&plan, bound, limits)),
             (1, _) => plan.buffers_per_worker = 1,
-            _ => plan.workers -= 1,
+            _ => {
+                plan.workers -= 1;
+                plan.program_bytes -= THREAD_BYTES;
+            }
         }
     }
     if limits.passes > 1 {
@@ -100,6 +118,12 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
     Ok(plan)
 }
 
+/// Bytes that a program of `threads` threads takes without any data.
+#[must_use]
+pub fn program_bytes(threads: usize) -> u64 {
+    PROGRAM_BYTES + THREAD_BYTES * threads as u64
+}
+
 /// Bytes of the buffers of as many workers as are chosen unasked, at most.
 #[must_use]
 pub fn buffers_bytes(store: &Store) -> u64 {
@@ -108,9 +132,17 @@ pub fn buffers_bytes(store: &Store) -> u64 {
 }
 
 impl Plan {
+    /// Bytes that the same passes take with one worker that has one buffer.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        let program_bytes = self.program_bytes - THREAD_BYTES * (self.workers as u64 - 1);
+        Self { workers: 1, buffers_per_worker: 1, program_bytes, kept_bytes: 0, ..self.clone() }.bytes()
+    }
+
     fn bytes(&self) -> u64 {
         let worker = self.buffers_per_worker * self.buffer_bytes + self.scratch_bytes;
-        self.operation_bytes.saturating_add(self.workers as u64 * worker as u64) + self.kept_bytes
+        let passes = self.operation_bytes.saturating_add(self.workers as u64 * worker as u64) + self.kept_bytes;
+        self.program_bytes.saturating_add(passes.max(self.afterwards_bytes))
     }
 
     /// Keeps as many chunks as `bound` has room for, the first ones: a cyclic scan gains nothing from a set that
@@ -131,20 +163,34 @@ fn count<S: serde::Serializer>(kept: &[usize], serializer: S) -> std::result::Re
     serializer.serialize_u64(kept.len() as u64)
 }
 
+/// The error where even `plan`, the least that there is, exceeds `bound`.
 fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
-    let asked = limits.memory.is_some();
+    let computed = plan.operation_bytes.max(plan.afterwards_bytes);
+    let of_which = format!(", of which what is computed takes {}", ByteSize(computed));
+    too_little(plan.bytes(), bound, limits.memory.is_some(), &of_which, limits.less)
+}
+
+/// The error where `least` bytes are needed and there are `bound`, which `--memory` says where it is `asked` for: what it names is enough.
+#[must_use]
+pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &str) -> Error {
+    // Rounded up, so that what is said is enough.
+    let least = least.checked_next_multiple_of(1 << 20).unwrap_or(least);
     let limit = if asked { "--memory allows" } else { "this machine has available" };
-    let ways: Vec<&str> = [limits.less, if asked { "raise it" } else { "run it where there is more" }]
+    let ways: Vec<&str> = [less, if asked { "raise it" } else { "run it where there is more" }]
         .into_iter()
         .filter(|way| !way.is_empty())
         .collect();
     Error::request(format!(
-        "needs {}, of which what is computed takes {}; {limit} {}, {} too little{}{}",
-        ByteSize(plan.bytes()),
-        ByteSize(plan.operation_bytes),
+        "needs at least {}{of_which}; {limit} {}, {} too little: {}",
+        shown(least),
         ByteSize(bound),
-        ByteSize(plan.bytes() - bound),
-        if ways.is_empty() { "" } else { ": " },
+        ByteSize(least.saturating_sub(bound)),
         ways.join(", or "),
     ))
+}
+
+/// A size of whole MiB in the unit in which it is exact with one digit, so that it can be given as it stands.
+fn shown(bytes: u64) -> String {
+    let mib = bytes >> 20;
+    if mib < 1 << 20 { format!("{mib} MiB") } else { ByteSize(bytes).to_string() }
 }

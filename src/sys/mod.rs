@@ -7,6 +7,7 @@
 
 pub mod fault;
 mod private;
+mod removal;
 mod temporary;
 
 pub use private::PrivateDir;

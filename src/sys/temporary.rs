@@ -3,6 +3,8 @@
 
 use super::Sys;
 use crate::error::{Error, Result};
+use super::removal;
+use rustix::fs::CWD;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -60,8 +62,12 @@ impl Registry {
     }
 }
 
-/// Whatever is at `path`, quietly: the caller has an error of its own to tell, or nobody to tell.
+/// Whatever is at `path`, quietly: the caller has an error of its own to tell, or nobody to tell. The standard library's way may find no
+/// memory for what it reads of a directory.
 fn remove(path: &Path) {
+    if rustix::path::Arg::into_with_c_str(path, |path| Ok(removal::remove(CWD, path))).is_ok_and(|gone| gone) {
+        return;
+    }
     drop(if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) });
 }
 

@@ -8,14 +8,14 @@ mod ttv_report;
 
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, Real};
-use crate::cli::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp};
+use crate::cli::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp, open_store};
 use crate::cli::outputs::{Outputs, Pending, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
 use crate::cli::{Common, Program, Report, machine, on_pool};
 use crate::coo::Source;
 use crate::coo::tns::TnsReader;
-use crate::dense::{Matrix, Precision, load_factors, mode_file, seeded_factors};
+use crate::dense::{Matrix, Precision, factors_rank, load_factors, mode_file, seeded_factors};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
 use crate::op::oracle::{self, Comparison, OracleMode};
@@ -168,20 +168,26 @@ impl Run {
     /// Opens, plans, streams, checks, writes.
     fn mttkrp<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
         self.refuse_others()?;
-        let store = Store::open(sys, &self.store)?;
+        let store = open_store(sys, &self.store, self.engine.memory, threads, true)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, shape.order())?;
-        let given = match &self.factors {
-            Some(dir) => Some(load_factors::<T>(sys, dir, &shape)?),
-            None => None,
+        let rank = match &self.factors {
+            Some(dir) => factors_rank(sys, dir, &shape)?,
+            None => self.rank.unwrap_or(16) as usize,
         };
-        let rank = given.as_ref().map_or(self.rank.unwrap_or(16) as usize, |f| f[0].columns());
+        let open = |input: &PathBuf| TnsReader::open(sys, input, self.text.options());
+        let mut to_check = self.check.as_ref().map(open).transpose()?;
         let demand = Demand {
             modes: &modes,
             rank,
             passes: self.repeat,
             on_cpu: host_bytes::<T>(&shape, &modes, rank, threads) + decoded_bytes(shape.order()),
             beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
+            afterwards: to_check.as_mut().map_or(0, |text| {
+                let held = device::host_bytes::<T>(&shape, &modes, rank);
+                let oracle = oracle::host_bytes(&shape, &modes, rank);
+                held + oracle + held_to(text, threads, self.engine.memory)
+            }),
             operation: StreamedOp::Mttkrp,
         };
         let chosen = self.engine.choose_backend::<T>(&store, &demand)?;
@@ -191,11 +197,12 @@ impl Run {
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
-        let open = |input: &PathBuf| TnsReader::open(sys, input, self.text.options());
-        let mut to_check = self.check.as_ref().map(open).transpose()?;
         let outputs = Outputs::create(sys, self.output.as_deref(), modes.iter().map(|&m| mode_file(m)))?;
         let trace = self.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
-        let factors = given.map_or_else(|| seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0)), Ok)?;
+        let factors = match &self.factors {
+            Some(dir) => load_factors::<T>(sys, dir, &shape)?,
+            None => seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0))?,
+        };
         let outcome = match chosen.device {
             None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
             Some((device, plan)) => {
@@ -284,6 +291,14 @@ impl Run {
             |(o, (_, result)): (&OracleMode, &ModeMatrix<T>)| o.compare(result, shape.order(), chain);
         Ok(oracle.iter().zip(results).map(compare).collect())
     }
+}
+
+/// Bytes that the text of `--check` takes while it is read; it is held to the least where memory is bounded.
+fn held_to(text: &mut TnsReader, threads: usize, memory: Option<u64>) -> u64 {
+    let takes = text.memory(threads);
+    let bytes = if memory.is_some() { takes.least } else { takes.most };
+    text.limit(bytes);
+    bytes
 }
 
 /// A note where results are not finite.

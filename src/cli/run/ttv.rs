@@ -3,10 +3,10 @@
 use super::report::{Checked, Head};
 use super::ttv_device::{self, Passes, PipelinePlan};
 use super::ttv_report::{TtvReport, empty_report, plan_text, text};
-use super::{Run, parse_modes, refuse};
+use super::{Run, held_to, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
-use crate::cli::engine::{BackendArg, ChosenBackend};
+use crate::cli::engine::{BackendArg, ChosenBackend, open_store};
 use crate::cli::outputs::{Outputs, Pending, check_temp_dir, is_standard_output};
 use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
 use crate::coo::Batch;
@@ -14,19 +14,25 @@ use crate::coo::tns::{TnsReader, text_of};
 use crate::dense::{Matrix, Precision};
 use crate::error::{Error, Result};
 use crate::linear::Wide;
-use crate::op::ttv::{Merged, Oracle, Sink, Streamed, merged_layout, streamed_bytes, streams};
+use crate::op::ttv::{Merged, Oracle, OracleRoom, Sink, Streamed};
+use crate::op::ttv::{handed_bytes, merged_layout, streamed_bytes, streams};
 use crate::pack::SpillReport;
 use crate::store::{Manifest, Store};
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The result's file name.
 const RESULT: &str = "result.tns";
 /// The part of the memory that partial results may take.
 const MERGE_SHARE: u64 = 2;
+
+/// The part of the memory that the oracle of `--check` may take, at least so many bytes, and what an element takes there.
+const CHECK_SHARE: u64 = 4;
+const CHECK_BYTES_MIN: u64 = 8 << 20;
+const CHECK_ELEMENT_BYTES: u64 = 320;
 
 /// What came out of the passes.
 struct Outcome {
@@ -40,7 +46,7 @@ struct Outcome {
 
 /// Opens, plans, streams, writes.
 pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Report> {
-    let store = Store::open(sys, &run.store)?;
+    let store = open_store(sys, &run.store, run.engine.memory, threads, true)?;
     let manifest = store.manifest();
     let &[mode] = &parse_modes(&run.modes, manifest.shape.order())?[..] else {
         return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
@@ -55,7 +61,11 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let ChosenBackend { mut device, notes } = choose_backend::<T>(run, &store, mode)?;
     let kernel = run.engine.ttv_kernel()?;
     run.engine.refuse_on_cpu(device.is_none())?;
-    let plan = make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan))?;
+    let mut text_to_check =
+        run.check.as_ref().map(|input| TnsReader::open(sys, input, run.text.options())).transpose()?;
+    let reading = text_to_check.as_mut().map_or(0, |text| held_to(text, threads, run.engine.memory));
+    let (plan, checking) =
+        make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan), reading)?;
     let mut report = TtvReport {
         device: device.as_ref().map(|(_, plan)| plan.clone()),
         kernel: device.as_ref().map(|(device, _)| ttv_device::kernel(device, kernel)),
@@ -84,15 +94,20 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         _ if streamed => job.streamed(sink),
         _ => job.merged(sink),
     };
-    let outcome = match &run.check {
+    let outcome = match &mut text_to_check {
         None if to_stdout => write_to(std::io::stdout(), compute)?,
         None => write(outputs, compute)?,
-        Some(input) => {
-            let mut text = TnsReader::open(sys, input, run.text.options())?;
-            let mut source = Checked::new(&mut text);
-            let mut oracle = Oracle::new(&mut source, &store.manifest().shape, mode, vector.data())?;
+        Some(text) => {
+            let mut source = Checked::new(text);
+            let room = OracleRoom {
+                elements: store.manifest().nnz,
+                memory: checking,
+                overflow: temporary(run, "check"),
+            };
+            let shape = &store.manifest().shape;
+            let mut oracle = Oracle::within(sys, &mut source, shape, mode, vector.data(), room)?;
             let outcome = write(outputs, |sink| compare(&mut oracle, sink, compute))?;
-            let check = oracle.finish();
+            let check = oracle.finish()?;
             if !check.holds {
                 report.head.notes.extend(source.differs(store.manifest()));
             }
@@ -126,9 +141,7 @@ fn compare(
     compute: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>,
 ) -> Result<Outcome> {
     compute(Some(&mut |batches: Vec<Batch>| {
-        for batch in &batches {
-            oracle.compare(batch);
-        }
+        batches.iter().try_for_each(|batch| oracle.compare(batch))?;
         sink.as_mut().map_or(Ok(()), |sink| sink(batches))
     }))
 }
@@ -155,24 +168,44 @@ fn make_plan<T: Real>(
     mode: usize,
     threads: usize,
     device: Option<&PipelinePlan>,
-) -> Result<Plan> {
+    reading: u64,
+) -> Result<(Plan, u64)> {
     let manifest = store.manifest();
-    let bytes = if let Some(device) = device {
+    let held = if let Some(device) = device {
         ttv_device::host_bytes::<T>(store, mode, threads, device)
     } else if streams(manifest, mode) {
         streamed_bytes::<T>(manifest, mode, threads)
     } else {
         let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
-        vector + merging_bytes(run, manifest)
+        vector + merging_bytes(run, manifest) + handed_bytes(manifest.shape.order(), threads)
     };
+    let checking = run.check.as_ref().map_or(0, |_| check_memory(run, manifest));
+    // The text is read before the pass, in which the oracle is held.
+    let bytes = held.max(reading) + checking;
     // Of all that it holds, only the vector gets smaller.
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
     let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
     let less = if halves { "take --precision f32" } else { "" };
     let limits = Limits { less, ..run.engine.limits(threads, run.repeat) };
-    let mut plan = plan(store, bytes + decoded_bytes(manifest.shape.order()), &limits)?;
+    let decoded = if streams(manifest, mode) { 0 } else { decoded_bytes(manifest.shape.order()) };
+    let mut plan = plan(store, bytes + decoded, &limits)?;
     plan.direct_reads |= run.engine.direct;
-    Ok(plan)
+    Ok((plan, checking))
+}
+
+/// Bytes that the oracle of `--check` may take: a part of what is allowed or there, and no more than all elements do.
+fn check_memory(run: &Run, manifest: &Manifest) -> u64 {
+    let most = manifest.nnz.saturating_mul(CHECK_ELEMENT_BYTES).max(CHECK_BYTES_MIN);
+    let memory = run.engine.memory.unwrap_or_else(|| machine::available_memory() / 2);
+    (memory / CHECK_SHARE).clamp(CHECK_BYTES_MIN, most)
+}
+
+/// A name for what is temporary, `what` it is for: beside the results, unless another directory is named.
+fn temporary(run: &Run, what: &str) -> PathBuf {
+    let output = run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
+    let beside = run.temp_dir.as_deref().or(output);
+    let name = format!("{}{what}-{}", crate::sys::SPILL_PREFIX, std::process::id());
+    beside.map_or_else(std::env::temp_dir, Path::to_path_buf).join(name)
 }
 
 /// Bytes that partial results will take: no more than all of them do.
@@ -245,10 +278,7 @@ impl<T: Real> Job<'_, T> {
     fn merged_by<K: crate::linear::Key>(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
         let shape = &self.store.manifest().shape;
         let memory = merge_memory(self.run);
-        let output = self.run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
-        let beside = self.run.temp_dir.as_deref().or(output);
-        let name = format!("{}ttv-{}", crate::sys::SPILL_PREFIX, std::process::id());
-        let temporary = beside.map_or_else(std::env::temp_dir, Path::to_path_buf).join(name);
+        let temporary = temporary(self.run, "ttv");
         let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, memory, temporary);
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let mut executor = Executor::new(self.store, self.plan, &mut backend)?;

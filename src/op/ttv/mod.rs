@@ -12,6 +12,7 @@
 //! order; [`Merged`] in the total order of the products, starting from the first. So results depend on the store's
 //! nonzeros, the vector and the precision alone: not on chunks, threads, workers, lanes or memory.
 
+mod bins;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fibers;
@@ -27,7 +28,7 @@ mod streamed;
 mod windows;
 
 pub use merged::{Merged, layout as merged_layout};
-pub use oracle::Oracle;
+pub use oracle::{Oracle, OracleRoom};
 pub use outlet::handed_bytes;
 pub use streamed::{Streamed, host_bytes as streamed_bytes};
 

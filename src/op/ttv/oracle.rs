@@ -1,36 +1,49 @@
 //! The oracle of TTV: the definition, one nonzero after the other in f64, straight from a source of coordinates. It shares nothing with
-//! stores, decoding or sorted runs, and holds all elements in memory.
+//! stores, decoding or sorted runs. What memory does not hold of what it expects and what has come waits in a file ([`super::bins`]).
 //!
 //! The bound is derived: an element may differ from the oracle's by `(4 roundoff + (n + 2) 2^-53) S + 3 n least`, where S is the same sum
 //! over absolute values and n how many were added: value, vector, product and result are rounded to the precision, sums are in f64.
 //! The last term is for subnormal numbers, as in [`crate::op::oracle`]: value, product and, once, result may each err by half of
 //! the least positive number, and the oracle's by the other half.
 
+use super::bins::{Bins, Overflow, Record};
 use crate::coo::{Batch, Source};
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::op::oracle::Comparison;
 use crate::shape::Shape;
-use std::collections::HashMap;
+use crate::sys::Sys;
+use std::path::PathBuf;
 
-/// What an element should be.
-#[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
-    sum: f64,
-    absolute: f64,
-    added: u64,
-    seen: bool,
+/// The memory of an oracle.
+#[derive(Clone, Debug)]
+pub struct OracleRoom {
+    /// Elements, at most.
+    pub elements: u64,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// A file for what exceeds them, which is made when it is needed and goes with the oracle.
+    pub overflow: PathBuf,
 }
 
-/// All elements by the definition, and how those that came compare with them.
+impl Default for OracleRoom {
+    /// All there is, so that no file is needed.
+    fn default() -> Self {
+        Self { elements: 0, memory: u64::MAX, overflow: PathBuf::new() }
+    }
+}
+
+/// All elements by the definition, and those that came.
 #[derive(Debug)]
 pub struct Oracle {
     /// The dims of the modes that are left.
     dims: Vec<u32>,
     roundoff: f64,
     least: f64,
-    elements: HashMap<u128, Wanted>,
-    comparison: Comparison,
+    mode: usize,
+    wanted: Bins,
+    found: Bins,
+    overflow: Overflow,
 }
 
 /// The number of an element among all coordinates. A shape has at most 2^128.
@@ -41,9 +54,22 @@ fn place(dims: &[u32], at: impl Iterator<Item = u32>) -> u128 {
 impl Oracle {
     /// Computes TTV of the source's nonzeros along `mode`, from 0. Their coordinates must be inside `shape`.
     pub fn new<T: Real>(source: &mut dyn Source, shape: &Shape, mode: usize, vector: &[T]) -> Result<Self> {
+        Self::within(&Sys::default(), source, shape, mode, vector, OracleRoom::default())
+    }
+
+    /// The same in little memory.
+    pub fn within<T: Real>(
+        sys: &Sys,
+        source: &mut dyn Source,
+        shape: &Shape,
+        mode: usize,
+        vector: &[T],
+        room: OracleRoom,
+    ) -> Result<Self> {
         let all = shape.dims();
         let dims: Vec<u32> = (0..all.len()).filter(|&m| m != mode).map(|m| all[m]).collect();
-        let mut elements: HashMap<u128, Wanted> = HashMap::new();
+        let bins = || Bins::new(room.elements, room.memory / 2);
+        let (mut wanted, found, mut overflow) = (bins(), bins(), Overflow::new(sys, room.overflow.clone()));
         let name = source.name();
         source.drain(&mut |batch| {
             if batch.indices.len() != all.len() * batch.values.len() {
@@ -59,46 +85,56 @@ impl Oracle {
                     return Err(Error::input(&name, what));
                 }
                 let left = (0..all.len()).filter(|&m| m != mode).map(|m| at[m]);
-                let wanted = elements.entry(place(&dims, left)).or_default();
                 let product = value * vector[at[mode] as usize].widen();
-                wanted.sum += product;
-                wanted.absolute += product.abs();
-                wanted.added += 1;
+                wanted.push(Record::new(place(&dims, left), product), &mut overflow)?;
             }
             Ok(())
         })?;
-        let comparison = Comparison { mode: mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
-        Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, elements, comparison })
+        Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, mode, wanted, found, overflow })
     }
 
-    /// Compares elements. One that should not be, or comes again, fails.
-    pub fn compare(&mut self, batch: &Batch) {
-        let found = &mut self.comparison;
-        for (at, &value) in batch.indices.chunks_exact(self.dims.len()).zip(&batch.values) {
-            let wanted = self.elements.get_mut(&place(&self.dims, at.iter().copied()));
-            let Some(wanted) = wanted.filter(|wanted| !wanted.seen) else {
-                (found.holds, found.worst) = (false, f64::INFINITY);
-                continue;
-            };
-            wanted.seen = true;
-            let in_f64 = f64::EPSILON / 2.0 * (wanted.added + 2) as f64;
-            let subnormal = 3.0 * wanted.added as f64 * self.least;
-            let bound = wanted.absolute * (4.0 * self.roundoff + in_f64) + subnormal;
-            let error = (value - wanted.sum).abs();
-            // A NaN compares false and so fails.
-            found.holds &= error <= bound;
-            found.largest_error = found.largest_error.max(error);
-            let of_bound = if error == 0.0 { 0.0 } else { error / bound };
-            found.worst = if of_bound.is_nan() { f64::INFINITY } else { found.worst.max(of_bound) };
+    /// Takes note of elements, which [`Oracle::finish`] compares.
+    pub fn compare(&mut self, batch: &Batch) -> Result<()> {
+        let rows = batch.indices.chunks_exact(self.dims.len()).zip(&batch.values);
+        for (at, &value) in rows {
+            let record = Record::new(place(&self.dims, at.iter().copied()), value);
+            self.found.push(record, &mut self.overflow)?;
         }
+        Ok(())
     }
 
-    /// How all elements compared. One that did not come fails.
-    #[must_use]
-    pub fn finish(self) -> Comparison {
-        let all = self.elements.values().all(|wanted| wanted.seen);
-        let worst = if all { self.comparison.worst } else { f64::INFINITY };
-        Comparison { holds: self.comparison.holds && all, worst, ..self.comparison }
+    /// How all elements compared. One that did not come, should not have come or came again fails.
+    pub fn finish(mut self) -> Result<Comparison> {
+        let mut comparison = Comparison { mode: self.mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
+        for bin in 0..self.wanted.count() {
+            let wanted = self.wanted.take(bin, &self.overflow)?;
+            let found = self.found.take(bin, &self.overflow)?;
+            let same = wanted.len() == found.len()
+                && wanted.iter().zip(&found).all(|(w, f)| w.place() == f.place() && f.added == 1);
+            if !same {
+                (comparison.holds, comparison.worst) = (false, f64::INFINITY);
+            }
+            let mut expected = wanted.iter().peekable();
+            for element in &found {
+                while expected.next_if(|wanted| wanted.place() < element.place()).is_some() {}
+                if let Some(wanted) = expected.next_if(|wanted| wanted.place() == element.place()) {
+                    self.compare_one(&mut comparison, wanted, element.sum);
+                }
+            }
+        }
+        Ok(comparison)
+    }
+
+    fn compare_one(&self, comparison: &mut Comparison, wanted: &Record, value: f64) {
+        let in_f64 = f64::EPSILON / 2.0 * (wanted.added + 2) as f64;
+        let subnormal = 3.0 * wanted.added as f64 * self.least;
+        let bound = wanted.absolute * (4.0 * self.roundoff + in_f64) + subnormal;
+        let error = (value - wanted.sum).abs();
+        // A NaN compares false and so fails.
+        comparison.holds &= error <= bound;
+        comparison.largest_error = comparison.largest_error.max(error);
+        let of_bound = if error == 0.0 { 0.0 } else { error / bound };
+        comparison.worst = if of_bound.is_nan() { f64::INFINITY } else { comparison.worst.max(of_bound) };
     }
 }
 
@@ -132,8 +168,8 @@ mod tests {
         let mut holds = |sum: f64| {
             let shape = Shape::new(&[2, 3, 4]).unwrap();
             let mut oracle = Oracle::new(&mut rows, &shape, 2, &vector).unwrap();
-            oracle.compare(&Batch { indices: vec![0, 1], values: vec![f32::nearest(sum).widen()] });
-            oracle.finish().holds
+            oracle.compare(&Batch { indices: vec![0, 1], values: vec![f32::nearest(sum).widen()] }).unwrap();
+            oracle.finish().unwrap().holds
         };
         assert!(holds(sum) && !holds(sum + 7.0 * f64::from(least)));
     }
@@ -145,8 +181,8 @@ mod tests {
         let vector = [1.0, 1.0, 3.0, 0.5];
         let mut holds = |indices: &[u32], values: &[f64]| {
             let mut oracle = Oracle::new(&mut rows, &shape, 2, &vector).unwrap();
-            oracle.compare(&Batch { indices: indices.to_vec(), values: values.to_vec() });
-            oracle.finish().holds
+            oracle.compare(&Batch { indices: indices.to_vec(), values: values.to_vec() }).unwrap();
+            oracle.finish().unwrap().holds
         };
         assert!(holds(&[0, 1, 1, 2], &[2.5, -3.0]));
         assert!(holds(&[1, 2, 0, 1], &[-3.0, 2.5 + 1e-15]));

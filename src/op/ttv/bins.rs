@@ -1,0 +1,204 @@
+//! What the oracle of TTV notes of elements, within a budget: records in bins by a hash of their place, so that each bin can be looked at by
+//! itself. What memory does not hold goes to one file, a piece for each bin.
+
+use crate::error::Result;
+use crate::sys::{File, Sys, Temporary};
+use std::path::PathBuf;
+
+/// Some of what belongs to one element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Record {
+    /// The element's number among all coordinates, low and high half.
+    place: [u64; 2],
+    /// A sum of its products, and over their absolute values.
+    pub sum: f64,
+    pub absolute: f64,
+    /// How many they are.
+    pub added: u64,
+}
+
+/// Bytes of records for each element while a bin is looked at: what was computed and what was expected, each with as many that are to be added up yet.
+const ELEMENT_BYTES: u64 = 4 * size_of::<Record>() as u64;
+/// No more bins.
+const BINS_MAX: u64 = 1 << 12;
+/// Records of a bin that are read from its file at once, at least.
+const READ_RECORDS: usize = 1 << 12;
+
+impl Record {
+    pub fn new(place: u128, sum: f64) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "halves")]
+        let place = [place as u64, (place >> 64) as u64];
+        Self { place, sum, absolute: sum.abs(), added: 1 }
+    }
+
+    /// The number of its element.
+    pub fn place(&self) -> u128 {
+        u128::from(self.place[1]) << 64 | u128::from(self.place[0])
+    }
+}
+
+/// Adds up records of one element, which are neighbours then; those that were first come first.
+fn add_up(records: &mut Vec<Record>) {
+    records.sort_by_key(Record::place);
+    records.dedup_by(|next, first| {
+        let same = next.place == first.place;
+        if same {
+            first.sum += next.sum;
+            first.absolute += next.absolute;
+            first.added += next.added;
+        }
+        same
+    });
+}
+
+/// Where what memory does not hold goes.
+#[derive(Debug)]
+pub(super) struct Overflow {
+    sys: Sys,
+    path: PathBuf,
+    open: Option<(File, Temporary)>,
+    bytes: u64,
+}
+
+impl Overflow {
+    /// To the file `path`, which is made when it is needed and goes with this.
+    pub fn new(sys: &Sys, path: PathBuf) -> Self {
+        Self { sys: sys.clone(), path, open: None, bytes: 0 }
+    }
+
+    fn write(&mut self, records: &[Record]) -> Result<u64> {
+        if self.open.is_none() {
+            let temporary = Temporary::at(&self.sys, self.path.clone());
+            self.open = Some((self.sys.create(&self.path)?, temporary));
+        }
+        let (at, bytes) = (self.bytes, bytemuck::cast_slice(records));
+        if let Some((file, _)) = &self.open {
+            file.write_all_at(bytes, at)?;
+        }
+        self.bytes += bytes.len() as u64;
+        Ok(at)
+    }
+
+    /// Fills `records` from byte `at` on.
+    fn read(&self, at: u64, records: &mut [Record]) -> Result<()> {
+        let bytes = bytemuck::cast_slice_mut(records);
+        let Some((file, _)) = &self.open else { return Ok(()) };
+        let read = file.read_at(bytes, at)?;
+        let cut = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+        if read == bytes.len() { Ok(()) } else { Err(crate::error::Error::io(&self.path, "read")(cut)) }
+    }
+}
+
+/// One bin.
+#[derive(Clone, Debug, Default)]
+struct Bin {
+    records: Vec<Record>,
+    /// Where pieces of it lie in the file, and how many records are in each.
+    pieces: Vec<(u64, usize)>,
+}
+
+/// Records by bins.
+#[derive(Debug)]
+pub(super) struct Bins {
+    bins: Vec<Bin>,
+    /// Records in memory, and how many may be there.
+    held: usize,
+    room: usize,
+}
+
+impl Bins {
+    /// For about `elements` elements, in `memory` bytes, which those of one bin are not to exceed either.
+    pub fn new(elements: u64, memory: u64) -> Self {
+        let bins = (elements.saturating_mul(ELEMENT_BYTES) / memory.max(1) + 1).min(BINS_MAX);
+        // Lists grow to twice their length.
+        let room = memory / 4 / size_of::<Record>() as u64;
+        let bins = vec![Bin::default(); usize::try_from(bins).unwrap_or(1)];
+        Self { bins, held: 0, room: usize::try_from(room).unwrap_or(usize::MAX).max(1) }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.bins.len()
+    }
+
+    /// Takes note of a record.
+    pub fn push(&mut self, record: Record, overflow: &mut Overflow) -> Result<()> {
+        let mixed = (record.place[0] ^ record.place[1].rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of bins")]
+        let bin = (u128::from(mixed) * self.bins.len() as u128 >> 64) as usize;
+        self.bins[bin].records.push(record);
+        self.held += 1;
+        if self.held < self.room { Ok(()) } else { self.shed(overflow) }
+    }
+
+    /// Adds up what is in memory; if little is won by that, it goes to the file.
+    fn shed(&mut self, overflow: &mut Overflow) -> Result<()> {
+        self.bins.iter_mut().for_each(|bin| add_up(&mut bin.records));
+        self.held = self.bins.iter().map(|bin| bin.records.len()).sum();
+        if self.held < self.room / 2 {
+            return Ok(());
+        }
+        for bin in &mut self.bins {
+            if !bin.records.is_empty() {
+                bin.pieces.push((overflow.write(&bin.records)?, bin.records.len()));
+                bin.records.clear();
+            }
+        }
+        self.held = 0;
+        Ok(())
+    }
+
+    /// The records of a bin in the order of their places, one for each element and which of them were more than one. They are forgotten here.
+    pub fn take(&mut self, bin: usize, overflow: &Overflow) -> Result<Vec<Record>> {
+        let Bin { mut records, pieces } = std::mem::take(&mut self.bins[bin]);
+        add_up(&mut records);
+        let mut read_to = READ_RECORDS.max(2 * records.len());
+        for (mut at, mut count) in pieces {
+            while count > 0 {
+                let some = count.min(READ_RECORDS);
+                let before = records.len();
+                records.resize(before + some, Record::default());
+                overflow.read(at, &mut records[before..])?;
+                (at, count) = (at + (some * size_of::<Record>()) as u64, count - some);
+                if records.len() >= read_to {
+                    add_up(&mut records);
+                    read_to = READ_RECORDS.max(2 * records.len());
+                }
+            }
+        }
+        add_up(&mut records);
+        Ok(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the memory, each element comes once, with the sums of all its records.
+    #[test]
+    fn records_come_back_added_up_whatever_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = |memory: u64, name: &str| {
+            let mut overflow = Overflow::new(&Sys::default(), dir.path().join(name));
+            let mut bins = Bins::new(5000, memory);
+            for i in 0..40_000u64 {
+                let place = u128::from(i * 7919 % 5000) << 60;
+                bins.push(Record::new(place, (i % 9) as f64 - 3.0), &mut overflow).unwrap();
+            }
+            let mut all = Vec::new();
+            for bin in 0..bins.count() {
+                all.extend(bins.take(bin, &overflow).unwrap());
+            }
+            all.sort_by_key(Record::place);
+            (all, bins.count(), overflow.bytes)
+        };
+        let (in_memory, bins, bytes) = taken(1 << 30, "none");
+        assert!((in_memory.len(), bins, bytes) == (5000, 1, 0) && in_memory.iter().all(|r| r.added == 8));
+        let (from_file, bins, bytes) = taken(64 << 10, "some");
+        assert!(bins > 10 && bytes > 0, "{bins} bins, {bytes} bytes");
+        assert!(from_file == in_memory);
+        assert_eq!(dir.path().read_dir().unwrap().count(), 0, "the file goes");
+    }
+}
