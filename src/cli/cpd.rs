@@ -291,7 +291,8 @@ impl Cpd {
 
 /// The score of the models in two directories.
 fn compare(sys: &Sys, dirs: &[PathBuf], memory: Option<u64>, threads: usize) -> Result<Report> {
-    let sizes: Vec<(u64, u64)> = dirs.iter().map(|dir| Model::bytes_and_rank(sys, dir)).collect::<Result<_>>()?;
+    let sizes: Vec<(u64, u64)> =
+        dirs.iter().map(|dir| Model::bytes_and_rank(sys, dir)).collect::<Result<_>>()?;
     let models = sizes.iter().fold(0u64, |sum, (bytes, _)| sum.saturating_add(*bytes));
     let ranks = sizes.iter().fold(1u64, |product, (_, rank)| product.saturating_mul(*rank));
     let least = program_bytes(threads).saturating_add(score::host_bytes(models, ranks));

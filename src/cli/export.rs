@@ -1,8 +1,8 @@
 //! `blco-export`.
 
+use super::engine::open_store;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Progress;
-use super::engine::open_store;
 use super::{Common, Program, Report, STDOUT, machine, nonzeros, refuse_json_beside_output, size};
 use super::{on_pool, thread_count};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
@@ -105,11 +105,7 @@ fn write_text<W: Write>(
 type TileSink<'a> = EachTile<Box<dyn FnMut(&DecodedTile<'_>) -> Result<()> + 'a>>;
 
 /// Writes the nonzeros as three arrays: one pass for the indices, one for the values.
-fn write_arrays(
-    store: &Store,
-    out: &Pending,
-    pass: &dyn Fn(&mut TileSink<'_>) -> Result<()>,
-) -> Result<()> {
+fn write_arrays(store: &Store, out: &Pending, pass: &dyn Fn(&mut TileSink<'_>) -> Result<()>) -> Result<()> {
     let manifest = store.manifest();
     let (nnz, order) = (manifest.nnz, manifest.shape.order());
     let failed = |e: std::io::Error| Error::io(out.target(), "write")(e);

@@ -50,8 +50,7 @@ struct Reserve {
 // SAFETY: `taken` hands out each byte once.
 unsafe impl Sync for Reserve {}
 
-static RESERVE: Reserve =
-    Reserve { bytes: UnsafeCell::new([0; RESERVE_BYTES]), taken: AtomicUsize::new(0) };
+static RESERVE: Reserve = Reserve { bytes: UnsafeCell::new([0; RESERVE_BYTES]), taken: AtomicUsize::new(0) };
 static SPARE: [AtomicPtr<u8>; SPARE_BLOCKS] = [const { AtomicPtr::new(null_mut()) }; SPARE_BLOCKS];
 
 impl Reserve {
@@ -144,8 +143,12 @@ pub(super) fn prepare(sys: &Sys, name: &str) {
 
 /// Whether a panic tells that the system has no memory: what libraries and threads that start make of it.
 fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
-    const TOLD: [&str; 4] =
-        ["failed to allocate an alternative stack", "alternative stack guard page", "os error 12", "zstd returned null"];
+    const TOLD: [&str; 4] = [
+        "failed to allocate an alternative stack",
+        "alternative stack guard page",
+        "os error 12",
+        "zstd returned null",
+    ];
     let text = panic.payload_as_str().unwrap_or_default();
     TOLD.iter().any(|told| text.contains(told))
 }
@@ -171,7 +174,8 @@ fn end() -> ! {
     }
     let mut line = [0u8; 200];
     let mut rest = &mut line[..];
-    let _ = writeln!(rest, "{name}: cannot allocate memory: the system has no more; run it where there is more");
+    let _ =
+        writeln!(rest, "{name}: cannot allocate memory: the system has no more; run it where there is more");
     let left = rest.len();
     // SAFETY: writes bytes of `line`. (The lock of `std::io::stderr` may be held by a thread that waits above.)
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len() - left) };

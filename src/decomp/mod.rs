@@ -119,7 +119,8 @@ impl Model<f64> {
         let (mut bytes, mut rank) = (0u64, 0);
         for mode in 0..Self::order(dir)? {
             let [rows, columns] = factor_axes(sys, &dir.join(mode_file(mode)))?;
-            bytes = bytes.saturating_add(rows.saturating_mul(columns).saturating_mul(size_of::<f64>() as u64));
+            bytes =
+                bytes.saturating_add(rows.saturating_mul(columns).saturating_mul(size_of::<f64>() as u64));
             rank = columns.max(rank);
         }
         Ok((bytes, rank))

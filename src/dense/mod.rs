@@ -335,9 +335,8 @@ pub fn mode_file(mode: usize) -> String {
 /// Loads `mode-1.npy` … from `dir`, all of one rank.
 pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
     let rank = factors_rank(sys, dir, shape)?;
-    let load = |(mode, &dim): (usize, &u32)| {
-        Matrix::load_exact(sys, &dir.join(mode_file(mode)), dim as usize, rank)
-    };
+    let load =
+        |(mode, &dim): (usize, &u32)| Matrix::load_exact(sys, &dir.join(mode_file(mode)), dim as usize, rank);
     shape.dims().iter().enumerate().map(load).collect()
 }
 

@@ -140,7 +140,8 @@ impl Rows {
         for ((tally, way), &dim) in self.tallies.iter_mut().zip(&mut self.ways).zip(&self.dims) {
             match way {
                 Way::Counters(begin) => {
-                    let inside = |row: u64| usize::try_from(row.clamp(self.first, end) - self.first).unwrap_or(0);
+                    let inside =
+                        |row: u64| usize::try_from(row.clamp(self.first, end) - self.first).unwrap_or(0);
                     tally.add(self.counters[inside(*begin)..inside(*begin + u64::from(dim))].iter());
                 }
                 Way::Occurring(table) => tally.add(std::mem::take(table).values()),

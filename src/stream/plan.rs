@@ -39,7 +39,16 @@ pub struct Limits {
 /// Two threads, one pass and no bound on memory.
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: None, threads: 2, workers: None, available: u64::MAX, passes: 1, held: 0, afterwards: 0, less: "" }
+        Self {
+            memory: None,
+            threads: 2,
+            workers: None,
+            available: u64::MAX,
+            passes: 1,
+            held: 0,
+            afterwards: 0,
+            less: "",
+        }
     }
 }
 
@@ -141,7 +150,8 @@ impl Plan {
 
     fn bytes(&self) -> u64 {
         let worker = self.buffers_per_worker * self.buffer_bytes + self.scratch_bytes;
-        let passes = self.operation_bytes.saturating_add(self.workers as u64 * worker as u64) + self.kept_bytes;
+        let passes =
+            self.operation_bytes.saturating_add(self.workers as u64 * worker as u64) + self.kept_bytes;
         self.program_bytes.saturating_add(passes.max(self.afterwards_bytes))
     }
 

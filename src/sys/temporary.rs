@@ -2,8 +2,8 @@
 //! handle, so that a program that must end at once can remove them too.
 
 use super::Sys;
-use crate::error::{Error, Result};
 use super::removal;
+use crate::error::{Error, Result};
 use rustix::fs::CWD;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,8 @@ impl Registry {
 /// Whatever is at `path`, quietly: the caller has an error of its own to tell, or nobody to tell. The standard library's way may find no
 /// memory for what it reads of a directory.
 fn remove(path: &Path) {
-    if rustix::path::Arg::into_with_c_str(path, |path| Ok(removal::remove(CWD, path))).is_ok_and(|gone| gone) {
+    if rustix::path::Arg::into_with_c_str(path, |path| Ok(removal::remove(CWD, path))).is_ok_and(|gone| gone)
+    {
         return;
     }
     drop(if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) });
@@ -109,6 +110,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.gone {
             remove(&self.path);
+            self.sys.record(|r| r.removed(&self.path));
         }
         self.sys.temporaries.with(|paths| paths.retain(|path| *path != self.path));
     }

@@ -16,10 +16,10 @@ mod view;
 
 pub use encode::TreeEncoder;
 pub use measure::Meter;
-pub(crate) use tiles::walk;
-pub(crate) use view::chunk_format;
 #[cfg(feature = "cuda")]
 pub(crate) use record::RECORD_BYTES;
+pub(crate) use tiles::walk;
+pub(crate) use view::chunk_format;
 pub use view::{Decoder, Leaves, Nodes, TreeView};
 
 use crate::shape::ORDER_MAX;

@@ -1,8 +1,8 @@
 //! TTV along the leaves' mode of a tree: fiber after fiber, elements out in order.
 
+use super::Sink;
 use super::fibers::AddFibers;
 use super::neighbours::NOTHING;
-use super::Sink;
 use super::outlet::{Ends, Outlet, TASK_FIBERS, group_fibers, handed_bytes};
 use crate::backend::host::{Batch as Tiles, HostOp, Vectors};
 use crate::dense::Real;
