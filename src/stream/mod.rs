@@ -155,7 +155,7 @@ impl<'a, B: Backend> Executor<'a, B> {
         // No thread is started for nothing: that takes longer than a short pass over what is there already.
         let idle = buffers.split_off(buffers.len().min(to_load.len()));
         let parts = self.part(&to_load, buffers.len());
-        self.buffers = std::thread::scope(|scope| {
+        self.buffers = crate::sys::sync::scope(|scope| {
             let mut lines = Vec::with_capacity(buffers.len());
             for (number, (buffers, chunks)) in buffers.into_iter().zip(parts).enumerate() {
                 let worker = Worker { number, chunks, buffers, inspect: backend.inspector() };

@@ -8,8 +8,7 @@ use super::{Inspector, Loaded, Owner};
 use crate::error::Result;
 use crate::store::{ChunkHeader, DecodeScratch, LoadTimes, Store};
 use crate::sys::Sys;
-use crossbeam_channel::{Receiver, Sender, bounded};
-use std::thread::{Scope, ScopedJoinHandle};
+use crate::sys::sync::{Receiver, Scope, ScopedJoinHandle, Sender, bounded};
 use std::time::{Duration, Instant};
 
 /// A chunk, or why there is none, with when its worker did what.

@@ -9,6 +9,7 @@ pub mod fault;
 mod private;
 pub mod record;
 mod removal;
+pub mod sync;
 mod temporary;
 
 pub use private::PrivateDir;
@@ -24,7 +25,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use sync::{AtomicBool, Ordering};
 
 /// What a page of a file, direct I/O and every I/O buffer are aligned to, in bytes.
 pub const PAGE: usize = 4096;
@@ -310,12 +311,12 @@ impl Sys {
     /// Starts a named thread in `scope`.
     pub fn spawn<'scope, T: Send + 'scope>(
         &self,
-        scope: &'scope std::thread::Scope<'scope, '_>,
+        scope: &'scope sync::Scope<'scope, '_>,
         name: String,
         body: impl FnOnce() -> T + Send + 'scope,
-    ) -> Result<std::thread::ScopedJoinHandle<'scope, T>> {
+    ) -> Result<sync::ScopedJoinHandle<'scope, T>> {
         self.pass(Call::Spawn)
-            .and_then(|_| std::thread::Builder::new().name(name).spawn_scoped(scope, body))
+            .and_then(|_| sync::spawn(scope, name, body))
             .map_err(|source| Error::Resource { action: "start a thread", source })
     }
 

@@ -1,5 +1,6 @@
 //! Removes a file or a directory with all that is in it, without asking for memory: for the end of a program that has none.
 
+use super::sync::pause;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, openat, unlinkat};
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -11,6 +12,7 @@ const READ_BYTES: usize = 2048;
 
 /// Removes what is at `path` in `dir`; false where something of it is still there. Follows no symbolic link.
 pub(super) fn remove(dir: impl AsFd, path: &CStr) -> bool {
+    pause();
     match unlinkat(&dir, path, AtFlags::empty()) {
         // What unlinking a directory says, by system.
         Err(Errno::ISDIR | Errno::PERM) => {}
@@ -25,10 +27,14 @@ pub(super) fn remove(dir: impl AsFd, path: &CStr) -> bool {
         if !is_itself {
             match entry.file_type() {
                 FileType::Directory | FileType::Unknown => drop(remove(&inside, entry.file_name())),
-                _ => drop(unlinkat(&inside, entry.file_name(), AtFlags::empty())),
+                _ => {
+                    pause();
+                    let _ = unlinkat(&inside, entry.file_name(), AtFlags::empty());
+                }
             }
         }
     }
+    pause();
     unlinkat(&dir, path, AtFlags::REMOVEDIR).is_ok()
 }
 

@@ -3,11 +3,12 @@
 
 use super::Sys;
 use super::removal;
+use super::sync::{Mutex, thread_local};
 use crate::error::{Error, Result};
 use rustix::fs::CWD;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 /// Names that there is room for from the beginning: more than any program has at a time, so that none is noted with the lock held
 /// while memory ends, and with it the program.
@@ -41,7 +42,8 @@ impl Registry {
     /// Removes everything that is registered. For the end of a program that cannot unwind.
     pub(super) fn remove_all(&self) {
         // A thread that publishes, and ends the program in the middle of it, has locked it.
-        let mut ended = (!PUBLISHES.get()).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut ended =
+            (!PUBLISHES.with(Cell::get)).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(ended) = &mut ended {
             **ended = true;
         }
@@ -55,9 +57,9 @@ impl Registry {
         if *ended {
             return Err(Error::Cancelled);
         }
-        PUBLISHES.set(true);
+        PUBLISHES.with(|publishes| publishes.set(true));
         let named = name();
-        PUBLISHES.set(false);
+        PUBLISHES.with(|publishes| publishes.set(false));
         named
     }
 }

@@ -35,7 +35,7 @@ use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::Sys;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use decode::Input;
 use header::Head;
 use parse::{Parsed, Rules};
@@ -280,7 +280,7 @@ impl Source for TnsReader {
         let Begun { pieces, head } = self.begin()?;
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = Tally::new(&self.name, &head);
-        std::thread::scope(|scope| {
+        scope(|scope| {
             // Both channels live in here, so that a return ends the reading thread before it is waited for.
             let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
             let (full_sender, full) = bounded(group_len);

@@ -6,9 +6,9 @@ use super::group::{COPIES, Commit, Group, Inputs, Strategy, Tables, Work};
 use super::slots::Rows;
 use super::{GROUP_NNZ, GROUP_TILES};
 use crate::dense::Real;
+use crate::sys::sync::{AtomicU64, Condvar, LOOKS, Mutex, MutexGuard, Ordering, spin_loop};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 /// What a thread works at: its group's slots and what it needs beside them.
 pub type Desk<T> = (Group, Tables<T>);
@@ -53,9 +53,6 @@ pub struct Turn<'s> {
     shown: AtomicU64,
 }
 
-/// How often a thread looks whether its turn has come before it sleeps: adding a group to a result takes some microseconds, waking up more.
-const LOOKS: u32 = 2000;
-
 /// Nobody's turn any more: a thread has panicked.
 const NOBODY: u64 = u64::MAX;
 
@@ -71,7 +68,7 @@ impl<'s> Turn<'s> {
             if self.shown.load(Ordering::Relaxed) == number {
                 break;
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         let waits = |state: &mut (u64, &mut [f64])| state.0 != number && state.0 != NOBODY;
         let state = self.passed.wait_while(lock(&self.state), waits);

@@ -28,12 +28,13 @@ use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::Sys;
+use crate::sys::sync::{Mutex, at_once};
 use deal::{Dealer, Desk, Shift, Turn};
 use group::{COPIES, Commit, Group, Inputs, Tables};
 use rayon::prelude::*;
 use slots::Rows;
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 /// Tiles of a group, which is cut by position in the store.
 const GROUP_TILES: usize = 8;
@@ -332,7 +333,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let threads = self.desks.len() + usize::from(self.open.is_some());
         let dealer = Mutex::new(Dealer { groups, desks: &mut self.desks, open: &mut self.open });
         let shift = Shift { inputs, copies: &self.copies, dealer, turns, vectors };
-        (0..threads).into_par_iter().with_max_len(1).for_each(|_| shift.work());
+        at_once(threads, || shift.work());
         Ok(())
     }
 }

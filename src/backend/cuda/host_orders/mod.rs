@@ -120,7 +120,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(KEEPERS_MAX);
     let each = derived.images.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
+    crate::sys::sync::scope(|scope| {
         let start = |(number, images): (usize, &[Image])| {
             let images = images.to_vec();
             let keep = &keep;
