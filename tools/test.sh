@@ -20,3 +20,5 @@ fi
 nvrtc=$(echo "$PWD"/.venv/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib)
 if [ -d "$nvrtc" ]; then export BLCO_NVRTC_PATH=$nvrtc; fi
 cargo test "$@"
+# Schedules of the engine's threads; BLCO_SCHEDULES says how many.
+if [ $# = 0 ]; then cargo test --no-default-features --features model --test model; fi
