@@ -55,11 +55,12 @@ def one_round(soak: Soak, seed: int, number: int, keep: bool) -> dict | None:
     return {"round": number, "case": case.name, "what": what, "commands": case.commands[-6:]}
 
 
-def work(soak: Soak, options: argparse.Namespace, first: int, until: float, results) -> None:
-    """A worker: every n-th round until time is up."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def work(soak: Soak, options: argparse.Namespace, first: int, until: float, stop, results) -> None:
+    """A worker: every n-th round until time is up, or somebody says so."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
     number = first
-    while time.monotonic() < until:
+    while time.monotonic() < until and not stop.is_set():
         failure = one_round(soak, options.seed, number, options.keep)
         results.put((Counter(soak.counts), failure))
         soak.counts.clear()
@@ -91,11 +92,13 @@ def soak(options: argparse.Namespace, scratch: Path) -> dict:
         failure = one_round(shared, options.seed, options.round, options.keep)
         counts, failures = shared.counts, [failure] if failure else []
     else:
-        results = multiprocessing.Queue()
+        results, stop = multiprocessing.Queue(), multiprocessing.Event()
         until = started + options.seconds
-        workers = [multiprocessing.Process(target=work, args=(shared, options, n, until, results)) for n in range(options.jobs)]
+        workers = [multiprocessing.Process(target=work, args=(shared, options, n, until, stop, results)) for n in range(options.jobs)]
         for worker in workers:
             worker.start()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, lambda *_: stop.set())
         while any(worker.is_alive() for worker in workers) or not results.empty():
             try:
                 more, failure = results.get(timeout=1)

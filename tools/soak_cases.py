@@ -179,9 +179,8 @@ def cpd(case: Case) -> None:
         if case.path("out/b").exists():
             break
         name = rng.choice(("KILL", "KILL", "TERM", "INT"))
+        # Status 2: the one before was killed before its first checkpoint, and there is nothing to resume.
         ended = kill(case, name, seconds * 1.1, "blco-cpd", *checkpointing, *resume, *running(rng), also=(2,) if resume else ())
-        if ended == 2:
-            resume = []  # killed before the first checkpoint had its name: there is nothing to resume
         case.soak.count("kills", "cpd with checkpoints", f"SIG{name}", str(ended))
     if not case.path("out/b").exists():
         has = case.run("blco-cpd", *checkpointing, "--resume", *running(rng), allowed=(0, 2))
@@ -434,7 +433,7 @@ def starving(case: Case) -> None:
         elif how == "nofile":
             limits = {how: case.rng.randint(8, 40)}
         else:
-            limits = {how: int(2 ** case.rng.uniform(6, 10)) << 20}
+            limits = {how: (case.soak.bin / job.program).stat().st_size + (int(2 ** case.rng.uniform(5, 10)) << 20)}
         ended = case.run(*words, limits=limits, allowed=(0, 2))
         left = inspect(case, job, ended.status, f"{how} {limits}")
         case.soak.count("starved", f"{job.kind}, {how}", f"status {ended.status}, {left}")
@@ -451,7 +450,9 @@ def readers(case: Case) -> None:
     writers = []
     until = time.monotonic() + 4
     while time.monotonic() < until:
-        writers = [w for w in writers if w.process.poll() is None or not case.finish(w, (0, 2))]
+        for writer in [writer for writer in writers if writer.process.poll() is not None]:
+            case.finish(writer, (0, 2))
+            writers.remove(writer)
         while len(writers) < 2:
             name = rng.choice(("t", "other"))
             writers.append(case.start("blco-pack", f"in/{name}.tns", "-o", "out/s", "--force", *packing(rng)))

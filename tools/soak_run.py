@@ -88,8 +88,8 @@ class Case:
         def prepare() -> None:
             for name, most in limits.items():
                 resource.setrlimit(LIMITS[name], (most, most))
-            if ignored is not None:
-                signal.signal(ignored, signal.SIG_IGN)
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
 
         words = [*(f"{k}={v}" for k, v in env.items()), program, *args, *(f"[{k} {v}]" for k, v in limits.items())]
         command = " ".join(words)
@@ -103,6 +103,7 @@ class Case:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=prepare,
+            start_new_session=True,  # an interrupt of this script is not theirs
         )
         running = Running(program, command, process, time.monotonic())
         self.running.append(running)
