@@ -51,13 +51,18 @@ fn without_other_threads() {
     drop(rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap());
 }
 
-/// A store of some chunks and groups in a directory of its own. One mode is added up in slots, the other in copies.
+const DIMS: [usize; 3] = [40_000, 70_000, 9];
+
+/// A store of some chunks and groups in a directory of its own. Two modes are added up in slots, the last in copies; many groups meet
+/// each row of the first and of the last, so that the order in which they are added shows in the bits.
 fn small_store(kind: Kind) -> tempfile::TempDir {
     without_other_threads();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     once(move || {
-        let tensor = Tensor::random(&[40_000, 9], 30_000, 1, values::fraction);
+        let mut tensor = Tensor::random(&[400, 70_000, 9], 30_000, 1, values::fraction);
+        tensor.dims = DIMS.map(|dim| dim as u64).to_vec();
+        tensor.indices.iter_mut().step_by(3).for_each(|row| *row *= 97);
         let store = packed(&tensor, &options(&path, kind, SMALL_CHUNKS));
         assert!(store.manifest().chunks.len() >= 3, "{} chunks", store.manifest().chunks.len());
     });
@@ -71,7 +76,7 @@ fn open(dir: &Path) -> Store {
 // -- MTTKRP on the host ----------------------------------------------------------------------------------------------------
 
 /// Groups are added to results in order, whoever works on them: the same bits under every schedule. Caught: a group that is added
-/// without waiting for its turn; a turn that is passed on without waking who waits; a desk that is put back before its group was added.
+/// without waiting for its turn (other bits); a turn that is passed on without waking who waits (deadlock).
 #[test]
 fn groups_are_added_in_order() {
     let dir = small_store(Kind::Tiled);
@@ -79,8 +84,8 @@ fn groups_are_added_in_order() {
     let compute = move |threads| {
         let store = open(dir.path());
         let column = |rows: usize| Matrix::from_rows(rows, 1, (1..=rows).map(|i| 1.0 / i as f64).collect());
-        let plan = plan_run::<f64>(&store, &[0, 1], 1, threads, Some(2), None);
-        bits(&run_planned(&store, &[column(40_000), column(9)], &[0, 1], &plan).unwrap())
+        let plan = plan_run::<f64>(&store, &[0, 1, 2], 1, threads, Some(2), None);
+        bits(&run_planned(&store, &DIMS.map(column), &[0, 1, 2], &plan).unwrap())
     };
     let compute = Arc::new(compute);
     let (alone, kept) = (Arc::clone(&compute), Arc::clone(&wanted));
@@ -186,8 +191,8 @@ fn in_every_way(kind: Kind, spoil: impl Fn(&Path), body: impl Fn(&Path, Way) + S
 }
 
 /// Every chunk comes once, in order, into a buffer that nobody else has, in each of two passes, and no thread outlives its pass.
-/// Caught: a caller that does not wait for the backend before it waits for a worker that has no buffer (deadlock); a line that is
-/// not the next chunk's (another order); a reader that keeps a second handle to what comes (a buffer filled while held).
+/// Caught: a caller that waits for a worker without a buffer before it has waited for the backend; a buffer that is not given back;
+/// a worker that stays to be asked after its last chunk (deadlocks); lines that are not asked in turn (another order).
 #[test]
 fn passes_bring_every_chunk_in_order() {
     in_every_way(
@@ -240,8 +245,8 @@ fn the_first_error_in_order_wins() {
     });
 }
 
-/// A pass that is cancelled at any moment ends, with all its threads. Caught: a worker that waits for buffers although nobody will
-/// send any (deadlock).
+/// A pass that is cancelled at any moment ends, with all its threads. Caught: channels that stay open while the threads are waited
+/// for (deadlock).
 #[test]
 fn a_pass_that_is_cancelled_ends() {
     in_every_way(
