@@ -49,6 +49,10 @@ struct State<T> {
 /// What sends. There is one of a channel.
 pub struct Sender<T>(Arc<Channel<T>>);
 
+/// There is no message, and perhaps none will come.
+#[derive(Debug)]
+pub struct NoMessage;
+
 /// What receives. There is one of a channel.
 pub struct Receiver<T>(Arc<Channel<T>>);
 
@@ -118,19 +122,19 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next message, once there is one; `Err` where none will come.
-    pub fn recv(&self) -> Result<T, ()> {
+    /// The next message, once there is one; an error where none will come.
+    pub fn recv(&self) -> Result<T, NoMessage> {
         let mut state = self.0.wait_while(|state| state.has_sender && state.waiting.is_empty());
         self.take(&mut state)
     }
 
     /// The next message, if there is one.
-    pub fn try_recv(&self) -> Result<T, ()> {
+    pub fn try_recv(&self) -> Result<T, NoMessage> {
         self.take(&mut self.0.lock())
     }
 
-    fn take(&self, state: &mut State<T>) -> Result<T, ()> {
-        let message = state.waiting.pop_front().ok_or(())?;
+    fn take(&self, state: &mut State<T>) -> Result<T, NoMessage> {
+        let message = state.waiting.pop_front().ok_or(NoMessage)?;
         state.received += 1;
         self.0.changed.notify_all();
         Ok(message)
@@ -142,17 +146,29 @@ impl<T> Receiver<T> {
         self.0.lock().waiting.is_empty()
     }
 
-    /// All messages, as they come. (The receiver itself gives them too.)
+    /// All messages, as they come.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         std::iter::from_fn(|| self.recv().ok())
     }
 }
 
-impl<T> Iterator for Receiver<T> {
+/// All messages of a receiver, as they come.
+pub struct Messages<T>(Receiver<T>);
+
+impl<T> Iterator for Messages<T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
-        self.recv().ok()
+        self.0.recv().ok()
+    }
+}
+
+impl<T> IntoIterator for Receiver<T> {
+    type Item = T;
+    type IntoIter = Messages<T>;
+
+    fn into_iter(self) -> Messages<T> {
+        Messages(self)
     }
 }
 
