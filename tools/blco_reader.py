@@ -40,6 +40,8 @@ CHUNK_BYTES = 136
 ROW_BUCKETS = 65536
 MAX_INTEGER = 2**53
 MAX_DICTIONARY = 65536
+MAX_VALUE_WIDTH = 55
+MAX_WINDOW_BYTES = 2**27
 MAX_ARCHIVE = 2**31 - 1
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 65536, 2**30
 
@@ -82,10 +84,14 @@ def require(holds: object, file: str, rule: str, offset: int | None = None) -> N
         raise StoreError(file, rule, offset)
 
 
+# Verifiers' rules that the store breaks, in the order in which they were met.
+_unverified: list[StoreError] = []
+
+
 def verify(holds: object, file: str, rule: str, offset: int | None = None) -> None:
-    """A rule for verifiers: raise a `StoreError` unless `holds`."""
+    """A rule for verifiers: unless it `holds`, `read_store` raises its `StoreError` when no reader's rule is broken."""
     if not holds:
-        raise StoreError(file, rule, offset, "verifier")
+        _unverified.append(StoreError(file, rule, offset, "verifier"))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -282,12 +288,16 @@ class Manifest:
 
 @dataclass
 class Store:
-    """A store, read and checked: `columns[m]` are the indices (from 0) of mode m, u32, `values` f64, in store order."""
+    """A store, read and checked: `columns[m]` are the indices (from 0) of mode m, u32, `values` f64, in store order.
+
+    `unverified` are the verifiers' rules that it breaks.
+    """
 
     path: Path
     manifest: Manifest
     columns: list[np.ndarray]
     values: np.ndarray
+    unverified: list[StoreError] = field(default_factory=list)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -587,11 +597,15 @@ def decompress(name: str, payload: memoryview, length: int) -> bytes:
     """The payload as one zstd frame of `length` bytes; a longer one is noticed before it fills the memory."""
     import zstandard
 
+    starts = len(payload) > 5 and payload[:4] == b"\x28\xb5\x2f\xfd"
+    require(starts, name, "the payload is not a zstd frame", HEADER_BYTES)
+    single_segment, window = payload[4] >> 5 & 1, (8 + (payload[5] & 7)) << (7 + (payload[5] >> 3))
+    fits = single_segment or window <= MAX_WINDOW_BYTES
+    require(fits, name, "the zstd frame's window is larger than 2^27", HEADER_BYTES + 5)
     try:
         declared = zstandard.get_frame_parameters(payload[:32]).content_size
-        require(payload[:4] == b"\x28\xb5\x2f\xfd", name, "the payload is not a zstd frame", HEADER_BYTES)
         step = len(payload) if declared == length else FILE_ALIGN
-        frame, out, done, at = zstandard.ZstdDecompressor().decompressobj(), [], 0, 0
+        frame, out, done, at = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(), [], 0, 0
         while at < len(payload) and not frame.eof:
             out.append(frame.decompress(payload[at : at + step]))
             at += step
@@ -777,7 +791,7 @@ def check_value_columns(chunk: Chunk, table: np.ndarray, dictionary: np.ndarray 
     if chunk.value_encoding == INTEGER:
         inside = (base >= -MAX_INTEGER) & (base <= MAX_INTEGER)
         require(inside.all(), name, "TILES: a value base is outside the integers (offset in the image)", at)
-        require((widths <= 64).all(), name, "TILES: a value width is above 64 (offset in the image)", at)
+        require((widths <= MAX_VALUE_WIDTH).all(), name, "TILES: a value width is above 55 (offset in the image)", at)
         return
     wanted = 0 if dictionary is None else width(len(dictionary) - 1)
     require((widths == wanted).all(), name, f"TILES: a value width is not {wanted} (offset in the image)", at)
@@ -877,6 +891,9 @@ def read_levels(chunk: Chunk, m: Manifest) -> Levels:
     ascends = nodes[0] >= 1 and nodes == sorted(nodes) and not any(counts[m.order :])
     require(ascends, name, "LEVELS: a level has fewer nodes than the one above (offset in the image)", at + 16)
     require(nodes[-2] <= chunk.nnz, name, "LEVELS: more fibers than nonzeros (offset in the image)", at + 16)
+    slots_max = {CSR: chunk.nnz, ELL: 2 * chunk.nnz, AUTO: 9 * chunk.nnz // 8}[m.leaf_rule]
+    held = chunk.nnz <= nodes[-1] <= slots_max
+    require(held, name, "LEVELS: other slots than the leaf rule allows (offset in the image)", at + 16)
     tiles = [-(-n // TILE) for n in nodes]
     words = -(-nodes[0] // 32)
     section(chunk, LEVELS, 64 + 32 * sum(tiles) + 4 * words)
@@ -989,7 +1006,7 @@ def check_leaves(
     """Padding stands behind a fiber's leaves, repeats the value before it, and is there where the leaf rule says."""
     name, there = chunk.name, slots >= 0
     fibers = children[-1]
-    verify(there[fibers].all(), name, "a fiber begins with padding")
+    require(there[fibers].all(), name, "a fiber begins with padding")
     pad = np.flatnonzero(~there)
     follows = (values.view(np.int64)[pad] == values.view(np.int64)[pad - 1]).all()
     verify(follows, name, "padding does not repeat the value before it")
@@ -1354,8 +1371,12 @@ def image_bytes(m: Manifest, state: tuple[int, ...], nnz: int) -> int:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def read_store(path: str | Path) -> Store:
-    """Read and check a store. Raises `StoreError` if it breaks the specification, `OSError` if it cannot be read."""
+def read_store(path: str | Path, verifying: bool = True) -> Store:
+    """Read and check a store. Raises `StoreError` if it breaks the specification, `OSError` if it cannot be read.
+
+    Unless `verifying`, verifiers' rules that it breaks are only noted.
+    """
+    _unverified.clear()
     directory = Path(path)
     m = read_manifest(directory)
     run = Running(rows=[np.zeros(ROW_BUCKETS, np.int64) for _ in m.dims])
@@ -1387,6 +1408,9 @@ def read_store(path: str | Path) -> Store:
         check_tree_cutting(store)
     else:
         check_cutting(m, run)
+    store.unverified = list(_unverified)
+    if verifying and _unverified:
+        raise _unverified[0]
     return store
 
 

@@ -183,6 +183,7 @@ def zstd_frame(data: bytes) -> bytes:
             blocks[-1] = (0, blocks[-1][1] + piece)
         else:
             blocks.append((0, piece))
+    blocks = blocks or [(0, b"")]
     out = [b"\x28\xb5\x2f\xfd", bytes([0b10100000]), struct.pack("<I", len(data))]
     for number, (kind, content) in enumerate(blocks):
         last = number == len(blocks) - 1
@@ -943,6 +944,7 @@ _LARGE = Valid("large", (2, 2), [((0, 0), 0.0)] * 4200, Options(encoding=RAW, zs
 _F64 = Valid("f64", (8, 8), [((i, i), i / 10) for i in range(8)])
 _TREE = Valid("tree", (4, 5, 4), SLICES, Options(encoding=TREE, leaf=CSR))
 _PADDED = Valid("padded", (4, 5, 4), SLICES, Options(encoding=TREE, leaf=ELL))
+_TILES = Valid("tiles", (50, 40), with_values((50, 40), 600, lambda i: i % 6), Options(encoding=TREE, leaf=ELL))
 _ZSTD = Valid("zstd", (50, 40), with_values((50, 40), 300, lambda i: (i % 5) / 10), Options(zstd=3))
 
 
@@ -1137,7 +1139,37 @@ def invalid_frames() -> Iterator[Invalid]:
     yield vector("long", "the zstd frame is longer than the image", lambda p: zstd_frame(bytes(image + 128)))
     yield vector("bomb", "the zstd frame is longer than the image", lambda p: zstd_frame_of_zeros(1 << 26))
     yield vector("trailing", "bytes after the zstd frame", lambda p: p + b"\0")
-    yield vector("two-frames", "bytes after the zstd frame", lambda p: p + zstd_frame(b"\0"))
+    yield vector("two-frames", "the zstd frame is shorter than the image", lambda p: halves(p, image))
+    yield vector("empty-frame", "bytes after the zstd frame", lambda p: p + zstd_frame(b""))
+    yield vector("empty-frame-first", "the zstd frame is shorter than the image", lambda p: zstd_frame(b"") + p)
+    yield vector("skippable", "bytes after the zstd frame", lambda p: p + SKIPPABLE)
+    yield vector("skippable-first", "the payload is not a zstd frame", lambda p: SKIPPABLE + p)
+    yield vector("window", "the zstd frame's window is larger than 2^27", windowed)
+
+
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"lies"
+
+
+def halves(payload: bytes, length: int) -> bytes:
+    """The image's bytes as two frames."""
+    image = unpacked(payload)
+    return zstd_frame(image[: length // 2]) + zstd_frame(image[length // 2 :])
+
+
+def windowed(payload: bytes) -> bytes:
+    """The same frame, of several segments, with the least window that is too large."""
+    return payload[:4] + bytes([payload[4] & ~32, 17 << 3 | 1]) + payload[5:]
+
+
+def unpacked(payload: bytes) -> bytes:
+    """The contents of a frame that `zstd_frame` has made."""
+    out, at, last = b"", 9, False
+    while not last:
+        head = int.from_bytes(payload[at : at + 3], "little")
+        last, run, length = bool(head & 1), bool(head >> 1 & 3), head >> 3
+        out += payload[at + 3 : at + 4] * length if run else payload[at + 3 : at + 3 + length]
+        at += 3 + (1 if run else length)
+    return out
 
 
 def zstd_frame_of_zeros(length: int) -> bytes:
@@ -1161,6 +1193,14 @@ def invalid_images() -> Iterator[Invalid]:
     def twist(name: str, rule: str, base: Valid, how: Twist) -> Invalid:
         return Invalid(f"image-{name}", READER, FIRST, rule, base.draft(how))
 
+    def fewer(name: str, rule: str, draft: Draft, nnz: int) -> Invalid:
+        """Fewer nonzeros by header and manifest."""
+        draft.poke(FIRST, 32, "<I", nnz)
+        draft.poke(MANIFEST, draft.root + 40, "<Q", nnz)
+        draft.poke(MANIFEST, draft.entries + 8, "<Q", nnz)
+        draft.seal()
+        return Invalid(f"image-{name}", READER, FIRST, rule, draft)
+
     yield poke("shape", "SHAPE disagrees with the manifest's dims", _NARROW, SHAPE, 0, "<I", 7)
     yield twist("shape-length", "SHAPE has 12 bytes", _NARROW, Section(SHAPE, lambda s: s + s[:4]))
     yield poke("gap", "the gap after SHAPE is not zero", _NARROW, SHAPE, 100, "<B", 1)
@@ -1172,7 +1212,7 @@ def invalid_images() -> Iterator[Invalid]:
     yield twist("index-above-high", "an index of mode 0 is above its tile's high", _NARROW, Number(0, 3, 7))
     yield poke("value-width", "a value width is not", _DICTIONARY, TILES, 4, "<I", 2)
     yield poke("value-width-none", "a value width is not", _NARROW, TILES, 4, "<I", 1)
-    yield poke("value-width-large", "a value width is above 64", _INTEGER, TILES, 4, "<I", 65)
+    yield poke("value-width-large", "a value width is above 55", _INTEGER, TILES, 4, "<I", 56)
     yield poke("value-base", "a value base is not 0", _NARROW, TILES, 8, "<q", -1)
     yield poke("dictionary-order", "the dictionary does not ascend", _DICTIONARY, VALUES, 0, "<2d", 0.1, 0.0)
     yield poke("dictionary-equal", "the dictionary does not ascend", _DICTIONARY, VALUES, 0, "<2d", 0.1, 0.1)
@@ -1198,6 +1238,8 @@ def invalid_images() -> Iterator[Invalid]:
     yield twist("starts-order", "starts of level 1 do not ascend", _TREE, Second(1, 5, 0))
     yield poke("levels-stride", "starts of level 1 do not ascend", _TREE, LEVELS, 64 + 32 + 12, "<I", 2)
     yield twist("levels-padding", "before does not count the nonzeros", _PADDED, Second(2, 3, 1, 0))
+    yield fewer("fiber-padding", "a fiber begins with padding", _PADDED.draft(Second(2, 2, 4, 0)), 20)
+    yield fewer("tile-padding", "before does not count the nonzeros", _TILES.draft(), TILE)
     yield poke("blocks-order", "the keys do not ascend", _KEYS, BLOCKS, 16, "<Q", 0)
     yield twist("blocks-equal", "the keys do not ascend", _RAW,
                 Section(BLOCKS, lambda s: s + struct.pack("<QII", 0, 5, 0)))
@@ -1313,13 +1355,13 @@ EXTRA = set(
     chunk-trailing chunk-section-kind chunk-section-reserved chunk-section-overflow chunk-section-unused
     chunk-value-encoding-raw chunk-number chunk-first-nonzero chunk-order chunk-codec
     chunk-payload-checksum-header chunk-stored-bytes
-    zstd-magic zstd-short zstd-truncated zstd-two-frames
+    zstd-magic zstd-short zstd-truncated zstd-empty-frame-first zstd-skippable-first
     image-shape-length image-tiles-length image-columns-length image-value-width-large image-value-width-none
     image-value-base image-dictionary-equal image-dictionary-nan image-dictionary-length image-dictionary-empty
     image-f64-infinite image-f32-nan image-values-length image-blocks-equal image-blocks-first image-blocks-start-order
     image-blocks-reserved image-blocks-key-zero image-blocks-empty image-blocks-length image-index-length
     verify-order-raw verify-repeated-raw verify-first-linear verify-row-high verify-slot-value verify-encoding-f64
-    verify-integer-large verify-encoding-dictionary verify-dictionary-unused verify-value-max
+    verify-integer-large verify-encoding-dictionary verify-dictionary-unused
     """.split()
 )
 
