@@ -144,7 +144,7 @@ impl Salvage {
         let mut done = 0;
         for file in files {
             sys.check_cancelled()?;
-            let one = same_shape(manifest.as_ref(), examiner.examine(store, file, &refuse)?);
+            let one = as_recorded(manifest.as_ref(), examiner.examine(store, file, &refuse)?);
             done += one.header.as_ref().map_or(0, |header| u64::from(header.nnz));
             examined.push(one);
             watch(done, total);
@@ -272,16 +272,17 @@ fn foreign(store: &Store, header: &ChunkHeader) -> Option<String> {
     (!known).then(|| format!("says that it is chunk {number} of this store, which the manifest denies"))
 }
 
-/// The same, if its dims are the manifest's or there is no manifest.
-fn same_shape(store: Option<&Store>, examined: Examined) -> Examined {
-    let wanted = store.map(|store| &store.manifest().shape);
-    match (&examined.contents, wanted) {
-        (Ok(contents), Some(shape)) if contents.shape != *shape => {
-            let reason = "corrupt: SHAPE section differs from the manifest".into();
-            Examined { contents: Err(reason), ..examined }
-        }
-        _ => examined,
-    }
+/// The same, if its dims and its format are the manifest's or there is no manifest.
+fn as_recorded(store: Option<&Store>, examined: Examined) -> Examined {
+    let (Ok(contents), Some(store)) = (&examined.contents, store) else { return examined };
+    let manifest = store.manifest();
+    let section = match contents {
+        _ if contents.shape != manifest.shape => "SHAPE",
+        _ if contents.format != manifest.format => "LEVELS",
+        _ => return examined,
+    };
+    let reason = format!("corrupt: {section} section differs from the manifest");
+    Examined { contents: Err(reason), ..examined }
 }
 
 /// Whether a coordinate occurs twice, in a chunk or where one ends and the next one begins.
