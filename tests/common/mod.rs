@@ -15,7 +15,7 @@ use blco::op::mttkrp::{Mttkrp, host_bytes};
 use blco::pack::{FormatOption, PackOptions, PackReport};
 use blco::random::Counter;
 use blco::store::chunk::HEADER_BYTES;
-use blco::store::{ChunkHeader, Codec, Format, SectionKind, Store};
+use blco::store::{ChunkHeader, Codec, Format, Manifest, SectionKind, Store};
 use blco::stream::{Executor, Limits, Plan, plan};
 use blco::sys::Sys;
 use std::collections::BTreeMap;
@@ -324,5 +324,22 @@ pub fn with_section(store: &Store, kind: SectionKind, change: impl FnOnce(&mut [
     file[..HEADER_BYTES].copy_from_slice(&header.encode());
     std::fs::write(store.path().join("manifest"), manifest).unwrap();
     std::fs::write(&path, file).unwrap();
+    Store::open(&Sys::default(), store.path()).unwrap()
+}
+
+/// The same store with another manifest, which all its chunks say that they belong to.
+pub fn with_manifest(store: &Store, change: impl FnOnce(&mut Manifest)) -> Store {
+    let mut manifest = store.manifest().clone();
+    change(&mut manifest);
+    let (encoded, id) = manifest.encode().unwrap();
+    for number in 0..manifest.chunks.len() {
+        let path = store.chunk_path(number);
+        let mut file = std::fs::read(&path).unwrap();
+        let mut header = ChunkHeader::decode(&file, &path).unwrap();
+        header.store_id = id;
+        file[..HEADER_BYTES].copy_from_slice(&header.encode());
+        std::fs::write(&path, file).unwrap();
+    }
+    std::fs::write(store.path().join("manifest"), encoded).unwrap();
     Store::open(&Sys::default(), store.path()).unwrap()
 }

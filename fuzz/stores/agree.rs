@@ -1,0 +1,234 @@
+//! What every way to read a store makes of it: refused by all, or the same nonzeros to all.
+
+use crate::common::{self, Tensor};
+use crate::runner;
+use blco::backend::host::{HostBackend, HostOp};
+use blco::dense::{Matrix, seeded_factors};
+use blco::encoding::TILE_NNZ;
+use blco::error::{Error, Result};
+use blco::format::{ChunkView, Decoder};
+use blco::op::oracle;
+use blco::op::salvage::Salvage;
+use blco::op::verify::Verify;
+use blco::store::{Format, Store};
+use blco::stream::{Executor, Limits, plan};
+use blco::sys::Sys;
+use std::path::Path;
+
+/// Columns of the factors.
+const RANK: usize = 2;
+/// Values beyond this can add up to more than numbers hold, which is told of other than by refusing a store.
+const LARGE: f64 = 1e300;
+
+/// Dims up to which factors and vectors are made: some of the specification's vectors have larger ones.
+const DIM_MAX: u32 = 1 << 20;
+
+/// What was made of a store.
+#[derive(Debug)]
+pub struct Judgement {
+    /// The nonzeros, or why every reader refuses the store.
+    pub read: std::result::Result<Tensor, String>,
+    /// Why a verifier refuses it, if it does.
+    pub unverified: Option<String>,
+}
+
+/// A disagreement.
+pub type Held = std::result::Result<(), String>;
+
+/// Reads the store at `dir` in every way that the host has. An error where they disagree.
+pub fn judge(dir: &Path) -> std::result::Result<Judgement, String> {
+    let sys = Sys::default();
+    let opened = Store::open(&sys, dir);
+    let Ok(store) = &opened else {
+        // Chunks without a manifest are salvaged, or refused.
+        drop(salvaged(&sys, dir));
+        let why = opened.unwrap_err().to_string();
+        return Ok(Judgement { read: Err(why.clone()), unverified: Some(why) });
+    };
+    let read = common::exported(store).map_err(|e| e.to_string());
+    let unverified = verify(store).err().map(|e| e.to_string());
+    if let (Err(why), None) = (&read, &unverified) {
+        return Err(format!("verified, where export refuses: {why}"));
+    }
+    let tensor = read.as_ref().ok();
+    if store.manifest().shape.dims().iter().all(|&dim| dim <= DIM_MAX) {
+        alike("MTTKRP", &read, mttkrp(store, tensor)?)?;
+        for mode in modes(store) {
+            alike(&format!("TTV along mode {}", mode + 1), &read, ttv(store, mode, tensor)?)?;
+        }
+    }
+    let intact = intact(store);
+    if tensor.is_some_and(|tensor| *tensor != intact) {
+        return Err("chunks one by one hold other nonzeros than the store".into());
+    }
+    match salvaged(&sys, dir) {
+        Ok(Some(found)) if found != intact => Err("salvages other nonzeros than those of intact chunks".into()),
+        Err(e) if intact.nnz() > 0 => Err(format!("salvages nothing, where chunks are intact: {e}")),
+        _ => Ok(Judgement { read, unverified }),
+    }
+}
+
+fn alike(what: &str, read: &std::result::Result<Tensor, String>, result: Result<()>) -> Held {
+    match (read, result) {
+        (Ok(_), Ok(())) | (Err(_), Err(_)) => Ok(()),
+        (Ok(_), Err(e)) => Err(format!("{what} refuses what is exported: {e}")),
+        (Err(e), Ok(())) => Err(format!("{what} takes what is not exported: {e}")),
+    }
+}
+
+/// Modes along which TTV runs: that which streams, if one does, and one that does not.
+pub fn modes(store: &Store) -> Vec<usize> {
+    match store.manifest().format {
+        Format::Blco(_) => vec![0],
+        Format::Hocfs { levels, .. } => vec![levels.last(), levels.mode(0)],
+    }
+}
+
+fn pass<O: HostOp>(store: &Store, op: &mut O) -> Result<()> {
+    let mut backend = HostBackend::new(store, op)?;
+    let plan = plan(store, 0, &Limits { workers: Some(1), ..Limits::default() })?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
+}
+
+fn verify(store: &Store) -> Result<()> {
+    let mut verify = Verify::new(store);
+    pass(store, &mut verify)?;
+    verify.finish()
+}
+
+/// The factors that a store is multiplied by.
+pub fn factors(store: &Store) -> Vec<Matrix<f64>> {
+    seeded_factors(store.sys(), &store.manifest().shape, RANK, 5).unwrap()
+}
+
+/// The vector for `mode`.
+pub fn vector(store: &Store, mode: usize) -> Vec<f64> {
+    runner::vector(store.manifest().shape.dims()[mode].into(), 5)
+}
+
+fn mttkrp(store: &Store, tensor: Option<&Tensor>) -> std::result::Result<Result<()>, String> {
+    let (factors, modes) = (factors(store), (0..store.manifest().shape.order()).collect::<Vec<_>>());
+    match common::run(store, &factors, &modes) {
+        Ok(results) => tensor.map_or(Ok(()), |tensor| check_mttkrp(tensor, &factors, &results)).map(Ok),
+        Err(e) => Ok(Err(e)),
+    }
+}
+
+/// Holds results of MTTKRP of all modes against the definition.
+pub fn check_mttkrp(tensor: &Tensor, factors: &[Matrix<f64>], results: &[(usize, Matrix<f64>)]) -> Held {
+    if tensor.values.iter().any(|v| v.abs() > LARGE) {
+        return Ok(());
+    }
+    let modes: Vec<usize> = results.iter().map(|(mode, _)| *mode).collect();
+    let oracle = oracle::mttkrp(&mut { tensor }, factors, &modes).map_err(|e| e.to_string())?;
+    for (expected, (mode, result)) in oracle.iter().zip(results) {
+        let comparison = expected.compare(result, tensor.order(), 1);
+        if !comparison.holds {
+            return Err(format!("MTTKRP of mode {}: {:.2} of the bound", mode + 1, comparison.worst));
+        }
+    }
+    Ok(())
+}
+
+fn ttv(store: &Store, mode: usize, tensor: Option<&Tensor>) -> std::result::Result<Result<()>, String> {
+    let (x, mut found) = (vector(store, mode), Elements::default());
+    let order = store.manifest().shape.order();
+    let mut sink = |batches| {
+        found.extend(runner::elements(batches, order));
+        Ok(())
+    };
+    match runner::ttv(store, mode, &x, (1 << 30, Path::new("")), 1, &mut sink) {
+        // The sum of an element.
+        Err(Error::Request(what)) if what.contains("exceeds all numbers") => {
+            Ok(tensor.map_or(Err(Error::Request(what)), |tensor| {
+                assert!(tensor.values.iter().any(|v| v.abs() > LARGE), "small values add up to all too much");
+                Ok(())
+            }))
+        }
+        Err(e) => Ok(Err(e)),
+        Ok(_) => tensor.map_or(Ok(()), |tensor| check_ttv(tensor, mode, &x, found)).map(Ok),
+    }
+}
+
+/// Coordinates without the mode of the vector, and values.
+pub type Elements = Vec<(Vec<u32>, f64)>;
+
+/// Holds elements of TTV against the definition. A fiber that a tree has twice, which a verifier minds, gives two that are one together.
+pub fn check_ttv(tensor: &Tensor, mode: usize, x: &[f64], mut found: Elements) -> Held {
+    let place =
+        |at: &mut dyn Iterator<Item = u32>| at.fold(0u128, |place, index| place << 16 | u128::from(index));
+    let mut wanted: Vec<(u128, f64)> = tensor
+        .rows()
+        .map(|(row, value)| {
+            let rest = row.iter().enumerate().filter(|(m, _)| *m != mode).map(|(_, &index)| index);
+            (place(&mut rest.into_iter()), value * x[row[mode] as usize])
+        })
+        .collect();
+    let mut found: Vec<(u128, f64)> =
+        found.drain(..).map(|(at, value)| (place(&mut at.into_iter()), value)).collect();
+    wanted.sort_by_key(|element| element.0);
+    found.sort_by_key(|element| element.0);
+    let same = |a: &(u128, f64), b: &(u128, f64)| a.0 == b.0;
+    let mut sums = found.chunk_by(same);
+    for products in wanted.chunk_by(same) {
+        let Some(parts) = sums.next().filter(|parts| parts[0].0 == products[0].0) else {
+            return Err(format!("TTV along mode {}: other elements", mode + 1));
+        };
+        let sum = |of: &[(u128, f64)]| of.iter().map(|(_, value)| value).sum::<f64>();
+        let absolute: f64 = products.iter().map(|(_, value)| value.abs()).sum();
+        // As many additions on both sides, in two orders; the products are the same.
+        let added = products.len() + parts.len();
+        let bound = absolute * f64::EPSILON / 2.0 * 2.0 * added as f64;
+        let error = (sum(parts) - sum(products)).abs();
+        if absolute <= LARGE && (error > bound || error.is_nan()) {
+            return Err(format!("TTV along mode {}: {error:e} beside {bound:e}", mode + 1));
+        }
+    }
+    if sums.next().is_none() {
+        Ok(())
+    } else {
+        Err(format!("TTV along mode {}: too many elements", mode + 1))
+    }
+}
+
+/// The nonzeros of all chunks that can be read, each by itself.
+fn intact(store: &Store) -> Tensor {
+    let shape = &store.manifest().shape;
+    let decoder = Decoder::new(shape, &store.manifest().format);
+    let mut all = Tensor { dims: shape.dims().iter().map(|&d| d.into()).collect(), ..Tensor::default() };
+    for number in 0..store.manifest().chunks.len() {
+        let before = (all.indices.len(), all.values.len());
+        if chunk(store, &decoder, number, &mut all).is_err() {
+            all.indices.truncate(before.0);
+            all.values.truncate(before.1);
+        }
+    }
+    all
+}
+
+fn chunk(store: &Store, decoder: &Decoder, number: usize, all: &mut Tensor) -> Result<()> {
+    let mut buffer = store.sys().page_buf(store.chunk_buffer_bytes(number))?;
+    let (header, _) = store.load(number, &mut buffer, &mut store.scratch()?)?;
+    let image = &buffer[..header.image_bytes as usize];
+    let view = ChunkView::open(decoder, &header, image, store.chunk_path(number))?;
+    let order = all.order();
+    let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
+    for t in 0..view.tiles() {
+        let tile = view.decode(t, &mut indices, &mut values)?;
+        for i in 0..tile.nnz {
+            all.indices.extend((0..order).map(|m| tile.column(m)[i]));
+        }
+        all.values.extend_from_slice(tile.values);
+    }
+    Ok(())
+}
+
+/// What salvage finds; `None` where chunks lie in other files than their own, of which it makes more than readers do.
+fn salvaged(sys: &Sys, dir: &Path) -> Result<Option<Tensor>> {
+    let mut salvage = Salvage::scan(sys, dir, 1 << 20, u64::MAX, &|_, _| ())?;
+    let tensor = Tensor::read(&mut salvage)?;
+    let inside = |row: &[u32]| row.iter().zip(&tensor.dims).all(|(&index, &dim)| u64::from(index) < dim);
+    assert!(tensor.rows().all(|(row, value)| inside(row) && value.is_finite()));
+    assert_eq!(salvage.findings().nnz, tensor.nnz() as u64);
+    Ok(salvage.findings().misplaced.is_empty().then_some(tensor))
+}
