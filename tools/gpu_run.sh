@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on what gpu_collect.sh collected: agreement with the oracle, compute-sanitizer, orderly ends,
 # a timeline, measurements.
-# usage: tools/gpu_run.sh DIR OUT [check] [sanitize] [ends] [bench JOB...]    default: all
+# usage: tools/gpu_run.sh DIR OUT [check] [sanitize] [mutants] [ends] [bench JOB...]    default: all
 set -uo pipefail
 dir=$1 out=$2
 shift 2
@@ -73,6 +73,21 @@ sanitize() {
     tail -n +1 "$log"/* >"$out/sanitize.txt"
     rm -r "$log"
 }
+# Stores that lie: as they are, then under memcheck, other ones in a process for each core; at least 300 are accepted.
+mutants() {
+    echo "## stores that lie"
+    local log=$out/mutants one='BLCO_SEED=$1 BLCO_MUTANTS=${MUTANTS:-80} compute-sanitizer --tool memcheck --error-exitcode 9 \
+        "$2/bin/device_mutants-test" --nocapture >"$3/memcheck-$1" 2>&1; echo "status $?" >>"$3/memcheck-$1"'
+    mkdir -p "$log"
+    BLCO_SEED=1000 BLCO_MUTANTS=1000 "$dir/bin/device_mutants-test" --nocapture >"$log/plain" 2>&1
+    echo "status $?" >>"$log/plain"
+    seq "$(nproc)" | xargs -P "$(nproc)" -I {} bash -c "$one" mutants {} "$dir" "$log"
+    tail -n +1 "$log"/* >"$out/mutants.txt"
+    rm -r "$log"
+    grep -E '^==>|^status|accepted and|ERROR SUMMARY|panicked|^mutant' "$out/mutants.txt"
+    sed -n '/plain <==/,/^status/d; s/^\([0-9]*\) accepted and.*/\1/p' "$out/mutants.txt" |
+        awk '{ sum += $1 } END { print "accepted under memcheck: " sum+0 " (at least 300)" }'
+}
 ends() {
     echo "## orderly ends (the last needs root, to mount a small disk)"
     local run=$dir/bin/blco-run store=$work/ends.blco
@@ -88,12 +103,12 @@ ends() {
     "$run" "$store" --backend cuda --repeat 3 --streams 3 --device-memory 90MB --trace "$out/trace.json" -q
     python3 "$(dirname "$0")/timeline.py" "$out/trace.json" "$out/timeline.svg"
 }
-[ $# -gt 0 ] || set -- check sanitize ends bench
+[ $# -gt 0 ] || set -- check sanitize mutants ends bench
 while [ $# -gt 0 ]; do
     job=$1
     shift
     case $job in
-    check | large | sanitize | ends) $job ;;
+    check | large | sanitize | mutants | ends) $job ;;
     bench)
         python3 "$(dirname "$0")/gpu_bench.py" "$dir/bin" "$work" "$out/bench.json" "$@"
         break
