@@ -22,17 +22,18 @@ use blco::backend::cuda::pipeline::{PipelineBackend, plan as plan_pipeline};
 use blco::backend::cuda::ttv::Variant;
 use blco::backend::cuda::{CudaBackend, DeviceLimits, DeviceOrder, Operation, plan as plan_device};
 use blco::dense::{Matrix, Precision};
+use blco::encoding::IndexEncoding;
 use blco::error::Result;
 use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
 use blco::op::ttv::cuda::{DeviceTtv, device_demand};
 use blco::op::ttv::streams;
-use blco::store::Store;
+use blco::store::{Format, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use common::Tensor;
 use on_a_device::on_a_device;
 use std::sync::Arc;
-use stores::agree::{Elements, check_mttkrp, check_ttv, factors, judge, modes, vector};
+use stores::agree::{Elements, Held, check_mttkrp, check_ttv, factors, judge, modes, vector};
 use stores::{Seeded, bases, mutant};
 
 const VARIANTS: [Variant; 2] = [Variant::Balanced, Variant::TwoLevel];
@@ -90,14 +91,13 @@ fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: Var
 }
 
 /// Runs a store on the device, whose nonzeros are `read`, or which the host refuses.
-fn compare(device: &Arc<Device>, store: &Store, turn: usize, read: Option<&Tensor>) -> Result<(), String> {
+fn compare(device: &Arc<Device>, store: &Store, turn: usize, read: Option<&Tensor>) -> Held {
     let alike = |what: &str, error: Option<String>| match (read, error) {
         (Some(_), Some(e)) => Err(format!("{what} refuses on the device what the host takes: {e}")),
         (None, None) => Err(format!("{what} takes on the device what the host refuses")),
         _ => Ok(()),
     };
-    let tiled =
-        matches!(store.manifest().format, blco::store::Format::Blco(blco::encoding::IndexEncoding::Tiled));
+    let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
     let order = if tiled { ORDERS[turn % 2] } else { DeviceOrder::Store };
     let factors = factors(store);
     let results = mttkrp(device, store, &factors, order);

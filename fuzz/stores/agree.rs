@@ -62,7 +62,9 @@ pub fn judge(dir: &Path) -> std::result::Result<Judgement, String> {
         return Err("chunks one by one hold other nonzeros than the store".into());
     }
     match salvaged(&sys, dir) {
-        Ok(Some(found)) if found != intact => Err("salvages other nonzeros than those of intact chunks".into()),
+        Ok(Some(found)) if found != intact => {
+            Err("salvages other nonzeros than those of intact chunks".into())
+        }
         Err(e) if intact.nnz() > 0 => Err(format!("salvages nothing, where chunks are intact: {e}")),
         _ => Ok(Judgement { read, unverified }),
     }
