@@ -225,6 +225,10 @@ class Twist:
         """The first tile of each chunk."""
         return boundaries
 
+    def stride(self, begins: list[int], stride: int) -> int:
+        """The stride of a tile of an inner level whose children begin there."""
+        return stride
+
     def sections(self, sections: dict[int, bytes]) -> dict[int, bytes]:
         """The sections of a chunk."""
         return sections
@@ -646,8 +650,8 @@ class TreeWriter(Writer):
         out = []
         for at in range(0, len(indices), TILE):
             part, begins = indices[at : at + TILE], starts[at : at + TILE]
-            stride = min((b - a for a, b in zip(begins, begins[1:])), default=0)
-            numbers = [start - begins[0] - stride * i for i, start in enumerate(begins)]
+            stride = self.twist.stride(begins, min((b - a for a, b in zip(begins, begins[1:])), default=0))
+            numbers = [(start - begins[0] - stride * i) % 2**32 for i, start in enumerate(begins)]
             low, high = min(part), max(part)
             index = width(high - low), [i - low for i in part]
             out.append(((low, high, stride, begins[0]), index, (width(max(numbers)), numbers)))
@@ -927,6 +931,23 @@ class Section(Twist):
 
     def sections(self, sections: dict[int, bytes]) -> dict[int, bytes]:
         return sections | {self.kind: self.change(sections[self.kind])}
+
+
+class Added(Twist):
+    """A section that has no place there."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+
+    def sections(self, sections: dict[int, bytes]) -> dict[int, bytes]:
+        return sections | {self.kind: b""}
+
+
+class Stride(Twist):
+    """A stride that some distance of the starts is below, so that a number is as if it were below 0."""
+
+    def stride(self, begins: list[int], stride: int) -> int:
+        return stride + 1 if len(begins) == 3 else stride
 
 
 def invalid_vectors() -> list[Invalid]:
@@ -1237,6 +1258,8 @@ def invalid_images() -> Iterator[Invalid]:
     yield poke("levels-base", "starts of level 1 do not ascend", _TREE, LEVELS, 64 + 32 + 16, "<q", 1)
     yield twist("starts-order", "starts of level 1 do not ascend", _TREE, Second(1, 5, 0))
     yield poke("levels-stride", "starts of level 1 do not ascend", _TREE, LEVELS, 64 + 32 + 12, "<I", 2)
+    yield twist("starts-beyond", "starts of level 0 do not ascend", _TREE, Stride())
+    yield twist("section-added", "section table: an unused entry", _INTEGER, Added(LEVELS))
     yield twist("levels-padding", "before does not count the nonzeros", _PADDED, Second(2, 3, 1, 0))
     yield fewer("fiber-padding", "a fiber begins with padding", _PADDED.draft(Second(2, 2, 4, 0)), 20)
     yield fewer("tile-padding", "before does not count the nonzeros", _TILES.draft(), TILE)
@@ -1307,6 +1330,8 @@ def unverified() -> Iterator[Invalid]:
     yield entry("first-linear", "first linear is not the first nonzero's", 40, "<Q", linear - 1)
     yield entry("last-linear", "last linear is not the last nonzero's", 56, "<Q", 63)
     yield twist("slot", "a slot beyond the last nonzero is not 0", _NARROW, Number(1, 511, 1))
+    yield twist("slot-beyond", "a slot beyond the last nonzero is not 0", _NARROW, Number(1, 511, 7))
+    yield twist("slot-entry", "a slot beyond the last nonzero is not 0", _DICTIONARY, Number(2, 511, 7))
     yield twist("slot-value", "a slot beyond the last nonzero is not 0", _INTEGER, Number(2, 300, 1))
     yield twist("encoding-f64", "the values are stored as f64 where f32 is due", _NARROW, Force(F64))
     yield twist("encoding-integer", "the values are stored as integer where f32 is due", valid_vectors()[0],
