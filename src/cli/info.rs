@@ -11,6 +11,7 @@ use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
+use crate::pack::summer_bytes_min;
 use crate::store::{Codec, Format, Manifest, Store};
 use crate::sys::{SPILL_PREFIX, Sys, Temporary};
 use bytesize::ByteSize;
@@ -306,11 +307,6 @@ fn shown(x: f64) -> String {
     if plain { x.to_string() } else { format!("{x:e}") }
 }
 
-/// Bytes that sorting the fibers of a mode takes at least: what waits for each thread, a run, slices of sorted ones.
-fn storage_least(threads: usize) -> u64 {
-    (24 << 20) + (8 << 20) * threads as u64
-}
-
 /// What the paper's Tables 4 to 6 print.
 fn storage_table(units: &[StorageUnits]) -> Table {
     let mut table = Table::new();
@@ -351,17 +347,17 @@ impl Info {
         let progress = Progress::new(self.common.quiet || self.common.json);
         let (shape, nnz) = (&store.manifest().shape, store.manifest().nnz);
         let modes: Vec<usize> = (0..shape.order()).collect();
-        let least = storage_least(threads);
+        let least = summer_bytes_min(shape.order());
         // What is sorted takes no more than all of it does.
-        let of_mode = (Storage::<K>::host_bytes(shape, nnz) / modes.len() as u64).max(least);
-        let at_once = usize::try_from(memory / of_mode).unwrap_or(usize::MAX).max(1);
-        // Modes whose fibers are sorted at the same time share the memory; where it is little, each has a pass of its own.
-        let at_once = if memory / modes.len() as u64 >= least { modes.len() } else { at_once };
+        let most = Storage::<K>::host_bytes(nnz) + (1 << 20);
+        // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
+        let at_once = usize::try_from(memory / least.min(most)).unwrap_or(usize::MAX).clamp(1, modes.len());
         let mut units = Vec::new();
         for modes in modes.chunks(at_once) {
-            let bytes = memory.min(of_mode * modes.len() as u64).max(least);
-            let plan = plan_once(store, bytes, self.repair.memory(), threads)?;
-            let mut storage = Storage::<K>::new(store.sys(), shape, modes, bytes, directory);
+            let share = (memory / modes.len() as u64).max(least);
+            let plan = plan_once(store, share.min(most) * modes.len() as u64, self.repair.memory(), threads)?;
+            let memory = share * modes.len() as u64;
+            let mut storage = Storage::<K>::new(store.sys(), shape, modes, memory, directory);
             stream_by(store, &mut storage, &plan, (&progress, "counting"))?;
             units.extend(storage.finish()?);
         }

@@ -93,10 +93,10 @@ impl<K: Key> Storage<K> {
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }
     }
 
-    /// Bytes of all fibers of a tensor of `nnz` nonzeros, as they come and sorted.
+    /// Bytes that all fibers of one mode of a tensor of `nnz` nonzeros take, at most, as they come and sorted.
     #[must_use]
-    pub fn host_bytes(shape: &Shape, nnz: u64) -> u64 {
-        nnz.saturating_mul((2 * shape.order() * size_of::<Nonzero<K>>()) as u64)
+    pub fn host_bytes(nnz: u64) -> u64 {
+        nnz.saturating_mul((4 * size_of::<Nonzero<K>>()) as u64)
     }
 
     /// The units, for each of its modes.

@@ -2,7 +2,7 @@
 
 use super::budget::Budget;
 use super::combine::Combiner;
-use super::runs::Runs;
+use super::runs::{self, Runs};
 use super::scratch::Scratch;
 use super::{Duplicates, SpillReport};
 use crate::coo::{Batch, Extent};
@@ -12,10 +12,21 @@ use crate::linear::{BitLayout, Key, Nonzero};
 use crate::sys::Sys;
 use std::path::PathBuf;
 
-/// What waits to be linearized, for each thread that makes values.
-const BATCH_BYTES_PER_THREAD: u64 = 8 << 20;
+/// A run, at least.
+const RUN_BYTES_MIN: u64 = 8 << 20;
 /// Slices of nonzeros whose duplicates are settled.
 const SLICES_BYTES: u64 = 14 << 20;
+
+/// Bytes of what waits to be linearized, and of the batches of which it comes.
+fn waiting_bytes(order: usize) -> u64 {
+    2 * PENDING_NNZ as u64 * (4 * order as u64 + 8) + runs::PENDING_NNZ as u64 * (4 * order as u64 + 8)
+}
+
+/// Bytes that serve for a [`Summer`] of `order` modes: with less it takes as much.
+#[must_use]
+pub fn summer_bytes_min(order: usize) -> u64 {
+    SLICES_BYTES.max(waiting_bytes(order)) + RUN_BYTES_MIN
+}
 
 /// Adds up values that have the same coordinates.
 ///
@@ -31,12 +42,11 @@ pub struct Summer<K> {
 
 impl<K: Key> Summer<K> {
     /// A summer by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
-    /// [`super::MEMORY_MIN`] is exceeded), and writes what exceeds them to files in the directory `temporary`, which is
+    /// [`summer_bytes_min`] is exceeded), and writes what exceeds them to files in the directory `temporary`, which is
     /// made when it is needed and goes with this. Runs on the current rayon pool.
     #[must_use]
     pub fn new(sys: &Sys, layout: &BitLayout, memory: u64, temporary: PathBuf) -> Self {
-        let batches = BATCH_BYTES_PER_THREAD * rayon::current_num_threads() as u64;
-        let budget = Budget::new(memory, batches, SLICES_BYTES);
+        let budget = Budget::new(memory, waiting_bytes(layout.order()), SLICES_BYTES);
         let runs = Runs::new(sys, budget, Scratch::passing(sys, temporary), layout);
         Self { sys: sys.clone(), layout: layout.clone(), runs, nnz: 0 }
     }

@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::linear::Wide;
 use crate::op::ttv::{Merged, Oracle, OracleRoom, Sink, Streamed};
 use crate::op::ttv::{handed_bytes, merged_layout, streamed_bytes, streams};
-use crate::pack::SpillReport;
-use crate::store::{Manifest, Store};
+use crate::pack::{SpillReport, summer_bytes_min};
+use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::Sys;
 use rayon::prelude::*;
@@ -26,13 +26,11 @@ use std::path::{Path, PathBuf};
 
 /// The result's file name.
 const RESULT: &str = "result.tns";
-/// The part of the memory that partial results may take.
-const MERGE_SHARE: u64 = 2;
-
-/// The part of the memory that the oracle of `--check` may take, at least so many bytes, and what an element takes there.
-const CHECK_SHARE: u64 = 4;
+/// What each nonzero adds to partial results, at most.
+const MERGE_BYTES: u64 = 128;
+/// The same of the oracle of `--check`, and the least that serves for that.
 const CHECK_BYTES_MIN: u64 = 8 << 20;
-const CHECK_ELEMENT_BYTES: u64 = 320;
+const CHECK_BYTES: u64 = 320;
 
 /// What came out of the passes.
 struct Outcome {
@@ -64,7 +62,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let mut text_to_check =
         run.check.as_ref().map(|input| TnsReader::open(sys, input, run.text.options())).transpose()?;
     let reading = text_to_check.as_mut().map_or(0, |text| held_to(text, threads, run.engine.memory));
-    let (plan, checking) =
+    let (plan, shares) =
         make_plan::<T>(run, &store, mode, threads, device.as_ref().map(|(_, plan)| plan), reading)?;
     let mut report = TtvReport {
         device: device.as_ref().map(|(_, plan)| plan.clone()),
@@ -88,7 +86,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let dir = run.output.as_deref().filter(|_| !to_stdout);
     let outputs = Outputs::create(sys, dir, std::iter::once(RESULT.to_owned()))?;
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
-    let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data() };
+    let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data(), merging: shares.merging };
     let compute = |sink: Option<Sink<'_>>| match (&mut device, report.kernel) {
         (Some(device), Some(kernel)) => job.on_device(device, kernel, &mut report.head.notes, sink),
         _ if streamed => job.streamed(sink),
@@ -101,7 +99,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
             let mut source = Checked::new(text);
             let room = OracleRoom {
                 elements: store.manifest().nnz,
-                memory: checking,
+                memory: shares.checking,
                 overflow: temporary(run, "check"),
             };
             let shape = &store.manifest().shape;
@@ -157,9 +155,31 @@ fn choose_backend<T: Real>(run: &Run, store: &Store, mode: usize) -> Result<Chos
     Ok(ChosenBackend { device: None, notes: asked.then(|| why.to_owned()).into_iter().collect() })
 }
 
-/// Bytes that partial results may take of what is allowed or there.
-fn merge_memory(run: &Run) -> u64 {
-    run.engine.memory.unwrap_or(machine::available_memory() / 2) / MERGE_SHARE
+/// Bytes that what grows with the elements may take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shares {
+    /// Partial results, where elements do not stream.
+    merging: u64,
+    /// The oracle of `--check`.
+    checking: u64,
+    /// Both, but for what even all elements do not take.
+    bytes: u64,
+}
+
+impl Shares {
+    /// Of what is allowed, or of half of what is there, beside a pass in which `held` bytes are held: parts of it, at least what serves.
+    fn of(run: &Run, store: &Store, streams: bool, held: u64, threads: usize) -> Result<Self> {
+        let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order());
+        let pass = plan(store, held, &Limits { threads, ..Limits::default() })?.least_bytes();
+        let memory = run.engine.memory.unwrap_or_else(|| machine::available_memory() / 2);
+        let room = memory.saturating_sub(pass);
+        let checking = if run.check.is_some() { (room / 4).max(CHECK_BYTES_MIN) } else { 0 };
+        let merging =
+            if streams { 0 } else { (room.saturating_sub(checking) / 2).max(summer_bytes_min(order)) };
+        let taken = |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero) + (1 << 20));
+        let bytes = taken(merging, MERGE_BYTES) + taken(checking, CHECK_BYTES);
+        Ok(Self { merging, checking, bytes })
+    }
 }
 
 fn make_plan<T: Real>(
@@ -169,35 +189,30 @@ fn make_plan<T: Real>(
     threads: usize,
     device: Option<&PipelinePlan>,
     reading: u64,
-) -> Result<(Plan, u64)> {
+) -> Result<(Plan, Shares)> {
     let manifest = store.manifest();
+    let order = manifest.shape.order();
+    let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+    let streams = streams(manifest, mode);
     let held = if let Some(device) = device {
         ttv_device::host_bytes::<T>(store, mode, threads, device)
-    } else if streams(manifest, mode) {
+    } else if streams {
         streamed_bytes::<T>(manifest, mode, threads)
     } else {
-        let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
-        vector + merging_bytes(run, manifest) + handed_bytes(manifest.shape.order(), threads)
+        vector + handed_bytes(order, threads)
     };
-    let checking = run.check.as_ref().map_or(0, |_| check_memory(run, manifest));
-    // The text is read before the pass, in which the oracle is held.
-    let bytes = held.max(reading) + checking;
+    let held = held + decoded_bytes(order);
+    let shares = Shares::of(run, store, streams, held, threads)?;
+    let bytes = held + shares.bytes;
     // Of all that it holds, only the vector gets smaller.
-    let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
     let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
     let less = if halves { "take --precision f32" } else { "" };
-    let limits = Limits { less, ..run.engine.limits(threads, run.repeat) };
-    let decoded = if streams(manifest, mode) { 0 } else { decoded_bytes(manifest.shape.order()) };
-    let mut plan = plan(store, bytes + decoded, &limits)?;
+    // The text of --check is read before the pass, not afterwards: no buffers are there either.
+    let afterwards = vector + reading + shares.bytes;
+    let limits = Limits { less, afterwards, ..run.engine.limits(threads, run.repeat) };
+    let mut plan = plan(store, bytes, &limits)?;
     plan.direct_reads |= run.engine.direct;
-    Ok((plan, checking))
-}
-
-/// Bytes that the oracle of `--check` may take: a part of what is allowed or there, and no more than all elements do.
-fn check_memory(run: &Run, manifest: &Manifest) -> u64 {
-    let most = manifest.nnz.saturating_mul(CHECK_ELEMENT_BYTES).max(CHECK_BYTES_MIN);
-    let memory = run.engine.memory.unwrap_or_else(|| machine::available_memory() / 2);
-    (memory / CHECK_SHARE).clamp(CHECK_BYTES_MIN, most)
+    Ok((plan, shares))
 }
 
 /// A name for what is temporary, `what` it is for: beside the results, unless another directory is named.
@@ -208,12 +223,6 @@ fn temporary(run: &Run, what: &str) -> PathBuf {
     beside.map_or_else(std::env::temp_dir, Path::to_path_buf).join(name)
 }
 
-/// Bytes that partial results will take: no more than all of them do.
-fn merging_bytes(run: &Run, manifest: &Manifest) -> u64 {
-    let product = (size_of::<f64>() + size_of::<Wide>()) as u64;
-    merge_memory(run).min(manifest.nnz.saturating_mul(2 * product))
-}
-
 /// One run.
 struct Job<'a, T> {
     run: &'a Run,
@@ -222,6 +231,8 @@ struct Job<'a, T> {
     plan: &'a Plan,
     mode: usize,
     vector: &'a [T],
+    /// Bytes that partial results may take.
+    merging: u64,
 }
 
 impl<T: Real> Job<'_, T> {
@@ -277,9 +288,8 @@ impl<T: Real> Job<'_, T> {
 
     fn merged_by<K: crate::linear::Key>(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
         let shape = &self.store.manifest().shape;
-        let memory = merge_memory(self.run);
-        let temporary = temporary(self.run, "ttv");
-        let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, memory, temporary);
+                let temporary = temporary(self.run, "ttv");
+        let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, self.merging, temporary);
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
         let passes = vec![self.pass(&mut executor, &mut backend)?];

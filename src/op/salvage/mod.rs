@@ -13,6 +13,7 @@ use crate::shape::Shape;
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, MANIFEST, Store};
 use crate::store::{chunk_name, holds_manifest};
 use crate::sys::Sys;
+use bytesize::ByteSize;
 use examine::{Examined, Examiner, damage};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -128,7 +129,7 @@ impl Salvage {
         memory: u64,
         watch: &dyn Fn(u64, Option<u64>),
     ) -> Result<Self> {
-        let (manifest, manifest_problem) = match open(sys, store)? {
+        let (manifest, manifest_problem) = match open(sys, store, memory)? {
             Ok(opened) => (Some(opened), None),
             Err(problem) => (None, Some(problem)),
         };
@@ -233,8 +234,8 @@ impl<'a> Used<'a> {
     }
 }
 
-/// The store, or what is wrong with its manifest. An error if `store` is no directory.
-fn open(sys: &Sys, store: &Path) -> Result<std::result::Result<Store, String>> {
+/// The store, or what is wrong with its manifest. An error if `store` is no directory, or its manifest takes more than `memory` bytes to open.
+fn open(sys: &Sys, store: &Path, memory: u64) -> Result<std::result::Result<Store, String>> {
     let manifest = store.join(MANIFEST);
     holds_manifest(store)?;
     if store.is_dir() && manifest.symlink_metadata().is_err() {
@@ -243,7 +244,12 @@ fn open(sys: &Sys, store: &Path) -> Result<std::result::Result<Store, String>> {
     if store.is_dir() && !manifest.is_file() {
         return Ok(Err("not a file".into()));
     }
-    match Store::open(sys, store) {
+    let fits = |bytes: u64| {
+        let takes = Store::opening_bytes(bytes);
+        let what = format!("takes {} of memory, more than --memory leaves: raise it", ByteSize(takes));
+        if takes <= memory { Ok(()) } else { Err(Error::request(format!("{}: {what}", manifest.display()))) }
+    };
+    match Store::open_if(sys, store, fits) {
         Ok(store) => Ok(Ok(store)),
         Err(error) => damage(error).map(Err),
     }
