@@ -480,6 +480,7 @@ mod keys {
         "worker_stall_seconds",
     ];
     pub const PLAN: &[&str] = &[
+        "afterwards_bytes",
         "buffer_bytes",
         "buffers_per_worker",
         "chunks",
@@ -489,6 +490,7 @@ mod keys {
         "kept_bytes",
         "memory_bytes",
         "operation_bytes",
+        "program_bytes",
         "scratch_bytes",
         "threads",
         "workers",

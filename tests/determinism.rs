@@ -125,7 +125,7 @@ fn results_are_bit_identical<T: Real>(kind: Kind, others: [Kind; 2]) {
         let pool = sys.pool(threads).unwrap();
         for store in &stores {
             let most = plan_run::<T>(store, &modes, RANK, threads, Some(3), None);
-            let least = most.operation_bytes + (most.buffer_bytes + most.scratch_bytes) as u64;
+            let least = most.least_bytes();
             let tight = plan_run::<T>(store, &modes, RANK, threads, Some(3), Some(least));
             assert_eq!((tight.workers, tight.buffers_per_worker, tight.memory_bytes), (1, 1, least));
             let some = |workers| plan_run::<T>(store, &modes, RANK, threads, Some(workers), None);

@@ -202,11 +202,11 @@ fn stores(dir: &Path) {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
     let dims = ["--dims", "30000,60000,700"];
-    let nonzeros = ["--nnz", "1200000", "--skew", "2", "--values", "1..9", "t.tns"];
+    let nonzeros = ["--nnz", "400000", "--skew", "2", "--values", "1..9", "t.tns"];
     succeeds("blco-gen", &[&dims[..], &nonzeros].concat());
-    succeeds("blco-pack", &["t.tns", "-o", "t.blco", "--chunk-bytes", "4MiB"]);
-    succeeds("blco-pack", &["t.tns", "-o", "z.blco", "--chunk-bytes", "4MiB", "--zstd", "1"]);
-    succeeds("blco-pack", &["t.tns", "-o", "t.hocfs", "--chunk-bytes", "4MiB"]);
+    succeeds("blco-pack", &["t.tns", "-o", "t.blco", "--chunk-bytes", "2MiB"]);
+    succeeds("blco-pack", &["t.tns", "-o", "z.blco", "--chunk-bytes", "2MiB", "--zstd", "1"]);
+    succeeds("blco-pack", &["t.tns", "-o", "t.hocfs", "--chunk-bytes", "2MiB"]);
     for seed in ["1", "2"] {
         let model = ["--planted-rank", "24", "--support", "3", "--seed", seed, "--model", seed, "m.tns", "--force"];
         succeeds("blco-gen", &[&dims[..], &model].concat());

@@ -9,7 +9,7 @@ use super::{Common, Program, Report, STDOUT, count, nonzeros, on_pool, refuse_js
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::text_of;
 use crate::coo::{Batch, Extent, Source};
-use crate::dense::{Matrix, mode_file};
+use crate::dense::{mode_file, write_blocks};
 use crate::error::{Error, Result};
 use crate::sys::Sys;
 use clap::Parser;
@@ -122,9 +122,11 @@ impl Gen {
         let outputs = Outputs::create(sys, self.model.as_deref(), names)?;
         outputs.publish(|mode, file| {
             let (rows, rank) = (usize::try_from(self.dims[mode]).unwrap_or(usize::MAX), rank as usize);
-            let mut factor = sys.vec(0.0, rows.saturating_mul(rank))?;
-            low_rank.entries(mode).for_each(|(row, r, value)| factor[row as usize * rank + r] = value);
-            Matrix::from_rows(rows, rank, factor).write(file)
+            write_blocks(sys, file, [rows, rank], |rows, block| {
+                for (row, r, value) in low_rank.entries_in(mode, &rows) {
+                    block[(row as usize - rows.start) * rank + r] = value;
+                }
+            })
         })
     }
 

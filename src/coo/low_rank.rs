@@ -16,6 +16,7 @@ use super::Batch;
 use crate::error::{Error, Result};
 use crate::random::Counter;
 use crate::shape::Shape;
+use std::ops::Range;
 
 const INDEX_STREAM: u64 = 192;
 const VALUE_STREAM: u64 = 256;
@@ -92,6 +93,25 @@ impl LowRank {
         })
     }
 
+    /// Those of them whose row is in `rows`.
+    pub fn entries_in(
+        &self,
+        mode: usize,
+        rows: &Range<usize>,
+    ) -> impl Iterator<Item = (u32, usize, f64)> + '_ {
+        let (dim, support) = (u64::from(self.shape.dims()[mode]), self.support[mode]);
+        let rows = rows.start as u64..rows.end as u64;
+        // Entry j is in the j-th of as many parts of the mode.
+        let first = (rows.start * support / dim).saturating_sub(1);
+        let end = (rows.end * support / dim + 2).min(support);
+        let all = (0..self.rank).flat_map(move |r| (first..end).map(move |j| (r, j)));
+        let entry = move |(r, j): (u64, u64)| {
+            let (row, value) = self.entry(mode, r, j);
+            (row, usize::try_from(r).expect("a rank fits 32 bits"), value)
+        };
+        all.map(entry).filter(move |&(row, ..)| rows.contains(&row.into()))
+    }
+
     /// Fills `batch` with the nonzeros from number `first` on.
     pub(super) fn fill(&self, first: u64, batch: &mut Batch) {
         let per = self.per_component();
@@ -136,6 +156,14 @@ mod tests {
                     let got = found.get(&vec![i, j, k]).copied().unwrap_or(0.0);
                     assert!((got - wanted).abs() < 1e-12, "{got} {wanted}");
                 }
+            }
+        }
+        for mode in 0..3 {
+            let all = || tensor.entries(mode);
+            for (from, to) in [(0, 1), (1, 4), (2, 5), (4, 7)] {
+                let inside = |row: u32| (from..to).contains(&(row as usize));
+                let wanted: Vec<_> = all().filter(|&(row, ..)| inside(row)).collect();
+                assert_eq!(tensor.entries_in(mode, &(from..to)).collect::<Vec<_>>(), wanted);
             }
         }
         // Any part can be made alone.

@@ -13,6 +13,7 @@ use npy::Header;
 use npyz::WriterBuilder;
 use serde::Serialize;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 
 /// Bytes of a file that are read at once: a multiple of every number's width.
@@ -324,6 +325,34 @@ pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
         }
     }
     Ok(usize::try_from(first.unwrap_or(0)).unwrap_or(usize::MAX))
+}
+
+/// Writes a NumPy file of `rows` x `columns` numbers into `file`, which is empty, some rows at a time: `fill` gets their range and zeros in their
+/// place.
+pub fn write_blocks(
+    sys: &Sys,
+    file: &File,
+    [rows, columns]: [usize; 2],
+    fill: impl Fn(Range<usize>, &mut [f64]),
+) -> Result<()> {
+    let at_once = (BLOCK_BYTES / size_of::<f64>() / columns.max(1)).clamp(1, rows.max(1));
+    let mut block = sys.vec(0.0, at_once * columns)?;
+    let mut write = || -> std::io::Result<()> {
+        let shape = [rows as u64, columns as u64];
+        let mut out = BufWriter::with_capacity(BLOCK_BYTES, file);
+        let mut writer =
+            npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut out).begin_nd()?;
+        for first in (0..rows).step_by(at_once) {
+            let some = first..rows.min(first + at_once);
+            let block = &mut block[..some.len() * columns];
+            block.fill(0.0);
+            fill(some, block);
+            writer.extend(block.iter().copied())?;
+        }
+        writer.finish()?;
+        out.flush()
+    };
+    write().map_err(Error::io(file.path(), "write"))
 }
 
 /// The file name of the factor or result of `mode`, counted from 0.
