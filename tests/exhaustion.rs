@@ -76,7 +76,7 @@ fn programs_end_in_one_line_where_memory_ends() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path();
     inputs(dir);
-    let steps = if std::env::var_os("BLCO_SWEEP").is_some() { 50 } else { 8 };
+    let steps = if std::env::var_os("BLCO_SWEEP").is_some() { 50 } else { 5 };
     for (program, call) in CALLS {
         let arguments: Vec<&str> = call.split(' ').chain(["--quiet"]).collect();
         let whole = within(dir, 0, program, &arguments);

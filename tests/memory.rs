@@ -208,7 +208,8 @@ fn stores(dir: &Path) {
     succeeds("blco-pack", &["t.tns", "-o", "z.blco", "--chunk-bytes", "2MiB", "--zstd", "1"]);
     succeeds("blco-pack", &["t.tns", "-o", "t.hocfs", "--chunk-bytes", "2MiB"]);
     for seed in ["1", "2"] {
-        let model = ["--planted-rank", "24", "--support", "3", "--seed", seed, "--model", seed, "m.tns", "--force"];
+        let model =
+            ["--planted-rank", "24", "--support", "3", "--seed", seed, "--model", seed, "m.tns", "--force"];
         succeeds("blco-gen", &[&dims[..], &model].concat());
     }
 }
@@ -284,7 +285,12 @@ fn little_memory_is_kept_or_refused_before_anything_is_held() {
     let given = ["--factors", "large", "--memory", "64MiB"];
     refuses(dir, "blco-run", &[&["t.blco"], &given[..]].concat(), &["needs at least", "smaller rank"]);
     refuses(dir, "blco-cpd", &[&["t.blco"], &given[..]].concat(), &["needs at least", "smaller rank"]);
-    refuses(dir, "blco-cpd", &["--score", "large", "large", "--memory", "64MiB"], &["needs at least", "models"]);
+    refuses(
+        dir,
+        "blco-cpd",
+        &["--score", "large", "large", "--memory", "64MiB"],
+        &["needs at least", "models"],
+    );
     for arguments in [
         &["t.hocfs", "--op", "ttv", "--modes", "3", "--check", "t.tns", "--output", "out"][..],
         &["t.blco", "--op", "ttv", "--modes", "1", "--check", "t.tns", "--output", "out"],

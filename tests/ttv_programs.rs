@@ -91,7 +91,7 @@ impl Bench {
             args.extend(["--streams", &lanes, "--kernel", ["balanced", "two-level"][self.draw(7) % 2]]);
         } else if self.draw(8) < 4 {
             // So little that some of a hundred thousand products go to files, where elements do not stream.
-            args.extend(["--memory", "32MiB"]);
+            args.extend(["--memory", "16MiB"]);
         }
         let report = program("blco-run", self.dir.path(), &args);
         assert_eq!(report["backend"], backend);

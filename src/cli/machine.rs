@@ -1,5 +1,6 @@
 //! What the machine has.
 
+use super::size;
 use crate::backend::host::Vectors;
 use crate::error::{Error, Result};
 use rustix::process::{Resource, getrlimit};
@@ -82,6 +83,11 @@ fn group_memory(dir: &Path, names: &GroupNames) -> Option<u64> {
     let cached: u64 =
         fields.filter(|(name, _)| names.cached.contains(name)).filter_map(|(_, bytes)| number(bytes)).sum();
     Some(limit.saturating_sub(used.saturating_sub(cached)))
+}
+
+/// The least memory that sorting is to be given, by `BLCO_MEMORY_MIN`: 0 has tests spill small tensors.
+pub fn memory_min() -> Option<u64> {
+    std::env::var("BLCO_MEMORY_MIN").ok().and_then(|text| size(&text).ok())
 }
 
 /// Where this user's programs keep what they can make again: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`.

@@ -274,8 +274,7 @@ pub(super) fn phase_name(phase: Phase) -> &'static str {
 /// The memory that packing may take: what `--memory` gives, or half of what is available. `BLCO_MEMORY_MIN=0` lets tests
 /// give so little that small tensors spill (CONTRIBUTING.md).
 pub(super) fn packing_memory(given: Option<u64>) -> Result<u64> {
-    let lower = std::env::var("BLCO_MEMORY_MIN").ok().and_then(|text| size(&text).ok());
-    let least = lower.unwrap_or(MEMORY_MIN);
+    let least = machine::memory_min().unwrap_or(MEMORY_MIN);
     match given {
         None => Ok((machine::available_memory() / 2).max(MEMORY_MIN)),
         Some(memory) if memory >= least => Ok(memory),

@@ -20,7 +20,7 @@ pub fn backends() -> Vec<&'static str> {
 /// Runs a program in `dir`, which has to succeed: its report.
 pub fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
     let mut command = Command::new(cargo_bin(name));
-    command.current_dir(dir).args(args).arg("--json");
+    command.current_dir(dir).args(args).arg("--json").env("BLCO_MEMORY_MIN", "0");
     if let (Some(mock), None) = (std::env::var_os("BLCO_MOCK_CUDA"), std::env::var_os("BLCO_REAL_CUDA")) {
         command.env("LD_LIBRARY_PATH", mock);
     }

@@ -86,7 +86,15 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     let dir = run.output.as_deref().filter(|_| !to_stdout);
     let outputs = Outputs::create(sys, dir, std::iter::once(RESULT.to_owned()))?;
     let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
-    let job = Job { run, sys, store: &store, plan: &report.plan, mode, vector: vector.data(), merging: shares.merging };
+    let job = Job {
+        run,
+        sys,
+        store: &store,
+        plan: &report.plan,
+        mode,
+        vector: vector.data(),
+        merging: shares.merging,
+    };
     let compute = |sink: Option<Sink<'_>>| match (&mut device, report.kernel) {
         (Some(device), Some(kernel)) => job.on_device(device, kernel, &mut report.head.notes, sink),
         _ if streamed => job.streamed(sink),
@@ -174,8 +182,8 @@ impl Shares {
         let memory = run.engine.memory.unwrap_or_else(|| machine::available_memory() / 2);
         let room = memory.saturating_sub(pass);
         let checking = if run.check.is_some() { (room / 4).max(CHECK_BYTES_MIN) } else { 0 };
-        let merging =
-            if streams { 0 } else { (room.saturating_sub(checking) / 2).max(summer_bytes_min(order)) };
+        let least = machine::memory_min().unwrap_or_else(|| summer_bytes_min(order));
+        let merging = if streams { 0 } else { (room.saturating_sub(checking) / 2).max(least) };
         let taken = |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero) + (1 << 20));
         let bytes = taken(merging, MERGE_BYTES) + taken(checking, CHECK_BYTES);
         Ok(Self { merging, checking, bytes })
@@ -288,7 +296,7 @@ impl<T: Real> Job<'_, T> {
 
     fn merged_by<K: crate::linear::Key>(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
         let shape = &self.store.manifest().shape;
-                let temporary = temporary(self.run, "ttv");
+        let temporary = temporary(self.run, "ttv");
         let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, self.merging, temporary);
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let mut executor = Executor::new(self.store, self.plan, &mut backend)?;

@@ -1,0 +1,113 @@
+//! The files of factors: what their headers say, and all of a model's at once.
+
+use super::npy::Header;
+use super::{BLOCK_BYTES, Matrix, Real};
+use crate::error::{Error, Result};
+use crate::shape::Shape;
+use crate::sys::{File, Sys};
+use npyz::WriterBuilder;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::Path;
+
+/// Opens a factor's file: its header, its rows and columns.
+pub(super) fn open_factor(sys: &Sys, path: &Path) -> Result<(File, Header, [u64; 2])> {
+    let file = sys.open(path, false)?;
+    let header = Header::read(&file)?;
+    let &[rows, columns] = &header.shape[..] else {
+        let what = format!("has {} axes; a factor has 2: rows and rank", header.shape.len());
+        return Err(Error::input(path.display().to_string(), what));
+    };
+    Ok((file, header, [rows, columns]))
+}
+
+/// The numbers of a file of these axes, which must be that long and have `rows` rows, or any number of them.
+pub(super) fn elements(
+    file: &File,
+    header: &Header,
+    [file_rows, columns]: [u64; 2],
+    rows: Option<usize>,
+) -> Result<usize> {
+    let wrong = |what: String| Err(Error::input(file.path().display().to_string(), what));
+    let length = file.metadata()?.len();
+    let rows = rows.map_or(file_rows, |rows| rows as u64);
+    if file_rows != rows || file_rows == 0 || columns == 0 {
+        return wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank"));
+    }
+    let room = length.saturating_sub(header.bytes as u64) / header.width as u64;
+    let elements = file_rows.checked_mul(columns).filter(|&n| n <= room);
+    match elements.and_then(|n| usize::try_from(n).ok()) {
+        Some(elements) => Ok(elements),
+        None => wrong(format!("is cut off: {length} bytes do not hold {file_rows} x {columns} numbers")),
+    }
+}
+
+/// Rows and columns of the factor in the file `path`, by its header, which must be that of a file of its length.
+pub fn factor_axes(sys: &Sys, path: &Path) -> Result<[u64; 2]> {
+    let (file, header, axes) = open_factor(sys, path)?;
+    elements(&file, &header, axes, None).map(|_| axes)
+}
+
+/// The rank of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone: all must have one.
+pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
+    let mut first = None;
+    for (mode, &dim) in shape.dims().iter().enumerate() {
+        let path = dir.join(mode_file(mode));
+        let (file, header, axes) = open_factor(sys, &path)?;
+        elements(&file, &header, axes, Some(dim as usize))?;
+        let rank = *first.get_or_insert(axes[1]);
+        if axes[1] != rank {
+            let what = format!("has rank {}, {} has {rank}", axes[1], mode_file(0));
+            return Err(Error::input(path.display().to_string(), what));
+        }
+    }
+    Ok(usize::try_from(first.unwrap_or(0)).unwrap_or(usize::MAX))
+}
+
+/// Writes a NumPy file of `rows` x `columns` numbers into `file`, which is empty, some rows at a time: `fill` gets their range and zeros in their
+/// place.
+pub fn write_blocks(
+    sys: &Sys,
+    file: &File,
+    [rows, columns]: [usize; 2],
+    fill: impl Fn(Range<usize>, &mut [f64]),
+) -> Result<()> {
+    let at_once = (BLOCK_BYTES / size_of::<f64>() / columns.max(1)).clamp(1, rows.max(1));
+    let mut block = sys.vec(0.0, at_once * columns)?;
+    let mut write = || -> std::io::Result<()> {
+        let shape = [rows as u64, columns as u64];
+        let mut out = BufWriter::with_capacity(BLOCK_BYTES, file);
+        let mut writer =
+            npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut out).begin_nd()?;
+        for first in (0..rows).step_by(at_once) {
+            let some = first..rows.min(first + at_once);
+            let block = &mut block[..some.len() * columns];
+            block.fill(0.0);
+            fill(some, block);
+            writer.extend(block.iter().copied())?;
+        }
+        writer.finish()?;
+        out.flush()
+    };
+    write().map_err(Error::io(file.path(), "write"))
+}
+
+/// The file name of the factor or result of `mode`, counted from 0.
+#[must_use]
+pub fn mode_file(mode: usize) -> String {
+    format!("mode-{}.npy", mode + 1)
+}
+
+/// Loads `mode-1.npy` … from `dir`, all of one rank.
+pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
+    let rank = factors_rank(sys, dir, shape)?;
+    let load =
+        |(mode, &dim): (usize, &u32)| Matrix::load_exact(sys, &dir.join(mode_file(mode)), dim as usize, rank);
+    shape.dims().iter().enumerate().map(load).collect()
+}
+
+/// Seeded factors for every mode.
+pub fn seeded_factors<T: Real>(sys: &Sys, shape: &Shape, rank: usize, seed: u64) -> Result<Vec<Matrix<T>>> {
+    let dims = shape.dims().iter().enumerate();
+    dims.map(|(mode, &dim)| Matrix::seeded(sys, dim as usize, rank, mode, seed)).collect()
+}
