@@ -374,7 +374,7 @@ fn bad_requests_of_the_other_programs_are_named() {
         [("blco-run", &["t.blco", "--output", "out"][..]), ("blco-export", &["t.blco", "x.tns"])]
     {
         let mut command = place.command(program, args);
-        place.refuses_as(command.env("BLCO_FAULT", "read:2:5"), program, &["chunk-000000.bin", "os error 5"]);
+        place.refuses_as(command.env("BLCO_FAULT", "read:3:5"), program, &["chunk-000000.bin", "os error 5"]);
         let mut command = place.command(program, args);
         place.refuses_as(command.env("BLCO_FAULT", "write:0:28"), program, &["os error 28"]);
     }

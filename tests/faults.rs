@@ -120,7 +120,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
                     Some(Call::Open) if direct && calls == 2 * chunks + 1 => {}
                     Some(Call::Open) => assert_eq!(calls, chunks + 1, "the manifest and every chunk"),
                     Some(Call::Read) => {
-                        assert_eq!(calls, chunks + 2, "the manifest to its end, and every chunk");
+                        assert_eq!(calls, chunks + 3, "the manifest, twice and to its end, and every chunk");
                     }
                     Some(Call::Spawn) => assert_eq!(calls, if direct { 4 } else { 2 }, "two workers"),
                     _ => assert!(calls > 0),

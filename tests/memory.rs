@@ -2,6 +2,7 @@
 //! refused in one line before anything is read, and the least that the line names is enough, and not much more than that.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::print_stderr, reason = "says what was skipped")]
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -357,4 +358,41 @@ fn long_manifests_take_no_memory_that_is_not_there() {
     }
     let repair = ["s.blco", "--repair", "new.blco", "--memory", "64MiB"];
     refuses(dir, "blco-info", &repair, &["manifest: takes 518", "raise it"]);
+}
+
+/// The git log in 64 MiB: `BLCO_LARGE=1`.
+#[test]
+fn sixteen_million_nonzeros_fit_in_little_memory() {
+    let data = "../shared/data/gitlog-author-file-token-month.tns.zst";
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(data);
+    if std::env::var_os("BLCO_LARGE").is_none() || !data.is_file() {
+        eprintln!("skipped: BLCO_LARGE=1 takes the git log, where that is");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path();
+    let mut decoder = zstd::Decoder::new(File::open(data).unwrap()).unwrap();
+    decoder.window_log_max(31).unwrap();
+    std::io::copy(&mut decoder, &mut File::create(dir.join("t.tns")).unwrap()).unwrap();
+    let calls: [(&str, &[&str]); 11] = [
+        ("blco-pack", &["t.tns", "-o", "t.blco"]),
+        ("blco-pack", &["t.tns", "-o", "t.hocfs", "--chunk-bytes", "2MiB"]),
+        ("blco-info", &["t.blco", "--verify"]),
+        ("blco-info", &["t.hocfs", "--verify"]),
+        ("blco-info", &["t.blco", "--storage", "--storage-dir", "."]),
+        ("blco-info", &["t.hocfs", "--repair", "new.hocfs"]),
+        ("blco-export", &["t.blco", "out.tns"]),
+        ("blco-export", &["t.hocfs", "out.npz"]),
+        ("blco-run", &["t.hocfs", "--op", "ttv", "--modes", "4", "--output", "out", "--backend", "cpu"]),
+        ("blco-run", &["t.blco", "--op", "ttv", "--modes", "1", "--output", "out", "--backend", "cpu"]),
+        ("blco-run", &["t.blco", "--op", "ttv", "--modes", "4", "--check", "t.tns", "--backend", "cpu"]),
+    ];
+    for (program, arguments) in calls {
+        without_output(dir);
+        let (output, bytes) = peak(dir, program, &[arguments, &["--quiet", "--memory", "64MiB"]].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && bytes < 80 * MIB, "{program} {arguments:?}: {bytes}, {message}");
+    }
+    names_the_least(dir, "blco-run", &["t.blco", "--modes", "all", "--backend", "cpu"]);
+    names_the_least(dir, "blco-cpd", &["t.blco", "--max-iters", "1", "--backend", "cpu"]);
 }

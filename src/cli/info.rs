@@ -349,7 +349,7 @@ impl Info {
         let modes: Vec<usize> = (0..shape.order()).collect();
         let least = summer_bytes_min(shape.order());
         // What is sorted takes no more than all of it does.
-        let most = Storage::<K>::host_bytes(nnz) + (1 << 20);
+        let most = Storage::<K>::host_bytes(nnz).saturating_add(1 << 20);
         // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
         let at_once = usize::try_from(memory / least.min(most)).unwrap_or(usize::MAX).clamp(1, modes.len());
         let mut units = Vec::new();

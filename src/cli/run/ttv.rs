@@ -184,7 +184,8 @@ impl Shares {
         let checking = if run.check.is_some() { (room / 4).max(CHECK_BYTES_MIN) } else { 0 };
         let least = machine::memory_min().unwrap_or_else(|| summer_bytes_min(order));
         let merging = if streams { 0 } else { (room.saturating_sub(checking) / 2).max(least) };
-        let taken = |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero) + (1 << 20));
+        let taken =
+            |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero).saturating_add(1 << 20));
         let bytes = taken(merging, MERGE_BYTES) + taken(checking, CHECK_BYTES);
         Ok(Self { merging, checking, bytes })
     }
