@@ -3,6 +3,9 @@
 //! The score of two components is the product over the modes of the absolute cosines of their columns, times `1 - |a - b| / max(a, b)` of their
 //! weights. Components are matched greedily, the best pair first, as the Tensor Toolbox's `score` does by default;
 //! the models' score is the mean over the components of the one that has fewer. 1 is equality.
+//!
+//! **Vanished components**, of weight zero or with a column of zeros, are zero tensors, whatever their other columns: two of them agree
+//! entirely, one and a component that is there not at all. In the Tensor Toolbox, too, the weights of two that have vanished agree.
 
 use super::Model;
 use crate::dense::{Matrix, Real};
@@ -89,7 +92,7 @@ pub(super) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -
     if weights {
         for (i, score) in scores.iter_mut().enumerate() {
             let (x, y) = (of_a[i / q].abs(), of_b[i % q].abs());
-            *score *= if x.max(y) > 0.0 { 1.0 - (x - y).abs() / x.max(y) } else { 0.0 };
+            *score = if x.max(y) > 0.0 { *score * (1.0 - (x - y).abs() / x.max(y)) } else { 1.0 };
         }
     }
     scores
@@ -156,6 +159,33 @@ mod tests {
         let matched = |a: usize| same.pairs.iter().find(|p| p.a == a).unwrap().b;
         assert_eq!([matched(1), matched(2), matched(3), matched(4)], [2, 4, 1, 3]);
         assert!((score(&a, &disguised(&a, &[3, 1], 1.0)).unwrap().score - 1.0).abs() < 1e-12);
+    }
+
+    /// Of weight zero, with a column of zeros, or both: a model is equal to itself, and to one where others have vanished it is not.
+    #[test]
+    fn vanished_components_match_each_other() {
+        let whole = model(3, 1);
+        let without_weight = |r: usize| {
+            let mut model = whole.clone();
+            model.lambda.data_mut()[r] = 0.0;
+            model
+        };
+        let without_column = |r: usize| {
+            let mut model = whole.clone();
+            model.factors[1].data_mut().chunks_exact_mut(3).for_each(|row| row[r] = 0.0);
+            model
+        };
+        let both = without_column(0);
+        let mut none = Model { factors: both.factors.clone(), lambda: without_weight(0).lambda };
+        for vanished in [without_weight(0), without_weight(2), without_column(1), none.clone()] {
+            let same = score(&vanished, &vanished).unwrap();
+            assert!((same.score - 1.0).abs() < 1e-12, "{}", same.score);
+            assert!(score(&whole, &vanished).unwrap().score < 0.7);
+        }
+        assert!((score(&without_weight(1), &without_column(1)).unwrap().score - 1.0).abs() < 1e-12);
+        none.lambda.data_mut().fill(0.0);
+        assert!((score(&none, &none).unwrap().score - 1.0).abs() < 1e-12);
+        assert_eq!(score(&none, &whole).unwrap().score, 0.0);
     }
 
     #[test]
