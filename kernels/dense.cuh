@@ -1,8 +1,9 @@
 // The dense update of a decomposition: what turns the MTTKRP of a mode into its new factor, with what the rest of the iteration needs
 // of it (src/decomp/update.rs says the same for the host). Ranks up to 64: `update`, one read of the sums and one write of
-// the factor. Larger ones: `product` or `hals`, then `gram`. `reduce` adds up what their thread blocks found.
+// the factor. Larger ones: `product` or `hals`, then `gram`. `reduce` adds up what their thread blocks found. `extended_gram` and
+// `extended_reduce` make the Gram matrix of a factor again where components nearly depend on each other.
 //
-// All is in f64 but for the factor as it is stored, and added up in an order that depends on the launch alone.
+// All is in f64 or more but for the factor as it is stored, and added up in an order that depends on the launch alone.
 #pragma once
 #include "mttkrp.cuh"
 
@@ -279,6 +280,54 @@ __device__ inline void reduce(const DenseArgs& a)
     }
 }
 
+// The rounded sum of two numbers in `high`, what rounding took added to `low`. Not to be fused.
+__device__ __forceinline__ void add_exactly(double x, double& high, double& low)
+{
+    const double sum = __dadd_rn(high, x), of_x = __dadd_rn(sum, -high);
+    low = __dadd_rn(low, __dadd_rn(__dadd_rn(high, -__dadd_rn(sum, -of_x)), __dadd_rn(x, -of_x)));
+    high = sum;
+}
+
+// As `gram`, but for inner products of the factor's columns alone, each in twice f64's digits (src/decomp/extended.rs): pairs of
+// a sum and what rounding took.
+template <class Real> __device__ __forceinline__ void extended_gram(const DenseArgs& a)
+{
+    const u32 slab = blockIdx.x % a.slabs;
+    const u64 first = a.rows * slab / a.slabs, end = a.rows * (slab + 1) / a.slabs, square = (u64)a.rank * a.rank;
+    const u64 threads = (u64)(gridDim.x / a.slabs) * blockDim.x;
+    const Real* factor = (const Real*)a.factor;
+    double* partials = (double*)a.partials + 2 * square * slab;
+    for (u64 i = (u64)(blockIdx.x / a.slabs) * blockDim.x + threadIdx.x; i < square; i += threads) {
+        const u64 left = i / a.rank, right = i % a.rank;
+        double high = 0, low = 0;
+        for (u64 row = first; row < end; ++row) {
+            const double x = (double)factor[row * a.rank + left], y = (double)factor[row * a.rank + right];
+            const double product = __dmul_rn(x, y);
+            low = __dadd_rn(low, __fma_rn(x, y, -product));
+            add_exactly(product, high, low);
+        }
+        partials[2 * i] = high;
+        partials[2 * i + 1] = low;
+    }
+}
+
+// As `reduce`, of the a.rank * a.rank pairs that `extended_gram` leaves.
+__device__ inline void extended_reduce(const DenseArgs& a)
+{
+    const u64 square = (u64)a.rank * a.rank, threads = (u64)gridDim.x * blockDim.x;
+    double* partials = (double*)a.partials;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < square; i += threads) {
+        double high = partials[2 * i], low = partials[2 * i + 1];
+        for (u32 slab = 1; slab < a.slabs; ++slab) {
+            const double* pair = partials + 2 * (square * slab + i);
+            low = __dadd_rn(low, pair[1]);
+            add_exactly(pair[0], high, low);
+        }
+        partials[2 * i] = high;
+        partials[2 * i + 1] = low;
+    }
+}
+
 }  // namespace dense
 
 // The kernels: X(name, body).
@@ -295,7 +344,10 @@ __device__ inline void reduce(const DenseArgs& a)
     X(hals_f32, dense::hals<float>)                                                                                    \
     X(gram_f64, dense::gram<double>)                                                                                   \
     X(gram_f32, dense::gram<float>)                                                                                    \
-    X(reduce, dense::reduce)
+    X(reduce, dense::reduce)                                                                                           \
+    X(extended_gram_f64, dense::extended_gram<double>)                                                                 \
+    X(extended_gram_f32, dense::extended_gram<float>)                                                                  \
+    X(extended_reduce, dense::extended_reduce)
 
 #define BLCO_DENSE(name, body)                                                                                         \
     extern "C" __global__ void __launch_bounds__(BLCO_DENSE_THREADS, 2) dense_##name(const DenseArgs args)                \

@@ -13,11 +13,17 @@
 //! columns stay near length one and products of many modes neither overflow nor lose digits; scaling by them
 //! is exact.
 //!
+//! **Precision.** Gram matrices and all that is made of them are in f64 or more, whatever the factors are in: they are those of the
+//! factors as stored, so that an update is the least-squares solution for these. From condition [`extended::CONDITION`] on they are
+//! added up again in twice the digits. Sums of products in f32 have seven digits: where the condition takes all of them, passes
+//! multiply in f64 ([`Place::mttkrp`]).
+//!
 //! **Fit.** `1 - |X - model| / |X|` with `|X - model|^2 = |X|^2 + |model|^2 - 2 <X, model>`; the inner product is that of the last
 //! mode's sums with its new factor, so no pass is needed for it. Where the model is close, these terms cancel: what rounding
 //! leaves is [`Iteration::fit_floor`].
 
-use super::solve::{Columns, hadamard, inverse};
+use super::extended::{self, Double};
+use super::solve::{Columns, Inverse, hadamard, inverse};
 use super::update::{Moments, Rule};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
@@ -39,11 +45,15 @@ pub trait Place<T: Real> {
     /// The factors, which are no longer there afterwards.
     fn take(&mut self) -> Result<Vec<Matrix<T>>>;
 
-    /// Computes the MTTKRP of `mode`, from 0, in one pass; its sums stay here. `progress` gets nonzeros done.
-    fn mttkrp(&mut self, mode: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()>;
+    /// Computes the MTTKRP of `mode`, from 0, in one pass; its sums stay here. With `wide`, products are in f64, not in `T`,
+    /// if the place can. `progress` gets nonzeros done.
+    fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()>;
 
     /// Makes the factor of the mode whose MTTKRP was last computed, from its sums, by `rule`.
     fn update(&mut self, mode: usize, rule: &Rule) -> Result<Moments>;
+
+    /// The Gram matrix of the factor of `mode` in twice f64's digits, rank x rank: [`extended::gram`].
+    fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>>;
 }
 
 /// The tensor, as far as an iteration needs to know.
@@ -90,7 +100,7 @@ pub struct Iteration {
     pub mttkrp_seconds: f64,
     /// Seconds of updates of factors.
     pub update_seconds: f64,
-    /// Seconds of rank x rank algebra.
+    /// Seconds of rank x rank algebra, Gram matrices in twice the digits included.
     pub solve_seconds: f64,
 }
 
@@ -103,6 +113,17 @@ pub struct Step {
     pub nnz: u64,
 }
 
+/// What the Gram matrices say of a mode's update.
+struct Solution {
+    rule: Rule,
+    /// Powers of two that its columns are divided by.
+    scale: Vec<f64>,
+    /// Of the matrix that was inverted.
+    condition: f64,
+    /// Whether it was inverted in twice the digits.
+    extended: bool,
+}
+
 /// A decomposition under way: all of it but the factors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Als {
@@ -110,6 +131,8 @@ pub struct Als {
     settings: Settings,
     /// Of the factors as they are stored.
     pub(super) columns: Vec<Columns>,
+    /// Their Gram matrices in twice the digits, where these were needed.
+    extended: Vec<Option<Vec<Double>>>,
     /// The weights of the model, its columns having length one.
     pub(super) lambda: Vec<f64>,
     /// All iterations so far.
@@ -130,7 +153,8 @@ impl Als {
         let columns: Vec<_> = grams.into_iter().map(|gram| Columns::of(gram, rank)).collect();
         let length = |r: usize| columns.iter().map(|c| c.norms[r]).product();
         let lambda = (0..rank).map(length).collect();
-        Self { problem, settings, columns, lambda, history: Vec::new() }
+        let extended = vec![None; columns.len()];
+        Self { problem, settings, columns, extended, lambda, history: Vec::new() }
     }
 
     /// The same, continued after `history`.
@@ -174,11 +198,12 @@ impl Als {
         };
         for mode in 0..self.problem.order {
             let started = Instant::now();
-            let (rule, scale) = self.rule::<T>(mode, &mut done)?;
+            let solution = self.solve(mode, place, &mut done)?;
+            let wide = solution.condition * self.settings.rank as f64 * 2.0 * T::ROUNDOFF > 1.0;
             let solved = Instant::now();
-            place.mttkrp(mode, &|nnz| progress(Step { mode, nnz }))?;
+            place.mttkrp(mode, wide, &|nnz| progress(Step { mode, nnz }))?;
             let passed = Instant::now();
-            let moments = place.update(mode, &rule)?;
+            let moments = place.update(mode, &solution.rule)?;
             done.update_seconds += passed.elapsed().as_secs_f64();
             done.mttkrp_seconds += (passed - solved).as_secs_f64();
             done.solve_seconds += (solved - started).as_secs_f64();
@@ -186,10 +211,12 @@ impl Als {
                 return Err(self.overflow(mode));
             }
             self.columns[mode] = Columns::of(moments.gram, self.settings.rank);
+            self.extended[mode] = None;
             let lengths = &self.columns[mode].norms;
-            self.lambda = scale.iter().zip(lengths).map(|(p, d)| p * d).collect();
+            self.lambda = solution.scale.iter().zip(lengths).map(|(p, d)| p * d).collect();
             if mode + 1 == self.problem.order {
-                self.measure::<T>(&scale, &moments.inner, &mut done);
+                let square = if solution.extended { Some(self.extended_square(place)?) } else { None };
+                self.measure::<T>(&solution.scale, &moments.inner, square, &mut done);
             }
         }
         let largest = self.lambda.iter().copied().fold(0.0, f64::max);
@@ -206,8 +233,13 @@ impl Als {
         others.map(|(_, columns)| columns.norms[r]).product()
     }
 
-    /// How `mode` is updated, and the powers of two that its columns are divided by.
-    fn rule<T: Real>(&self, mode: usize, done: &mut Iteration) -> Result<(Rule, Vec<f64>)> {
+    /// How `mode` is updated.
+    fn solve<T: Real>(
+        &mut self,
+        mode: usize,
+        place: &mut impl Place<T>,
+        done: &mut Iteration,
+    ) -> Result<Solution> {
         let Settings { rank, ridge, nonneg } = self.settings;
         let others = self.columns.iter().enumerate().filter(|(m, _)| *m != mode).map(|(_, c)| c);
         let mut gram = hadamard(others, rank);
@@ -224,21 +256,53 @@ impl Als {
         if nonneg {
             let old = self.lambda.iter().zip(&self.columns[mode].norms);
             let of_old = old.map(|(l, d)| l * inverse_or_zero(*d)).collect();
-            return Ok((Rule::NonNegative { gram, of_sums, of_old, of_new }, scale));
+            let rule = Rule::NonNegative { gram, of_sums, of_old, of_new };
+            return Ok(Solution { rule, scale, condition: 1.0, extended: false });
         }
-        let inverse = inverse(&gram, rank, 2.0 * T::ROUNDOFF)?;
-        done.pseudo_inverses += usize::from(inverse.kept.is_some());
-        done.condition = done.condition.max(inverse.condition);
-        let mut matrix = inverse.matrix;
+        let mut inverse = inverse(&gram, rank, f64::EPSILON)?;
+        let mut extended = false;
+        if rank <= extended::RANK_MAX && (inverse.kept.is_some() || inverse.condition > extended::CONDITION) {
+            let mut gram = self.extended_hadamard(place, |m| m != mode)?;
+            (0..rank).for_each(|r| gram[r * rank + r] = gram[r * rank + r] + ridge.into());
+            if let Some(better) = extended::inverse(&gram, rank) {
+                (inverse, extended) = (better, true);
+            }
+        }
+        let Inverse { mut matrix, condition, kept } = inverse;
+        done.pseudo_inverses += usize::from(kept.is_some());
+        done.condition = done.condition.max(condition);
         for (i, x) in matrix.iter_mut().enumerate() {
             *x = of_sums[i / rank] * *x * of_new[i % rank];
         }
-        Ok((Rule::Linear { matrix }, scale))
+        Ok(Solution { rule: Rule::Linear { matrix }, scale, condition, extended })
+    }
+
+    /// The Hadamard product of the cosines of the factors of some modes, in twice the digits.
+    fn extended_hadamard<T: Real>(
+        &mut self,
+        place: &mut impl Place<T>,
+        of: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Double>> {
+        let modes: Vec<usize> = (0..self.problem.order).filter(|&m| of(m)).collect();
+        for &m in &modes {
+            if self.extended[m].is_none() {
+                self.extended[m] = Some(place.extended_gram(m)?);
+            }
+        }
+        let grams =
+            modes.iter().filter_map(|&m| Some((self.extended[m].as_deref()?, &self.columns[m].norms[..])));
+        Ok(extended::hadamard(grams, self.settings.rank))
+    }
+
+    /// The squared norm of the model, in twice the digits until it is rounded.
+    fn extended_square<T: Real>(&mut self, place: &mut impl Place<T>) -> Result<f64> {
+        let gram = self.extended_hadamard(place, |_| true)?;
+        Ok(extended::square(&gram, &self.lambda))
     }
 
     /// The fit after the last mode's update, whose columns were divided by `scale` and have the inner products `inner`
-    /// with the sums.
-    fn measure<T: Real>(&self, scale: &[f64], inner: &[f64], done: &mut Iteration) {
+    /// with the sums. `exact` is the model's squared norm where f64 has too few digits for its terms.
+    fn measure<T: Real>(&self, scale: &[f64], inner: &[f64], exact: Option<f64>, done: &mut Iteration) {
         let (rank, order) = (self.settings.rank, self.problem.order);
         let square = self.problem.norm * self.problem.norm;
         let product: f64 = (0..rank)
@@ -254,9 +318,11 @@ impl Als {
             model += term(i);
             absolute += term(i).abs();
         }
-        let residual = (square + model - 2.0 * product).max(0.0);
         // Each of the three has roundings of its own size; the inner product is at most that of the norms.
-        let size = square + absolute + 2.0 * self.problem.norm * absolute.sqrt();
+        let inner_size = 2.0 * self.problem.norm * absolute.sqrt();
+        let (model, model_size) = exact.map_or((model, absolute), |exact| (exact, exact));
+        let residual = (square + model - 2.0 * product).max(0.0);
+        let size = square + model_size + inner_size;
         done.fit = 1.0 - residual.sqrt() / self.problem.norm;
         done.fit_floor = ((order + 2) as f64 * T::ROUNDOFF * size).sqrt() / self.problem.norm;
     }

@@ -5,10 +5,11 @@
 //! ([`crate::op::mttkrp::cuda`]): in the store's order the last bits differ from run to run, from sorted nonzeros they do not.
 
 use super::cp_als::Place;
+use super::extended::Double;
 use super::update::{Moments, Rule};
 use crate::backend::Squares;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
-use crate::backend::cuda::dense::{DenseKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
+use crate::backend::cuda::dense::{DenseKernels, ExtendedKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::{CudaBackend, DevicePlan};
 use crate::dense::{Matrix, Precision, Real};
@@ -36,6 +37,7 @@ pub struct DevicePlace<'a, T: Real + Pod> {
     store: &'a Store,
     rank: usize,
     dense: Dense,
+    device: Arc<Device>,
 }
 
 /// What the dense update needs besides sums and factors.
@@ -43,6 +45,8 @@ pub struct DevicePlace<'a, T: Real + Pod> {
 struct Dense {
     stream: Stream,
     kernels: DenseKernels,
+    /// Loaded when they are first needed.
+    extended: Option<ExtendedKernels>,
     slabs: usize,
     multiprocessors: usize,
     matrix: Memory,
@@ -70,6 +74,10 @@ pub fn device_bytes<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize)
     alternating_bytes::<T>(shape, rank) + (own * size_of::<f64>()) as u64
 }
 
+fn narrow(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
 impl Dense {
     fn new(device: &Arc<Device>, precision: Precision, rank: usize, nonneg: bool) -> Result<Self> {
         let multiprocessors = device.facts.multiprocessors as usize;
@@ -78,6 +86,7 @@ impl Dense {
         Ok(Self {
             stream: device.stream(true)?,
             kernels: DenseKernels::load(device, precision, rank, nonneg)?,
+            extended: None,
             slabs,
             multiprocessors,
             matrix: memory(rank * rank)?,
@@ -109,10 +118,40 @@ impl Dense {
         Ok(Moments { gram: moments, inner })
     }
 
+    /// The Gram matrix of the factor that `arguments` describe, in twice f64's digits.
+    fn extended_gram(
+        &mut self,
+        device: &Arc<Device>,
+        precision: Precision,
+        mut arguments: DenseArgs,
+    ) -> Result<Vec<Double>> {
+        let kernels = match self.extended.take() {
+            Some(kernels) => kernels,
+            None => ExtendedKernels::load(device, precision)?,
+        };
+        let square = (arguments.rank as usize).pow(2);
+        // Pairs, where an update's partial sums go.
+        let slabs = self.slabs * numbers(arguments.rank as usize) / (2 * square);
+        arguments.slabs = narrow(arguments.rows.min(slabs as u64));
+        arguments.partials = self.partials.address();
+        let groups = (square as u64).div_ceil(DENSE_THREADS.into());
+        let blocks = narrow(groups * u64::from(arguments.slabs));
+        let started = self
+            .stream
+            .launch(&kernels.gram, blocks, DENSE_THREADS, &arguments)
+            .and_then(|()| self.stream.launch(&kernels.reduce, narrow(groups), DENSE_THREADS, &arguments));
+        let ended = self.stream.synchronize();
+        started?;
+        ended?;
+        self.extended = Some(kernels);
+        let mut pairs = vec![Double::default(); square];
+        self.partials.read(&mut pairs)?;
+        Ok(pairs.into_iter().map(|pair| Double::new(pair.high, pair.low)).collect())
+    }
+
     /// Starts the kernels of an update.
     fn start(&self, mut arguments: DenseArgs) -> Result<()> {
         let rank = arguments.rank as usize;
-        let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         let threads = u64::from(DENSE_THREADS);
         let reduce = match &self.kernels {
             DenseKernels::Fused { update, reduce } => {
@@ -159,7 +198,13 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
         let dense = Dense::new(device, T::PRECISION, rank, nonneg)?;
         let mut backend = CudaBackend::new(device, store, device_plan, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
-        Ok(Self { executor, backend, store, rank, dense })
+        Ok(Self { executor, backend, store, rank, dense, device: Arc::clone(device) })
+    }
+
+    /// What is known of a mode's factor, which is at address `factor`.
+    fn arguments(&self, mode: usize, factor: u64) -> DenseArgs {
+        let rows = self.store.manifest().shape.dims()[mode].into();
+        DenseArgs { factor, rows, rank: narrow(self.rank as u64), ..Zeroable::zeroed() }
     }
 
     /// What was allocated, and where that was less than planned.
@@ -182,15 +227,21 @@ impl<T: Real + Pod> Place<T> for DevicePlace<'_, T> {
         self.backend.op().factors(self.store.sys())
     }
 
-    fn mttkrp(&mut self, mode: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    /// Products are in the precision of the factors, `wide` or not: kernels for others are not there.
+    fn mttkrp(&mut self, mode: usize, _wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
         self.backend.op().aim(mode);
         self.executor.pass(&mut self.backend, progress).map(drop)
     }
 
     fn update(&mut self, mode: usize, rule: &Rule) -> Result<Moments> {
         let Update { sums, copies, rounded, factor } = self.backend.op().update(mode);
-        let rows = self.store.manifest().shape.dims()[mode].into();
-        let (rank, rounded) = (u32::try_from(self.rank).unwrap_or(u32::MAX), rounded.into());
-        self.dense.update(DenseArgs { sums, factor, rows, copies, rank, rounded, ..Zeroable::zeroed() }, rule)
+        let arguments = DenseArgs { sums, copies, rounded: rounded.into(), ..self.arguments(mode, factor) };
+        self.dense.update(arguments, rule)
+    }
+
+    fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {
+        let factor = self.backend.op().update(mode).factor;
+        let arguments = self.arguments(mode, factor);
+        self.dense.extended_gram(&self.device, T::PRECISION, arguments)
     }
 }

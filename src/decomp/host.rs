@@ -4,6 +4,7 @@
 //! Machines with other vector instructions may differ in the last bits, which the matrix products of the update depend on.
 
 use super::cp_als::Place;
+use super::extended::{self, Double};
 use super::update::{self, Moments, Rule};
 use crate::backend::Squares;
 use crate::backend::host::HostBackend;
@@ -52,13 +53,17 @@ impl<T: Real> Place<T> for HostPlace<'_, T> {
         Ok(self.backend.op().put(Vec::new()))
     }
 
-    fn mttkrp(&mut self, mode: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
-        self.backend.op().aim(mode);
+    fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        self.backend.op().aim(mode, wide);
         self.executor.pass(&mut self.backend, progress).map(drop)
     }
 
     fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Moments> {
         let (sums, factor) = self.backend.op().sums_and_factor();
         Ok(update::update(sums, factor, rule))
+    }
+
+    fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {
+        Ok(extended::gram(&self.backend.op().factors()[mode]))
     }
 }

@@ -11,6 +11,7 @@ pub mod checkpoint;
 mod cp_als;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod extended;
 pub mod host;
 pub mod report;
 mod run;

@@ -36,12 +36,14 @@ impl Columns {
 
 /// Bytes of the rank x rank matrices of a decomposition of `order` modes: of each mode two, and of the best of several
 /// `starts` as many, besides those of an update: the Hadamard product, its factor or eigenvectors with what faer needs to
-/// find them, the inverse, and the new factor's Gram matrix and cosines.
+/// find them, the inverse, and the new factor's Gram matrix and cosines; and those of [`super::extended`].
 #[must_use]
 pub fn host_bytes(order: usize, rank: usize, starts: u32) -> u64 {
     const UPDATE: usize = 8;
     let kept = if starts > 1 { 4 * order } else { 2 * order };
-    ((kept + UPDATE) * rank * rank * size_of::<f64>()) as u64
+    // In twice the digits: Gram matrices, their Hadamard product, its factor.
+    let extended = if rank <= super::extended::RANK_MAX { 2 * (order + 2) } else { 0 };
+    ((kept + extended + UPDATE) * rank * rank * size_of::<f64>()) as u64
 }
 
 /// The Hadamard product of the cosines of `factors`, rank x rank.
@@ -99,7 +101,7 @@ fn rows_of(matrix: MatRef<'_, f64>) -> Vec<f64> {
 }
 
 /// The largest sum of a row's absolute values: of a symmetric matrix the 1-norm.
-fn norm(matrix: &[f64], rank: usize) -> f64 {
+pub(super) fn norm(matrix: &[f64], rank: usize) -> f64 {
     matrix.chunks_exact(rank).map(|row| row.iter().map(|x| x.abs()).sum()).fold(0.0, f64::max)
 }
 

@@ -60,14 +60,14 @@ pub struct Moments {
 }
 
 /// Parts of a factor's rows. A function of its shape alone.
-fn parts(rows: usize, rank: usize) -> usize {
+pub(super) fn parts(rows: usize, rank: usize) -> usize {
     (rows / (4 * rank).max(256)).clamp(1, PARTS)
 }
 
-/// Bytes that an update holds.
+/// Bytes that an update holds, or [`super::extended::gram`].
 #[must_use]
 pub fn host_bytes(rows: usize, rank: usize) -> u64 {
-    (parts(rows, rank) * (rank + 1 + ROWS) * rank * size_of::<f64>()) as u64
+    (parts(rows, rank) * (rank + rank.max(ROWS) + 1) * rank * size_of::<f64>()) as u64
 }
 
 /// Makes `factor` from `sums`, which has its shape and is zero afterwards, by `rule`.

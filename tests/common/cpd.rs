@@ -1,10 +1,17 @@
-//! CP-ALS by the definition, for tests: dense, in f64, nothing normalised; and models as dense tensors.
+//! CP-ALS by the definition, for tests: dense, in f64, nothing normalised; models as dense tensors; decompositions on the host.
 
 #![allow(dead_code, reason = "every test uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use super::Tensor;
-use blco::decomp::Model;
+use blco::decomp::checkpoint::{Checkpointer, Identity};
+use blco::decomp::host::{HostPlace, host_bytes};
+use blco::decomp::{Init, Job, Model, Outcome, Problem, Settings, run};
 use blco::dense::{Matrix, Real};
+use blco::op::mttkrp::Mttkrp;
+use blco::store::Store;
+use blco::stream::{Limits, plan};
+use std::path::PathBuf;
 
 /// A small tensor with all its elements: mode 0 slowest.
 pub struct Dense {
@@ -117,4 +124,34 @@ fn solve(mut a: Vec<Vec<f64>>, mut b: Vec<f64>) -> Vec<f64> {
         b[k] = (b[k] - known) / a[k][k];
     }
     b
+}
+
+/// A decomposition without end but `max_iters`; a checkpoint after each iteration where one is named, resumed or not.
+pub fn job(
+    store: &Store,
+    settings: Settings,
+    max_iters: usize,
+    checkpoint: Option<(PathBuf, bool)>,
+) -> Job<'_> {
+    let open = |(dir, resume): (PathBuf, bool)| {
+        Checkpointer::open(store.sys(), &dir, 1, Identity::new(), resume).unwrap()
+    };
+    Job {
+        sys: store.sys(),
+        shape: &store.manifest().shape,
+        problem: Problem::of(store.manifest()).unwrap(),
+        settings,
+        tol: 0.0,
+        max_iters,
+        checkpoint: checkpoint.map(open),
+    }
+}
+
+/// Decomposes on the host with two threads.
+pub fn on_host<T: Real>(store: &Store, settings: Settings, init: Init<T>, max_iters: usize) -> Outcome<T> {
+    let shape = &store.manifest().shape;
+    let plan = plan(store, host_bytes::<T>(shape, settings.rank, 2), &Limits::default()).unwrap();
+    let mut op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
+    let mut place = HostPlace::new(store, &plan, &mut op).unwrap();
+    run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()
 }

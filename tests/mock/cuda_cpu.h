@@ -219,6 +219,7 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // Products and sums that the compiler must not fuse: this code is built with -ffp-contract=off.
 inline double __dmul_rn(double x, double y) { return x * y; }
 inline double __dadd_rn(double x, double y) { return x + y; }
+inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 template <class T> T min(T x, T y) { return y < x ? y : x; }

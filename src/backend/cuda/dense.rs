@@ -8,7 +8,7 @@ use crate::error::Result;
 use std::sync::Arc;
 
 /// All of them.
-pub const KERNELS: [&str; 13] = [
+pub const KERNELS: [&str; 16] = [
     "dense_update_f64_r16",
     "dense_update_f64_r32",
     "dense_update_f64_r64",
@@ -22,12 +22,33 @@ pub const KERNELS: [&str; 13] = [
     "dense_gram_f64",
     "dense_gram_f32",
     "dense_reduce",
+    "dense_extended_gram_f64",
+    "dense_extended_gram_f32",
+    "dense_extended_reduce",
 ];
 
 /// The largest rank that one kernel updates.
 pub const FUSED_RANK_MAX: usize = 64;
 /// The largest rank of HALS.
 pub const HALS_RANK_MAX: usize = DENSE_HALS as usize;
+
+/// What makes the Gram matrix of a factor in twice f64's digits.
+#[derive(Debug)]
+pub struct ExtendedKernels {
+    /// Makes its partial sums.
+    pub gram: Kernel,
+    /// Adds up partial sums.
+    pub reduce: Kernel,
+}
+
+impl ExtendedKernels {
+    /// Loads them for factors of a precision from what is embedded.
+    pub fn load(device: &Arc<Device>, precision: Precision) -> Result<Self> {
+        let names = [&format!("dense_extended_gram_{}", precision.name())[..], "dense_extended_reduce"];
+        let module = device.module(&embedded_ptx(&names))?;
+        Ok(Self { gram: module.kernel(names[0])?, reduce: module.kernel(names[1])? })
+    }
+}
 
 /// Those for a precision and rank.
 #[derive(Debug)]

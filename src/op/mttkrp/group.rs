@@ -139,6 +139,8 @@ pub struct Inputs<'a, T> {
     pub modes: &'a [(usize, Strategy)],
     /// Whether these are all modes, in order.
     pub all: bool,
+    /// Whether products of one mode are in f64 whatever the factors are in.
+    pub wide: bool,
 }
 
 /// Adds a group's nonzeros of a batch to its slots and its copy.
@@ -234,7 +236,7 @@ impl<T: Real> Work<'_, T> {
 
     #[inline(always)]
     fn add_each<S: pulp::Simd>(&mut self, simd: S, tile: &DecodedTile<'_>) {
-        let Inputs { factors: matrices, rank, stride, modes, .. } = self.inputs;
+        let Inputs { factors: matrices, rank, stride, modes, wide, .. } = self.inputs;
         for (k, &(mode, strategy)) in modes.iter().enumerate() {
             let (places, sums) = match strategy {
                 Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
@@ -246,11 +248,8 @@ impl<T: Real> Work<'_, T> {
             }
             let others = matrices.len() - 1;
             let (values, before) = (tile.values, mode);
-            kernel::one_mode(
-                simd,
-                &Single { values, rank, stride, places, columns, factors, before, others },
-                sums,
-            );
+            let tile = Single { values, rank, stride, places, columns, factors, before, others };
+            if wide { kernel::one_mode_wide(&tile, sums) } else { kernel::one_mode(simd, &tile, sums) }
         }
     }
 }

@@ -84,6 +84,29 @@ pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64
     }
 }
 
+/// The same with products in f64, whatever the factors are in: those of the value with each mode's number in turn.
+#[inline(always)]
+pub fn one_mode_wide<T: Real>(tile: &Single<'_, T>, sums: &mut [f64]) {
+    const LANES: usize = 8;
+    let Single { rank, stride, others, .. } = *tile;
+    let columns = tile.columns.map(|column| column.get(..tile.values.len()).unwrap_or(&[]));
+    for (i, (&value, &place)) in tile.values.iter().zip(tile.places).enumerate() {
+        let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
+        for k in 0..others {
+            rows[k] = row::<T, 0>(tile.factors[k], columns[k][i], rank);
+        }
+        let sum = &mut sums[place as usize * stride..][..rank];
+        for (at, sum) in sum.chunks_mut(LANES).enumerate() {
+            let mut products = [value; LANES];
+            for row in &rows[..others] {
+                let numbers = row[at * LANES..].iter().take(sum.len());
+                products.iter_mut().zip(numbers).for_each(|(p, x)| *p *= x.widen());
+            }
+            sum.iter_mut().zip(products).for_each(|(s, p)| *s += p);
+        }
+    }
+}
+
 /// Row `place` of a table with rows of `length` elements, which `LENGTH` is where it is not 0: one comparison finds that the row is there.
 #[inline(always)]
 fn row<T, const LENGTH: usize>(table: &[T], place: u32, length: usize) -> &[T] {

@@ -56,6 +56,8 @@ pub struct Mttkrp<'a, T: Clone> {
     modes: Vec<(usize, Strategy)>,
     /// Whether they are all modes, in order.
     all: bool,
+    /// Whether products of one mode are in f64 whatever the factors are in.
+    wide: bool,
     /// The factors of modes with copies, aligned, when all modes are computed.
     aligned: Vec<Rows<T>>,
     /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
@@ -209,6 +211,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
             results,
             all: room.all,
+            wide: false,
             aligned: Vec::new(),
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
             desks: (0..room.desks).map(desk).collect::<Result<_>>()?,
@@ -244,8 +247,9 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         &self.factors
     }
 
-    /// The next pass computes `mode`. The sums must be zero, as whoever took them left them.
-    pub fn aim(&mut self, mode: usize) {
+    /// The next pass computes `mode`, with `wide` by products in f64. The sums must be zero, as whoever took them left them.
+    pub fn aim(&mut self, mode: usize, wide: bool) {
+        self.wide = wide;
         let rows = self.factors[mode].rows();
         let result = &mut self.results[0];
         (result.mode, result.rows) = (mode, rows);
@@ -325,9 +329,9 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let narrow = !self.all && self.vectors == Vectors::Widest;
         let vectors = self.vectors.arch();
         let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
-        let (rank, stride, all, modes) = (self.rank, self.stride, self.all, &*self.modes);
+        let (rank, stride, all, wide, modes) = (self.rank, self.stride, self.all, self.wide, &*self.modes);
         let inputs =
-            Inputs { batch, factors: &self.factors, aligned: &self.aligned, rank, stride, modes, all };
+            Inputs { batch, factors: &self.factors, aligned: &self.aligned, rank, stride, modes, all, wide };
         let first = groups.start;
         let turns = self.results.iter_mut().map(|result| Turn::new(first, result.sums_mut(rank))).collect();
         let threads = self.desks.len() + usize::from(self.open.is_some());
