@@ -4,48 +4,58 @@ use super::npy::Header;
 use super::{BLOCK_BYTES, Matrix, Real};
 use crate::error::{Error, Result};
 use crate::shape::Shape;
-use crate::sys::{File, Sys};
+use crate::sys::{File, FileState, Sys};
 use npyz::WriterBuilder;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::Path;
 
-/// Opens a factor's file: its header, its rows and columns.
-pub(super) fn open_factor(sys: &Sys, path: &Path) -> Result<(File, Header, [u64; 2])> {
-    let file = sys.open(path, false)?;
-    let header = Header::read(&file)?;
-    let &[rows, columns] = &header.shape[..] else {
-        let what = format!("has {} axes; a factor has 2: rows and rank", header.shape.len());
-        return Err(Error::input(path.display().to_string(), what));
-    };
-    Ok((file, header, [rows, columns]))
+/// A NumPy file whose header has been read, and its state before.
+pub(super) struct NumpyFile {
+    pub file: File,
+    pub opened: FileState,
+    pub header: Header,
 }
 
-/// The numbers of a file of these axes, which must be that long and have `rows` rows, or any number of them.
-pub(super) fn elements(
-    file: &File,
-    header: &Header,
-    [file_rows, columns]: [u64; 2],
-    rows: Option<usize>,
-) -> Result<usize> {
-    let wrong = |what: String| Err(Error::input(file.path().display().to_string(), what));
-    let length = file.metadata()?.len();
-    let rows = rows.map_or(file_rows, |rows| rows as u64);
-    if file_rows != rows || file_rows == 0 || columns == 0 {
-        return wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank"));
+impl NumpyFile {
+    pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
+        let file = sys.open(path, false)?;
+        let opened = file.state()?;
+        let header = Header::read(&file)?;
+        Ok(Self { file, opened, header })
     }
-    let room = length.saturating_sub(header.bytes as u64) / header.width as u64;
-    let elements = file_rows.checked_mul(columns).filter(|&n| n <= room);
-    match elements.and_then(|n| usize::try_from(n).ok()) {
-        Some(elements) => Ok(elements),
-        None => wrong(format!("is cut off: {length} bytes do not hold {file_rows} x {columns} numbers")),
+
+    /// How many numbers it holds by these axes, for which it must be long enough, and which must be of `rows` rows, or any number of them.
+    pub fn elements(&self, [file_rows, columns]: [u64; 2], rows: Option<usize>) -> Result<usize> {
+        let wrong = |what: String| Err(Error::input(self.file.path().display().to_string(), what));
+        let length = self.file.metadata()?.len();
+        let rows = rows.map_or(file_rows, |rows| rows as u64);
+        if file_rows != rows || file_rows == 0 || columns == 0 {
+            return wrong(format!("is {file_rows} x {columns}; this mode's factor is {rows} x rank"));
+        }
+        let room = length.saturating_sub(self.header.bytes as u64) / self.header.width as u64;
+        let elements = file_rows.checked_mul(columns).filter(|&n| n <= room);
+        match elements.and_then(|n| usize::try_from(n).ok()) {
+            Some(elements) => Ok(elements),
+            None => wrong(format!("is cut off: {length} bytes do not hold {file_rows} x {columns} numbers")),
+        }
     }
+}
+
+/// Opens a factor's file: with its rows and columns.
+pub(super) fn open_factor(sys: &Sys, path: &Path) -> Result<(NumpyFile, [u64; 2])> {
+    let array = NumpyFile::open(sys, path)?;
+    let &[rows, columns] = &array.header.shape[..] else {
+        let what = format!("has {} axes; a factor has 2: rows and rank", array.header.shape.len());
+        return Err(Error::input(path.display().to_string(), what));
+    };
+    Ok((array, [rows, columns]))
 }
 
 /// Rows and columns of the factor in the file `path`, by its header, which must be that of a file of its length.
 pub fn factor_axes(sys: &Sys, path: &Path) -> Result<[u64; 2]> {
-    let (file, header, axes) = open_factor(sys, path)?;
-    elements(&file, &header, axes, None).map(|_| axes)
+    let (array, axes) = open_factor(sys, path)?;
+    array.elements(axes, None).map(|_| axes)
 }
 
 /// The rank of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone: all must have one.
@@ -53,8 +63,8 @@ pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
     let mut first = None;
     for (mode, &dim) in shape.dims().iter().enumerate() {
         let path = dir.join(mode_file(mode));
-        let (file, header, axes) = open_factor(sys, &path)?;
-        elements(&file, &header, axes, Some(dim as usize))?;
+        let (array, axes) = open_factor(sys, &path)?;
+        array.elements(axes, Some(dim as usize))?;
         let rank = *first.get_or_insert(axes[1]);
         if axes[1] != rank {
             let what = format!("has rank {}, {} has {rank}", axes[1], mode_file(0));

@@ -7,12 +7,11 @@ mod npy;
 pub use files::{factor_axes, factors_rank, load_factors, mode_file, seeded_factors, write_blocks};
 pub use lanes::Lanes;
 
-use files::{elements, open_factor};
+use files::{NumpyFile, open_factor};
 
 use crate::error::{Error, Result};
 use crate::random::Counter;
 use crate::sys::{File, Sys};
-use npy::Header;
 use npyz::WriterBuilder;
 use serde::Serialize;
 use std::io::{BufWriter, Write};
@@ -189,39 +188,37 @@ impl<T: Real> Matrix<T> {
 
     /// The same, which must have `columns` columns: no memory is taken for others.
     pub fn load_exact(sys: &Sys, path: &Path, rows: usize, columns: usize) -> Result<Self> {
-        let (file, header, axes) = open_factor(sys, path)?;
+        let (array, axes) = open_factor(sys, path)?;
         if axes[1] != columns as u64 {
             return Err(Error::unusable(path, format!("has {} columns, not {columns}", axes[1])));
         }
-        Self::load_axes(sys, (&file, &header), axes, Some(rows))
+        Self::load_axes(sys, &array, axes, Some(rows))
     }
 
     fn load_rows(sys: &Sys, path: &Path, rows: Option<usize>) -> Result<Self> {
-        let (file, header, axes) = open_factor(sys, path)?;
-        Self::load_axes(sys, (&file, &header), axes, rows)
+        let (array, axes) = open_factor(sys, path)?;
+        Self::load_axes(sys, &array, axes, rows)
     }
 
     /// Reads a NumPy file of one axis, which must hold `rows` numbers that are finite in `T`, as a matrix of one column.
     pub fn load_vector(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
         let wrong = |what: String| Error::input(path.display().to_string(), what);
-        let file = sys.open(path, false)?;
-        let header = Header::read(&file)?;
-        let &[file_rows] = &header.shape[..] else {
-            return Err(wrong(format!("has {} axes; a vector has 1", header.shape.len())));
+        let array = NumpyFile::open(sys, path)?;
+        let &[file_rows] = &array.header.shape[..] else {
+            return Err(wrong(format!("has {} axes; a vector has 1", array.header.shape.len())));
         };
         if file_rows != rows as u64 {
             return Err(wrong(format!("has {file_rows} numbers; this mode has {rows} indices")));
         }
-        Self::load_axes(sys, (&file, &header), [file_rows, 1], Some(rows))
+        Self::load_axes(sys, &array, [file_rows, 1], Some(rows))
     }
 
     /// Reads a NumPy file of one axis, or of rows x 1 numbers, that are finite in `T`, as a matrix of one column; more than `rows_max` are an
     /// error.
     pub fn load_column(sys: &Sys, path: &Path, rows_max: usize) -> Result<Self> {
-        let file = sys.open(path, false)?;
-        let header = Header::read(&file)?;
-        let (&[rows] | &[rows, 1]) = &header.shape[..] else {
-            let shape: Vec<String> = header.shape.iter().map(u64::to_string).collect();
+        let array = NumpyFile::open(sys, path)?;
+        let (&[rows] | &[rows, 1]) = &array.header.shape[..] else {
+            let shape: Vec<String> = array.header.shape.iter().map(u64::to_string).collect();
             let what = format!("is {}; weights have one axis", shape.join(" x "));
             return Err(Error::input(path.display().to_string(), what));
         };
@@ -229,18 +226,19 @@ impl<T: Real> Matrix<T> {
             let what = format!("has {rows} weights; factors of rank {rows_max} have {rows_max}");
             return Err(Error::input(path.display().to_string(), what));
         }
-        Self::load_axes(sys, (&file, &header), [rows, 1], None)
+        Self::load_axes(sys, &array, [rows, 1], None)
     }
 
     /// Reads the numbers behind the header, in `rows` rows or any number of them.
     fn load_axes(
         sys: &Sys,
-        (file, header): (&File, &Header),
+        array: &NumpyFile,
         [file_rows, columns]: [u64; 2],
         rows: Option<usize>,
     ) -> Result<Self> {
+        let NumpyFile { file, header, .. } = array;
         let wrong = |what: String| Error::input(file.path().display().to_string(), what);
-        let elements = elements(file, header, [file_rows, columns], rows)?;
+        let elements = array.elements([file_rows, columns], rows)?;
         let mut data = sys.vec(T::nearest(0.0), elements)?;
         let narrow = |n: u64| usize::try_from(n).map_err(|e| wrong(e.to_string()));
         let (rows, columns) = (narrow(file_rows)?, narrow(columns)?);
@@ -260,6 +258,7 @@ impl<T: Real> Matrix<T> {
                 }
             }
         }
+        file.check_unchanged(&array.opened)?;
         Ok(Self { rows, columns, data })
     }
 

@@ -9,10 +9,12 @@ pub mod fault;
 mod private;
 pub mod record;
 mod removal;
+mod state;
 pub mod sync;
 mod temporary;
 
 pub use private::PrivateDir;
+pub use state::FileState;
 pub use temporary::{SPILL_PREFIX, Temporary};
 
 use crate::error::{Error, Result};
@@ -388,6 +390,12 @@ impl File {
     /// The operating system's facts about the file.
     pub fn metadata(&self) -> Result<std::fs::Metadata> {
         self.inner.metadata().map_err(Error::io(&self.path, "inspect"))
+    }
+
+    /// A second handle to the open file, for [`File::read_at`]; a stream is not to be read through both.
+    pub fn duplicate(&self) -> Result<Self> {
+        let inner = self.inner.try_clone().map_err(Error::io(&self.path, "open"))?;
+        Ok(Self { inner, path: self.path.clone(), sys: self.sys.clone() })
     }
 
     /// Whether `path` is a name of this file or directory now.

@@ -14,7 +14,7 @@
 //!   at the beginning is skipped.
 //! * Indices: whole numbers from 1 (or from 0, by [`ReadOptions::index_base`]) that make dims of at most
 //!   2^32 - 1. Values: finite decimal numbers, read to the nearest f64; one written as an integer must be
-//!   exact in f64.
+//!   exact in f64, and only a zero may be read as zero.
 //! * Lines end in LF. A file whose lines end in CR alone is refused: it would be one line.
 //! * Optionally a header before the first row: that of the Tensor Toolbox (`sptensor`, order, dims, nnz, each
 //!   on its line; the nnz must hold), or two lines, the order and the dims. Without one the order is that of
@@ -34,8 +34,8 @@ pub use write::{TnsWriter, decimal, text_of};
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
-use crate::sys::Sys;
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
+use crate::sys::{File, FileState, Sys};
 use decode::Input;
 use header::Head;
 use parse::{Parsed, Rules};
@@ -43,7 +43,7 @@ use pieces::{Piece, Pieces};
 use rayon::prelude::*;
 use std::fmt;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 /// Bytes of text that are read, and parsed by one task, at once.
@@ -107,7 +107,8 @@ impl fmt::Display for ReadOptions {
 /// memory, with `T` compute threads: at most `4 T + 3` pieces of 1 MiB of text, plus the batches of `2 T`
 /// pieces, each at most 2.7 MiB, plus zstd's window; [`Source::limit`] takes fewer pieces at once.
 ///
-/// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file.
+/// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file; so does a
+/// regular file that changes between [`TnsReader::open`] and the end of [`Source::drain`].
 #[derive(Debug)]
 pub struct TnsReader {
     sys: Sys,
@@ -123,8 +124,8 @@ pub struct TnsReader {
     /// Pieces of a group, at most.
     group_max: usize,
     piece_bytes: usize,
-    /// The file, where it is one.
-    path: Option<PathBuf>,
+    /// The file and its state when it was opened, where it is one.
+    file: Option<(File, FileState)>,
 }
 
 impl TnsReader {
@@ -145,11 +146,12 @@ impl TnsReader {
             }
             other => other,
         })?;
-        if file.metadata()?.is_dir() {
+        let facts = file.metadata()?;
+        if facts.is_dir() {
             return Err(Error::input(name, "is a directory; give a file"));
         }
-        let regular = file.metadata()?.is_file().then(|| path.to_path_buf());
-        Ok(Self { path: regular, ..Self::from_read(sys, Box::new(file), &name, options)? })
+        let regular = if facts.is_file() { Some((file.duplicate()?, file.state()?)) } else { None };
+        Ok(Self { file: regular, ..Self::from_read(sys, Box::new(file), &name, options)? })
     }
 
     /// Reads `text`, which messages call `name`.
@@ -177,7 +179,7 @@ impl TnsReader {
             input: Some(input),
             begun: None,
             piece_bytes: PIECE_BYTES,
-            path: None,
+            file: None,
         })
     }
 
@@ -203,8 +205,7 @@ struct Begun {
 }
 
 /// The size of plain text, from its length and its first lines of data.
-fn estimate(sys: &Sys, path: &Path) -> Result<Option<Size>> {
-    let file = sys.open(path, false)?;
+fn estimate(file: &File) -> Result<Option<Size>> {
     let mut head = vec![0; 1 << 18];
     let read = file.read_at(&mut head, 0)?;
     let bytes = file.metadata()?.len();
@@ -219,9 +220,8 @@ fn estimate(sys: &Sys, path: &Path) -> Result<Option<Size>> {
 }
 
 /// Length, time and a hash of three samples of a file.
-fn file_identity(sys: &Sys, path: &Path) -> Result<String> {
+fn file_identity(file: &File) -> Result<String> {
     const SAMPLE: usize = 1 << 16;
-    let file = sys.open(path, false)?;
     let facts = file.metadata()?;
     let mut sample = vec![0; SAMPLE];
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
@@ -240,15 +240,15 @@ impl Source for TnsReader {
     }
 
     fn size(&self) -> Result<Option<Size>> {
-        match &self.path {
-            Some(path) if self.plain => estimate(&self.sys, path),
+        match &self.file {
+            Some((file, _)) if self.plain => estimate(file),
             _ => Ok(None),
         }
     }
 
     fn identity(&self) -> Result<Option<String>> {
-        let Some(path) = &self.path else { return Ok(None) };
-        Ok(Some(format!("{}, read with {}", file_identity(&self.sys, path)?, self.options)))
+        let Some((file, _)) = &self.file else { return Ok(None) };
+        Ok(Some(format!("{}, read with {}", file_identity(file)?, self.options)))
     }
 
     fn declared(&mut self) -> Result<Option<Shape>> {
@@ -277,6 +277,20 @@ impl Source for TnsReader {
     }
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+        let drained = self.hand_over(sink);
+        // A file that changed explains why its text is wrong.
+        if matches!(drained, Ok(_) | Err(Error::Input { .. }))
+            && let Some((file, opened)) = &self.file
+        {
+            file.check_unchanged(opened)?;
+        }
+        drained
+    }
+}
+
+impl TnsReader {
+    /// Hands every batch to `sink`.
+    fn hand_over(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let Begun { pieces, head } = self.begin()?;
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = Tally::new(&self.name, &head);

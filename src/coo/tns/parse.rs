@@ -148,13 +148,21 @@ fn fast_value(text: &[u8], at: usize) -> Option<(f64, usize)> {
     if matches!(next, b'.' | b'e' | b'E') {
         let (value, len) = fast_float2::parse_partial::<f64, _>(&text[at..]).ok()?;
         let after = *text.get(at + len)?;
-        return (value.is_finite() && (is_blank(after) || after == b'\n')).then_some((value, at + len));
+        let holds = value.is_finite() && !underflows(value, &text[first..at + len]);
+        return (holds && (is_blank(after) || after == b'\n')).then_some((value, at + len));
     }
     if end == first || !(is_blank(next) || next == b'\n') {
         return None;
     }
     let value = number as f64;
     Some((if negative { -value } else { value }, end))
+}
+
+/// Whether `number`, read from the unsigned decimal number `text`, is zero and `text` is not.
+#[inline]
+fn underflows(number: f64, text: &[u8]) -> bool {
+    let mut digits = text.iter().take_while(|b| !matches!(b, b'e' | b'E'));
+    number == 0.0 && digits.any(|b| matches!(b, b'1'..=b'9'))
 }
 
 /// The digits from `at` on as a number, modulo 2^64, and where they end.
@@ -335,6 +343,11 @@ fn careful_value(field: &[u8]) -> StdResult<f64, String> {
     let magnitude: f64 = fast_float2::parse(unsigned).map_err(|_| word())?;
     if !magnitude.is_finite() {
         return Err(format!("the value {shown} overflows: it is beyond the range of f64; scale the values"));
+    }
+    if underflows(magnitude, unsigned) {
+        return Err(format!(
+            "the value {shown} underflows: f64 holds nothing between it and 0; scale the values, or write 0"
+        ));
     }
     if unsigned.iter().all(u8::is_ascii_digit) {
         let significant = significant(unsigned);

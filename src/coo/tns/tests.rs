@@ -157,7 +157,9 @@ fn values_are_exact() {
         ("0", 0.0),
         ("-0.0", -0.0),
         ("+0", 0.0),
-        ("1e-400", 0.0),
+        ("0e-400", 0.0),
+        ("-0.000", -0.0),
+        ("3e-324", f64::from_bits(1)),
         ("999999999999999", 999_999_999_999_999.0),
         ("-999999999999999", -999_999_999_999_999.0),
         ("9007199254740992", 9_007_199_254_740_992.0),
@@ -241,6 +243,9 @@ fn bad_rows() {
         ("1 1 1\n1 1 +Infinity\n", "t.tns:2", &["`+Infinity` is not finite"]),
         ("1 1 1\n1 1 1e999\n", "t.tns:2", &["`1e999` overflows"]),
         ("1 1 1\n1 1 -1e309\n", "t.tns:2", &["`-1e309` overflows"]),
+        ("1 1 1\n1 1 1e-400\n", "t.tns:2", &["`1e-400` underflows", "write 0"]),
+        ("1 1 1\n1 1 -0.001E-330 # tiny\n", "t.tns:2", &["`-0.001E-330` underflows"]),
+        ("1 1 1\n1 1 2e-324\n", "t.tns:2", &["`2e-324` underflows"]),
         ("1 1 1\n1 1 9007199254740993\n", "t.tns:2", &["`9007199254740993` is not exact", "with a point"]),
         ("1 1 1\n1 1 -100000000000000000000001\n", "t.tns:2", &["is not exact"]),
         ("1 1 1 1 1 1 1 1 1 5\n", "t.tns:1", &["order 9", "2 to 8"]),
@@ -473,6 +478,40 @@ fn files_that_are_not_there() {
     assert_eq!(reader.name(), path.display().to_string());
     assert_bad(contents(&mut reader), &format!("{}:2", path.display()), &["short row"]);
     assert!(matches!(contents(&mut reader), Err(Error::Request(_))), "drained twice");
+}
+
+/// A change while the sink has a batch: the nonzeros are of no state that the file ever was in.
+#[test]
+fn a_file_that_changes_while_it_is_read_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.tns");
+    let text = many_rows(400, &[]);
+    let shorter =
+        |bytes: u64| std::fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    let longer = || drop(std::fs::write(&path, format!("{text}1 1 1\n")));
+    let changes: [(&dyn Fn(), &str); 4] = [
+        (&|| (), ""),
+        (&longer, "was appended to"),
+        (&|| shorter(0), "was cut short"),
+        // In the middle of a line, which is told only where nothing else is.
+        (&|| shorter(text.len() as u64 - 3), "was cut short"),
+    ];
+    for (change, said) in changes {
+        std::fs::write(&path, &text).unwrap();
+        let mut reader = TnsReader::open(&Sys::default(), &path, ReadOptions::default()).unwrap();
+        reader.piece_bytes = 100;
+        let mut begun = false;
+        let read = reader.drain(&mut |_| {
+            if !std::mem::replace(&mut begun, true) {
+                change();
+            }
+            Ok(())
+        });
+        match read {
+            Ok(_) => assert_eq!(said, ""),
+            Err(error) => assert!(!said.is_empty() && error.to_string().contains(said), "{error}"),
+        }
+    }
 }
 
 #[test]
