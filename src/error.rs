@@ -80,6 +80,7 @@ fn remedy(source: &std::io::Error) -> &'static str {
         ErrorKind::NotFound | ErrorKind::NotADirectory => "; check the path",
         ErrorKind::AlreadyExists => "; name another",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or write elsewhere",
+        ErrorKind::FileTooLarge => "; raise the limit (ulimit -f), or write elsewhere",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; check who may do that there",
         _ => "",
     }

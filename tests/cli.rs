@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod common;
+#[path = "common/programs.rs"]
+mod programs;
 
 use common::{identity, tree};
 use std::cell::OnceCell;
@@ -1197,7 +1199,7 @@ fn feed(child: &mut Child) -> std::thread::JoinHandle<()> {
 
 #[test]
 fn an_interrupt_of_packing_leaves_nothing() {
-    for name in ["INT", "TERM"] {
+    for name in [programs::interrupt(), "TERM"] {
         let place = Place::new();
         let mut child = place.start("blco-pack", &["-", "-o", "store"]);
         let feeder = feed(&mut child);
@@ -1221,7 +1223,7 @@ fn an_interrupt_while_nothing_comes_in_ends_within_the_grace() {
     let mut input = child.stdin.take().unwrap();
     input.write_all(ROWS.as_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    signal(&child, "INT");
+    signal(&child, programs::interrupt());
     let start = Instant::now();
     // The input stays open while the program ends.
     let (status, message) = end(child);
@@ -1242,7 +1244,7 @@ fn an_interrupt_of_a_run_leaves_nothing() {
     wait_until("the run to begin", || {
         place.path("out").read_dir().is_ok_and(|mut files| files.next().is_some())
     });
-    signal(&child, "INT");
+    signal(&child, programs::interrupt());
     let (status, _) = end(child);
     assert_eq!(status.code(), Some(130));
     assert_eq!(tree(place.dir.path()), before);

@@ -18,6 +18,7 @@ pub mod pack;
 mod progress;
 mod repair;
 pub mod run;
+mod signals;
 
 use crate::error::{Damage, Error, Result};
 use crate::sys::Sys;
@@ -86,8 +87,7 @@ pub fn main<P: Program>() -> ExitCode {
     let report = system().and_then(|sys| {
         memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
-        ctrlc::set_handler(move || interrupt(&handle, &name))
-            .map_err(|e| Error::request(format!("signals cannot be handled: {e}")))?;
+        signals::handle(move || interrupt(&handle, &name))?;
         let report = program.run(&sys);
         ENDED.store(true, Ordering::Relaxed);
         let report = report?;

@@ -47,3 +47,16 @@ pub fn script(python: &str, name: &str, dir: &Path, args: &[&str]) -> Output {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(name);
     Command::new(python).current_dir(dir).arg(script).args(args).output().unwrap()
 }
+
+/// Whether this test was started with signal `number` ignored, as what a shell puts into the background has SIGINT: programs that it
+/// starts ignore it too.
+pub fn is_ignored(number: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() >> (number - 1) & 1 == 1)
+}
+
+/// The signal that asks a program to stop: SIGINT, or SIGTERM where that is ignored.
+pub fn interrupt() -> &'static str {
+    if is_ignored(2) { "TERM" } else { "INT" }
+}

@@ -1,0 +1,39 @@
+//! Signals: those that ask a program to stop, and the one that tells it of a limit on file sizes.
+//!
+//! A signal that was ignored when the program started stays ignored: `nohup` ignores SIGHUP, a shell without job
+//! control SIGINT in what runs in the background.
+
+use crate::error::{Error, Result};
+use libc::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals;
+
+/// Calls `interrupt`, on a thread of its own, for every SIGINT, SIGTERM and SIGHUP that was not ignored. With SIGXFSZ caught,
+/// a write beyond the limit on file sizes fails with EFBIG; a handler, unlike ignoring, ends with an exec.
+pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
+    let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
+    let caught = [SIGINT, SIGTERM, SIGHUP, SIGXFSZ].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
+    let failed = |e: std::io::Error| Error::request(format!("signals cannot be handled: {e}"));
+    let mut signals = Signals::new(caught).map_err(failed)?;
+    let wait = move || signals.forever().filter(|&signal| signal != SIGXFSZ).for_each(|_| interrupt());
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+    Ok(())
+}
+
+/// The ignored signals in the text of /proc/self/status: bit s - 1 is signal s. None where the text does not say.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read() {
+        let status =
+            "Name:\tblco\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000004002\n";
+        assert_eq!(ignored(status), 1 << (SIGHUP - 1) | 1 << (libc::SIGPIPE - 1));
+        assert_eq!((ignored(""), ignored("SigIgn:\tnone\n")), (0, 0));
+    }
+}
