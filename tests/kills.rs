@@ -315,7 +315,7 @@ fn force_discards_a_damaged_journal_and_temporary_files_in_another_directory() {
     std::fs::write(&journal, text.replacen("{\"staged", "{{\"staged", 1)).unwrap();
     let refused = run(dir, "blco-pack", &PACK);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("pack again with --force"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("; --force starts again"));
     succeeds(dir, "blco-pack", &["t.tns", "-o", "s", "--force"]);
     assert_eq!(names(dir), ["s", "scratch", "t.tns"]);
 }

@@ -13,7 +13,7 @@ use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
 use crate::pack::summer_bytes_min;
 use crate::store::{Codec, Format, Manifest, Store};
-use crate::sys::{SPILL_PREFIX, Sys, Temporary};
+use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
 use comfy_table::{Table, presets};
@@ -326,14 +326,11 @@ impl Info {
     /// The units of storage, from one pass.
     fn count(&self, store: &Store, threads: usize) -> Result<Vec<StorageUnits>> {
         let memory = self.room(store, threads)?;
-        let name = format!("{}storage-{}", SPILL_PREFIX, std::process::id());
-        let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir).join(name);
-        store.sys().create_dir(&directory)?;
-        let directory = Temporary::at(store.sys(), directory);
+        let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir);
         if store.manifest().shape.linear_bits() <= u64::BITS {
-            self.count_by::<u64>(store, threads, memory, directory.path())
+            self.count_by::<u64>(store, threads, memory, &directory)
         } else {
-            self.count_by::<Wide>(store, threads, memory, directory.path())
+            self.count_by::<Wide>(store, threads, memory, &directory)
         }
     }
 

@@ -86,8 +86,7 @@ impl<K: Key> Storage<K> {
             let levels: Vec<usize> = (1..order).map(|at| (mode + at) % order).collect();
             let modes = ModeOrder::new(&levels).expect("modes of a shape, each once");
             let layout = BitLayout::concatenated(shape, &modes);
-            let directory = temporary.join(format!("{}{}", crate::sys::SPILL_PREFIX, mode + 1));
-            let summer = Summer::new(sys, &layout, memory, directory);
+            let summer = Summer::new(sys, &layout, memory, temporary);
             LevelCounts { mode, layout, levels, summer }
         };
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }

@@ -3,10 +3,9 @@
 //! sorted by itself, all in parallel.
 
 use super::budget::Budget;
-use super::spill::{SpillFile, SpillReader};
+use super::spill::SpillReader;
 use crate::error::Result;
 use crate::linear::{Key, Nonzero};
-use crate::sys::Sys;
 use rayon::prelude::*;
 
 /// Nonzeros of a part, about.
@@ -55,14 +54,11 @@ pub struct Merge<K> {
 }
 
 impl<K: Key> Merge<K> {
-    /// Starts at the beginning of every run.
-    pub fn open(sys: &Sys, runs: &[SpillFile], budget: Budget) -> Result<Self> {
-        let open = |run: &SpillFile| {
-            let reader = SpillReader::open(sys, run)?;
-            Ok(Cursor { reader, ahead: Vec::new(), at: 0, ended: false })
-        };
-        let cursors = runs.iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { cursors, ahead_nnz: budget.ahead_nnz::<K>(runs.len()) })
+    /// Of runs that have just been opened.
+    pub fn new(runs: Vec<SpillReader>, budget: Budget) -> Self {
+        let ahead_nnz = budget.ahead_nnz::<K>(runs.len());
+        let cursor = |reader| Cursor { reader, ahead: Vec::new(), at: 0, ended: false };
+        Self { cursors: runs.into_iter().map(cursor).collect(), ahead_nnz }
     }
 
     /// Hands everything to `sink` in order, a round at a time, while the next round is merged.
@@ -150,9 +146,11 @@ fn merge<K: Key>(part: &[&[Nonzero<K>]], target: &mut [Nonzero<K>], ends: &mut V
 
 #[cfg(test)]
 mod tests {
-    use super::super::spill::{FRAME_NNZ, SpillWriter, run_frame};
+    use super::super::journal::Done;
+    use super::super::spill::{FRAME_NNZ, SpillReader, SpillWriter, run_frame};
     use super::*;
     use crate::random::Counter;
+    use crate::sys::Sys;
 
     #[test]
     fn any_number_of_runs_merges() {
@@ -161,7 +159,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let random = Counter::new(runs as u64, 0);
             let mut all = Vec::new();
-            let spilled: Vec<SpillFile> = (0..runs as u64)
+            let spilled: Vec<Done> = (0..runs as u64)
                 .map(|run| {
                     let nnz = if run == 1 { 1 } else { 9000 };
                     // Ranges that overlap in part, so that runs end at different times.
@@ -172,7 +170,8 @@ mod tests {
                     let mut nonzeros: Vec<Nonzero<u64>> = (0..nnz).map(nonzero).collect();
                     nonzeros.sort_by(Nonzero::order);
                     all.extend_from_slice(&nonzeros);
-                    let mut writer = SpillWriter::create(&sys, &dir.path().join(run.to_string())).unwrap();
+                    let file = sys.create(&dir.path().join(run.to_string())).unwrap();
+                    let mut writer = SpillWriter::new(file, run.to_string());
                     nonzeros.chunks(FRAME_NNZ).for_each(|part| writer.write(&run_frame(part)).unwrap());
                     writer.finish()
                 })
@@ -181,8 +180,9 @@ mod tests {
             for memory in [0, 1 << 30] {
                 let budget = Budget::new(memory, 0, 1 << 16);
                 let mut merged = Vec::new();
-                let merge = Merge::<u64>::open(&sys, &spilled, budget).unwrap();
-                merge
+                let open =
+                    |run: &Done| SpillReader::new(sys.open(&dir.path().join(&run.name), false).unwrap(), run);
+                Merge::<u64>::new(spilled.iter().map(open).collect(), budget)
                     .for_each_slice(|slice| {
                         merged.extend_from_slice(slice);
                         Ok(())

@@ -169,6 +169,8 @@ impl Job<'_> {
         let (runs, input_nnz) = match input {
             Input::Direct(scratch) => {
                 let resumed_nnz = scratch.report().resumed_nnz;
+                let dims: Vec<u64> = self.shape.dims().iter().map(|&dim| dim.into()).collect();
+                scratch.check_runs::<K>(&dims, self.layout)?;
                 let mut runs = Runs::<K>::new(self.sys, self.budget, scratch, self.layout);
                 let extent = drain(self.sys, source, resumed_nnz, self.watch, |batch| runs.push(batch))?;
                 runs.drained(&extent)?;

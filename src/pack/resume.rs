@@ -1,15 +1,14 @@
 //! The beginning of a packing job: its directory, and what a killed job left in it.
 
 use super::PackOptions;
-use super::journal::{self, Finished, Journal};
-use super::scratch::Scratch;
+use super::journal::{self, Finished, Found, Journal};
+use super::scratch::{Place, Scratch};
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
 use crate::store::{Staging, partial_path};
-use crate::sys::{SPILL_PREFIX, Sys};
+use crate::sys::{SpillDir, Sys};
 use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::xxh3_64;
 
 /// A job that is ready to read its input.
 pub struct Prepared {
@@ -23,86 +22,122 @@ pub struct Prepared {
 
 /// What a killed job left.
 struct Left {
+    /// What the job was.
     job: journal::Job,
+    /// Its journal and its temporary files, if these are its own and whole.
+    kept: Option<Kept>,
+    /// Whether it had finished something.
+    is_bare: bool,
+}
+
+/// What a job can go on with.
+struct Kept {
+    found: Found,
     finished: Finished,
-    /// Bytes of the journal that count.
-    journal_bytes: u64,
-    /// Where its temporary files are.
-    spill_dir: PathBuf,
+    dir: SpillDir,
 }
 
 impl Left {
-    /// What is left in `partial`. A journal that cannot be read is an error, unless it would be discarded.
+    /// What is left in `partial`. A journal that cannot be used is an error, unless it would be discarded.
     fn read(sys: &Sys, partial: &Path, options: &PackOptions) -> Result<Option<Self>> {
-        match Journal::read(sys, partial) {
-            Err(Error::Corrupt { .. }) if options.replace && !options.resume => Ok(None),
-            read => Ok(read?.map(|(job, finished, journal_bytes)| {
-                let spill_dir = partial.join(&job.spill_dir);
-                Self { job, finished, journal_bytes, spill_dir }
-            })),
+        match Self::read_journal(sys, partial) {
+            Err(_) if options.replace && !options.resume => Ok(None),
+            read => read,
         }
+    }
+
+    fn read_journal(sys: &Sys, partial: &Path) -> Result<Option<Self>> {
+        let Some(found) = Found::read(sys, partial)? else { return Ok(None) };
+        let (job, is_bare) = (found.job.clone(), found.is_bare());
+        let mut left = Self { job, kept: None, is_bare };
+        if !left.is_of_this_version() {
+            return Ok(Some(left));
+        }
+        // What is not this user's, or not this job's, is as if it were not there.
+        let path = left.job.spill_path(partial);
+        let dir = path.map(|path| sys.open_spill_dir(&path)).transpose()?.flatten();
+        if let Some(dir) = dir.filter(|dir| found.is_of(dir.owner().key)) {
+            let finished = found.finished(dir.owner().key)?;
+            left.kept = Some(Kept { found, finished, dir });
+        }
+        Ok(Some(left))
     }
 
     fn is_of_this_version(&self) -> bool {
         self.job.version == journal::VERSION
     }
 
+    /// What it finished.
+    fn finished(&self) -> Option<&Finished> {
+        self.kept.as_ref().map(|kept| &kept.finished)
+    }
+
     /// Whether its files are there: a job that was killed while it removed them has left nothing to resume.
     fn is_there(&self) -> bool {
-        self.finished.is_in(&self.spill_dir)
+        self.kept.as_ref().is_some_and(|Kept { finished, dir, .. }| {
+            finished.is_there(|name| Some(dir.open(name).ok()?.metadata().ok()?.len()))
+        })
+    }
+
+    /// Whether there is nothing to go on with.
+    fn is_empty(&self) -> bool {
+        self.is_of_this_version() && self.finished().map_or(self.is_bare, |finished| finished.nnz() == 0)
     }
 }
 
-/// Where the temporary files of the pack in `partial` go: in there, or in a directory of `--temp-dir` whose name no other target's
-/// pack takes.
-fn spill_dir(options: &PackOptions, partial: &Path) -> Result<PathBuf> {
+/// Where the temporary files of the pack in `partial` go, a directory of `--temp-dir` or in there, and what the journal says of that.
+fn place(sys: &Sys, options: &PackOptions, partial: &Path) -> Result<(Place, PathBuf)> {
     let absolute = |path: &Path| std::path::absolute(path).map_err(Error::io(path, "resolve"));
-    let name = format!("{SPILL_PREFIX}{:016x}", xxh3_64(absolute(partial)?.as_os_str().as_encoded_bytes()));
-    options.temp_dir.as_deref().map_or_else(|| Ok(name.clone().into()), |dir| Ok(absolute(dir)?.join(&name)))
+    let resumed_from = Some(absolute(partial)?);
+    if let Some(dir) = &options.temp_dir {
+        let place = Place::new(sys, &absolute(dir)?, resumed_from);
+        let named = place.path.clone();
+        return Ok((place, named));
+    }
+    let place = Place::new(sys, partial, resumed_from);
+    let named = place.path.file_name().map(PathBuf::from).unwrap_or_default();
+    Ok((place, named))
 }
 
 /// Opens the directory of the job, and with it what a killed job left, if this one is to resume it.
 pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prepared> {
     let partial = partial_path(&options.target);
-    let job = journal::Job {
+    let mut job = journal::Job {
         version: journal::VERSION,
         input: source.name(),
         identity: source.identity()?,
         options: options.decisive(),
-        spill_dir: spill_dir(options, &partial)?,
+        spill_dir: PathBuf::new(),
     };
-    let (resumed, discarded) = match Left::read(sys, &partial, options)? {
-        Some(left) if left.finished.nnz() == 0 => (None, Some(left.spill_dir)),
-        Some(left) if options.resume => {
-            same_job(&left, &job)?;
-            (Some(left), None)
-        }
-        Some(left) if options.replace || left.is_of_this_version() && !left.is_there() => {
-            (None, Some(left.spill_dir))
-        }
-        Some(left) => return Err(unfinished(&partial, &left)),
-        None => (None, None),
+    let left = Left::read(sys, &partial, options)?;
+    let resumes = match &left {
+        Some(left) if left.is_empty() => false,
+        Some(left) if options.resume => same_job(left, &job).map(|()| true)?,
+        Some(left) if options.replace || left.is_of_this_version() && !left.is_there() => false,
+        Some(left) => return Err(unfinished(&partial, left)),
+        None => false,
     };
-    let resume = resumed.is_some();
-    let staging = Staging::create(sys, &options.target, options.replace, resume, options.codec)?;
-    if let Some(dir) = discarded {
-        discard(sys, &dir)?;
+    let staging = Staging::create(sys, &options.target, options.replace, resumes, options.codec)?;
+    if resumes {
+        // Only now is the directory this program's: what was in it before may have changed.
+        let kept = Left::read(sys, &partial, options)?.filter(Left::is_there).and_then(|left| left.kept);
+        let changed = || Error::request("--resume: another program has gone on with the unfinished pack");
+        let Kept { found, finished, mut dir } = kept.ok_or_else(changed)?;
+        if !dir.take()? {
+            return Err(changed());
+        }
+        let extent = finished.extent.clone();
+        let scratch = Scratch::resumed(sys, dir, found.resume(), finished);
+        return Ok(Prepared { staging, scratch, extent });
     }
-    let (spill_dir, finished, journal) = if let Some(left) = resumed {
-        let journal = Journal::resume(sys, staging.partial(), left.journal_bytes)?;
-        (left.spill_dir, left.finished, journal)
-    } else {
-        let journal = Journal::create(sys, staging.partial(), &job)?;
-        (partial.join(job.spill_dir), Finished::default(), journal)
-    };
-    let scratch = Scratch::new(sys, spill_dir, journal, &finished);
-    Ok(Prepared { staging, scratch, extent: finished.extent })
-}
-
-/// Removes the temporary files of a job that nobody will resume, wherever they are.
-fn discard(sys: &Sys, dir: &Path) -> Result<()> {
-    let name = dir.file_name().unwrap_or_default().as_encoded_bytes();
-    if name.starts_with(SPILL_PREFIX.as_bytes()) && dir.is_dir() { sys.remove_tree(dir) } else { Ok(()) }
+    // Nobody will resume it: its temporary files go, wherever they are.
+    if let Some(mut kept) = left.and_then(|left| left.kept) {
+        kept.dir.take()?;
+    }
+    let (place, named) = place(sys, options, staging.partial())?;
+    job.spill_dir = named;
+    let journal = Journal::create(sys, staging.partial(), &job, place.owner.key)?;
+    Ok(Prepared { staging, scratch: Scratch::new(sys, place, journal), extent: None })
 }
 
 /// What is told of a job that another version has left.
@@ -115,19 +150,24 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
         return Err(Error::request(format!("--resume: the unfinished pack {OTHER_VERSION}")));
     }
     if !old.is_there() {
-        let dir = old.spill_dir.display();
-        let what = format!("temporary files of the unfinished pack are not in {dir} any more");
+        let what = "its temporary files are not there any more";
         return Err(Error::request(format!("--resume: {what}; without --resume it starts again")));
     }
-    if old.job.options != new.options {
-        let what = format!("the unfinished pack had other options ({})", old.job.options);
+    let has_all = old.finished().is_some_and(|finished| finished.extent.is_some());
+    same_input(&old.job, has_all, new)
+}
+
+/// An error unless the options and inputs of both jobs are the same; `has_all`: all of the input is in the old one's files.
+fn same_input(old: &journal::Job, has_all: bool, new: &journal::Job) -> Result<()> {
+    if old.options != new.options {
+        let what = format!("the unfinished pack had other options ({})", old.options);
         return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
     }
     // Of two pipes nothing tells whether they say the same: the second serves where none of it will be read.
-    let unreadable = new.identity.is_none() && old.finished.extent.is_none();
-    if unreadable || old.job.identity != new.identity {
+    let unreadable = new.identity.is_none() && !has_all;
+    if unreadable || old.identity != new.identity {
         let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
-        let then = old.job.identity.as_deref().unwrap_or("read from a pipe");
+        let then = old.identity.as_deref().unwrap_or("read from a pipe");
         let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
         return Err(Error::input(&new.input, format!("{what}; give that one, or start again with --force")));
     }
@@ -136,12 +176,12 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
 
 /// What to say about what a killed job has left.
 fn unfinished(partial: &Path, left: &Left) -> Error {
-    let (shown, input, finished) = (partial.display(), &left.job.input, &left.finished);
-    if !left.is_of_this_version() {
+    let (shown, input) = (partial.display(), &left.job.input);
+    let Some(finished) = left.finished() else {
         return Error::request(format!(
             "{shown}: an unfinished pack of {input} is here, which {OTHER_VERSION}"
         ));
-    }
+    };
     let read = if finished.extent.is_some() { "all" } else { "part" };
     Error::request(format!(
         "{shown}: an unfinished pack of {input} is here: {read} of its input read, {} nonzeros in {} runs and {} staged \
@@ -157,23 +197,22 @@ fn unfinished(partial: &Path, left: &Left) -> Error {
 mod tests {
     use super::*;
 
-    fn left(version: u32) -> Left {
-        let job = journal::Job {
+    fn job(version: u32) -> journal::Job {
+        journal::Job {
             version,
             input: "t.tns".into(),
             identity: Some("1".into()),
             options: String::new(),
             spill_dir: "spill".into(),
-        };
-        Left { job, finished: Finished::default(), journal_bytes: 0, spill_dir: "spill".into() }
+        }
     }
 
     #[test]
     fn a_journal_of_another_version_is_not_resumed_and_nobody_is_told_to() {
-        let now = left(journal::VERSION);
-        assert!(same_job(&now, &now.job).is_ok());
-        let old = left(journal::VERSION - 1);
-        for refused in [same_job(&old, &now.job).unwrap_err(), unfinished(Path::new("s.partial"), &old)] {
+        let new = job(journal::VERSION);
+        assert!(same_input(&new, false, &new).is_ok());
+        let old = Left { job: job(journal::VERSION - 1), kept: None, is_bare: false };
+        for refused in [same_job(&old, &new).unwrap_err(), unfinished(Path::new("s.partial"), &old)] {
             let refused = refused.to_string();
             assert!(refused.contains("another version") && refused.contains("--force"), "{refused}");
             assert!(!refused.contains("--resume continues"), "{refused}");
@@ -183,34 +222,32 @@ mod tests {
     /// Once the input has been read to its end, the input of the job that resumes is not looked at any more.
     #[test]
     fn a_pipe_is_not_taken_for_a_file_nor_a_file_for_a_pipe() {
-        let extent = || Some(Extent { dims: vec![2, 2], nnz: 1 });
-        let finished = |extent| Finished { extent, ..Finished::default() };
-        let of = |identity: Option<&str>, extent| {
-            let mut left = Left { finished: finished(extent), ..left(journal::VERSION) };
-            left.job.identity = identity.map(Into::into);
-            left
+        let of = |identity: Option<&str>| journal::Job {
+            identity: identity.map(Into::into),
+            ..job(journal::VERSION)
         };
-        let accepts = |old: &Left, new: Option<&str>| same_job(old, &of(new, None).job).is_ok();
-        assert!(accepts(&of(Some("1"), extent()), Some("1")) && accepts(&of(Some("1"), None), Some("1")));
-        assert!(!accepts(&of(Some("1"), extent()), Some("2")));
-        assert!(!accepts(&of(Some("1"), extent()), None), "a pipe, after a file");
-        assert!(!accepts(&of(None, extent()), Some("1")), "a file, after a pipe");
-        assert!(accepts(&of(None, extent()), None), "a pipe, all of which had been read");
-        assert!(!accepts(&of(None, None), None));
+        let accepts = |old, has_all, new| same_input(&of(old), has_all, &of(new)).is_ok();
+        assert!(accepts(Some("1"), true, Some("1")) && accepts(Some("1"), false, Some("1")));
+        assert!(!accepts(Some("1"), true, Some("2")));
+        assert!(!accepts(Some("1"), true, None), "a pipe, after a file");
+        assert!(!accepts(None, true, Some("1")), "a file, after a pipe");
+        assert!(accepts(None, true, None), "a pipe, all of which had been read");
+        assert!(!accepts(None, false, None));
     }
 
     #[test]
-    fn each_target_has_temporary_files_of_its_own_wherever_a_program_stands() {
-        let at = |target: &str, temp_dir: Option<&str>| {
-            let mut options = PackOptions::new(target.into());
+    fn temporary_files_are_found_wherever_a_program_stands() {
+        let named = |temp_dir: Option<&str>| {
+            let mut options = PackOptions::new("t.blco".into());
             options.temp_dir = temp_dir.map(Into::into);
-            spill_dir(&options, &partial_path(&options.target)).unwrap()
+            let (place, spill_dir) = place(&Sys::default(), &options, Path::new("t.blco.partial")).unwrap();
+            let job = journal::Job { spill_dir, ..job(journal::VERSION) };
+            assert_eq!(job.spill_path(Path::new("t.blco.partial")).unwrap(), place.path);
+            job.spill_dir
         };
         let here = std::env::current_dir().unwrap();
-        let whole = here.join("t.blco");
-        assert_eq!(at("t.blco", Some("scratch")), at(whole.to_str().unwrap(), Some("scratch")));
-        assert!(at("t.blco", Some("scratch")).starts_with(here.join("scratch")));
-        assert_ne!(at("t.blco", Some("/scratch")), at("/elsewhere/t.blco", Some("/scratch")));
-        assert!(at("t.blco", None).is_relative(), "moves with the directory that it is in");
+        assert!(named(Some("no scratch")).starts_with(here.join("no scratch")));
+        assert!(named(None).is_relative(), "moves with the directory that it is in");
+        assert_ne!(named(None), named(None), "each job has one of its own");
     }
 }

@@ -4,10 +4,11 @@
 //! it is sorted and written as a run, and in the end the runs are merged.
 
 use super::budget::Budget;
+use super::journal::{Done, RUN};
 use super::merge::Merge;
 use super::scratch::{Scratch, SpillReport};
 use super::sort::sort;
-use super::spill::{FRAME_NNZ, SpillFile, SpillWriter, run_frame};
+use super::spill::{FRAME_NNZ, SpillReader, SpillWriter, run_frame};
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
@@ -59,6 +60,11 @@ impl<K: Key> Runs<K> {
         (self.filled + self.pending_nnz) as u64 + nnz <= self.run_nnz as u64
     }
 
+    /// Reads a finished staged file.
+    pub fn open_staged(&self, file: &Done) -> Result<SpillReader> {
+        self.scratch.open(file)
+    }
+
     /// Takes the next batch.
     pub fn push(&mut self, batch: Batch) -> Result<()> {
         if !self.holds(batch.nnz() as u64) && self.filled + self.pending_nnz > 0 {
@@ -90,13 +96,12 @@ impl<K: Key> Runs<K> {
     }
 
     /// Sorts what is there and writes it as a run, which holds what was in the staged files `from`.
-    pub fn spill(&mut self, from: Vec<SpillFile>) -> Result<()> {
+    pub fn spill(&mut self, from: Vec<Done>) -> Result<()> {
         self.linearize()?;
         let nonzeros = &mut self.nonzeros[..self.filled];
         sort(nonzeros);
-        let path = self.scratch.next_path("run")?;
         self.scratch.check_room(nonzeros.len() as u64)?;
-        let mut writer = SpillWriter::create(&self.sys, &path)?;
+        let mut writer = self.scratch.create(RUN)?;
         write_frames(&mut writer, nonzeros, &self.budget)?;
         self.filled = 0;
         self.scratch.add_run(writer.finish(), from)
@@ -170,15 +175,20 @@ impl Merger {
 
     /// Merges the first `count` runs into one.
     fn merge_first<K: Key>(&mut self, count: usize) -> Result<()> {
-        let some: Vec<SpillFile> = self.scratch.runs.drain(..count).collect();
-        let path = self.scratch.next_path("run")?;
-        let mut writer = SpillWriter::create(&self.sys, &path)?;
-        let merge = Merge::<K>::open(&self.sys, &some, self.budget)?;
+        let some: Vec<Done> = self.scratch.runs.drain(..count).collect();
+        let mut writer = self.scratch.create(RUN)?;
+        let merge = self.merge::<K>(&some)?;
         merge.for_each_slice(|slice| {
             self.sys.check_cancelled()?;
             write_frames(&mut writer, slice, &self.budget)
         })?;
         self.scratch.add_run(writer.finish(), some)
+    }
+
+    /// A merge of finished runs, from their beginnings.
+    fn merge<K: Key>(&self, runs: &[Done]) -> Result<Merge<K>> {
+        let readers = runs.iter().map(|run| self.scratch.open(run)).collect::<Result<_>>()?;
+        Ok(Merge::new(readers, self.budget))
     }
 }
 
@@ -196,9 +206,7 @@ impl<K: Key> Sorted<K> {
     pub fn for_each_slice(&self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()> + Send) -> Result<()> {
         match self {
             Self::InMemory(nonzeros) => sink(nonzeros),
-            Self::Runs(merger) => {
-                Merge::open(&merger.sys, &merger.scratch.runs, merger.budget)?.for_each_slice(&mut sink)
-            }
+            Self::Runs(merger) => merger.merge(&merger.scratch.runs)?.for_each_slice(&mut sink),
         }
     }
 
@@ -213,12 +221,14 @@ impl<K: Key> Sorted<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::journal::{Finished, Job, Journal, VERSION};
+    use super::super::journal::{Found, Job, Journal, VERSION};
+    use super::super::scratch::Place;
     use super::super::stage::StagedBatches;
     use super::*;
     use crate::linear::Wide;
     use crate::random::Counter;
     use crate::shape::Shape;
+    use std::path::Path;
 
     /// Batches of uneven length with a few coordinates that repeat.
     fn batches(dims: &[u64], nnz: u64) -> Vec<Batch> {
@@ -238,6 +248,15 @@ mod tests {
         batches
     }
 
+    /// Of a new job in `dir`.
+    fn begun(sys: &Sys, dir: &Path) -> Scratch {
+        let place = Place::new(sys, dir, Some(dir.to_path_buf()));
+        let (input, options, spill_dir) = (String::new(), String::new(), place.path.clone());
+        let job = Job { version: VERSION, input, identity: None, options, spill_dir };
+        let journal = Journal::create(sys, dir, &job, place.owner.key).unwrap();
+        Scratch::new(sys, place, journal)
+    }
+
     fn collect<K: Key>(
         dims: &[u64],
         nnz: u64,
@@ -246,16 +265,8 @@ mod tests {
     ) -> (Vec<(u128, u64)>, SpillReport) {
         let dir = tempfile::tempdir().unwrap();
         let sys = Sys::default();
-        let job = Job {
-            version: VERSION,
-            input: String::new(),
-            identity: None,
-            options: String::new(),
-            spill_dir: dir.path().join("spill"),
-        };
-        let journal = Journal::create(&sys, dir.path(), &job).unwrap();
         let budget = Budget::new(memory, 16 << 20, 14 << 20);
-        let scratch = Scratch::new(&sys, job.spill_dir, journal, &Finished::default());
+        let scratch = begun(&sys, dir.path());
         let layout = BitLayout::new(&Shape::new(dims).unwrap());
         let extent = Extent { dims: dims.to_vec(), nnz };
         let runs = if declared {
@@ -290,23 +301,24 @@ mod tests {
         let dims = [1000, 3, 70_000];
         let nnz = 200_000;
         let (dir, sys) = (tempfile::tempdir().unwrap(), Sys::default());
-        let spill_dir = dir.path().join("spill");
-        let (input, options) = (String::new(), String::new());
-        let job = Job { version: VERSION, input, identity: None, options, spill_dir: spill_dir.clone() };
         let layout = BitLayout::new(&Shape::new(&dims).unwrap());
         let budget = Budget::new(0, 0, 1 << 16);
-        drop(Journal::create(&sys, dir.path(), &job).unwrap());
         for round in 0.. {
-            let (_, finished, bytes) = Journal::read(&sys, dir.path()).unwrap().unwrap();
-            let journal = Journal::resume(&sys, dir.path(), bytes).unwrap();
-            let scratch = Scratch::new(&sys, spill_dir.clone(), journal, &finished);
-            assert_eq!(scratch.report().runs, finished.runs.len(), "the report counts those that were there");
             let scratch = if round == 0 {
-                let mut runs = Runs::<u64>::new(&sys, budget, scratch, &layout);
+                let mut runs = Runs::<u64>::new(&sys, budget, begun(&sys, dir.path()), &layout);
                 batches(&dims, nnz).into_iter().try_for_each(|batch| runs.push(batch)).unwrap();
                 runs.drained(&Extent { dims: dims.to_vec(), nnz }).unwrap();
                 runs.scratch
             } else {
+                let found = Found::read(&sys, dir.path()).unwrap().unwrap();
+                let spill_path = found.job.spill_path(dir.path()).unwrap();
+                let mut spill_dir = sys.open_spill_dir(&spill_path).unwrap().unwrap();
+                assert!(spill_dir.take().unwrap());
+                let finished = found.finished(spill_dir.owner().key).unwrap();
+                let runs = finished.runs.len();
+                let scratch = Scratch::resumed(&sys, spill_dir, found.resume(), finished);
+                assert_eq!(scratch.report().runs, runs, "the report counts those that were there");
+                scratch.check_runs::<u64>(&dims, &layout).unwrap();
                 scratch
             };
             let mut merger = Merger { sys: sys.clone(), budget, scratch };
@@ -318,7 +330,7 @@ mod tests {
             }
             // One merge of two, then the job is killed.
             merger.merge_first::<u64>(2).unwrap();
-            std::mem::forget(merger);
+            merger.scratch.leave();
         }
     }
 

@@ -1,12 +1,14 @@
 //! The temporary files of a packing job: where they are, what the journal says of them, how much there is.
 
-use super::journal::{Done, Entry, Finished, Journal};
+use super::journal::{self, Done, Entry, Finished, Journal};
 use super::plan::no_room;
-use super::spill::SpillFile;
+use super::spill::{SpillReader, SpillWriter};
 use crate::coo::Extent;
-use crate::error::Result;
-use crate::sys::{Sys, Temporary};
-use std::path::PathBuf;
+use crate::error::{Error, Result};
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use crate::sys::{SpillDir, SpillOwner, Sys, spill_name};
+use rayon::prelude::*;
+use std::path::{Path, PathBuf};
 
 /// What went to disk.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
@@ -21,55 +23,84 @@ pub struct SpillReport {
     pub resumed_nnz: u64,
 }
 
+/// Where the temporary files of a job go.
+#[derive(Debug)]
+pub struct Place {
+    /// A directory, which is made when it is needed.
+    pub path: PathBuf,
+    /// Whose it is.
+    pub owner: SpillOwner,
+}
+
+impl Place {
+    /// In a new directory in `parent`, for a job that may be resumed from `resumed_from`. What killed programs left in `parent` goes.
+    pub fn new(sys: &Sys, parent: &Path, resumed_from: Option<PathBuf>) -> Self {
+        sys.remove_abandoned_spill_dirs(parent, |dir| {
+            let job = dir.owner().resumed_from.as_deref();
+            job.is_some_and(|partial| journal::may_name(sys, partial, dir.path()))
+        });
+        Self { path: parent.join(spill_name()), owner: SpillOwner::new(resumed_from) }
+    }
+}
+
 /// Finished temporary files. Each is in the journal before what it was made from is removed.
 #[derive(Debug)]
 pub struct Scratch {
     sys: Sys,
+    place: Place,
     /// The directory, once something is in it.
-    made: Option<Temporary>,
-    dir: PathBuf,
+    made: Option<SpillDir>,
     /// `None` for a job that nobody will resume.
     journal: Option<Journal>,
     /// Batches that wait to become runs.
-    pub staged: Vec<SpillFile>,
+    pub staged: Vec<Done>,
     /// Sorted nonzeros.
-    pub runs: Vec<SpillFile>,
+    pub runs: Vec<Done>,
     /// The number in the name of the next file.
-    files: usize,
+    next_number: u32,
     on_disk: u64,
     report: SpillReport,
 }
 
 impl Scratch {
-    /// Of a job that nobody will resume: nothing yet, and what comes goes to the directory `dir`.
-    pub fn passing(sys: &Sys, dir: PathBuf) -> Self {
-        Self::of(sys, dir, None, &Finished::default())
+    /// Of a job that nobody will resume: nothing yet, and what comes goes to a directory in `parent`.
+    pub fn passing(sys: &Sys, parent: &Path) -> Self {
+        Self::of(sys, Place::new(sys, parent, None), None)
     }
 
-    /// What `finished` says is in the directory `dir`, which is created when it is needed; `journal` is told of what
-    /// is added.
-    pub fn new(sys: &Sys, dir: PathBuf, journal: Journal, finished: &Finished) -> Self {
-        Self::of(sys, dir, Some(journal), finished)
+    /// Of a new job: nothing yet; `journal` is told of what is added.
+    pub fn new(sys: &Sys, place: Place, journal: Journal) -> Self {
+        Self::of(sys, place, Some(journal))
     }
 
-    fn of(sys: &Sys, dir: PathBuf, journal: Option<Journal>, finished: &Finished) -> Self {
-        let file = |done: &Done| SpillFile::finished(dir.join(&done.name), done.nnz, done.bytes);
-        let on_disk = finished.bytes();
+    fn of(sys: &Sys, place: Place, journal: Option<Journal>) -> Self {
         Self {
             sys: sys.clone(),
-            made: dir.is_dir().then(|| Temporary::at(sys, dir.clone())),
+            place,
+            made: None,
             journal,
-            staged: finished.staged.iter().map(file).collect(),
-            runs: finished.runs.iter().map(file).collect(),
-            files: finished.next_number(),
+            staged: Vec::new(),
+            runs: Vec::new(),
+            next_number: 0,
+            on_disk: 0,
+            report: SpillReport::default(),
+        }
+    }
+
+    /// Of a job that goes on with what `finished` says is in `dir`, which it has taken.
+    pub fn resumed(sys: &Sys, dir: SpillDir, journal: Journal, finished: Finished) -> Self {
+        let (on_disk, resumed_nnz) = (finished.bytes(), finished.nnz());
+        let runs = finished.runs.len();
+        let report = SpillReport { runs, bytes: on_disk, bytes_peak: on_disk, resumed_nnz };
+        let place = Place { path: dir.path().to_path_buf(), owner: dir.owner().clone() };
+        Self {
+            made: Some(dir),
+            staged: finished.staged,
+            runs: finished.runs,
+            next_number: finished.next_number,
             on_disk,
-            report: SpillReport {
-                runs: finished.runs.len(),
-                bytes: on_disk,
-                bytes_peak: on_disk,
-                resumed_nnz: finished.nnz(),
-            },
-            dir,
+            report,
+            ..Self::of(sys, place, Some(journal))
         }
     }
 
@@ -83,34 +114,83 @@ impl Scratch {
         self.staged.is_empty() && self.runs.is_empty()
     }
 
-    /// A path that no finished file has.
-    pub fn next_path(&mut self, kind: &str) -> Result<PathBuf> {
+    /// The directory, made where there is none yet.
+    fn dir(&mut self) -> Result<&SpillDir> {
         if self.made.is_none() {
-            self.sys.create_dir(&self.dir)?;
-            self.made = Some(Temporary::at(&self.sys, self.dir.clone()));
+            self.made = Some(self.sys.make_spill_dir(&self.place.path, &self.place.owner)?);
         }
-        let path = self.dir.join(format!("{kind}-{}", self.files));
-        self.files += 1;
-        // What a killed job left unfinished under this name is of no use.
-        if path.symlink_metadata().is_ok() {
-            self.sys.remove_file(&path)?;
+        self.existing()
+    }
+
+    fn existing(&self) -> Result<&SpillDir> {
+        let missing = || Error::unusable(&self.place.path, "there are no temporary files");
+        self.made.as_ref().ok_or_else(missing)
+    }
+
+    /// Leaves everything as a killed job does.
+    #[cfg(test)]
+    pub fn leave(mut self) {
+        if let Some(dir) = self.made.take() {
+            dir.leave();
         }
-        Ok(path)
+    }
+
+    /// A new file, whose name no finished one has. What a killed job left unfinished under that name is of no use, and goes.
+    pub fn create(&mut self, kind: &str) -> Result<SpillWriter> {
+        let name = journal::file_name(kind, self.next_number);
+        self.next_number =
+            self.next_number.checked_add(1).ok_or_else(|| Error::request("too many temporary files"))?;
+        let file = self.dir()?.create(&name)?;
+        Ok(SpillWriter::new(file, name))
+    }
+
+    /// Reads a finished file.
+    pub fn open(&self, done: &Done) -> Result<SpillReader> {
+        Ok(SpillReader::new(self.existing()?.open(&done.name)?, done))
+    }
+
+    /// Reads all runs, which another process made: an error unless their nonzeros ascend in the order of stores and are
+    /// within `dims`.
+    pub fn check_runs<K: Key>(&self, dims: &[u64], layout: &BitLayout) -> Result<()> {
+        let linearizer = Linearizer::<K>::new(layout);
+        let is_inside = |nonzero: &Nonzero<K>| {
+            let at = linearizer.gather(nonzero.linear);
+            linearizer.scatter(&at[..dims.len()]) == nonzero.linear
+                && at.iter().zip(dims).all(|(&index, &dim)| u64::from(index) < dim)
+        };
+        self.runs.par_iter().try_for_each(|run| {
+            let mut reader = self.open(run)?;
+            let (mut frame, mut last) = (Vec::new(), None);
+            while reader.read_run(&mut frame)? {
+                self.sys.check_cancelled()?;
+                let ascend = frame.is_sorted_by(|a, b| a.order(b).is_le())
+                    && last
+                        .zip(frame.first())
+                        .is_none_or(|(last, first): (Nonzero<K>, _)| last.order(first).is_le());
+                if !ascend || !frame.iter().all(is_inside) {
+                    return Err(reader.changed());
+                }
+                last = frame.last().copied();
+                frame.clear();
+            }
+            Ok(())
+        })
     }
 
     /// An error if the disk has no room for a file of `nnz` nonzeros: as many bytes each as in the files so far.
-    pub fn check_room(&self, nnz: u64) -> Result<()> {
+    pub fn check_room(&mut self, nnz: u64) -> Result<()> {
+        self.dir()?;
         let files = || self.staged.iter().chain(&self.runs);
         let (bytes, of): (u64, u64) = files().fold((0, 0), |(b, n), file| (b + file.bytes, n + file.nnz));
         let needed = u128::from(bytes) * u128::from(nnz) / u128::from(of.max(1));
         let needed = u64::try_from(needed).unwrap_or(u64::MAX);
-        let free = self.sys.free_bytes(&self.dir)?;
-        if needed > free { Err(no_room(needed, free, &self.dir)) } else { Ok(()) }
+        let free = self.sys.free_bytes(&self.place.path)?;
+        if needed > free { Err(no_room(needed, free, &self.place.path)) } else { Ok(()) }
     }
 
     /// Takes note of a finished staged file.
-    pub fn add_staged(&mut self, file: SpillFile) -> Result<()> {
-        self.note(|| Entry::Staged(file.done()))?;
+    pub fn add_staged(&mut self, file: Done) -> Result<()> {
+        self.note(|| Entry::Staged(file.clone()))?;
         self.grow(file.bytes);
         self.staged.push(file);
         Ok(())
@@ -118,14 +198,14 @@ impl Scratch {
 
     /// Takes note of a finished run, then removes what it was made from: staged files, runs, or, where it comes
     /// straight from the input, nothing.
-    pub fn add_run(&mut self, run: SpillFile, from: Vec<SpillFile>) -> Result<()> {
-        let names = from.iter().map(|file| file.done().name).collect();
-        self.note(|| Entry::Run { run: run.done(), from: names })?;
+    pub fn add_run(&mut self, run: Done, from: Vec<Done>) -> Result<()> {
+        let names = from.iter().map(|file| file.name.clone()).collect();
+        self.note(|| Entry::Run { run: run.clone(), from: names })?;
         self.grow(run.bytes);
         self.runs.push(run);
         for file in from {
             self.on_disk -= file.bytes;
-            file.remove(&self.sys)?;
+            self.existing()?.remove(&file.name)?;
         }
         self.report.runs = self.report.runs.max(self.runs.len());
         Ok(())

@@ -1,5 +1,6 @@
 //! Temporary files of the packer: frames of packed nonzeros, each with its checksum. Their layout is
-//! private; nothing outside one run of the packer reads them.
+//! private; nothing outside one job of the packer reads them. A job that was killed goes on with files of another
+//! process, which may hold anything: whatever cannot have been written is an error.
 //!
 //! Two kinds: *staged* files hold batches in input order, coordinates as packed columns, while the shape is not
 //! known yet; *runs* hold nonzeros in linear order, as packed differences.
@@ -12,8 +13,8 @@ use crate::encoding::values::{TileValues, pack_integers, unpack_integers};
 use crate::encoding::width;
 use crate::error::{Error, Result};
 use crate::linear::{Key, Nonzero};
-use crate::sys::{File, Sys};
-use std::path::{Path, PathBuf};
+use crate::shape::ORDER_MAX;
+use crate::sys::File;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Nonzeros of a frame of a run.
@@ -22,68 +23,48 @@ pub const FRAME_NNZ: usize = 8 * TILE_NNZ;
 pub const STAGE_NNZ: usize = 32 * TILE_NNZ;
 
 /// Bytes of a frame's header: payload bytes, nonzeros, checksum.
-const FRAME_HEADER: usize = 16;
+pub const FRAME_HEADER: usize = 16;
+/// No payload is longer: of a staged frame, each tile with an index column for every mode and 64-bit values.
+const PAYLOAD_MAX: usize = STAGE_NNZ / TILE_NNZ * (ORDER_MAX * (5 + 4 * TILE_NNZ) + 9 + 8 * TILE_NNZ);
 /// Marks differences that 64 bits do not hold, and values that are not integers.
 const WIDE: u8 = u8::MAX;
 
-/// A finished temporary file.
-#[derive(Debug)]
-pub struct SpillFile {
-    path: PathBuf,
-    /// Bytes.
-    pub bytes: u64,
-    /// Nonzeros.
-    pub nnz: u64,
-}
-
-impl SpillFile {
-    /// A file that an earlier job finished.
-    pub fn finished(path: PathBuf, nnz: u64, bytes: u64) -> Self {
-        Self { path, bytes, nnz }
-    }
-
-    /// What the journal says of it.
-    pub fn done(&self) -> Done {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Done { name, nnz: self.nnz, bytes: self.bytes }
-    }
-
-    /// Removes the file.
-    pub fn remove(self, sys: &Sys) -> Result<()> {
-        sys.remove_file(&self.path)
-    }
+/// A frame's checksum added to that of the frames before.
+fn chained(checksum: u64, frame: [u8; 8]) -> u64 {
+    xxh3_64_with_seed(&frame, checksum)
 }
 
 /// Writes frames to a new file.
 #[derive(Debug)]
 pub struct SpillWriter {
     file: File,
-    bytes: u64,
-    nnz: u64,
+    done: Done,
 }
 
 impl SpillWriter {
-    /// A new file at `path`.
-    pub fn create(sys: &Sys, path: &Path) -> Result<Self> {
-        Ok(Self { file: sys.create(path)?, bytes: 0, nnz: 0 })
+    /// Writes to `file`, which is empty and called `name`.
+    pub fn new(file: File, name: String) -> Self {
+        Self { file, done: Done { name, nnz: 0, bytes: 0, checksum: 0 } }
     }
 
     /// Nonzeros so far.
     pub fn nnz(&self) -> u64 {
-        self.nnz
+        self.done.nnz
     }
 
     /// Appends a frame that [`stage_frame`] or [`run_frame`] made.
     pub fn write(&mut self, frame: &[u8]) -> Result<()> {
-        self.file.write_all_at(frame, self.bytes)?;
-        self.bytes += frame.len() as u64;
-        self.nnz += u64::from(u32::from_le_bytes(std::array::from_fn(|i| frame[4 + i])));
+        let done = &mut self.done;
+        self.file.write_all_at(frame, done.bytes)?;
+        done.bytes += frame.len() as u64;
+        done.nnz += u64::from(u32::from_le_bytes(std::array::from_fn(|i| frame[4 + i])));
+        done.checksum = chained(done.checksum, std::array::from_fn(|i| frame[8 + i]));
         Ok(())
     }
 
     /// The finished file.
-    pub fn finish(self) -> SpillFile {
-        SpillFile { path: self.file.path().to_path_buf(), bytes: self.bytes, nnz: self.nnz }
+    pub fn finish(self) -> Done {
+        self.done
     }
 }
 
@@ -91,160 +72,212 @@ impl SpillWriter {
 #[derive(Debug)]
 pub struct SpillReader {
     file: File,
-    at: u64,
-    end: u64,
+    /// What it is to hold.
+    done: Done,
+    /// What has been read of it.
+    read: Done,
     payload: Vec<u8>,
+    /// The last linear index of a run.
+    last: u128,
 }
 
 impl SpillReader {
-    /// Starts at the first frame.
-    pub fn open(sys: &Sys, spilled: &SpillFile) -> Result<Self> {
-        Ok(Self { file: sys.open(&spilled.path, false)?, at: 0, end: spilled.bytes, payload: Vec::new() })
+    /// Starts at the first frame of the finished file `done`.
+    pub fn new(file: File, done: &Done) -> Self {
+        let read = Done { nnz: 0, bytes: 0, checksum: 0, ..done.clone() };
+        Self { file, done: done.clone(), read, payload: Vec::new(), last: 0 }
     }
 
-    /// The next frame's nonzeros and payload; `None` at the end.
-    fn frame(&mut self) -> Result<Option<(usize, Frame<'_>)>> {
-        let changed = || Error::unusable(self.file.path(), "a temporary file changed while it was in use");
-        if self.at == self.end {
-            return Ok(None);
+    /// Reads the next frame's payload, and returns its nonzeros; `None` at the end.
+    fn frame(&mut self) -> Result<Option<usize>> {
+        let rest = self.done.bytes - self.read.bytes;
+        if rest == 0 {
+            return if self.read == self.done { Ok(None) } else { Err(self.changed()) };
         }
         let mut header = [0; FRAME_HEADER];
-        if self.file.read_at(&mut header, self.at)? != FRAME_HEADER {
-            return Err(changed());
+        if self.file.read_at(&mut header, self.read.bytes)? != FRAME_HEADER {
+            return Err(self.changed());
         }
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i])) as usize;
         let (bytes, nnz) = (word(0), word(4));
-        let checksum = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
-        if bytes as u64 > self.end - self.at {
-            return Err(changed());
+        let checksum = std::array::from_fn(|i| header[8 + i]);
+        let whole = (FRAME_HEADER + bytes) as u64;
+        if bytes > PAYLOAD_MAX || whole > rest || !(1..=STAGE_NNZ).contains(&nnz) {
+            return Err(self.changed());
         }
         self.payload.resize(bytes, 0);
-        let read = self.file.read_at(&mut self.payload, self.at + FRAME_HEADER as u64)?;
-        if read != bytes || xxh3_64_with_seed(&self.payload, nnz as u64) != checksum {
-            return Err(changed());
+        let read = self.file.read_at(&mut self.payload, self.read.bytes + FRAME_HEADER as u64)?;
+        if read != bytes || xxh3_64_with_seed(&self.payload, nnz as u64) != u64::from_le_bytes(checksum) {
+            return Err(self.changed());
         }
-        self.at += (FRAME_HEADER + bytes) as u64;
-        Ok(Some((nnz, Frame { rest: &self.payload })))
+        self.read.bytes += whole;
+        self.read.nnz += nnz as u64;
+        self.read.checksum = chained(self.read.checksum, checksum);
+        Ok(Some(nnz))
     }
 
-    /// The next frame's coordinates and values; `None` at the end.
-    pub fn read_stage(&mut self, order: usize) -> Result<Option<Batch>> {
-        let Some((nnz, mut frame)) = self.frame()? else { return Ok(None) };
-        let mut batch = Batch { indices: vec![0; nnz * order], values: vec![0.0; nnz] };
-        let rows = batch.indices.chunks_mut(TILE_NNZ * order);
-        let mut column: Numbers<u32> = [0; TILE_NNZ];
-        for (rows, values) in rows.zip(batch.values.chunks_mut(TILE_NNZ)) {
-            for m in 0..order {
-                let (low, bits) = (frame.u32(), frame.byte());
-                frame.column32(bits.into(), low, &mut column);
-                rows.chunks_exact_mut(order).zip(&column).for_each(|(row, &index)| row[m] = index);
-            }
-            frame.values(values);
-        }
-        Ok(Some(batch))
+    /// The error of a file that does not hold what was written.
+    pub fn changed(&self) -> Error {
+        Error::unusable(self.file.path(), "a temporary file is not as it was written; start again")
     }
 
-    /// Appends the nonzeros of the next frame to `out`; false, and none, at the end.
+    /// The next frame's coordinates and values, within `dims`; `None` at the end.
+    pub fn read_stage(&mut self, dims: &[u64]) -> Result<Option<Batch>> {
+        let Some(nnz) = self.frame()? else { return Ok(None) };
+        let batch = stage_batch(Frame { rest: &self.payload }, nnz, dims);
+        batch.map(Some).ok_or_else(|| self.changed())
+    }
+
+    /// Appends the nonzeros of the next frame to `out`, their linear indices ascending; false, and none, at the end.
     pub fn read_run<K: Key>(&mut self, out: &mut Vec<Nonzero<K>>) -> Result<bool> {
-        let Some((nnz, mut frame)) = self.frame()? else { return Ok(false) };
+        let Some(nnz) = self.frame()? else { return Ok(false) };
         let start = out.len();
         out.resize(start + nnz, Nonzero::default());
-        let mut values = [0.0; TILE_NNZ];
-        let mut differences: Numbers<u64> = [0; TILE_NNZ];
-        for tile in out[start..].chunks_mut(TILE_NNZ) {
-            let mut linear = frame.u128();
-            let bits = frame.byte();
-            if bits == WIDE {
-                for nonzero in &mut *tile {
-                    nonzero.linear = K::narrow(frame.u128());
-                }
-            } else {
-                frame.column64(bits.into(), &mut differences);
-                for (nonzero, &difference) in tile.iter_mut().zip(&differences) {
-                    linear += u128::from(difference);
-                    nonzero.linear = K::narrow(linear);
-                }
-            }
-            frame.values(&mut values[..tile.len()]);
-            tile.iter_mut().zip(&values).for_each(|(nonzero, &value)| nonzero.value = value);
-        }
+        let last = run_nonzeros(Frame { rest: &self.payload }, self.last, &mut out[start..]);
+        self.last = last.ok_or_else(|| self.changed())?;
         Ok(true)
     }
 }
 
-/// A frame's payload while it is taken apart. It has passed its checksum, so it is as it was written.
+/// The nonzeros of a staged frame, all within `dims`; `None` where there are none such.
+fn stage_batch(mut frame: Frame<'_>, nnz: usize, dims: &[u64]) -> Option<Batch> {
+    let order = dims.len();
+    let mut batch = Batch { indices: vec![0; nnz * order], values: vec![0.0; nnz] };
+    let rows = batch.indices.chunks_mut(TILE_NNZ * order);
+    let mut column: Numbers<u32> = [0; TILE_NNZ];
+    for (rows, values) in rows.zip(batch.values.chunks_mut(TILE_NNZ)) {
+        for (m, &dim) in dims.iter().enumerate() {
+            let (low, bits) = (frame.u32()?, frame.byte()?);
+            frame.column32(bits, low, &mut column)?;
+            if column[..values.len()].iter().any(|&index| u64::from(index) >= dim) {
+                return None;
+            }
+            rows.chunks_exact_mut(order).zip(&column).for_each(|(row, &index)| row[m] = index);
+        }
+        frame.values(values)?;
+    }
+    frame.end()?;
+    Some(batch)
+}
+
+/// Fills `out` with the nonzeros of a frame of a run, the first of which is not before `last`, and returns the last one's
+/// linear index; `None` where there are none such.
+fn run_nonzeros<K: Key>(mut frame: Frame<'_>, mut last: u128, out: &mut [Nonzero<K>]) -> Option<u128> {
+    let mut values = [0.0; TILE_NNZ];
+    let mut differences: Numbers<u64> = [0; TILE_NNZ];
+    for tile in out.chunks_mut(TILE_NNZ) {
+        let first = frame.u128()?;
+        let mut linear = first;
+        let bits = frame.byte()?;
+        let mut ascend = first >= last;
+        if bits == WIDE {
+            for nonzero in &mut *tile {
+                let next = frame.u128()?;
+                ascend &= next >= linear;
+                linear = next;
+                nonzero.linear = K::narrow(linear);
+            }
+        } else {
+            frame.column64(bits, &mut differences)?;
+            for (nonzero, &difference) in tile.iter_mut().zip(&differences) {
+                linear = linear.checked_add(difference.into())?;
+                nonzero.linear = K::narrow(linear);
+            }
+        }
+        // They ascend: if the key holds the last, it holds all.
+        if !ascend || K::narrow(linear).widen() != linear {
+            return None;
+        }
+        last = linear;
+        frame.values(&mut values[..tile.len()])?;
+        tile.iter_mut().zip(&values).for_each(|(nonzero, &value)| nonzero.value = value);
+    }
+    frame.end()?;
+    Some(last)
+}
+
+/// A frame's payload while it is taken apart; each part is `None` where it cannot be.
 struct Frame<'a> {
     rest: &'a [u8],
 }
 
-impl Frame<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (taken, rest) = self.rest.split_first_chunk().expect("a frame is as it was written");
+impl<'a> Frame<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
-        *taken
+        Some(*taken)
     }
 
-    fn byte(&mut self) -> u8 {
-        self.take::<1>()[0]
+    /// Nothing follows.
+    fn end(&self) -> Option<()> {
+        self.rest.is_empty().then_some(())
     }
 
-    fn u32(&mut self) -> u32 {
-        u32::from_le_bytes(self.take())
+    fn byte(&mut self) -> Option<u8> {
+        self.take::<1>().map(|[byte]| byte)
     }
 
-    fn u128(&mut self) -> u128 {
-        u128::from_le_bytes(self.take())
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
     }
 
-    /// The words of a column of `bits` bits.
-    fn words(&mut self, bits: u32, words: &mut Numbers<u32>) {
-        let (column, rest) = self.rest.split_at(column::bytes(bits));
+    fn u128(&mut self) -> Option<u128> {
+        self.take().map(u128::from_le_bytes)
+    }
+
+    /// The bytes of a column of `bits` bits, of at most `bits_max`.
+    fn column(&mut self, bits: u8, bits_max: u32) -> Option<&'a [u8]> {
+        let bytes = (u32::from(bits) <= bits_max).then(|| column::bytes(bits.into()))?;
+        let (column, rest) = self.rest.split_at_checked(bytes)?;
         self.rest = rest;
+        Some(column)
+    }
+
+    fn column32(&mut self, bits: u8, base: u32, out: &mut Numbers<u32>) -> Option<()> {
+        let mut words = [0; TILE_NNZ];
+        let column = self.column(bits, u32::BITS)?;
         for (word, bytes) in words.iter_mut().zip(column.chunks_exact(4)) {
             *word = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         }
+        column::unpack32(&words, bits.into(), base, out);
+        Some(())
     }
 
-    fn column32(&mut self, bits: u32, base: u32, out: &mut Numbers<u32>) {
-        let mut words = [0; TILE_NNZ];
-        self.words(bits, &mut words);
-        column::unpack32(&words, bits, base, out);
-    }
-
-    fn column64(&mut self, bits: u32, out: &mut Numbers<u64>) {
-        if bits <= u32::BITS {
+    fn column64(&mut self, bits: u8, out: &mut Numbers<u64>) -> Option<()> {
+        if u32::from(bits) <= u32::BITS {
             let mut narrow = [0; TILE_NNZ];
-            self.column32(bits, 0, &mut narrow);
+            self.column32(bits, 0, &mut narrow)?;
             *out = narrow.map(u64::from);
         } else {
-            let (column, rest) = self.rest.split_at(column::bytes(bits));
-            self.rest = rest;
             let mut words = [0; TILE_NNZ];
+            let column = self.column(bits, u64::BITS)?;
             for (word, bytes) in words.iter_mut().zip(column.chunks_exact(8)) {
                 *word = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
             }
-            column::unpack64(&words, bits, 0, out);
+            column::unpack64(&words, bits.into(), 0, out);
         }
+        Some(())
     }
 
-    fn values(&mut self, out: &mut [f64]) {
-        let bits = self.byte();
+    /// Finite values.
+    fn values(&mut self, out: &mut [f64]) -> Option<()> {
+        let bits = self.byte()?;
         if bits == WIDE {
-            for value in out {
-                *value = f64::from_le_bytes(self.take());
+            for value in &mut *out {
+                *value = f64::from_le_bytes(self.take()?);
             }
-            return;
+            return out.iter().all(|value| value.is_finite()).then_some(());
         }
-        let base = i64::from_le_bytes(self.take());
-        let (column, rest) = self.rest.split_at(column::bytes(bits.into()));
-        self.rest = rest;
+        let base = i64::from_le_bytes(self.take()?);
         let mut words = [0u32; 2 * TILE_NNZ];
+        let column = self.column(bits, u64::BITS)?;
         for (word, bytes) in words.iter_mut().zip(column.chunks_exact(4)) {
             *word = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         }
         let mut values = [0.0; TILE_NNZ];
         unpack_integers(&words, base, bits.into(), &mut values);
         out.copy_from_slice(&values[..out.len()]);
+        Some(())
     }
 }
 
@@ -329,6 +362,8 @@ mod tests {
     use super::*;
     use crate::linear::Wide;
     use crate::random::Counter;
+    use crate::sys::Sys;
+    use std::path::Path;
 
     fn values(nnz: usize) -> Vec<f64> {
         let random = Counter::new(3, 0);
@@ -340,34 +375,44 @@ mod tests {
         (0..nnz).map(value).collect()
     }
 
+    /// A file of these frames, and a reader of it.
+    fn written(dir: &Path, frames: &[Vec<u8>]) -> (Done, SpillReader) {
+        let (path, sys) = (dir.join("file"), Sys::default());
+        drop(std::fs::remove_file(&path));
+        let mut writer = SpillWriter::new(sys.create(&path).unwrap(), "file".into());
+        frames.iter().for_each(|frame| writer.write(frame).unwrap());
+        let done = writer.finish();
+        let reader = SpillReader::new(sys.open(&path, false).unwrap(), &done);
+        (done, reader)
+    }
+
     #[test]
     fn staged_batches_come_back() {
         let dir = tempfile::tempdir().unwrap();
-        let sys = Sys::default();
         let (order, nnz) = (3, 5000);
         let random = Counter::new(1, 1);
         let shift = |i: u64| 32 + 8 * (i % 3);
         let indices: Vec<u32> =
             (0..(nnz * order) as u64).map(|i| u32::try_from(random.bits(i) >> shift(i)).unwrap()).collect();
         let values = values(nnz);
-        let mut writer = SpillWriter::create(&sys, &dir.path().join("staged")).unwrap();
-        for (rows, values) in indices.chunks(1300 * order).zip(values.chunks(1300)) {
-            writer.write(&stage_frame(rows, values, order)).unwrap();
-        }
-        let file = writer.finish();
-        assert_eq!(file.nnz, nnz as u64);
+        let parts = indices.chunks(1300 * order).zip(values.chunks(1300));
+        let frames: Vec<_> = parts.map(|(rows, values)| stage_frame(rows, values, order)).collect();
+        let (done, mut reader) = written(dir.path(), &frames);
+        assert_eq!(done.nnz, nnz as u64);
         let mut back = Batch::default();
-        let mut reader = SpillReader::open(&sys, &file).unwrap();
-        while let Some(batch) = reader.read_stage(order).unwrap() {
+        while let Some(batch) = reader.read_stage(&[1 << 32, 1 << 24, 1 << 16]).unwrap() {
             back.indices.extend(batch.indices);
             back.values.extend(batch.values);
         }
         assert_eq!(back, Batch { indices, values });
+        assert!(
+            written(dir.path(), &frames).1.read_stage(&[1 << 32, 1 << 24, 1 << 15]).is_err(),
+            "beyond a dim"
+        );
     }
 
     fn runs_come_back<K: Key>(step_bits: u32) {
         let dir = tempfile::tempdir().unwrap();
-        let sys = Sys::default();
         let random = Counter::new(2, 2);
         let mut linear = 0u128;
         let mut nonzeros = Vec::new();
@@ -376,10 +421,8 @@ mod tests {
             linear += wide >> (128 - step_bits);
             nonzeros.push(Nonzero { linear: K::narrow(linear), value });
         }
-        let mut writer = SpillWriter::create(&sys, &dir.path().join("run")).unwrap();
-        nonzeros.chunks(1100).for_each(|part| writer.write(&run_frame(part)).unwrap());
-        let file = writer.finish();
-        let mut reader = SpillReader::open(&sys, &file).unwrap();
+        let frames: Vec<_> = nonzeros.chunks(1100).map(run_frame).collect();
+        let (_, mut reader) = written(dir.path(), &frames);
         let mut back = Vec::new();
         while reader.read_run(&mut back).unwrap() {}
         assert_eq!(back, nonzeros);
@@ -395,22 +438,79 @@ mod tests {
         }
     }
 
+    fn run(nnz: u64) -> Vec<Nonzero<u64>> {
+        (0..nnz).map(|i| Nonzero { linear: i * i, value: 0.5 }).collect()
+    }
+
+    /// Reads all of a run.
+    fn read_all<K: Key>(mut reader: SpillReader) -> Result<usize> {
+        let mut all = Vec::<Nonzero<K>>::new();
+        while reader.read_run(&mut all)? {}
+        Ok(all.len())
+    }
+
     #[test]
     fn damage_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
-        let sys = Sys::default();
-        let path = dir.path().join("run");
-        let mut writer = SpillWriter::create(&sys, &path).unwrap();
-        let nonzeros: Vec<_> = (0..100u64).map(|i| Nonzero { linear: i * i, value: 0.5 }).collect();
-        writer.write(&run_frame(&nonzeros)).unwrap();
-        let file = writer.finish();
-        let mut bytes = std::fs::read(&path).unwrap();
+        let path = dir.path().join("file");
+        let (done, reader) = written(dir.path(), &[run_frame(&run(100))]);
+        assert_eq!(read_all::<u64>(reader).unwrap(), 100);
+        let read =
+            |done: &Done| read_all::<u64>(SpillReader::new(Sys::default().open(&path, false).unwrap(), done));
+        let bytes = std::fs::read(&path).unwrap();
         for at in 0..bytes.len() {
-            bytes[at] ^= 1;
-            std::fs::write(&path, &bytes).unwrap();
-            let read = SpillReader::open(&sys, &file).unwrap().read_run::<u64>(&mut Vec::new());
-            assert!(read.is_err(), "byte {at}");
-            bytes[at] ^= 1;
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            std::fs::write(&path, &changed).unwrap();
+            assert!(read(&done).is_err(), "byte {at}");
         }
+        std::fs::write(&path, &bytes).unwrap();
+        for lie in [
+            Done { nnz: 99, ..done.clone() },
+            Done { checksum: done.checksum ^ 1, ..done.clone() },
+            Done { bytes: done.bytes - 1, ..done.clone() },
+            Done { bytes: done.bytes + 8, ..done.clone() },
+        ] {
+            assert!(read(&lie).is_err(), "{lie:?}");
+        }
+    }
+
+    /// Frames whose checksums are right.
+    #[test]
+    fn frames_that_lie_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let sealed = |payload: &[u8], nnz: usize| seal([&[0; FRAME_HEADER], payload].concat(), nnz);
+        let refused = |frame: Vec<u8>| read_all::<u64>(written(dir.path(), &[frame]).1).is_err();
+        let good = run_frame(&run(100));
+        let payload = good[FRAME_HEADER..].to_vec();
+        assert!(!refused(sealed(&payload, 100)));
+        let twice = written(dir.path(), &[good.clone(), good.clone()]).1;
+        assert!(read_all::<u64>(twice).is_err(), "the second frame is not behind the first");
+        for nnz in [0, 99, 101, 513, STAGE_NNZ + 1, u32::MAX as usize] {
+            assert!(refused(sealed(&payload, nnz)), "{nnz} nonzeros");
+        }
+        for length in 0..payload.len() {
+            assert!(refused(sealed(&payload[..length], 100)), "{length} bytes");
+        }
+        let with = |at: usize, bytes: &[u8]| {
+            let mut payload = payload.clone();
+            payload[at..at + bytes.len()].copy_from_slice(bytes);
+            sealed(&payload, 100)
+        };
+        assert!(refused(with(0, &u128::MAX.to_le_bytes())), "the sum overflows");
+        assert!(refused(with(8, &[1])), "64 bits do not hold it");
+        for bits in [0, 33, 65, 200, WIDE] {
+            assert!(refused(with(16, &[bits])), "differences of {bits} bits");
+        }
+        let values = payload.len() - 800;
+        assert_eq!(payload[values - 1], WIDE);
+        for bits in [0, 64, 65, 200] {
+            assert!(refused(with(values - 1, &[bits])), "values of {bits} bits");
+        }
+        assert!(refused(with(values, &f64::NAN.to_le_bytes())));
+        assert!(refused(sealed(&vec![0; PAYLOAD_MAX + 1], 100)), "no payload is so long");
+        let backwards = [9u128, 3].map(|linear| linear.to_le_bytes()).concat();
+        let head = [&3u128.to_le_bytes()[..], &[WIDE], &backwards, &[0], &0i64.to_le_bytes()].concat();
+        assert!(refused(sealed(&head, 2)), "out of order");
     }
 }

@@ -3,9 +3,10 @@
 //! each future run.
 
 use super::budget::Budget;
+use super::journal::STAGED;
 use super::runs::Runs;
 use super::scratch::Scratch;
-use super::spill::{STAGE_NNZ, SpillReader, SpillWriter, stage_frame};
+use super::spill::{STAGE_NNZ, SpillWriter, stage_frame};
 use super::{Phase, Watch};
 use crate::coo::{Batch, Extent};
 use crate::error::{Error, Result};
@@ -75,9 +76,8 @@ impl StagedBatches {
         let mut writer = if let Some(writer) = self.open.take() {
             writer
         } else {
-            let path = self.scratch.next_path("staged")?;
             self.scratch.check_room(file_nnz)?;
-            SpillWriter::create(&self.sys, &path)?
+            self.scratch.create(STAGED)?
         };
         writer.write(frame)?;
         if writer.nnz() + STAGE_NNZ as u64 > file_nnz {
@@ -107,8 +107,16 @@ impl StagedBatches {
         let staged = std::mem::take(&mut self.scratch.staged);
         let mut done: u64 = self.scratch.runs.iter().map(|run| run.nnz).sum();
         let largest = staged.iter().map(|file| file.nnz).max().unwrap_or(self.kept_nnz);
+        let room = self.budget.run_nnz::<K>() as u64;
+        if !staged.is_empty() && largest > room.max(self.budget.staged_nnz()) {
+            let what =
+                "the unfinished pack had more memory than this one, and its temporary files take as much";
+            let what = format!("{what}; give the same --memory and --threads, or start again with --force");
+            return Err(Error::request(format!("--resume: {what}")));
+        }
         let largest =
             usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
+        self.scratch.check_runs::<K>(&extent.dims, layout)?;
         let mut runs = Runs::new(&self.sys, self.budget, self.scratch, layout);
         runs.hold(largest);
         self.batches.into_iter().try_for_each(|batch| runs.push(batch))?;
@@ -118,8 +126,8 @@ impl StagedBatches {
             if !runs.holds(file.nnz) {
                 runs.spill(std::mem::take(&mut from))?;
             }
-            let mut reader = SpillReader::open(&self.sys, &file)?;
-            while let Some(batch) = reader.read_stage(extent.dims.len())? {
+            let mut reader = runs.open_staged(&file)?;
+            while let Some(batch) = reader.read_stage(&extent.dims)? {
                 runs.push(batch)?;
             }
             done += file.nnz;

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::format::PENDING_NNZ;
 use crate::linear::{BitLayout, Key, Nonzero};
 use crate::sys::Sys;
-use std::path::PathBuf;
+use std::path::Path;
 
 /// A run, at least.
 const RUN_BYTES_MIN: u64 = 8 << 20;
@@ -42,10 +42,11 @@ pub struct Summer<K> {
 
 impl<K: Key> Summer<K> {
     /// A summer by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
-    /// [`summer_bytes_min`] is exceeded), and writes what exceeds them to files in the directory `temporary`, which is
-    /// made when it is needed and goes with this. Runs on the current rayon pool.
+    /// [`summer_bytes_min`] is exceeded), and writes what exceeds them to files in a private directory in `temporary`, which
+    /// is made when it is needed and goes with this; what killed programs left in `temporary` goes too. Runs on the current
+    /// rayon pool.
     #[must_use]
-    pub fn new(sys: &Sys, layout: &BitLayout, memory: u64, temporary: PathBuf) -> Self {
+    pub fn new(sys: &Sys, layout: &BitLayout, memory: u64, temporary: &Path) -> Self {
         let budget = Budget::new(memory, waiting_bytes(layout.order()), SLICES_BYTES);
         let runs = Runs::new(sys, budget, Scratch::passing(sys, temporary), layout);
         Self { sys: sys.clone(), layout: layout.clone(), runs, nnz: 0 }
@@ -87,7 +88,7 @@ mod tests {
         let row = |i: u32| [i * 7 % 40, i % 5, i * 13 % 300];
         let sums = |memory, backwards: bool| {
             let dir = tempfile::tempdir().unwrap();
-            let mut summer = Summer::<u64>::new(&Sys::default(), &layout, memory, dir.path().join("runs"));
+            let mut summer = Summer::<u64>::new(&Sys::default(), &layout, memory, dir.path());
             for part in 0..40u32 {
                 let part = if backwards { 39 - part } else { part };
                 let rows = part * 1000..(part + 1) * 1000;

@@ -9,13 +9,15 @@ pub mod fault;
 mod private;
 pub mod record;
 mod removal;
+mod spill;
 mod state;
 pub mod sync;
 mod temporary;
 
 pub use private::PrivateDir;
+pub use spill::{SPILL_PREFIX, SpillDir, SpillOwner, is_spill_name, spill_name};
 pub use state::FileState;
-pub use temporary::{SPILL_PREFIX, Temporary};
+pub use temporary::Temporary;
 
 use crate::error::{Error, Result};
 use fault::{Call, Fault, Faults};

@@ -3,7 +3,7 @@
 use super::fault::Call;
 use super::{File, Sys, Temporary};
 use crate::error::{Error, Result};
-use rustix::fs::{Mode, OFlags, openat, renameat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, unlinkat};
 use std::fs::Metadata;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -38,37 +38,118 @@ impl Sys {
         self.pass(Call::Open)
             .and_then(|_| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path))
             .map_err(Error::io(&path, "create"))?;
+        self.open_private_dir(&path)
+    }
+
+    /// Opens the directory `path`, which must exist, on the same conditions.
+    pub(super) fn open_private_dir(&self, path: &Path) -> Result<PrivateDir> {
         let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let inner = self
             .pass(Call::Open)
-            .and_then(|_| std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path))
-            .map_err(Error::io(&path, "open"))?;
-        let directory = File { inner, path, sys: self.clone() };
-        require_private(directory.path(), &directory.metadata()?)?;
+            .and_then(|_| std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path))
+            .map_err(Error::io(path, "open"))?;
+        let directory = File { inner, path: path.to_path_buf(), sys: self.clone() };
+        require_private(path, &directory.metadata()?)?;
         Ok(PrivateDir { directory })
     }
 }
 
+impl Sys {
+    /// Creates a file that must not exist yet, for this user only.
+    pub fn create_own(&self, path: &Path) -> Result<File> {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        self.pass(Call::Open)
+            .and_then(|_| options.open(path))
+            .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
+            .map_err(Error::io(path, "create"))
+    }
+
+    /// Opens an existing file for reading and writing. [`Error::Request`] where it belongs to another user or others can
+    /// write to it; symbolic links are refused.
+    pub fn open_own(&self, path: &Path) -> Result<File> {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = self
+            .pass(Call::Open)
+            .and_then(|_| options.open(path))
+            .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
+            .map_err(Error::io(path, "open"))?;
+        require_private(path, &file.metadata()?)?;
+        Ok(file)
+    }
+}
+
 impl PrivateDir {
-    fn open(&self, name: &str, flags: OFlags) -> Result<File> {
+    pub(super) fn path(&self) -> &Path {
+        &self.directory.path
+    }
+
+    pub(super) fn sys(&self) -> &Sys {
+        &self.directory.sys
+    }
+
+    /// The directory itself, to lock it.
+    pub(super) fn file(&self) -> &File {
+        &self.directory
+    }
+
+    fn open_as(&self, name: &str, flags: OFlags, action: &'static str) -> Result<File> {
         let path = self.directory.path.join(name);
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        self.directory
-            .sys
+        self.sys()
             .pass(Call::Open)
             .and_then(|_| Ok(openat(&self.directory.inner, name, flags, Mode::RUSR | Mode::WUSR)?))
             .map(|fd| File { inner: fd.into(), path: path.clone(), sys: self.directory.sys.clone() })
-            .map_err(Error::io(&path, "open"))
+            .map_err(Error::io(&path, action))
+    }
+
+    /// Creates file `name`, which must not exist, for this user only.
+    pub(super) fn create(&self, name: &str) -> Result<File> {
+        self.open_as(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create")
+    }
+
+    /// Opens file `name` for reading. An error where it is not a regular file of this user that nobody else can write.
+    pub(super) fn open_own(&self, name: &str) -> Result<File> {
+        let file = self.open_as(name, OFlags::RDONLY, "open")?;
+        let facts = file.metadata()?;
+        require_private(file.path(), &facts)?;
+        if facts.is_file() { Ok(file) } else { Err(Error::unusable(file.path(), "not a regular file")) }
+    }
+
+    /// Removes file `name`.
+    pub(super) fn remove(&self, name: &str) -> Result<()> {
+        self.sys()
+            .pass(Call::Remove)
+            .and_then(|_| Ok(unlinkat(&self.directory.inner, name, AtFlags::empty())?))
+            .map_err(Error::io(self.directory.path.join(name), "remove"))
+    }
+
+    /// Removes file `name`, if there is one.
+    pub(super) fn remove_if_there(&self, name: &str) -> Result<()> {
+        match self.remove(name) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Removes the files of the directory, `last` after the others. Quietly.
+    pub(super) fn empty(&self, last: &str) {
+        let Ok(entries) = Dir::read_from(&self.directory.inner) else { return };
+        let names = entries.flatten().map(|entry| entry.file_name().to_owned());
+        let others = names.filter(|name| name.to_bytes() != last.as_bytes());
+        let last = std::ffi::CString::new(last).into_iter();
+        for name in others.collect::<Vec<_>>().into_iter().chain(last) {
+            let _ = unlinkat(&self.directory.inner, name, AtFlags::empty());
+        }
     }
 
     /// The contents of file `name`. An error where there is none, where it is not a regular file of this user
     /// that nobody else can write, or where it has more than `bytes_max` bytes.
     pub fn read(&self, name: &str, bytes_max: usize) -> Result<Vec<u8>> {
-        let file = self.open(name, OFlags::RDONLY)?;
-        let facts = file.metadata()?;
-        require_private(file.path(), &facts)?;
-        let bytes = usize::try_from(facts.len()).unwrap_or(usize::MAX);
-        if !facts.is_file() || bytes > bytes_max {
+        let file = self.open_own(name)?;
+        let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+        if bytes > bytes_max {
             return Err(Error::unusable(file.path(), "not a file of the expected length"));
         }
         let mut contents = self.directory.sys.vec(0, bytes)?;
@@ -84,7 +165,7 @@ impl PrivateDir {
         // A name that no other process takes, nor one that died with the same number.
         let other = format!("{name}.{:016x}.tmp", RandomState::new().build_hasher().finish());
         let temporary = Temporary::at(sys, directory.path.join(&other));
-        self.open(&other, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?.write_all_at(contents, 0)?;
+        self.create(&other)?.write_all_at(contents, 0)?;
         sys.pass(Call::Rename)
             .and_then(|_| renameat(&directory.inner, &other, &directory.inner, name).map_err(io::Error::from))
             .map_err(Error::io(directory.path.join(name), "rename to"))?;

@@ -105,9 +105,6 @@ impl Temporary {
     }
 }
 
-/// How the names of directories for temporary files begin.
-pub const SPILL_PREFIX: &str = "blco-spill-";
-
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.gone {

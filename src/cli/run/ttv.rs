@@ -19,7 +19,7 @@ use crate::op::ttv::{handed_bytes, merged_layout, streamed_bytes, streams};
 use crate::pack::{SpillReport, summer_bytes_min};
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
-use crate::sys::Sys;
+use crate::sys::{Sys, directory};
 use rayon::prelude::*;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -108,7 +108,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
             let room = OracleRoom {
                 elements: store.manifest().nnz,
                 memory: shares.checking,
-                overflow: temporary(run, "check"),
+                overflow: temporary_parent(run),
             };
             let shape = &store.manifest().shape;
             let mut oracle = Oracle::within(sys, &mut source, shape, mode, vector.data(), room)?;
@@ -224,12 +224,11 @@ fn make_plan<T: Real>(
     Ok((plan, shares))
 }
 
-/// A name for what is temporary, `what` it is for: beside the results, unless another directory is named.
-fn temporary(run: &Run, what: &str) -> PathBuf {
+/// Where directories for temporary files are made: beside the results' directory, unless another is named.
+fn temporary_parent(run: &Run) -> PathBuf {
     let output = run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
-    let beside = run.temp_dir.as_deref().or(output);
-    let name = format!("{}{what}-{}", crate::sys::SPILL_PREFIX, std::process::id());
-    beside.map_or_else(std::env::temp_dir, Path::to_path_buf).join(name)
+    let beside = run.temp_dir.as_deref().or(output.map(directory));
+    beside.map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 
 /// One run.
@@ -297,8 +296,10 @@ impl<T: Real> Job<'_, T> {
 
     fn merged_by<K: crate::linear::Key>(&self, sink: Option<Sink<'_>>) -> Result<Outcome> {
         let shape = &self.store.manifest().shape;
-        let temporary = temporary(self.run, "ttv");
-        let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, self.merging, temporary);
+        let output = self.run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
+        let beside = self.run.temp_dir.as_deref().or(output.map(directory));
+        let temporary = beside.map_or_else(std::env::temp_dir, Path::to_path_buf);
+        let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, self.merging, &temporary);
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
         let passes = vec![self.pass(&mut executor, &mut backend)?];

@@ -2,7 +2,7 @@
 //! itself. What memory does not hold goes to one file, a piece for each bin.
 
 use crate::error::Result;
-use crate::sys::{File, Sys, Temporary};
+use crate::sys::{File, SpillDir, SpillOwner, Sys, spill_name};
 use std::path::PathBuf;
 
 /// Some of what belongs to one element.
@@ -56,21 +56,22 @@ fn add_up(records: &mut Vec<Record>) {
 #[derive(Debug)]
 pub(super) struct Overflow {
     sys: Sys,
-    path: PathBuf,
-    open: Option<(File, Temporary)>,
+    parent: PathBuf,
+    open: Option<(File, SpillDir)>,
     bytes: u64,
 }
 
 impl Overflow {
-    /// To the file `path`, which is made when it is needed and goes with this.
-    pub fn new(sys: &Sys, path: PathBuf) -> Self {
-        Self { sys: sys.clone(), path, open: None, bytes: 0 }
+    /// To a file in a private directory in `parent`, which is made when it is needed and goes with this.
+    pub fn new(sys: &Sys, parent: PathBuf) -> Self {
+        Self { sys: sys.clone(), parent, open: None, bytes: 0 }
     }
 
     fn write(&mut self, records: &[Record]) -> Result<u64> {
         if self.open.is_none() {
-            let temporary = Temporary::at(&self.sys, self.path.clone());
-            self.open = Some((self.sys.create(&self.path)?, temporary));
+            let owner = SpillOwner::new(None);
+            let directory = self.sys.make_spill_dir(&self.parent.join(spill_name()), &owner)?;
+            self.open = Some((directory.create("bins")?, directory));
         }
         let (at, bytes) = (self.bytes, bytemuck::cast_slice(records));
         if let Some((file, _)) = &self.open {
@@ -86,7 +87,7 @@ impl Overflow {
         let Some((file, _)) = &self.open else { return Ok(()) };
         let read = file.read_at(bytes, at)?;
         let cut = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
-        if read == bytes.len() { Ok(()) } else { Err(crate::error::Error::io(&self.path, "read")(cut)) }
+        if read == bytes.len() { Ok(()) } else { Err(crate::error::Error::io(file.path(), "read")(cut)) }
     }
 }
 
@@ -180,8 +181,8 @@ mod tests {
     #[test]
     fn records_come_back_added_up_whatever_the_memory() {
         let dir = tempfile::tempdir().unwrap();
-        let taken = |memory: u64, name: &str| {
-            let mut overflow = Overflow::new(&Sys::default(), dir.path().join(name));
+        let taken = |memory: u64| {
+            let mut overflow = Overflow::new(&Sys::default(), dir.path().to_path_buf());
             let mut bins = Bins::new(5000, memory);
             for i in 0..40_000u64 {
                 let place = u128::from(i * 7919 % 5000) << 60;
@@ -194,9 +195,9 @@ mod tests {
             all.sort_by_key(Record::place);
             (all, bins.count(), overflow.bytes)
         };
-        let (in_memory, bins, bytes) = taken(1 << 30, "none");
+        let (in_memory, bins, bytes) = taken(1 << 30);
         assert!((in_memory.len(), bins, bytes) == (5000, 1, 0) && in_memory.iter().all(|r| r.added == 8));
-        let (from_file, bins, bytes) = taken(64 << 10, "some");
+        let (from_file, bins, bytes) = taken(64 << 10);
         assert!(bins > 10 && bytes > 0, "{bins} bins, {bytes} bytes");
         assert!(from_file == in_memory);
         assert_eq!(dir.path().read_dir().unwrap().count(), 0, "the file goes");

@@ -11,7 +11,7 @@ use crate::pack::{SpillReport, Summer};
 use crate::shape::{ModeOrder, Shape};
 use crate::sys::Sys;
 use rayon::prelude::*;
-use std::path::PathBuf;
+use std::path::Path;
 
 /// Elements of a batch that is handed over.
 const BATCH_ELEMENTS: usize = 1 << 13;
@@ -34,7 +34,7 @@ pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
 
 impl<'a, T: Real, K: Key> Merged<'a, T, K> {
     /// TTV along `mode`, from 0, with `vector` of as many elements as the mode has indices. Sums take at most `memory`
-    /// bytes; what exceeds them goes to files in `temporary`. Runs on the current rayon pool.
+    /// bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
@@ -42,7 +42,7 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
         mode: usize,
         vector: &'a [T],
         memory: u64,
-        temporary: PathBuf,
+        temporary: &Path,
     ) -> Self {
         let layout = layout(shape, mode);
         let summer = Summer::new(sys, &layout, memory, temporary);

@@ -22,7 +22,7 @@ pub struct OracleRoom {
     pub elements: u64,
     /// Bytes of memory.
     pub memory: u64,
-    /// A file for what exceeds them, which is made when it is needed and goes with the oracle.
+    /// Where a private directory for what exceeds them is made when it is needed, which goes with the oracle.
     pub overflow: PathBuf,
 }
 
