@@ -4,6 +4,8 @@
 
 #![allow(dead_code, reason = "every target uses a part")]
 
+pub mod resume;
+
 use blco::backend::host::{HostBackend, HostOp, Vectors};
 use blco::coo::tns::{IndexBase, ReadOptions, TnsReader, TnsWriter};
 use blco::coo::{Batch, Extent, Source};
