@@ -264,7 +264,7 @@ impl Found {
 
     /// Whether nothing was finished.
     pub fn is_bare(&self) -> bool {
-        self.text.iter().filter(|&&b| b == b'\n').count() < 2
+        memchr::memchr_iter(b'\n', &self.text).nth(1).is_none()
     }
 
     /// Whether the job is that of the key.
@@ -295,8 +295,8 @@ impl Found {
 
     /// Goes on with the journal behind what was found.
     pub fn resume(self) -> Journal {
-        let lines = self.text.split(|&b| b == b'\n');
-        let chain = lines.filter_map(parts).last().map_or(0, |(checksum, _)| checksum);
+        let mut lines = self.text.rsplit(|&b| b == b'\n');
+        let chain = lines.find_map(parts).map_or(0, |(checksum, _)| checksum);
         Journal { file: self.file, bytes: self.text.len() as u64, chain }
     }
 }

@@ -131,6 +131,7 @@ fn drain(
 }
 
 /// What there is to be sorted.
+#[expect(clippy::large_enum_variant, reason = "a job has one, and moves it once")]
 enum Input {
     /// The source, whose dims are declared, and what an earlier job has made of it.
     Direct(Scratch),

@@ -380,7 +380,7 @@ mod tests {
         let (path, sys) = (dir.join("file"), Sys::default());
         drop(std::fs::remove_file(&path));
         let mut writer = SpillWriter::new(sys.create(&path).unwrap(), "file".into());
-        frames.iter().for_each(|frame| writer.write(frame).unwrap());
+        frames.iter().try_for_each(|frame| writer.write(frame)).unwrap();
         let done = writer.finish();
         let reader = SpillReader::new(sys.open(&path, false).unwrap(), &done);
         (done, reader)
@@ -509,7 +509,7 @@ mod tests {
         }
         assert!(refused(with(values, &f64::NAN.to_le_bytes())));
         assert!(refused(sealed(&vec![0; PAYLOAD_MAX + 1], 100)), "no payload is so long");
-        let backwards = [9u128, 3].map(|linear| linear.to_le_bytes()).concat();
+        let backwards = [9, 3].map(u128::to_le_bytes).concat();
         let head = [&3u128.to_le_bytes()[..], &[WIDE], &backwards, &[0], &0i64.to_le_bytes()].concat();
         assert!(refused(sealed(&head, 2)), "out of order");
     }
