@@ -150,7 +150,9 @@ pub fn resume(journal: &[u8], temporaries: &Files) -> Result<Files> {
     write(&partial.join("journal"), journal);
     let owner = format!("blco temporary files {KEY:032x}\n{}", partial.display());
     write(&spill.join("owner"), owner.as_bytes());
-    temporaries.iter().for_each(|(name, bytes)| write(&spill.join(name), bytes));
+    for (name, bytes) in temporaries {
+        write(&spill.join(name), bytes);
+    }
     let options = options(dir.path());
     let packed = pack(&Sys::default(), &mut Rows, &options, &|_, _, _| ());
     if let Err(error) = packed {

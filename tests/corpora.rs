@@ -77,7 +77,7 @@ fn spill() {
 }
 
 /// Some bits, or a number, of `bytes` changed.
-fn change(bytes: &mut Vec<u8>, random: &Counter) {
+fn change(bytes: &mut Vec<u8>, random: Counter) {
     let at = |k: u64, length: usize| usize::try_from(random.bits(k) % length as u64).unwrap();
     let place = at(1, bytes.len());
     match random.bits(0) % 4 {
@@ -94,7 +94,7 @@ fn change(bytes: &mut Vec<u8>, random: &Counter) {
 }
 
 /// A journal's line with a number changed.
-fn change_number(line: &str, random: &Counter) -> String {
+fn change_number(line: &str, random: Counter) -> String {
     let is_digit = |c: char| c.is_ascii_digit();
     let starts: Vec<usize> = line
         .char_indices()
@@ -128,23 +128,25 @@ fn mutants_of_a_killed_pack_are_resumed_right_or_refused() {
         let line = usize::try_from(random.bits(8) % lines.len() as u64).unwrap();
         let kind = mutant % 5;
         match kind {
-            0 => change(&mut text, &random),
-            1 => change(files.get_mut(name).unwrap(), &random),
+            0 => change(&mut text, random),
+            1 => change(files.get_mut(name).unwrap(), random),
             2 | 3 => {
                 let bytes = files.get_mut(name).unwrap();
                 let before = (bytes.len(), seal_frames(bytes));
-                change(bytes, &random);
+                change(bytes, random);
                 let after = (bytes.len(), seal_frames(bytes));
                 if kind == 3 {
                     let done = |(bytes, (nnz, checksum)): (usize, (u64, u64))| {
                         format!(r#""nnz":{nnz},"bytes":{bytes},"checksum":{checksum}"#)
                     };
-                    lines.iter_mut().for_each(|line| *line = line.replace(&done(before), &done(after)));
+                    for line in &mut lines {
+                        *line = line.replace(&done(before), &done(after));
+                    }
                     text = signed(&lines);
                 }
             }
             _ => {
-                lines[line] = change_number(&lines[line], &random);
+                lines[line] = change_number(&lines[line], random);
                 text = signed(&lines);
             }
         }
