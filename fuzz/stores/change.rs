@@ -1,5 +1,10 @@
 //! What can be changed about a store.
 
+#![allow(
+    clippy::unnecessary_wraps,
+    reason = "a change says whether there was something to change; some always find it"
+)]
+
 use super::image::{Image, LEVELS, SHAPE, VALUES};
 use super::{Choices, Lying, PAGE, u32_at};
 use blco::encoding::{LeafRule, TILE_NNZ};
@@ -354,7 +359,14 @@ fn other(now: u64, choices: &mut impl Choices) -> u64 {
         2 => 0,
         3 => now.wrapping_mul(2),
         4 => now.wrapping_add(512),
-        5 => choices.pick(&[u64::MAX, i64::MAX as u64, i32::MIN as u64, u32::MAX.into(), 1 << 31, 1 << 53]),
+        5 => choices.pick(&[
+            u64::MAX,
+            i64::MAX as u64,
+            i64::from(i32::MIN).cast_unsigned(),
+            u32::MAX.into(),
+            1 << 31,
+            1 << 53,
+        ]),
         6 => choices.below(64) as u64,
         _ => now ^ 1 << choices.below(64),
     }

@@ -259,7 +259,7 @@ impl<'a> TreeView<'a> {
 
     /// Nodes of a tile.
     #[inline]
-    pub(super) fn len(&self, level: usize, tile: usize) -> usize {
+    fn len(&self, level: usize, tile: usize) -> usize {
         (self.nodes[level] as usize - tile * TILE_NNZ).min(TILE_NNZ)
     }
 
