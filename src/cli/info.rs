@@ -307,6 +307,12 @@ fn shown(x: f64) -> String {
     if plain { x.to_string() } else { format!("{x:e}") }
 }
 
+/// Bytes that sorting the fibers of one mode takes: at least, and where all are in memory. What is sorted takes no more than all of it does.
+fn storage_bytes(manifest: &Manifest) -> [u64; 2] {
+    let most = Storage::<Wide>::host_bytes(manifest.nnz).saturating_add(1 << 20);
+    [summer_bytes_min(manifest.shape.order()).min(most), most]
+}
+
 /// What the paper's Tables 4 to 6 print.
 fn storage_table(units: &[StorageUnits]) -> Table {
     let mut table = Table::new();
@@ -342,16 +348,14 @@ impl Info {
         directory: &Path,
     ) -> Result<Vec<StorageUnits>> {
         let progress = Progress::new(self.common.quiet || self.common.json);
-        let (shape, nnz) = (&store.manifest().shape, store.manifest().nnz);
+        let shape = &store.manifest().shape;
         let modes: Vec<usize> = (0..shape.order()).collect();
-        let least = summer_bytes_min(shape.order());
-        // What is sorted takes no more than all of it does.
-        let most = Storage::<K>::host_bytes(nnz).saturating_add(1 << 20);
+        let [least, most] = storage_bytes(store.manifest());
         // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
-        let at_once = usize::try_from(memory / least.min(most)).unwrap_or(usize::MAX).clamp(1, modes.len());
+        let at_once = usize::try_from(memory / least).unwrap_or(usize::MAX).clamp(1, modes.len());
         let mut units = Vec::new();
         for modes in modes.chunks(at_once) {
-            let share = (memory / modes.len() as u64).max(least);
+            let share = (memory / modes.len() as u64).max(summer_bytes_min(shape.order()));
             let plan = plan_once(store, share.min(most) * modes.len() as u64, self.repair.memory(), threads)?;
             let memory = share * modes.len() as u64;
             let mut storage = Storage::<K>::new(store.sys(), shape, modes, memory, directory);
@@ -377,7 +381,9 @@ impl Info {
         let verifying = if self.verify { Verify::host_bytes(manifest) } else { 0 };
         let room = self.room(store, threads)?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
-        let plan = plan_once(store, counters + verifying, self.repair.memory(), threads)?;
+        // What --storage takes afterwards is refused now, too.
+        let least = if self.storage { storage_bytes(manifest)[0] } else { 0 };
+        let plan = plan_once(store, (counters + verifying).max(least), self.repair.memory(), threads)?;
         let inspect = Inspect::within(store.sys(), shape, manifest.nnz, room)?;
         let mut inspect = inspect.with_norm(is_inexact(manifest).then(|| largest(manifest)));
         if self.verify {

@@ -62,7 +62,9 @@ impl<'a> Verify<'a> {
     pub fn host_bytes(manifest: &Manifest) -> u64 {
         let Manifest { shape, format, chunk_bytes, nnz, chunks, .. } = manifest;
         let node = (NODE_BYTES * shape.order()) as u64;
-        let open = open_chunk_bytes(format, *chunk_bytes).min(nnz.saturating_mul(node));
+        // What is stored does not get longer than it is when it is cut again.
+        let images = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.image_bytes));
+        let open = open_chunk_bytes(format, images.min(*chunk_bytes)).min(nnz.saturating_mul(node));
         let waiting = 4 * PENDING_NNZ * size_of::<Nonzero<u128>>();
         open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64
     }
