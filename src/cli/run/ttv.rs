@@ -111,7 +111,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
                 overflow: temporary_parent(run),
             };
             let shape = &store.manifest().shape;
-            let mut oracle = Oracle::within(sys, &mut source, shape, mode, vector.data(), room)?;
+            let mut oracle = Oracle::within(sys, &mut source, shape, mode, vector.data(), &room)?;
             let outcome = write(outputs, |sink| compare(&mut oracle, sink, compute))?;
             let check = oracle.finish()?;
             if !check.holds {
@@ -218,7 +218,7 @@ fn make_plan<T: Real>(
     let less = if halves { "take --precision f32" } else { "" };
     // The text of --check is read before the pass, not afterwards: no buffers are there either.
     let afterwards = vector + reading + shares.bytes;
-    let limits = Limits { less, afterwards, ..run.engine.limits(threads, run.repeat) };
+    let limits = Limits { afterwards, less, ..run.engine.limits(threads, run.repeat) };
     let mut plan = plan(store, bytes, &limits)?;
     plan.direct_reads |= run.engine.direct;
     Ok((plan, shares))

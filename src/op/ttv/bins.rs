@@ -102,7 +102,7 @@ struct Bin {
 /// Records by bins.
 #[derive(Debug)]
 pub(super) struct Bins {
-    bins: Vec<Bin>,
+    all: Vec<Bin>,
     /// Records in memory, and how many may be there.
     held: usize,
     room: usize,
@@ -114,33 +114,33 @@ impl Bins {
         let bins = (elements.saturating_mul(ELEMENT_BYTES) / memory.max(1) + 1).min(BINS_MAX);
         // Lists grow to twice their length.
         let room = memory / 4 / size_of::<Record>() as u64;
-        let bins = vec![Bin::default(); usize::try_from(bins).unwrap_or(1)];
-        Self { bins, held: 0, room: usize::try_from(room).unwrap_or(usize::MAX).max(1) }
+        let all = vec![Bin::default(); usize::try_from(bins).unwrap_or(1)];
+        Self { all, held: 0, room: usize::try_from(room).unwrap_or(usize::MAX).max(1) }
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.bins.len()
+        self.all.len()
     }
 
     /// Takes note of a record.
     pub fn push(&mut self, record: Record, overflow: &mut Overflow) -> Result<()> {
         let mixed = (record.place[0] ^ record.place[1].rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         #[expect(clippy::cast_possible_truncation, reason = "below the number of bins")]
-        let bin = (u128::from(mixed) * self.bins.len() as u128 >> 64) as usize;
-        self.bins[bin].records.push(record);
+        let bin = ((u128::from(mixed) * self.all.len() as u128) >> 64) as usize;
+        self.all[bin].records.push(record);
         self.held += 1;
         if self.held < self.room { Ok(()) } else { self.shed(overflow) }
     }
 
     /// Adds up what is in memory; if little is won by that, it goes to the file.
     fn shed(&mut self, overflow: &mut Overflow) -> Result<()> {
-        self.bins.iter_mut().for_each(|bin| add_up(&mut bin.records));
-        self.held = self.bins.iter().map(|bin| bin.records.len()).sum();
+        self.all.iter_mut().for_each(|bin| add_up(&mut bin.records));
+        self.held = self.all.iter().map(|bin| bin.records.len()).sum();
         if self.held < self.room / 2 {
             return Ok(());
         }
-        for bin in &mut self.bins {
+        for bin in &mut self.all {
             if !bin.records.is_empty() {
                 bin.pieces.push((overflow.write(&bin.records)?, bin.records.len()));
                 bin.records.clear();
@@ -152,7 +152,7 @@ impl Bins {
 
     /// The records of a bin in the order of their places, one for each element and which of them were more than one. They are forgotten here.
     pub fn take(&mut self, bin: usize, overflow: &Overflow) -> Result<Vec<Record>> {
-        let Bin { mut records, pieces } = std::mem::take(&mut self.bins[bin]);
+        let Bin { mut records, pieces } = std::mem::take(&mut self.all[bin]);
         add_up(&mut records);
         let mut read_to = READ_RECORDS.max(2 * records.len());
         for (mut at, mut count) in pieces {

@@ -54,7 +54,7 @@ fn place(dims: &[u32], at: impl Iterator<Item = u32>) -> u128 {
 impl Oracle {
     /// Computes TTV of the source's nonzeros along `mode`, from 0. Their coordinates must be inside `shape`.
     pub fn new<T: Real>(source: &mut dyn Source, shape: &Shape, mode: usize, vector: &[T]) -> Result<Self> {
-        Self::within(&Sys::default(), source, shape, mode, vector, OracleRoom::default())
+        Self::within(&Sys::default(), source, shape, mode, vector, &OracleRoom::default())
     }
 
     /// The same in little memory.
@@ -64,7 +64,7 @@ impl Oracle {
         shape: &Shape,
         mode: usize,
         vector: &[T],
-        room: OracleRoom,
+        room: &OracleRoom,
     ) -> Result<Self> {
         let all = shape.dims();
         let dims: Vec<u32> = (0..all.len()).filter(|&m| m != mode).map(|m| all[m]).collect();
