@@ -89,6 +89,7 @@ impl<'s> Outlet<'s> {
 
     /// Hands over all elements of a chunk, whose fibers have these `sums`, but the last, and before them the one that was open, if it
     /// is closed now.
+    #[cfg(feature = "cuda")]
     pub fn put<T: Real, S: Real>(
         &mut self,
         ends: &Ends,
