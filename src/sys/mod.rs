@@ -1,12 +1,13 @@
 //! The one seam to the operating system: every open, read, write, sync, rename, removal, thread and large
 //! allocation of the packer, the stores and the executor goes through a [`Sys`], so that a test can make
-//! the n-th of them fail ([`fault`]).
+//! the n-th of them fail ([`fault`]), or record what they change ([`record`]).
 //!
 //! Invariant: no other module of the library opens a file, spawns a thread or reserves a buffer that grows
 //! with the data by itself, but for the few that ARCHITECTURE.md names. (`rayon`'s pool is built once, by [`Sys::pool`].)
 
 pub mod fault;
 mod private;
+pub mod record;
 mod temporary;
 
 pub use private::PrivateDir;
@@ -15,6 +16,7 @@ pub use temporary::{SPILL_PREFIX, Temporary};
 use crate::error::{Error, Result};
 use fault::{Call, Fault, Faults};
 use memmap2::MmapMut;
+use record::Recorder;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -85,10 +87,18 @@ pub fn shown_path<S: serde::Serializer>(path: &Path, serializer: S) -> std::resu
     serializer.collect_str(&path.display())
 }
 
+/// What a test has hung into a handle.
+#[derive(Debug, Default)]
+struct Hooks {
+    faults: Option<Arc<Faults>>,
+    recorder: Option<Arc<Recorder>>,
+}
+
 /// A handle to the operating system. Cheap to clone; clones share the fault counter.
 #[derive(Clone, Debug, Default)]
 pub struct Sys {
-    faults: Option<Arc<Faults>>,
+    /// `None` but in tests.
+    hooks: Option<Arc<Hooks>>,
     cancel: Arc<AtomicBool>,
     temporaries: Arc<temporary::Registry>,
 }
@@ -97,13 +107,27 @@ impl Sys {
     /// A handle on which the calls that `faults` selects fail.
     #[must_use]
     pub fn with_faults(faults: Arc<Faults>) -> Self {
-        Self { faults: Some(faults), ..Self::default() }
+        Self::hooked(Hooks { faults: Some(faults), recorder: None })
+    }
+
+    /// A handle whose changes to the file system `recorder` takes down.
+    #[must_use]
+    pub fn recorded(recorder: Arc<Recorder>) -> Self {
+        Self::hooked(Hooks { faults: None, recorder: Some(recorder) })
+    }
+
+    fn hooked(hooks: Hooks) -> Self {
+        Self { hooks: Some(Arc::new(hooks)), ..Self::default() }
+    }
+
+    fn faults(&self) -> Option<&Faults> {
+        self.hooks.as_ref()?.faults.as_deref()
     }
 
     /// Whether a failure was ordered whose call has not come.
     #[must_use]
     pub fn fault_is_due(&self) -> bool {
-        self.faults.as_ref().is_some_and(|faults| !faults.struck())
+        self.faults().is_some_and(|faults| !faults.struck())
     }
 
     /// The flag that asks everything working through this handle to stop.
@@ -131,9 +155,16 @@ impl Sys {
 
     /// Passes the seam once: the fault that a test ordered for this call, if any.
     fn pass(&self, call: Call) -> io::Result<Option<Fault>> {
-        match self.faults.as_ref().and_then(|f| f.strike(call)) {
+        match self.faults().and_then(|f| f.strike(call)) {
             Some(Fault::Errno(code)) => Err(io::Error::from_raw_os_error(code)),
             other => Ok(other),
+        }
+    }
+
+    /// Has a test's recorder, if there is one, take down what has just been done.
+    fn record(&self, note: impl FnOnce(&Recorder)) {
+        if let Some(recorder) = self.hooks.as_ref().and_then(|hooks| hooks.recorder.as_deref()) {
+            note(recorder);
         }
     }
 
@@ -155,6 +186,7 @@ impl Sys {
     pub fn create(&self, path: &Path) -> Result<File> {
         self.pass(Call::Open)
             .and_then(|_| std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path))
+            .inspect(|_| self.record(|r| r.created(path)))
             .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
             .map_err(Error::io(path, "create"))
     }
@@ -175,7 +207,10 @@ impl Sys {
 
     /// Creates one directory.
     pub fn create_dir(&self, path: &Path) -> Result<()> {
-        self.pass(Call::Open).and_then(|_| std::fs::create_dir(path)).map_err(Error::io(path, "create"))
+        self.pass(Call::Open)
+            .and_then(|_| std::fs::create_dir(path))
+            .inspect(|()| self.record(|r| r.created(path)))
+            .map_err(Error::io(path, "create"))
     }
 
     /// Opens a directory, to lock it.
@@ -188,7 +223,10 @@ impl Sys {
 
     /// Renames within a file system, replacing a file at `to`.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.pass(Call::Rename).and_then(|_| std::fs::rename(from, to)).map_err(Error::io(to, "rename to"))
+        self.pass(Call::Rename)
+            .and_then(|_| std::fs::rename(from, to))
+            .inspect(|()| self.record(|r| r.renamed(from, to)))
+            .map_err(Error::io(to, "rename to"))
     }
 
     /// Swaps two names in one step, so that neither is ever absent.
@@ -196,17 +234,24 @@ impl Sys {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         self.pass(Call::Rename)
             .and_then(|_| renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).map_err(io::Error::from))
+            .inspect(|()| self.record(|r| r.exchanged(a, b)))
             .map_err(Error::io(b, "replace"))
     }
 
     /// Removes one file.
     pub fn remove_file(&self, path: &Path) -> Result<()> {
-        self.pass(Call::Remove).and_then(|_| std::fs::remove_file(path)).map_err(Error::io(path, "remove"))
+        self.pass(Call::Remove)
+            .and_then(|_| std::fs::remove_file(path))
+            .inspect(|()| self.record(|r| r.removed(path)))
+            .map_err(Error::io(path, "remove"))
     }
 
     /// Removes a directory and what is in it.
     pub fn remove_tree(&self, path: &Path) -> Result<()> {
-        self.pass(Call::Remove).and_then(|_| std::fs::remove_dir_all(path)).map_err(Error::io(path, "remove"))
+        self.pass(Call::Remove)
+            .and_then(|_| std::fs::remove_dir_all(path))
+            .inspect(|()| self.record(|r| r.removed(path)))
+            .map_err(Error::io(path, "remove"))
     }
 
     /// Makes the name of what is at `path` durable.
@@ -217,9 +262,11 @@ impl Sys {
                 // Who may write to a directory need not be allowed to read it (a drop box), and syncing it takes that. Its
                 // file system can be synced by way of what has just got its name there.
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                    Ok(rustix::fs::syncfs(std::fs::File::open(path)?)?)
+                    rustix::fs::syncfs(std::fs::File::open(path)?)?;
+                    self.record(Recorder::synced_all);
+                    Ok(())
                 }
-                opened => opened?.sync_all(),
+                opened => self.sync_opened(&opened?),
             })
             .map_err(Error::io(dir, "sync"))
     }
@@ -227,8 +274,14 @@ impl Sys {
     /// Makes the names in a directory durable.
     pub fn sync_dir(&self, path: &Path) -> Result<()> {
         self.pass(Call::Sync)
-            .and_then(|_| std::fs::File::open(path)?.sync_all())
+            .and_then(|_| self.sync_opened(&std::fs::File::open(path)?))
             .map_err(Error::io(path, "sync"))
+    }
+
+    fn sync_opened(&self, file: &std::fs::File) -> io::Result<()> {
+        file.sync_all()?;
+        self.record(|r| r.synced(file));
+        Ok(())
     }
 
     /// Starts a named thread in `scope`.
@@ -366,6 +419,7 @@ impl File {
             match written {
                 Ok(0) => return Err(Error::io(&self.path, "write")(io::ErrorKind::WriteZero.into())),
                 Ok(n) => {
+                    self.sys.record(|r| r.wrote(&self.inner, offset, &buf[..n]));
                     buf = &buf[n..];
                     offset += n as u64;
                 }
@@ -378,7 +432,10 @@ impl File {
 
     /// Makes the contents durable. A failure is final: what was written may be lost.
     pub fn sync(&self) -> Result<()> {
-        self.sys.pass(Call::Sync).and_then(|_| self.inner.sync_all()).map_err(Error::io(&self.path, "sync"))
+        self.sys
+            .pass(Call::Sync)
+            .and_then(|_| self.sys.sync_opened(&self.inner))
+            .map_err(Error::io(&self.path, "sync"))
     }
 }
 
@@ -395,10 +452,12 @@ impl io::Read for File {
 /// For encoders that write a stream from the start; passes the seam like [`File::write_all_at`].
 impl io::Write for &File {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        match self.sys.pass(Call::Write)? {
+        let n = match self.sys.pass(Call::Write)? {
             Some(Fault::Short) => (&self.inner).write(&buf[..1.min(buf.len())]),
             _ => (&self.inner).write(buf),
-        }
+        }?;
+        self.sys.record(|r| r.appended(&self.inner, &buf[..n]));
+        Ok(n)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -77,6 +77,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.gone {
             remove(&self.path);
+            self.sys.record(|r| r.removed(&self.path));
         }
         self.sys.temporaries.with(|paths| paths.retain(|path| *path != self.path));
     }
