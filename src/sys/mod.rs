@@ -5,10 +5,14 @@
 //! Invariant: no other module of the library opens a file, spawns a thread or reserves a buffer that grows
 //! with the data by itself, but for the few that ARCHITECTURE.md names. (`rayon`'s pool is built once, by [`Sys::pool`].)
 
+mod dir;
 pub mod fault;
+mod names;
 mod private;
 mod temporary;
 
+pub use dir::Dir;
+pub use names::{Held, is_unsupported};
 pub use private::PrivateDir;
 pub use temporary::{SPILL_PREFIX, Temporary};
 
@@ -194,7 +198,7 @@ impl Sys {
     /// Swaps two names in one step, so that neither is ever absent.
     pub fn exchange(&self, a: &Path, b: &Path) -> Result<()> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
-        self.pass(Call::Rename)
+        self.pass(Call::Exchange)
             .and_then(|_| renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).map_err(io::Error::from))
             .map_err(Error::io(b, "replace"))
     }
