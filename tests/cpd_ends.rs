@@ -46,7 +46,7 @@ struct Place {
 
 /// All that is the same in every run. Two starts, so that checkpoints hold the best one too.
 const ALWAYS: &str =
-    "t.blco --seed 3 --starts 2 --tol 0 --checkpoint c --every 1 --output o --report r.html -q";
+    "t.blco --seed 3 --starts 2 --tol 0 --checkpoint c --every 1 --output o --report r.html --force -q";
 
 impl Place {
     fn new(backend: &'static [&'static str], dims: &str, nnz: &str) -> Self {
@@ -199,7 +199,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
     let place = Place::new(&["--backend", "cpu"], "20,30,40", "3000");
     let wanted = place.results("--max-iters 2");
     let (mut failed, mut resumed) = (0, 0);
-    for call in ["open", "read", "write", "sync", "rename", "remove", "spawn", "allocate"] {
+    for call in ["open", "read", "write", "sync", "rename", "exchange", "remove", "spawn", "allocate"] {
         for errno in ["5", "28"] {
             let mut nth = 0;
             loop {

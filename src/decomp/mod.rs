@@ -23,6 +23,7 @@ pub use run::{Init, Job, Outcome, StartReport, Stop, Watch, run};
 
 use crate::dense::{Matrix, Real, mode_file};
 use crate::error::{Error, Result};
+use crate::publish;
 use crate::shape::{ORDER_MAX, Shape};
 use crate::sys::Sys;
 use rayon::prelude::*;
@@ -106,12 +107,20 @@ fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
 impl Model<f64> {
     /// Reads `mode-1.npy` … and `lambda.npy` from `dir`; without the latter all weights are 1.
     pub fn load(sys: &Sys, dir: &Path) -> Result<Self> {
-        let order = (0..ORDER_MAX).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
-        if order < 2 {
+        let none = || {
             let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
-            return Err(Error::input(dir.display().to_string(), what));
+            Error::input(dir.display().to_string(), what)
+        };
+        let found = publish::open(sys, dir).map_err(|e| if dir.is_dir() { e } else { none() })?;
+        let has = |name: &str| Ok::<_, Error>(found.file_bytes(name)?.is_some());
+        let mut order = 0;
+        while order < ORDER_MAX && has(&mode_file(order))? {
+            order += 1;
         }
-        let load = |m| Matrix::load_any(sys, &dir.join(mode_file(m)));
+        if order < 2 {
+            return Err(none());
+        }
+        let load = |m| Matrix::read(sys, &found.file(&mode_file(m), false)?, None);
         let factors: Vec<Matrix<f64>> = (0..order).map(load).collect::<Result<_>>()?;
         let rank = factors[0].columns();
         if let Some(mode) = factors.iter().position(|f| f.columns() != rank) {
@@ -119,8 +128,8 @@ impl Model<f64> {
             return Err(Error::input(dir.join(mode_file(mode)).display().to_string(), what));
         }
         let path = dir.join(LAMBDA_FILE);
-        let lambda = if path.exists() {
-            let lambda = Matrix::load_column(sys, &path)?;
+        let lambda = if has(LAMBDA_FILE)? {
+            let lambda = Matrix::read_column(sys, &found.file(LAMBDA_FILE, false)?)?;
             if lambda.rows() != rank {
                 let what = format!("has {} weights; factors of rank {rank} have {rank}", lambda.rows());
                 return Err(Error::input(path.display().to_string(), what));

@@ -6,6 +6,7 @@ mod npy;
 pub use lanes::Lanes;
 
 use crate::error::{Error, Result};
+use crate::publish;
 use crate::random::Counter;
 use crate::shape::Shape;
 use crate::sys::{File, Sys};
@@ -176,23 +177,17 @@ impl<T: Real> Matrix<T> {
     /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of numbers that are finite
     /// in `T`.
     pub fn load(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
-        Self::load_rows(sys, path, Some(rows))
+        Self::read(sys, &sys.open(path, false)?, Some(rows))
     }
 
-    /// The same with any number of rows.
-    pub fn load_any(sys: &Sys, path: &Path) -> Result<Self> {
-        Self::load_rows(sys, path, None)
-    }
-
-    fn load_rows(sys: &Sys, path: &Path, rows: Option<usize>) -> Result<Self> {
-        let place = path.display().to_string();
-        let wrong = |what: String| Error::input(&place, what);
-        let file = sys.open(path, false)?;
-        let header = Header::read(&file)?;
+    /// The same from an open file, with any number of rows or `rows`.
+    pub fn read(sys: &Sys, file: &File, rows: Option<usize>) -> Result<Self> {
+        let wrong = |what: String| Error::input(file.path().display().to_string(), what);
+        let header = Header::read(file)?;
         let &[file_rows, columns] = &header.shape[..] else {
             return Err(wrong(format!("has {} axes; a factor has 2: rows and rank", header.shape.len())));
         };
-        Self::load_axes(sys, (&file, &header), [file_rows, columns], rows)
+        Self::load_axes(sys, (file, &header), [file_rows, columns], rows)
     }
 
     /// Reads a NumPy file of one axis, which must hold `rows` numbers that are finite in `T`, as a matrix of one column.
@@ -210,15 +205,14 @@ impl<T: Real> Matrix<T> {
     }
 
     /// Reads a NumPy file of one axis, or of rows x 1 numbers, that are finite in `T`, as a matrix of one column.
-    pub fn load_column(sys: &Sys, path: &Path) -> Result<Self> {
-        let file = sys.open(path, false)?;
-        let header = Header::read(&file)?;
+    pub fn read_column(sys: &Sys, file: &File) -> Result<Self> {
+        let header = Header::read(file)?;
         let (&[rows] | &[rows, 1]) = &header.shape[..] else {
             let shape: Vec<String> = header.shape.iter().map(u64::to_string).collect();
             let what = format!("is {}; weights have one axis", shape.join(" x "));
-            return Err(Error::input(path.display().to_string(), what));
+            return Err(Error::input(file.path().display().to_string(), what));
         };
-        Self::load_axes(sys, (&file, &header), [rows, 1], None)
+        Self::load_axes(sys, (file, &header), [rows, 1], None)
     }
 
     /// Reads the numbers behind the header, in `rows` rows or any number of them.
@@ -282,9 +276,12 @@ pub fn mode_file(mode: usize) -> String {
     format!("mode-{}.npy", mode + 1)
 }
 
-/// Loads `mode-1.npy` … from `dir`, all of one rank.
+/// Loads `mode-1.npy` … from `dir`, all of one rank and of one result, whatever takes its place meanwhile.
 pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
-    let load = |(mode, &dim): (usize, &u32)| Matrix::load(sys, &dir.join(mode_file(mode)), dim as usize);
+    let found = publish::open(sys, dir).map_err(|e| e.about(&dir.join(mode_file(0))))?;
+    let load = |(mode, &dim): (usize, &u32)| {
+        Matrix::read(sys, &found.file(&mode_file(mode), false)?, Some(dim as usize))
+    };
     let factors: Vec<Matrix<T>> = shape.dims().iter().enumerate().map(load).collect::<Result<_>>()?;
     let rank = factors[0].columns();
     if let Some(mode) = factors.iter().position(|f| f.columns() != rank) {
@@ -335,10 +332,11 @@ mod tests {
         let one = write("one.npy", &|file| column.write_vector(file));
         assert!(String::from_utf8_lossy(&std::fs::read(&one).unwrap()[..128]).contains("'shape': (3, )"));
         for path in [one, write("two.npy", &|file| column.write(file))] {
-            assert_eq!(Matrix::<f64>::load_column(&sys, &path).unwrap(), column);
+            assert_eq!(Matrix::<f64>::read_column(&sys, &sys.open(&path, false).unwrap()).unwrap(), column);
         }
         let wide = write("wide.npy", &|file| Matrix::from_rows(1, 3, vec![1.0; 3]).write(file));
-        let message = Matrix::<f64>::load_column(&sys, &wide).unwrap_err().to_string();
+        let message =
+            Matrix::<f64>::read_column(&sys, &sys.open(&wide, false).unwrap()).unwrap_err().to_string();
         assert!(message.ends_with("wide.npy: is 1 x 3; weights have one axis"), "{message}");
     }
 

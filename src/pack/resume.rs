@@ -5,9 +5,11 @@ use super::journal::{self, Finished, Journal};
 use super::scratch::Scratch;
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
-use crate::store::{Staging, partial_path};
+use crate::publish::finished;
+use crate::store::{Staging, Store, partial_path};
 use crate::sys::{SPILL_PREFIX, Sys};
 use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,6 +21,41 @@ pub struct Prepared {
     pub scratch: Scratch,
     /// The input's extent, where an earlier job has read all of it.
     pub extent: Option<Extent>,
+    /// The job.
+    pub job: journal::Job,
+}
+
+/// How a job begins.
+pub enum Beginning {
+    /// There is work to do.
+    Ready(Prepared),
+    /// The job that was to be resumed had published this store, and was killed while it cleaned up.
+    Complete(Complete, Store),
+}
+
+/// What a job notes when it publishes: what tells whether another is the same, and what no store holds.
+#[derive(Serialize, Deserialize)]
+pub struct Complete {
+    /// The job.
+    pub job: journal::Job,
+    /// The store id.
+    pub digest: String,
+    /// Nonzeros of the input.
+    pub input_nnz: u64,
+    /// Nonzeros that were added to one with the same coordinates.
+    pub summed: u64,
+    /// Nonzeros kept though one with the same coordinates is there.
+    pub kept: u64,
+}
+
+impl Complete {
+    /// What the killed job noted that has published the store at `target`, and that store.
+    fn find(sys: &Sys, target: &Path) -> Result<Option<(Self, Store)>> {
+        let noted = finished(sys, target)?.and_then(|facts| serde_json::from_value::<Self>(facts).ok());
+        let Some(noted) = noted else { return Ok(None) };
+        let store = Store::open(sys, target)?;
+        Ok((noted.digest == format!("{:016x}", store.id())).then_some((noted, store)))
+    }
 }
 
 /// What a killed job left.
@@ -62,7 +99,7 @@ fn spill_dir(options: &PackOptions, partial: &Path) -> Result<PathBuf> {
 }
 
 /// Opens the directory of the job, and with it what a killed job left, if this one is to resume it.
-pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prepared> {
+pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Beginning> {
     let partial = partial_path(&options.target);
     let job = journal::Job {
         version: journal::VERSION,
@@ -71,6 +108,14 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         options: options.decisive(),
         spill_dir: spill_dir(options, &partial)?,
     };
+    if options.resume
+        && let Some((complete, store)) = Complete::find(sys, &options.target)?
+    {
+        same_request(&complete.job, &job, true)?;
+        discard(sys, &partial.join(&complete.job.spill_dir))?;
+        Staging::clean_up(sys, &options.target)?;
+        return Ok(Beginning::Complete(complete, store));
+    }
     let (resumed, discarded) = match Left::read(sys, &partial, options)? {
         Some(left) if left.finished.nnz() == 0 => (None, Some(left.spill_dir)),
         Some(left) if options.resume => {
@@ -93,10 +138,10 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         (left.spill_dir, left.finished, journal)
     } else {
         let journal = Journal::create(sys, staging.partial(), &job)?;
-        (partial.join(job.spill_dir), Finished::default(), journal)
+        (partial.join(&job.spill_dir), Finished::default(), journal)
     };
     let scratch = Scratch::new(sys, spill_dir, journal, &finished);
-    Ok(Prepared { staging, scratch, extent: finished.extent })
+    Ok(Beginning::Ready(Prepared { staging, scratch, extent: finished.extent, job }))
 }
 
 /// Removes the temporary files of a job that nobody will resume, wherever they are.
@@ -119,15 +164,20 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
         let what = format!("temporary files of the unfinished pack are not in {dir} any more");
         return Err(Error::request(format!("--resume: {what}; without --resume it starts again")));
     }
-    if old.job.options != new.options {
-        let what = format!("the unfinished pack had other options ({})", old.job.options);
+    same_request(&old.job, new, old.finished.extent.is_some())
+}
+
+/// An error unless `new` is to do what `old` did, on the same input, of which that had `read_all`.
+fn same_request(old: &journal::Job, new: &journal::Job, read_all: bool) -> Result<()> {
+    if old.options != new.options {
+        let what = format!("the unfinished pack had other options ({})", old.options);
         return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
     }
     // Of two pipes nothing tells whether they say the same: the second serves where none of it will be read.
-    let unreadable = new.identity.is_none() && old.finished.extent.is_none();
-    if unreadable || old.job.identity != new.identity {
+    let unreadable = new.identity.is_none() && !read_all;
+    if unreadable || old.identity != new.identity {
         let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
-        let then = old.job.identity.as_deref().unwrap_or("read from a pipe");
+        let then = old.identity.as_deref().unwrap_or("read from a pipe");
         let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
         return Err(Error::input(&new.input, format!("{what}; give that one, or start again with --force")));
     }

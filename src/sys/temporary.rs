@@ -6,25 +6,28 @@ use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+/// How what is at a path is removed, quietly: the caller has an error of its own to tell, or nobody to tell.
+type Removal = fn(&Sys, &Path);
+
 /// The temporary names in use.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    paths: Mutex<Vec<PathBuf>>,
+    paths: Mutex<Vec<(PathBuf, Removal)>>,
     /// Whether all have been removed, or are being removed: nothing temporary is to get its name from then on. Locked by whoever
     /// does either.
     ended: Mutex<bool>,
 }
 
 impl Registry {
-    fn with<T>(&self, use_paths: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
+    fn with<T>(&self, use_paths: impl FnOnce(&mut Vec<(PathBuf, Removal)>) -> T) -> T {
         use_paths(&mut self.paths.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Removes everything that is registered. For the end of a program that cannot unwind.
-    pub(super) fn remove_all(&self) {
+    pub(super) fn remove_all(&self, sys: &Sys) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         *ended = true;
-        self.with(|paths| paths.drain(..).for_each(|path| remove(&path)));
+        self.with(|paths| paths.drain(..).for_each(|(path, removal)| removal(sys, &path)));
     }
 
     /// Has `name` give temporary things their names, unless they are being removed: who removes a directory goes on in it where it has
@@ -35,9 +38,9 @@ impl Registry {
     }
 }
 
-/// Whatever is at `path`, quietly: the caller has an error of its own to tell, or nobody to tell.
-fn remove(path: &Path) {
-    drop(if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) });
+/// Whatever is at `path`.
+fn remove(sys: &Sys, path: &Path) {
+    drop(if path.is_dir() { sys.remove_tree(path) } else { sys.remove_file(path) });
 }
 
 /// A temporary file or directory. When this is dropped, what is at its path goes, with all that is in it, unless it
@@ -46,6 +49,7 @@ fn remove(path: &Path) {
 pub struct Temporary {
     sys: Sys,
     path: PathBuf,
+    removal: Removal,
     /// Nothing at the path is this one's any more.
     gone: bool,
 }
@@ -54,8 +58,14 @@ impl Temporary {
     /// Takes charge of `path`, where a file or directory is about to be created.
     #[must_use]
     pub fn at(sys: &Sys, path: PathBuf) -> Self {
-        sys.temporaries.with(|paths| paths.push(path.clone()));
-        Self { sys: sys.clone(), path, gone: false }
+        Self::removed_by(sys, path, remove)
+    }
+
+    /// The same of what `removal` removes: not all that is in a directory need go.
+    #[must_use]
+    pub fn removed_by(sys: &Sys, path: PathBuf, removal: fn(&Sys, &Path)) -> Self {
+        sys.temporaries.with(|paths| paths.push((path.clone(), removal)));
+        Self { sys: sys.clone(), path, removal, gone: false }
     }
 
     /// It has another name or another owner now, and stays.
@@ -76,9 +86,8 @@ pub const SPILL_PREFIX: &str = "blco-spill-";
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.gone {
-            remove(&self.path);
-            self.sys.record(|r| r.removed(&self.path));
+            (self.removal)(&self.sys.quiet(), &self.path);
         }
-        self.sys.temporaries.with(|paths| paths.retain(|path| *path != self.path));
+        self.sys.temporaries.with(|paths| paths.retain(|(path, _)| *path != self.path));
     }
 }
