@@ -121,6 +121,18 @@ struct State {
     matrices: Vec<[String; 2]>,
 }
 
+impl Facts {
+    /// Whether the starts are those that a run has made: numbers that are believed later.
+    fn is_consistent(&self) -> bool {
+        let start = self.current.start;
+        let best = self.best.as_ref();
+        self.finished.len() == start as usize
+            && best.is_some() == (start > 0)
+            && best.is_none_or(|best| best.start < start)
+            && best.into_iter().chain([&self.current]).all(|state| !state.history.is_empty())
+    }
+}
+
 impl State {
     fn of<T: Real>(start: u32, als: &Als, factors: &[Matrix<T>]) -> Self {
         let each = factors.iter().zip(&als.columns);
@@ -266,6 +278,9 @@ impl Checkpointer {
             return Err(Error::request(format!("{}: holds no checkpoint to resume", self.dir.display())));
         }
         let facts = self.read_facts(&dir.join(FACTS))?;
+        if !facts.is_consistent() {
+            return Err(damaged(&dir.join(FACTS)));
+        }
         for (name, here) in &self.identity {
             let there = facts.identity.get(name).map_or("unknown", String::as_str);
             if there != here {
