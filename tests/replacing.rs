@@ -159,7 +159,7 @@ fn interfere(place: &Place, line: &str, partial: &str, meanwhile: impl FnOnce())
     child.wait_with_output().unwrap()
 }
 
-const SLOW_GEN: &str = "blco-gen --dims 5000,5000 --nnz 4M -q";
+const SLOW_GEN: &str = "blco-gen --dims 5000,5000 --nnz 1M -q";
 
 #[test]
 fn a_checkpoint_directory_keeps_what_is_not_a_checkpoint() {
@@ -263,7 +263,7 @@ fn a_file_that_came_meanwhile_is_not_replaced() {
         let read = || fs::read_to_string(place.path("g.tns")).unwrap();
         let line = format!("{SLOW_GEN} g.tns");
         let output = interfere(&place, &line, "g.tns.partial/file", || {
-            fs::write(place.path("g.tns"), "mine").unwrap()
+            fs::write(place.path("g.tns"), "mine").unwrap();
         });
         refused(&output, &line, "g.tns: is not what was there");
         assert_eq!(read(), "mine");
@@ -357,7 +357,9 @@ fn what_replaces_has_the_permissions_of_what_it_replaces() {
             ("r/.made-by-blco", 0o600),
             ("x.tns", 0o604),
         ];
-        all.iter().for_each(|&(name, mode)| set(name, mode));
+        for (name, mode) in all {
+            set(name, mode);
+        }
         let inode = |name: &str| place.path(name).metadata().unwrap().ino();
         let before = inode("t.blco");
         place.succeeds("blco-pack u.tns -o t.blco --force");
