@@ -143,8 +143,13 @@ impl Pending {
 
     /// Makes the contents durable and gives them their name.
     pub fn publish(self) -> Result<()> {
+        self.prepare()?;
+        self.partial.publish()
+    }
+
+    fn prepare(&self) -> Result<()> {
         self.file.sync().map_err(|e| e.about(self.target()))?;
-        self.partial.publish(&())
+        self.partial.prepare(&())
     }
 }
 
@@ -225,10 +230,9 @@ impl Outputs {
             (None, None) => {}
         }
         self.files.iter().chain(&self.inside).try_for_each(|file| file.sync().map_err(|e| about(e, file)))?;
-        if let Some(partial) = self.result {
-            partial.publish(&())?;
-        }
-        self.alone.map_or(Ok(()), Pending::publish)
+        self.result.iter().try_for_each(|partial| partial.prepare(&()))?;
+        self.alone.iter().try_for_each(Pending::prepare)?;
+        self.result.iter().chain(self.alone.iter().map(|alone| &alone.partial)).try_for_each(Partial::publish)
     }
 }
 

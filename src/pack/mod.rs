@@ -54,7 +54,7 @@ pub fn pack(
     let budget = Budget::of(source, options)?;
     plan(sys, source, options)?.check()?;
     let Prepared { staging, scratch, extent, job: identity } = match prepare(sys, source, options)? {
-        Beginning::Ready(prepared) => prepared,
+        Beginning::Ready(prepared) => *prepared,
         Beginning::Complete(job, store) => return report::of_complete(options, &job, &store),
     };
     let input_read = extent.is_none();

@@ -28,9 +28,9 @@ pub struct Prepared {
 /// How a job begins.
 pub enum Beginning {
     /// There is work to do.
-    Ready(Prepared),
+    Ready(Box<Prepared>),
     /// The job that was to be resumed had published this store, and was killed while it cleaned up.
-    Complete(Complete, Store),
+    Complete(Complete, Box<Store>),
 }
 
 /// What a job notes when it publishes: what tells whether another is the same, and what no store holds.
@@ -114,7 +114,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         same_request(&complete.job, &job, true)?;
         discard(sys, &partial.join(&complete.job.spill_dir))?;
         Staging::clean_up(sys, &options.target)?;
-        return Ok(Beginning::Complete(complete, store));
+        return Ok(Beginning::Complete(complete, Box::new(store)));
     }
     let (resumed, discarded) = match Left::read(sys, &partial, options)? {
         Some(left) if left.finished.nnz() == 0 => (None, Some(left.spill_dir)),
@@ -141,7 +141,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         (partial.join(&job.spill_dir), Finished::default(), journal)
     };
     let scratch = Scratch::new(sys, spill_dir, journal, &finished);
-    Ok(Beginning::Ready(Prepared { staging, scratch, extent: finished.extent, job }))
+    Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent: finished.extent, job })))
 }
 
 /// Removes the temporary files of a job that nobody will resume, wherever they are.

@@ -125,9 +125,9 @@ impl Partial {
         Ok(file)
     }
 
-    /// Makes names durable and gives the new one its name; its contents are durable. `facts` are noted for [`finished`]. What is replaced is
-    /// removed unless somebody reads it. What else is in the directory stays until this is dropped.
-    pub fn publish(&self, facts: &impl Serialize) -> Result<()> {
+    /// Makes the new one ready to get its name: permissions, names in it, and what is noted, durably. Its contents are durable.
+    /// `facts` are for [`finished`].
+    pub fn prepare(&self, facts: &impl Serialize) -> Result<()> {
         let (sys, new) = (&self.sys, &self.new_one());
         self.place.keep_permissions(new)?;
         let kind = new.symlink_metadata().map_err(Error::io(new, "inspect"))?;
@@ -137,7 +137,13 @@ impl Partial {
         let before = self.place.before().map(|held| held.facts().ino());
         let inodes = std::iter::once(kind.ino()).chain(before).collect();
         write_record(sys, self.path(), &Record { inodes, facts })?;
-        sys.sync_name(self.path())?;
+        sys.sync_name(self.path())
+    }
+
+    /// Gives what is prepared its name, durably. What is replaced is removed unless somebody reads it. What else is in the directory
+    /// stays until this is dropped.
+    pub fn publish(&self) -> Result<()> {
+        let (sys, new) = (&self.sys, &self.new_one());
         sys.check_cancelled()?;
         let replaced = sys.publish(|| {
             let old = self.place.give(new, &self.path().join(OLD))?;

@@ -89,11 +89,11 @@ impl Place {
             Ok(()) if !is_layered(dir) => Ok(()),
             Err(e) if !lacks(&e) => Err(e),
             _ => {
-                self.sys.publish(|| {
+                let moved = self.sys.publish(|| {
                     self.sys.rename_new(&self.target, aside)?;
                     self.sys.rename_new(aside, &self.target)
-                })?;
-                Ok(())
+                });
+                moved.map_err(|e| if lacks(&e) { self.immovable() } else { e })
             }
         }
     }
@@ -180,6 +180,12 @@ impl Place {
             e if is(&e, ErrorKind::AlreadyExists) => self.changed(),
             e => e,
         })
+    }
+
+    fn immovable(&self) -> Error {
+        let what =
+            "cannot be replaced on this file system, which neither exchanges nor renames it; name another";
+        Error::request(format!("{}: {what}", self.called.display()))
     }
 
     fn changed(&self) -> Error {

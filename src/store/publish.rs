@@ -141,7 +141,8 @@ impl Staging {
             file.write_all_at(contents, 0)?;
             file.sync()?;
         }
-        self.partial.publish(&job(id))?;
+        self.partial.prepare(&job(id))?;
+        self.partial.publish()?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
         Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes, chunks: self.entries.len() })
     }
