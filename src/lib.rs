@@ -11,11 +11,12 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`error`], [`shape`], [`random`], [`sys`] | one error type; dims; a counter-based generator; the seam to the system |
+//! | [`publish`] | how stores, results, checkpoints and files get their names |
 //! | [`dense`] | factors and results, NumPy files |
 //! | [`coo`] | coordinate text, generated tensors |
 //! | [`linear`] | the linear index and BLCO's re-encoding |
 //! | [`encoding`] | packed columns, tiles, values |
-//! | [`store`] | manifest, chunks, checksums, publication |
+//! | [`store`] | manifest, chunks, checksums |
 //! | [`mod@format`] | BLCO and HOCFS chunk images: building them, checked views of them |
 //! | [`pack`] | the packer |
 //! | [`stream`] | the executor: plan, workers, passes |
@@ -65,6 +66,7 @@ pub mod format;
 pub mod linear;
 pub mod op;
 pub mod pack;
+pub mod publish;
 pub mod random;
 pub mod shape;
 pub mod store;

@@ -445,6 +445,7 @@ mod keys {
         "spilled",
         "store",
         "version",
+        "was_complete",
     ];
     pub const RUN: &[&str] = &[
         "backend",
@@ -696,7 +697,7 @@ fn a_trace_on_the_cpu_has_reading_and_computing() {
         (&["--repeat", "2"], &["compute"]),
     ];
     for (more, wanted) in cases {
-        let args = ["t.blco", "--backend", "cpu", "--trace", "trace.json", "--json"];
+        let args = ["t.blco", "--backend", "cpu", "--trace", "trace.json", "--force", "--json"];
         let report = place.json("blco-run", &[&args[..], more].concat());
         let spans: serde_json::Value =
             serde_json::from_slice(&std::fs::read(place.path("trace.json")).unwrap()).unwrap();
@@ -830,7 +831,7 @@ fn a_directory_that_may_not_be_read_takes_results() {
         ("blco-pack", &["t.tns", "-o", "box/a.blco", "--force"]),
         ("blco-info", &["t.blco", "--repair", "box/b.blco"]),
         ("blco-export", &["t.blco", "box/c.tns"]),
-        ("blco-run", &["t.blco", "--output", "box", "--trace", "box/d.json"]),
+        ("blco-run", &["t.blco", "--output", "box/d", "--trace", "box/d.json"]),
         ("blco-cpd", &["t.blco", "--rank", "2", "--output", "box/e", "--report", "box/f.html"]),
     ];
     for (program, args) in all {
@@ -947,7 +948,7 @@ fn a_dash_is_standard_output_or_refused() {
     // Along a mode that streams, and along one that does not.
     for (store, mode) in [("t.hocfs", "3"), ("t.hocfs", "1"), ("t.blco", "2")] {
         let ttv = [store, "--op", "ttv", "--modes", mode, "--backend", "cpu"];
-        place.succeeds("blco-run", &[&ttv[..], &["--output", "out"]].concat());
+        place.succeeds("blco-run", &[&ttv[..], &["--output", "out", "--force"]].concat());
         let before = tree(place.dir.path());
         let piped = place.succeeds("blco-run", &[&ttv[..], &["--output", "-"]].concat());
         assert_eq!(piped.as_bytes(), std::fs::read(place.path("out/result.tns")).unwrap());
@@ -1133,9 +1134,13 @@ fn factors_that_were_written_give_the_same_results() {
     let place = Place::with_store();
     place.succeeds("blco-run", &["t.blco", "--output", "a", "--rank", "3"]);
     let first = tree(&place.path("a"));
-    assert_eq!(first.keys().collect::<Vec<_>>(), ["mode-1.npy", "mode-2.npy", "mode-3.npy"].map(Path::new));
+    assert_eq!(
+        first.keys().collect::<Vec<_>>(),
+        [".made-by-blco", "mode-1.npy", "mode-2.npy", "mode-3.npy"].map(Path::new)
+    );
     place.succeeds("blco-run", &["t.blco", "--output", "some", "--rank", "3", "--modes", "3,1"]);
-    let some = tree(&place.path("some"));
+    let mut some = tree(&place.path("some"));
+    some.remove(Path::new(".made-by-blco")).unwrap();
     assert_eq!(some.keys().collect::<Vec<_>>(), ["mode-1.npy", "mode-3.npy"].map(Path::new));
     assert!(some.iter().all(|(name, bytes)| first[name] == *bytes));
     for out in ["b", "c"] {
@@ -1151,7 +1156,7 @@ fn force_replaces_in_one_step_or_not_at_all() {
     place.write("new.tns", "1 1 1\n2 2 2\n");
     place.write("bad.tns", "1 1 1\n2 2\n");
     place.refuses("blco-pack", &["bad.tns", "-o", "t.blco", "--force"], &["bad.tns:2: "]);
-    for fault in ["write:0:28", "sync:0:5", "rename:0:5"] {
+    for fault in ["write:0:28", "sync:0:5", "exchange:0:5", "exchange:1:5"] {
         let mut command = place.command("blco-pack", &["new.tns", "-o", "t.blco", "--force"]);
         place.refuses_as(command.env("BLCO_FAULT", fault), "blco-pack", &["os error"]);
     }
@@ -1241,9 +1246,7 @@ fn an_interrupt_of_a_run_leaves_nothing() {
     let place = Place::with_store();
     let before = tree(place.dir.path());
     let child = place.start("blco-run", &["t.blco", "--repeat", "4000000000", "--output", "out"]);
-    wait_until("the run to begin", || {
-        place.path("out").read_dir().is_ok_and(|mut files| files.next().is_some())
-    });
+    wait_until("the run to begin", || place.path("out.partial/result/mode-1.npy").exists());
     signal(&child, programs::interrupt());
     let (status, _) = end(child);
     assert_eq!(status.code(), Some(130));

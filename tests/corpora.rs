@@ -5,6 +5,8 @@
 
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
+#[path = "../fuzz/models.rs"]
+mod models;
 
 use blco::random::Counter;
 use std::path::Path;
@@ -35,13 +37,18 @@ fn manifest() {
 
 #[test]
 fn chunk() {
-    replay("chunk", bodies::chunk);
+    replay_changed("chunk", bodies::chunk);
 }
 
-/// Inputs that are kept, with some bytes changed.
 #[test]
-fn changed_chunks() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/chunk");
+fn npy() {
+    replay("npy", bodies::npy);
+}
+
+/// Inputs that are kept, and as many others as `BLCO_CHANGED` says made of each by changing some bytes.
+fn replay_changed(target: &str, body: fn(&[u8])) {
+    replay(target, body);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let mut paths: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let rounds = std::env::var("BLCO_CHANGED").map_or(4, |text| text.parse().unwrap());
@@ -55,15 +62,20 @@ fn changed_chunks() {
                 let length = input.len() as u64;
                 input[usize::try_from(at % length).unwrap()] ^= 1 << (bit % 8);
             }
-            let held = std::panic::catch_unwind(|| bodies::chunk(&input));
+            let held = std::panic::catch_unwind(|| body(&input));
             assert!(held.is_ok(), "{}, round {round}", path.display());
         }
     }
 }
 
 #[test]
-fn npy() {
-    replay("npy", bodies::npy);
+fn checkpoint() {
+    replay_changed("checkpoint", models::checkpoint);
+}
+
+#[test]
+fn score() {
+    replay_changed("score", models::models);
 }
 
 #[test]

@@ -127,7 +127,8 @@ impl Place {
 
     /// A run that must succeed: its report, with results in `out`, within the oracle's bound.
     fn succeeds(&self, args: &[&str], env: &[(&str, &str)]) -> serde_json::Value {
-        let checked = [args, &["--modes", "all", "--output", "out", "--check", "t.tns", "--json"]].concat();
+        let checked =
+            [args, &["--modes", "all", "--output", "out", "--force", "--check", "t.tns", "--json"]].concat();
         let output = self.blco_run(&checked, env);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{args:?} {env:?}: {}: {error}", output.status);
@@ -509,7 +510,7 @@ impl Failing {
     }
 
     fn args(&self) -> Vec<&str> {
-        self.args.iter().map(String::as_str).chain(["--output", "out"]).collect()
+        self.args.iter().map(String::as_str).chain(["--output", "out", "--force"]).collect()
     }
 
     /// Runs with a failing call: exit status, standard error, the mock's account.
@@ -787,8 +788,19 @@ fn ttv_plans_and_reports() {
     };
     let (status, planned, error) = ttv(&["--modes", "3", "--plan"]);
     assert_eq!((status, &planned["device"]["lanes"]), (Some(0), &4.into()), "{error}");
-    let common =
-        ["--modes", "3", "--repeat", "2", "--streams", "3", "--trace", "trace.json", "--check", "t.tns"];
+    let common = [
+        "--modes",
+        "3",
+        "--repeat",
+        "2",
+        "--streams",
+        "3",
+        "--trace",
+        "trace.json",
+        "--force",
+        "--check",
+        "t.tns",
+    ];
     for (kernel, more) in [("balanced", &[][..]), ("two-level", &[]), ("balanced", &["--direct"])] {
         let args = [&common[..], &["--kernel", kernel], more].concat();
         let (status, report, error) = ttv(&args);

@@ -1,6 +1,6 @@
 //! A packer that is killed (SIGKILL) at any moment leaves no store, a complete one, or an unfinished one that
 //! `--resume` turns into the very bytes of an undisturbed pack, or that `--force` discards; a store that was to be
-//! replaced is there all the time, the old one or the new. `BLCO_KILLS=1000 cargo test --test kills -- --nocapture` kills
+//! replaced is there all the time, the old one or the new, and so are results and files of the other programs. `BLCO_KILLS=1000 cargo test --test kills -- --nocapture` kills
 //! so many and prints the table that is kept under benches/runs.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -181,6 +181,10 @@ impl<'a> Killing<'a> {
         }
         if outcome == Outcome::Complete && tree(&self.dir.join("out")).contains_key(Path::new("s.partial")) {
             // Killed between the rename and the end: the next pack clears it away.
+            if !self.case.replaces && moment.subsec_nanos().is_multiple_of(2) {
+                self.is_found_complete();
+                return outcome;
+            }
             let mut again = self.case.arguments.to_vec();
             again.retain(|&argument| argument != "--resume");
             again.extend((!self.case.replaces).then_some("--force"));
@@ -190,6 +194,25 @@ impl<'a> Killing<'a> {
         assert_eq!(names(&self.dir.join("out")), ["s"], "{}: {moment:?}", self.case.name);
         assert!(names(&self.dir.join("temp")).is_empty(), "{}: {moment:?}", self.case.name);
         outcome
+    }
+
+    /// The store is there, and a killed program had only to clean up: `--resume` says so, and does.
+    fn is_found_complete(&self) {
+        let mut again = self.case.arguments.to_vec();
+        again.retain(|&argument| argument != "--resume");
+        again.push("--resume");
+        let output = run(self.dir, "blco-pack", &again);
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        // Where all but the empty directory had gone, nothing is left of that pack.
+        let nothing_left = said.contains("a store is there already");
+        assert!(nothing_left || output.status.success() && said.contains("was complete"), "{said}");
+        if nothing_left {
+            again.retain(|&argument| argument != "--resume");
+            succeeds(self.dir, "blco-pack", &[&again[..], &["--force"]].concat());
+        }
+        assert!(identity(&self.dir.join("out/s")) == self.expected, "{}", self.case.name);
+        assert_eq!(names(&self.dir.join("out")), ["s"], "{}", self.case.name);
+        assert!(names(&self.dir.join("temp")).is_empty(), "{}", self.case.name);
     }
 
     /// No store is there: packs again, and resumes where that is offered.
@@ -238,6 +261,155 @@ fn a_killed_pack_is_absent_resumable_or_complete() {
         all.extend(outcomes);
     }
     assert!(all.contains(&Outcome::Resumable) && all.contains(&Outcome::Old), "{all:?}");
+}
+
+/// Killed while it cleans up, as soon as the store has its name.
+#[test]
+fn a_pack_that_was_killed_as_it_cleaned_up_is_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let small = ["--dims", "30000,2000,7000", "--nnz", "160000", "--skew", "2", "--values", "1..5", "t.tns"];
+    succeeds(dir, "blco-gen", &small);
+    let killing = Killing::new(dir, &CASES[1]);
+    let (store, partial) = (dir.join("out/s"), dir.join("out/s.partial"));
+    let mut found = 0;
+    for _ in 0..40 {
+        if found == 3 {
+            break;
+        }
+        killing.prepare();
+        let mut child = command(dir, "blco-pack", killing.case.arguments).spawn().unwrap();
+        while !store.exists() && child.try_wait().unwrap().is_none() {}
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if partial.join("publishing").exists() {
+            found += 1;
+            let other = [killing.case.arguments, &["--resume", "--zstd", "3"]].concat();
+            let refused = run(dir, "blco-pack", &other);
+            assert_eq!(refused.status.code(), Some(2));
+            assert!(String::from_utf8_lossy(&refused.stderr).contains("other options"));
+        }
+        if partial.exists() {
+            killing.is_found_complete();
+        }
+    }
+    assert!(found > 0, "none was killed in time");
+}
+
+/// A program that replaces what an earlier run of it wrote, `out/r`.
+struct Replacing {
+    name: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// Instead of those: what was there before.
+    old: &'static [&'static str],
+}
+
+const REPLACING: [Replacing; 4] = [
+    Replacing {
+        name: "run",
+        program: "blco-run",
+        arguments: &["s", "--rank", "24", "--output", "out/r"],
+        old: &["s4", "--rank", "2", "--output", "out/r"],
+    },
+    Replacing {
+        name: "cpd",
+        program: "blco-cpd",
+        arguments: &["s", "--rank", "8", "--max-iters", "2", "--output", "out/r"],
+        old: &["s4", "--rank", "2", "--max-iters", "1", "--output", "out/r"],
+    },
+    Replacing {
+        name: "ttv",
+        program: "blco-run",
+        arguments: &["s", "--op", "ttv", "--modes", "2", "--output", "out/r"],
+        old: &["s4", "--op", "ttv", "--modes", "2", "--output", "out/r"],
+    },
+    Replacing { name: "export", program: "blco-export", arguments: &["s", "out/r"], old: &["s4", "out/r"] },
+];
+
+/// What is at `out/r`, without the times in a report; `None` where nothing is.
+fn written(dir: &Path) -> Option<Tree> {
+    let path = dir.join("out/r");
+    if path.is_file() {
+        return Some(Tree::from([(PathBuf::new(), Some(std::fs::read(path).unwrap()))]));
+    }
+    path.exists().then(|| {
+        let mut all = tree(&path);
+        if let Some(report) = all.get_mut(Path::new("report.json")) {
+            let text: serde_json::Value = serde_json::from_slice(report.as_ref().unwrap()).unwrap();
+            *report = Some(text["lambda"].to_string().into_bytes());
+        }
+        all
+    })
+}
+
+impl Replacing {
+    /// Kills at random moments, in turn with something there and not, with names that can be exchanged and that cannot.
+    fn kill(&self, dir: &Path, kills: usize, random: Counter) -> String {
+        let forced = [self.arguments, &["--force"]].concat();
+        let reset = |replaces: bool| {
+            drop(std::fs::remove_dir_all(dir.join("out")));
+            std::fs::create_dir(dir.join("out")).unwrap();
+            if replaces {
+                succeeds(dir, self.program, self.old);
+            }
+        };
+        reset(true);
+        let old = written(dir);
+        let start = Instant::now();
+        succeeds(dir, self.program, &forced);
+        let (duration, new) = (start.elapsed(), written(dir));
+        assert!(old != new);
+        let (mut kept, mut complete, mut between) = (0, 0, 0);
+        for kill in 0..kills {
+            let (replaces, exchanges) = (kill % 3 != 0, kill % 2 == 0);
+            reset(replaces);
+            let mut command = command(dir, self.program, &forced);
+            if !exchanges {
+                command.env("BLCO_FAULT", "exchange:all:22");
+            }
+            let mut child = command.spawn().unwrap();
+            std::thread::sleep(duration.mul_f64(1.2 * random.unit(kill as u64)));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let what = format!("{}, kill {kill}", self.name);
+            if replaces && written(dir).is_none() {
+                // Between two renames: the next program, which does not replace, finds the old one.
+                assert!(!exchanges, "{what}: neither the old one nor the new is there");
+                assert_eq!(run(dir, self.program, self.arguments).status.code(), Some(2), "{what}");
+                assert!(written(dir) == old, "{what}");
+                between += 1;
+            }
+            let found = written(dir);
+            complete += usize::from(found == new);
+            kept += usize::from(found != new);
+            let before = if replaces { old.clone() } else { None };
+            assert!(found == new || found == before, "{what}: neither the old one nor the new");
+            succeeds(dir, self.program, &forced);
+            assert!(written(dir) == new, "{what}: other results");
+            assert_eq!(names(&dir.join("out")), ["r"], "{what}");
+        }
+        let ms = duration.as_millis();
+        format!("| {} | {ms} | {kills} | {kept} | {between} | {complete} |", self.name)
+    }
+}
+
+#[test]
+fn what_a_killed_program_replaces_is_the_old_or_the_new() {
+    let kills = std::env::var("BLCO_KILLS").map_or(24, |text| text.parse().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let dims = ["--dims", "3000,200,700", "--nnz", "40000", "--values", "1..5", "--seed", "3"];
+    succeeds(dir, "blco-gen", &[&dims[..], &["s.blco"]].concat());
+    std::fs::rename(dir.join("s.blco"), dir.join("s")).unwrap();
+    std::fs::write(dir.join("s4.tns"), "1 1 1 1 2\n3 2 2 2 5\n").unwrap();
+    succeeds(dir, "blco-pack", &["s4.tns", "-o", "s4"]);
+    println!(
+        "| program | undisturbed, ms | kills | before | between two renames | complete |\n|---|---|---|---|---|---|"
+    );
+    for (i, replacing) in REPLACING.iter().enumerate() {
+        println!("{}", replacing.kill(dir, kills, Counter::new(u64::from(std::process::id()), i as u64)));
+    }
 }
 
 /// Starts [`PACK`] with `more` options, kills it once a staged file is finished, and checks that it left something.

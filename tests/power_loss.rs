@@ -1,5 +1,6 @@
 //! After a loss of power at any moment, whatever the file system had written by then, a store is the old one, the new one,
-//! resumable, or can be packed again; what a program had said to be done is there.
+//! resumable, or can be packed again; a result is the old one, the new one, or absent; a checkpoint continues to the same bits;
+//! what a program had said to be done is there; and the next program goes on, whatever is left beside.
 //!
 //! `BLCO_POWER=5000 cargo test --test power_loss -- --nocapture` tries up to so many states at each moment and prints the table
 //! that is kept under benches/runs.
@@ -11,12 +12,19 @@ mod common;
 #[path = "common/power.rs"]
 mod power;
 
+use blco::cli::Program;
 use blco::coo::tns::{ReadOptions, TnsReader};
+use blco::decomp::checkpoint::{Checkpointer, Identity};
+use blco::decomp::host::{HostPlace, host_bytes};
+use blco::decomp::{self, Init, Job, Outcome, Problem, Settings};
 use blco::error::{Error, Result};
+use blco::op::mttkrp::Mttkrp;
 use blco::pack::{PackOptions, PackReport};
+use blco::store::Store;
+use blco::stream::{Limits, plan};
 use blco::sys::Sys;
 use blco::sys::record::{Recorder, Step};
-use common::{Kind, SMALL_CHUNKS, Tensor, identity, options, pack, values};
+use common::{Kind, SMALL_CHUNKS, Tensor, identity, options, pack, packed, tree, values};
 use power::{Before, Losses, Names, Trace, Tried};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -27,7 +35,7 @@ type Files = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 /// States that are tried at each moment.
 fn limit() -> usize {
-    std::env::var("BLCO_POWER").map_or(60, |text| text.parse().unwrap())
+    std::env::var("BLCO_POWER").map_or(20, |text| text.parse().unwrap())
 }
 
 /// Does `work`, which changes `root` and says how many things it has promised.
@@ -237,6 +245,164 @@ fn a_sync_that_is_left_out_is_noticed() {
         let tried = std::panic::catch_unwind(AssertUnwindSafe(|| trace.lose_power(losses, whole)));
         noticed += usize::from(tried.is_err());
     }
-    // Of the chunk, the manifest, their directory and its name.
-    assert!(noticed >= 4, "{noticed} of {}", syncs.len());
+    // Of the chunk's contents, the manifest's and their names. Either of two makes durable that names were exchanged.
+    assert!(noticed >= 3, "{noticed} of {}", syncs.len());
+}
+
+/// Two starts of two iterations, with a checkpoint in `dir` after each; `saved` gets the number of those.
+fn decompose(
+    sys: &Sys,
+    store: &Store,
+    dir: &Path,
+    resume: bool,
+    saved: &(dyn Fn(usize) + Sync),
+) -> Result<Outcome<f64>> {
+    const RANK: usize = 2;
+    let shape = &store.manifest().shape;
+    let mut job = Job {
+        sys,
+        shape,
+        problem: Problem::of(store.manifest())?,
+        settings: Settings { rank: RANK, ridge: 0.0, nonneg: false },
+        tol: 0.0,
+        max_iters: 2,
+        checkpoint: Some(Checkpointer::open(sys, dir, 1, Identity::new(), resume)?),
+    };
+    let plan = plan(store, host_bytes::<f64>(shape, RANK, 1), &Limits { threads: 1, ..Limits::default() })?;
+    let mut op = Mttkrp::alternating(sys, shape, RANK, 1)?;
+    let mut place = HostPlace::new(store, &plan, &mut op)?;
+    decomp::run(&mut job, Init::Seeded { seed: 1, starts: 2 }, &mut place, &|at| {
+        saved(2 * at.start as usize + at.last.map_or(0, |last| last.iteration));
+    })
+}
+
+/// The iterations of all starts that a run continued.
+fn continued(outcome: &Outcome<f64>) -> usize {
+    outcome.resumed.map_or(0, |(start, iteration)| 2 * (start as usize - 1) + iteration)
+}
+
+#[test]
+fn a_checkpoint_is_the_last_one_or_the_one_before() {
+    for chunks in [1, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let (tensor, chunk_bytes) = if chunks == 1 { (small(), 8 << 20) } else { (large(), SMALL_CHUNKS) };
+        let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, chunk_bytes));
+        assert!(store.manifest().chunks.len() >= chunks);
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let at = root.join("c");
+        let mut wanted = None;
+        let mut resumed = BTreeMap::new();
+        let trace = recorded(&root, |sys, promise| {
+            wanted = Some(decompose(sys, &store, &at, false, promise).unwrap().model);
+            promise(4);
+        });
+        lose_power(&format!("checkpoints, {chunks} chunks"), &trace, |promised| {
+            let sys = Sys::default();
+            let outcome = decompose(&sys, &store, &at, true, &|_| ()).or_else(|refused| {
+                assert!(refused.to_string().contains("no checkpoint to resume"), "{refused}");
+                decompose(&sys, &store, &at, false, &|_| ())
+            });
+            let outcome = outcome.unwrap();
+            assert!(Some(&outcome.model) == wanted.as_ref(), "continued to other bits");
+            let continued = continued(&outcome);
+            assert!(continued >= promised, "continued from iteration {continued} of {promised}");
+            *resumed.entry(continued).or_insert(0) += 1;
+        });
+        println!("  continued from iterations {resumed:?}");
+    }
+}
+
+/// Runs a program here, with the arguments that `line` has; `@` stands before what is in `dir`.
+fn program<P: Program>(sys: &Sys, dir: &Path, line: &str) -> Result<()> {
+    let path = |word: &str| word.replace('@', &format!("{}/", dir.display()));
+    P::try_parse_from(line.split(' ').map(path)).unwrap().run(sys).map(drop)
+}
+
+type Run = fn(&Sys, &Path, &str) -> Result<()>;
+
+/// The numbers among what is at `path`, a file or a directory: reports hold times.
+fn numbers(path: &Path) -> Files {
+    let name = |path: &Path| path.extension().is_none_or(|end| end != "json" && end != "html");
+    if path.is_file() {
+        return Files::from([(PathBuf::new(), Some(std::fs::read(path).unwrap()))]);
+    }
+    tree(path).into_iter().filter(|(path, _)| name(path)).collect()
+}
+
+/// What stands at `path`, whole.
+fn result(path: &Path) -> Option<Files> {
+    match path.symlink_metadata().ok()?.is_file() {
+        true => Some(numbers(path)),
+        false => Some(tree(path)),
+    }
+}
+
+/// A program writes `r` with the arguments `line`, where nothing is and where another result of it is.
+fn results_are_whole(name: &str, run: Run, line: &str, other: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let sys = Sys::default();
+    packed(&small(), &options(&dir.path().join("s"), Kind::Tiled, 8 << 20));
+    packed(&large(), &options(&dir.path().join("l"), Kind::HocfsCsr, SMALL_CHUNKS));
+    let root = dir.path().join("root");
+    let target = root.join("r");
+    let force = format!("{line} --force");
+    for replaces in [false, true] {
+        std::fs::create_dir(&root).unwrap();
+        if replaces {
+            run(&sys, dir.path(), other).unwrap();
+        }
+        let old = result(&target);
+        let trace = recorded(&root, |sys, promise| {
+            run(sys, dir.path(), if replaces { &force } else { line }).unwrap();
+            promise(1);
+        });
+        let (new, wanted) = (result(&target), numbers(&target));
+        let mut found = [0; 2];
+        lose_power(&format!("{name}{}", if replaces { " --force" } else { "" }), &trace, |promised| {
+            let there = result(&target);
+            assert!(there == old && promised == 0 || there == new, "neither the old result nor the new");
+            found[usize::from(there == new)] += 1;
+            run(&sys, dir.path(), &force).unwrap();
+            assert!(numbers(&target) == wanted, "other numbers, when it is written again");
+            assert_eq!(names(&root), ["r"]);
+        });
+        assert!(found.iter().all(|&n| n > 0), "{found:?}");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}
+
+#[test]
+fn results_are_the_old_ones_or_the_new() {
+    let modes = "--quiet --threads 1 --backend cpu";
+    results_are_whole(
+        "blco-run",
+        program::<blco::cli::run::Run>,
+        &format!("blco-run @l --rank 2 --output @root/r {modes}"),
+        &format!("blco-run @s --rank 3 --output @root/r {modes}"),
+    );
+    results_are_whole(
+        "blco-run, TTV",
+        program::<blco::cli::run::Run>,
+        &format!("blco-run @l --op ttv --modes 3 --output @root/r {modes}"),
+        &format!("blco-run @s --op ttv --modes 1 --output @root/r {modes}"),
+    );
+    results_are_whole(
+        "blco-cpd",
+        program::<blco::cli::cpd::Cpd>,
+        &format!("blco-cpd @s --rank 2 --max-iters 2 --output @root/r {modes}"),
+        &format!("blco-cpd @s --rank 3 --max-iters 1 --output @root/r {modes}"),
+    );
+    results_are_whole(
+        "blco-export",
+        program::<blco::cli::export::Export>,
+        "blco-export @l @root/r --quiet --threads 1",
+        "blco-export @s @root/r --quiet --threads 1",
+    );
+    results_are_whole(
+        "blco-gen",
+        program::<blco::cli::generate::Gen>,
+        "blco-gen --dims 9,8,7 --nnz 100 @root/r --quiet --threads 1",
+        "blco-gen --dims 9,8,7 --nnz 50 @root/r --quiet --threads 1",
+    );
 }

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const CALLS: [&str; 8] = ["open", "read", "write", "sync", "rename", "remove", "spawn", "allocate"];
+const CALLS: [&str; 9] =
+    ["open", "read", "write", "sync", "rename", "exchange", "remove", "spawn", "allocate"];
 const FAULTS: [(&str, &str); 5] =
     [("EIO", "5"), ("ENOSPC", "28"), ("EMFILE", "24"), ("EINTR", "4"), ("short", "short")];
 

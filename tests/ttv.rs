@@ -201,16 +201,16 @@ fn the_program_writes_the_result_and_reports_the_pipeline() {
         serde_json::from_str::<serde_json::Value>(&run("blco-run", &args)).unwrap()
     };
     for (store, streamed) in [("h", true), ("b", false)] {
-        let report = ttv(store, &["--output", "y"]);
+        let report = ttv(store, &["--output", "y", "--force"]);
         let text = std::fs::read_to_string(dir.path().join("y/result.tns")).unwrap();
         assert_eq!(text, "1 1 5\n2 3 -3\n3 1 1\n", "{store}");
         assert_eq!((&report["streamed"], &report["elements"]), (&streamed.into(), &3.into()));
         assert_eq!(report["pipeline"].is_object(), streamed);
         assert_eq!(ttv(store, &["--precision", "f32"])["elements"], 3);
-        let check = ttv(store, &["--check", "t.tns", "--output", "y"])["check"].clone();
+        let check = ttv(store, &["--check", "t.tns", "--output", "y", "--force"])["check"].clone();
         assert_eq!((&check["holds"], &check["mode"]), (&true.into(), &3.into()));
         let left: Vec<_> = std::fs::read_dir(dir.path().join("y")).unwrap().collect();
-        assert_eq!(left.len(), 1, "nothing but the result");
+        assert_eq!(left.len(), 2, "nothing but the result and its marker");
     }
     // Another tensor: status 1.
     std::fs::write(dir.path().join("u.tns"), "1 1 1 2\n1 1 3 0.5\n2 3 1 -1\n2 3 2 0\n3 2 2 4\n").unwrap();

@@ -85,7 +85,7 @@ impl Bench {
         let vector = format!("vectors/mode-{mode}.npy");
         let (mode, output) = (mode.to_string(), output.to_str().unwrap());
         let mut args = vec![store, "--op", "ttv", "--modes", &mode, "--vector", &vector];
-        args.extend(["--output", output, "--backend", backend, "--precision", precision]);
+        args.extend(["--output", output, "--force", "--backend", backend, "--precision", precision]);
         args.extend(["--threads", &threads, "--workers", &workers, "--repeat", repeat]);
         if backend == "cuda" {
             args.extend(["--streams", &lanes, "--kernel", ["balanced", "two-level"][self.draw(7) % 2]]);

@@ -100,7 +100,7 @@ ends() {
         echo "full disk: status $? (2), $(ls -A "$work/disk" | wc -l) files left (0): $(cat "$out/full.txt")"
         umount "$work/disk"
     fi
-    "$run" "$store" --backend cuda --repeat 3 --streams 3 --device-memory 90MB --trace "$out/trace.json" -q
+    "$run" "$store" --backend cuda --repeat 3 --streams 3 --device-memory 90MB --trace "$out/trace.json" --force -q
     python3 "$(dirname "$0")/timeline.py" "$out/trace.json" "$out/timeline.svg"
 }
 [ $# -gt 0 ] || set -- check sanitize mutants ends bench

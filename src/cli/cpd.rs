@@ -27,7 +27,7 @@ use std::time::Duration;
 const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split";
 
 /// What --score does nothing with.
-const NOT_OF_A_SCORE: [&str; 13] = [
+const NOT_OF_A_SCORE: [&str; 14] = [
     "store",
     "rank",
     "factors",
@@ -39,6 +39,7 @@ const NOT_OF_A_SCORE: [&str; 13] = [
     "nonneg",
     "output",
     "report",
+    "force",
     "checkpoint",
     "plan",
 ];
@@ -94,12 +95,15 @@ pub struct Cpd {
     /// Allow no negative numbers in factors (HALS)
     #[arg(long)]
     nonneg: bool,
-    /// Write mode-1.npy, …, lambda.npy and report.json here, replacing those that are there
+    /// Write mode-1.npy, …, lambda.npy and report.json to this directory, all at once
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Write a page of HTML here: fit by iteration, weights, each component's largest rows, similarity of components
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     report: Option<PathBuf>,
+    /// Replace an earlier result at --output and an existing --report
+    #[arg(long)]
+    force: bool,
     /// Keep what --resume needs here
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -164,8 +168,8 @@ impl Cpd {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
         let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
-        let outputs = Outputs::create(sys, self.output.as_deref(), names)?;
-        let outputs = outputs.and(sys, self.report.as_deref())?;
+        let (output, page) = (self.output.as_deref(), self.report.as_deref());
+        let outputs = Outputs::create(sys, output, names, page, self.force)?;
         let identity = self.identity::<T>(&report);
         let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
         let mut job = Job {
@@ -202,13 +206,13 @@ impl Cpd {
         };
         report.fill(&outcome);
         let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
-        let page = if self.output.is_some() { shape.order() + 2 } else { 0 };
-        outputs.publish(|i, file| match outcome.model.factors.get(i) {
-            _ if i == page => file.write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0),
+        let write = |i: usize, file: &File| match outcome.model.factors.get(i) {
             Some(factor) => factor.write(file),
             None if i == shape.order() => outcome.model.lambda.write_vector(file),
             None => write_json(file, &out.json),
-        })?;
+        };
+        let page = |file: &File| file.write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0);
+        outputs.publish(write, page)?;
         Ok(out)
     }
 

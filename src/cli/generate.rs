@@ -11,7 +11,7 @@ use crate::coo::tns::text_of;
 use crate::coo::{Batch, Extent, Source};
 use crate::dense::{mode_file, write_blocks};
 use crate::error::{Error, Result};
-use crate::sys::Sys;
+use crate::sys::{File, Sys};
 use clap::Parser;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -19,7 +19,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// What is said of --force: the output may be text.
-const FORCE: &str = "Replace an existing store, or an existing file of text, in one step";
+const FORCE: &str = "Replace an existing store or file of text, and an existing model, each in one step";
 
 /// Generates a sparse tensor, as coordinate text or as a store
 ///
@@ -119,15 +119,16 @@ impl Gen {
         let generator = self.generator(sys)?;
         let Some((low_rank, rank)) = generator.low_rank().zip(self.planted_rank) else { return Ok(()) };
         let names = (0..self.dims.len()).map(mode_file);
-        let outputs = Outputs::create(sys, self.model.as_deref(), names)?;
-        outputs.publish(|mode, file| {
+        let outputs = Outputs::create(sys, self.model.as_deref(), names, None, self.store.force)?;
+        let write = |mode: usize, file: &File| {
             let (rows, rank) = (usize::try_from(self.dims[mode]).unwrap_or(usize::MAX), rank as usize);
             write_blocks(sys, file, [rows, rank], |rows, block| {
                 for (row, r, value) in low_rank.entries_in(mode, &rows) {
                     block[(row as usize - rows.start) * rank + r] = value;
                 }
             })
-        })
+        };
+        outputs.publish(write, |_| Ok(()))
     }
 
     /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.

@@ -154,8 +154,8 @@ pub(crate) fn advice(error: &Error) -> String {
 /// What a program says that has succeeded because the failure on order never came.
 const NO_SUCH_CALL: &str = "BLCO_FAULT: there was no such call";
 
-/// The handle to the system; `BLCO_FAULT=read:3:5` makes the fourth read fail with error number 5, for tests
-/// (CONTRIBUTING.md).
+/// The handle to the system; `BLCO_FAULT=read:3:5` makes the fourth read fail with error number 5,
+/// `exchange:all:22` every exchange with EINVAL, for tests (CONTRIBUTING.md).
 fn system() -> Result<Sys> {
     let Some(order) = std::env::var_os("BLCO_FAULT") else { return Ok(Sys::default()) };
     let order = order.to_string_lossy().into_owned();
@@ -168,19 +168,25 @@ fn system() -> Result<Sys> {
             "write" => Some(Call::Write),
             "sync" => Some(Call::Sync),
             "rename" => Some(Call::Rename),
+            "exchange" => Some(Call::Exchange),
             "remove" => Some(Call::Remove),
             "spawn" => Some(Call::Spawn),
             "allocate" => Some(Call::Allocate),
             _ => return None,
         };
-        let nth = parts.next()?.parse().ok()?;
+        let nth = parts.next()?;
         let fault = match parts.next()? {
             "short" => Fault::Short,
             number => Fault::Errno(number.parse().ok()?),
         };
-        Some(Sys::with_faults(Arc::new(Faults::new(call, nth, fault))))
+        Some(Sys::with_faults(Arc::new(match nth {
+            "all" => Faults::every(call?, fault),
+            nth => Faults::new(call, nth.parse().ok()?, fault),
+        })))
     };
-    parse().ok_or_else(|| Error::request(format!("BLCO_FAULT={order}: not CALL:N:ERRNO or CALL:N:short")))
+    parse().ok_or_else(|| {
+        Error::request(format!("BLCO_FAULT={order}: not CALL:N:ERRNO or CALL:N:short, N a number or all"))
+    })
 }
 
 /// Parses a size in bytes: `64MiB`, `1.5G`, `4096`.

@@ -1,12 +1,10 @@
-//! Files that appear whole or not at all: written under a temporary name, renamed last.
+//! Files and directories of results, which appear whole or not at all ([`crate::publish`]).
 
 use crate::error::{Error, Result};
+use crate::publish::{Found, Kind, MARKER, Marker, Partial, first_foreign};
 use crate::store::MANIFEST;
-use crate::sys::{File, Sys, Temporary, behind_links, directory};
-use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use crate::sys::{File, Sys, directory};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whether the name of `path` ends in `.end`, in capitals or not.
 pub fn ends_in(path: &Path, end: &str) -> bool {
@@ -71,36 +69,66 @@ fn refuse_dash(option: &str, path: Option<&Path>, why: &str) -> Result<()> {
     if is_standard_output(path) { Err(Error::request(format!("{option} -: {why}"))) } else { Ok(()) }
 }
 
+/// Single files, as what programs make and replace.
+static FILE: Kind = Kind {
+    name: "file",
+    marker: "",
+    exists: "is there already; --force replaces it",
+    look: |_, path| {
+        let found = path.symlink_metadata().map_err(Error::io(path, "inspect"))?;
+        Ok(match (found.is_file(), found.is_dir()) {
+            (true, _) => Found::Made,
+            (_, true) => Found::Other("is a directory; name a file".into()),
+            _ => Found::Other("is not a regular file; name one".into()),
+        })
+    },
+    beside: &[],
+};
+
+/// Directories of results, as what programs make and replace.
+static RESULT: Kind = Kind {
+    name: "result",
+    marker: MARKER,
+    exists: "results are there already; --force replaces them",
+    look: look_at_result,
+    beside: &[],
+};
+
+fn look_at_result(sys: &Sys, path: &Path) -> Result<Found> {
+    let other = |what: &str| Ok(Found::Other(format!("{what}; name another directory")));
+    if !path.is_dir() {
+        return other("is no directory");
+    }
+    if path.join(MANIFEST).exists() {
+        return other("is a store");
+    }
+    let marker = Marker::read(sys, path, &RESULT)?;
+    let files = marker.as_ref().map_or(&[][..], |marker| &marker.files);
+    let is_part = |name: &str| name == MARKER && marker.is_some() || files.iter().any(|file| file == name);
+    match first_foreign(path, |name| name.to_str().is_some_and(is_part))? {
+        None if marker.is_some() => Ok(Found::Made),
+        None => Ok(Found::Empty),
+        Some(name) => other(&format!("holds {name:?}, which is no result of these programs")),
+    }
+}
+
 /// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.
 #[derive(Debug)]
 pub struct Pending {
-    sys: Sys,
+    partial: Partial,
     file: File,
-    target: PathBuf,
-    partial: Temporary,
 }
 
 impl Pending {
     /// Prepares to write `target`: an error now if that cannot work. A file that is there is an error unless
     /// `replace`. Where it is a symbolic link, what that leads to is replaced.
     pub fn create(sys: &Sys, target: &Path, replace: bool) -> Result<Self> {
-        let shown = target.display();
         if target.is_dir() || target.as_os_str().as_encoded_bytes().ends_with(b"/") {
-            return Err(Error::request(format!("{shown}: is a directory; name a file")));
+            return Err(Error::request(format!("{}: is a directory; name a file", target.display())));
         }
-        if target.exists() && !target.is_file() {
-            return Err(Error::request(format!("{shown}: is not a regular file; name one")));
-        }
-        if !replace && target.symlink_metadata().is_ok() {
-            return Err(Error::request(format!("{shown}: is there already; --force replaces it")));
-        }
-        let target = &behind_links(target)?;
-        let mut prefix = OsString::from(".");
-        prefix.push(target.file_name().unwrap_or_default());
-        prefix.push(".partial-");
-        remove_abandoned(sys, target, &prefix);
-        let (file, partial) = create_locked(sys, target, &prefix)?;
-        Ok(Self { sys: sys.clone(), file, target: target.clone(), partial })
+        let partial = Partial::create(sys, &FILE, target, replace, false)?;
+        let file = partial.create_file()?;
+        Ok(Self { partial, file })
     }
 
     /// The file to write to.
@@ -110,165 +138,106 @@ impl Pending {
 
     /// The name that it will have.
     pub fn target(&self) -> &Path {
-        &self.target
+        self.partial.target()
     }
 
     /// Makes the contents durable and gives them their name.
     pub fn publish(self) -> Result<()> {
-        self.sync()?;
-        name(vec![self])
+        self.prepare()?;
+        self.partial.publish()
     }
 
-    fn sync(&self) -> Result<()> {
-        self.file.sync().map_err(|e| e.about(&self.target))
-    }
-
-    fn rename(self) -> Result<()> {
-        self.sys.rename(self.partial.path(), &self.target)?;
-        self.partial.renamed();
-        Ok(())
+    fn prepare(&self) -> Result<()> {
+        self.file.sync().map_err(|e| e.about(self.target()))?;
+        self.partial.prepare(&())
     }
 }
 
-/// Gives files their names, durably. If that fails, those that replaced nothing go again.
-fn name(files: Vec<Pending>) -> Result<()> {
-    let Some(sys) = files.first().map(|pending| pending.sys.clone()) else { return Ok(()) };
-    // The last name given in each directory.
-    let mut last = BTreeMap::new();
-    for file in &files {
-        last.insert(directory(&file.target).to_path_buf(), file.target.clone());
-    }
-    sys.publish(|| {
-        let mut named = Vec::with_capacity(files.len());
-        for pending in files {
-            let target = pending.target.clone();
-            let replaces = target.symlink_metadata().is_ok();
-            pending.rename()?;
-            if !replaces {
-                named.push(Temporary::at(&sys, target));
-            }
-        }
-        last.values().try_for_each(|target| sys.sync_name(target))?;
-        named.into_iter().for_each(Temporary::renamed);
-        Ok(())
-    })
-}
-
-/// Creates a file beside `target` whose name begins with `prefix`, and locks it: nobody will think that it is abandoned. (Nobody does
-/// where files cannot be locked.)
-fn create_locked(sys: &Sys, target: &Path, prefix: &OsStr) -> Result<(File, Temporary)> {
-    // No name is used twice: who has found a file by its name can take it for another otherwise.
-    static MADE: AtomicU64 = AtomicU64::new(0);
-    loop {
-        let mut name = prefix.to_os_string();
-        name.push(format!("{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)));
-        let path = target.with_file_name(name);
-        let file = sys.create(&path).map_err(|e| e.about(target))?;
-        let partial = Temporary::at(sys, path);
-        // Otherwise another program has found it before it was locked, and removes it.
-        if file.try_lock().unwrap_or(true) && partial.path().exists() {
-            return Ok((file, partial));
-        }
-    }
-}
-
-/// Removes files beside `target` whose names begin with `prefix` and that nobody has locked: what killed programs left.
-/// Quietly: they are in nobody's way.
-fn remove_abandoned(sys: &Sys, target: &Path, prefix: &OsStr) {
-    let Ok(entries) = directory(target).read_dir() else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let name = path.file_name().unwrap_or_default();
-        // It stays locked until it is gone: who makes it at this moment sees that.
-        if name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes())
-            && let Ok(file) = sys.open(&path, false)
-            && file.try_lock().unwrap_or(false)
-        {
-            drop(sys.remove_file(&path));
-        }
-    }
-}
-
-/// Files of a directory that appear together, and at most one elsewhere; nothing without them. Dropped before [`Outputs::publish`], it leaves
-/// nothing, the directory included where it made that.
-#[derive(Debug)]
+/// Files of a directory that appear together, and at most one more, in the directory or elsewhere; nothing without
+/// them. Dropped before [`Outputs::publish`], it leaves nothing.
+#[derive(Debug, Default)]
 pub struct Outputs {
-    files: Vec<Pending>,
-    made: Option<PathBuf>,
+    result: Option<Partial>,
+    files: Vec<File>,
+    /// The one more, where it is in the directory too.
+    inside: Option<File>,
+    /// The one more, elsewhere.
+    alone: Option<Pending>,
 }
 
 impl Outputs {
-    /// Prepares to write files of these names, creating the directory where it is missing and replacing files that are
-    /// there.
-    pub fn create(sys: &Sys, dir: Option<&Path>, names: impl Iterator<Item = String>) -> Result<Self> {
-        let mut outputs = Self { files: Vec::new(), made: None };
-        let Some(dir) = dir else { return Ok(outputs) };
-        if dir.join(MANIFEST).exists() {
-            return Err(Error::request(format!("{}: is a store; name another directory", dir.display())));
-        }
-        if !dir.is_dir() {
-            sys.create_dir(dir)?;
-            outputs.made = Some(dir.to_path_buf());
-        }
-        for name in names {
-            outputs.files.push(Pending::create(sys, &dir.join(name), true)?);
-        }
-        Ok(outputs)
-    }
-
-    /// The same with the file `path`, the last, which replaces one that is there.
-    pub fn and(mut self, sys: &Sys, path: Option<&Path>) -> Result<Self> {
-        self.files.extend(path.map(|path| Pending::create(sys, path, true)).transpose()?);
-        Ok(self)
-    }
-
-    /// The first file, for what is written as it comes; `None` where there are no files.
-    pub fn first(&self) -> Option<&Pending> {
-        self.files.first()
-    }
-
-    /// Has `write` write each file by its number, then gives all of them their names. If that fails, those that replaced
-    /// nothing go again.
-    pub fn publish(mut self, write: impl Fn(usize, &File) -> Result<()>) -> Result<()> {
-        self.files.iter().enumerate().try_for_each(|(i, pending)| write(i, pending.file()))?;
-        self.files.iter().try_for_each(Pending::sync)?;
-        name(std::mem::take(&mut self.files))
-    }
-}
-
-impl Drop for Outputs {
-    fn drop(&mut self) {
-        self.files.clear();
-        if let Some(dir) = &self.made {
-            // Fails, as it should, where results are in it.
-            drop(std::fs::remove_dir(dir));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicBool;
-
-    #[test]
-    fn nobody_takes_a_file_away_that_is_being_made() {
-        let dir = tempfile::tempdir().unwrap();
-        let (sys, target, done) = (Sys::default(), dir.path().join("result"), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    remove_abandoned(&sys, &target, OsStr::new(".result.partial-"));
-                }
-            });
-            for _ in 0..500 {
-                let made = Pending::create(&sys, &target, true).and_then(Pending::publish);
-                if made.is_err() {
-                    done.store(true, Ordering::Relaxed);
-                }
-                made.unwrap();
+    /// Prepares to write files of these names in `dir`, where nothing may be, an empty directory or, with `replace`, an earlier
+    /// result, and `other`, a file. Errors that can be known are told now.
+    pub fn create(
+        sys: &Sys,
+        dir: Option<&Path>,
+        names: impl Iterator<Item = String>,
+        other: Option<&Path>,
+        replace: bool,
+    ) -> Result<Self> {
+        let alone = |path: &Path| Pending::create(sys, path, replace);
+        let Some(dir) = dir else {
+            return Ok(Self { alone: other.map(alone).transpose()?, ..Self::default() });
+        };
+        let mut names: Vec<String> = names.collect();
+        let own = names.len();
+        let inside = other.filter(|path| is_in(path, dir)).and_then(Path::file_name);
+        if let Some(name) = inside {
+            let name = name.to_string_lossy().into_owned();
+            if names.contains(&name) || name == MARKER {
+                let what = "is the name of a result; name another file";
+                return Err(Error::request(format!("{}: {what}", dir.join(name).display())));
             }
-            done.store(true, Ordering::Relaxed);
-        });
-        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+            names.push(name);
+        }
+        let partial = Partial::create(sys, &RESULT, dir, replace, false)?;
+        partial.create_dir()?;
+        Marker::new(&RESULT, names.clone()).write(sys, &partial.new_one()).map_err(|e| e.about(dir))?;
+        let create = |name: &String| {
+            let made = sys.create(&partial.new_one().join(name));
+            made.map_err(|e| e.about(&dir.join(name)))
+        };
+        let mut files = names.iter().map(create).collect::<Result<Vec<_>>>()?;
+        let inside = files.split_off(own).pop();
+        let alone = other.filter(|_| inside.is_none()).map(alone).transpose()?;
+        Ok(Self { result: Some(partial), files, inside, alone })
     }
+
+    /// The first file of the directory and its name, for what is written as it comes; `None` without a directory.
+    pub fn first(&self) -> Option<(&File, PathBuf)> {
+        let name = self.files.first()?.path().file_name()?;
+        Some((self.files.first()?, self.result.as_ref()?.target().join(name)))
+    }
+
+    /// Has `write` write each file of the directory by its number and `write_other` the one more, then gives the directory
+    /// its name, and the other file.
+    pub fn publish(
+        self,
+        write: impl Fn(usize, &File) -> Result<()>,
+        write_other: impl FnOnce(&File) -> Result<()>,
+    ) -> Result<()> {
+        let target = self.result.as_ref().map(|partial| partial.target().to_path_buf());
+        let about = |e: Error, file: &File| match (&target, file.path().file_name()) {
+            (Some(dir), Some(name)) => e.about(&dir.join(name)),
+            _ => e,
+        };
+        self.files.iter().enumerate().try_for_each(|(i, file)| write(i, file).map_err(|e| about(e, file)))?;
+        match (&self.inside, &self.alone) {
+            (Some(file), _) => write_other(file).map_err(|e| about(e, file))?,
+            (None, Some(pending)) => {
+                write_other(pending.file()).map_err(|e| e.about(pending.target()))?;
+            }
+            (None, None) => {}
+        }
+        self.files.iter().chain(&self.inside).try_for_each(|file| file.sync().map_err(|e| about(e, file)))?;
+        self.result.iter().try_for_each(|partial| partial.prepare(&()))?;
+        self.alone.iter().try_for_each(Pending::prepare)?;
+        self.result.iter().chain(self.alone.iter().map(|alone| &alone.partial)).try_for_each(Partial::publish)
+    }
+}
+
+/// Whether the file `path` would be in the directory `dir`, of which either may not be there yet.
+fn is_in(path: &Path, dir: &Path) -> bool {
+    let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    whole(directory(path)) == whole(dir)
 }

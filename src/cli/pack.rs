@@ -365,8 +365,11 @@ pub(super) fn text(report: &PackReport) -> String {
         0 => "sorted in memory".to_owned(),
         runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
     };
-    let input =
-        if report.input_read { "" } else { "  the input had all been read, and was not read again\n" };
+    let input = match (report.was_complete, report.input_read) {
+        (true, _) => "  was complete: the unfinished pack had only to clean up\n",
+        (false, false) => "  the input had all been read, and was not read again\n",
+        (false, true) => "",
+    };
     format!(
         "{}: {}, {}{duplicates}\n{input}  {} in {}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
          {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",

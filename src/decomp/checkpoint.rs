@@ -3,30 +3,73 @@
 //! ```text
 //! DIR/current/   checkpoint.json, mode-1.npy …, gram-1.npy …; best/ with the same of the best start before
 //! DIR/next/      the next one while it is written
+//! DIR/old/       the last one, between two renames, where the file system cannot exchange names
 //! ```
 //!
-//! A checkpoint is written to `next`, made durable, and takes the place of `current` in one step; whatever ends a program, the last
-//! complete one stays. Factors are stored as they are, numbers in JSON to the bit. `checkpoint.json` holds checksums of its own facts and
+//! A checkpoint is written to `next`, made durable, and takes the place of `current` as [`crate::publish`] says; whatever ends a
+//! program, the last complete one stays. Each carries a marker from its beginning on; what has one of these names and no
+//! marker is not touched, but for checkpoints that were complete before there were markers. Factors are stored as they are, numbers in JSON to the bit. `checkpoint.json` holds checksums of its own facts and
 //! of every matrix's numbers. The directory is locked while a program uses it.
 
 use super::cp_als::{Als, Iteration};
 use super::run::{Best, Job, StartReport};
 use crate::dense::{Matrix, Real, mode_file};
 use crate::error::{Error, Result};
+use crate::publish::{self, Found, Kind, MARKER, Marker, Place, first_foreign};
 use crate::store::MANIFEST;
 use crate::sys::{File, Sys, Temporary};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 const CURRENT: &str = "current";
 const NEXT: &str = "next";
+const OLD: &str = "old";
 const BEST: &str = "best";
 const FACTS: &str = "checkpoint.json";
 const VERSION: u32 = 2;
 /// No `checkpoint.json` is longer: a hundred thousand iterations take a quarter of it.
 const FACTS_BYTES_MAX: u64 = 64 << 20;
+
+/// Checkpoints, as what programs make and replace.
+static CHECKPOINT: Kind =
+    Kind { name: "checkpoint", marker: FACTS, exists: "is a checkpoint", look, beside: &[] };
+
+fn look(sys: &Sys, path: &Path) -> Result<Found> {
+    let other =
+        |what: String| Ok(Found::Other(format!("{what}; move it, or name another --checkpoint directory")));
+    if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        return other("is no checkpoint".into());
+    }
+    let is_part = |name: &OsStr| name.to_str().is_some_and(is_part);
+    let best = path.join(BEST);
+    let foreign = match first_foreign(path, |name| name == BEST || is_part(name))? {
+        None if best.is_dir() && !best.is_symlink() => first_foreign(&best, is_part)?,
+        found => found,
+    };
+    match foreign {
+        Some(name) => other(format!("holds {name:?}, which is no part of a checkpoint")),
+        None if first_foreign(path, |_| false)?.is_none() => Ok(Found::Empty),
+        // Complete ones had no marker once.
+        None if Marker::is_in(sys, path, &CHECKPOINT)? || path.join(FACTS).is_file() => Ok(Found::Made),
+        None => other("has no mark of a checkpoint".into()),
+    }
+}
+
+/// Removes a checkpoint, quietly.
+fn discard(sys: &Sys, path: &Path) {
+    if path.is_dir() {
+        drop(publish::remove(sys, &CHECKPOINT, path));
+    }
+}
+
+/// Whether a file of a checkpoint may be called `name`.
+fn is_part(name: &str) -> bool {
+    let number = |kind: &str| name.strip_prefix(kind)?.strip_suffix(".npy")?.parse::<usize>().ok();
+    [FACTS, MARKER].contains(&name) || ["mode-", "gram-"].iter().any(|kind| number(kind).is_some())
+}
 
 /// What must be the same for a checkpoint to be continued: names and values, as people call them.
 pub type Identity = BTreeMap<String, String>;
@@ -78,6 +121,18 @@ struct State {
     matrices: Vec<[String; 2]>,
 }
 
+impl Facts {
+    /// Whether the starts are those that a run has made: numbers that are believed later.
+    fn is_consistent(&self) -> bool {
+        let start = self.current.start;
+        let best = self.best.as_ref();
+        self.finished.len() == start as usize
+            && best.is_some() == (start > 0)
+            && best.is_none_or(|best| best.start < start)
+            && best.into_iter().chain([&self.current]).all(|state| !state.history.is_empty())
+    }
+}
+
 impl State {
     fn of<T: Real>(start: u32, als: &Als, factors: &[Matrix<T>]) -> Self {
         let each = factors.iter().zip(&als.columns);
@@ -109,6 +164,7 @@ impl Checkpointer {
         }
         if !dir.is_dir() {
             sys.create_dir(dir)?;
+            sys.sync_name(dir)?;
         }
         let lock = sys.open_dir(dir)?;
         if !lock.try_lock()? {
@@ -117,20 +173,48 @@ impl Checkpointer {
                 dir.display()
             )));
         }
+        let checkpointer =
+            Self { sys: sys.clone(), dir: dir.to_path_buf(), every, identity, resume, _lock: lock };
+        checkpointer.clear()?;
+        let place = checkpointer.place()?;
         if !resume && dir.join(CURRENT).exists() {
             let what = "holds a checkpoint; --resume continues it, another directory leaves it alone";
             return Err(Error::request(format!("{}: {what}", dir.display())));
         }
-        let checkpointer =
-            Self { sys: sys.clone(), dir: dir.to_path_buf(), every, identity, resume, _lock: lock };
-        checkpointer.clear_next()?;
+        place.try_out(dir, &dir.join(OLD))?;
         Ok(checkpointer)
     }
 
-    /// Removes what a killed program left of the one that it wrote, or of the one that was replaced.
-    fn clear_next(&self) -> Result<()> {
-        let next = self.dir.join(NEXT);
-        if next.exists() { self.sys.remove_tree(&next) } else { Ok(()) }
+    /// Gives the last checkpoint its name back where a program was killed between two renames, and removes what it left of the next one.
+    fn clear(&self) -> Result<()> {
+        let (current, old) = (self.dir.join(CURRENT), self.dir.join(OLD));
+        if self.is_made(&old)? && current.symlink_metadata().is_err() {
+            self.sys.publish(|| self.sys.rename_new(&old, &current))?;
+            self.sys.sync_dir(&self.dir)?;
+        }
+        self.remove(&old)?;
+        self.remove(&self.dir.join(NEXT))
+    }
+
+    /// Whether `path` is a checkpoint, or part of one; an error where it is something else.
+    fn is_made(&self, path: &Path) -> Result<bool> {
+        if path.symlink_metadata().is_err() {
+            return Ok(false);
+        }
+        match look(&self.sys, path)? {
+            Found::Other(what) => Err(Error::request(format!("{}: {what}", path.display()))),
+            Found::Made | Found::Empty => Ok(true),
+        }
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        if self.is_made(path)? { publish::remove(&self.sys, &CHECKPOINT, path) } else { Ok(()) }
+    }
+
+    /// Where the next one is going to be.
+    fn place(&self) -> Result<Place> {
+        let current = self.dir.join(CURRENT);
+        Place::look(&self.sys, &CHECKPOINT, &current, &current, true)
     }
 
     /// Whether one is to be written after the last iteration.
@@ -147,10 +231,13 @@ impl Checkpointer {
         finished: &[StartReport],
         best: Option<&Best<T>>,
     ) -> Result<()> {
-        let (sys, next, current) = (&self.sys, self.dir.join(NEXT), self.dir.join(CURRENT));
-        self.clear_next()?;
-        sys.create_dir(&next)?;
-        let next = Temporary::at(sys, next);
+        let (sys, old) = (&self.sys, self.dir.join(OLD));
+        let place = self.place()?;
+        self.remove(&self.dir.join(NEXT))?;
+        sys.create_dir(&self.dir.join(NEXT))?;
+        let next = Temporary::removed_by(sys, self.dir.join(NEXT), discard);
+        Marker::new(&CHECKPOINT, Vec::new()).write(sys, next.path())?;
+        place.guard(next.path())?;
         write_matrices(sys, next.path(), als, factors)?;
         if let Some(best) = best {
             let dir = next.path().join(BEST);
@@ -168,17 +255,17 @@ impl Checkpointer {
         let file = sys.create(&next.path().join(FACTS))?;
         file.write_all_at(&text, 0)?;
         file.sync()?;
+        place.keep_permissions(next.path())?;
         sys.sync_dir(next.path())?;
         sys.check_cancelled()?;
-        sys.publish(|| {
-            if current.exists() {
-                // The old one has the temporary name then, and goes with it.
-                sys.exchange(next.path(), &current)
-            } else {
-                sys.rename(next.path(), &current)
-            }
+        let replaced = sys.publish(|| {
+            let replaced = place.give(next.path(), &old)?;
+            // An exchange leaves the old one under the temporary name, with which it goes.
+            Ok(replaced.filter(|r| *r == old).map(|old| Temporary::removed_by(sys, old, discard)))
         })?;
-        sys.sync_dir(&self.dir)
+        sys.sync_dir(&self.dir)?;
+        drop(replaced);
+        Ok(())
     }
 
     /// The checkpoint to be continued, checked against `job`; `None` where the start is to be from nothing.
@@ -191,6 +278,9 @@ impl Checkpointer {
             return Err(Error::request(format!("{}: holds no checkpoint to resume", self.dir.display())));
         }
         let facts = self.read_facts(&dir.join(FACTS))?;
+        if !facts.is_consistent() {
+            return Err(damaged(&dir.join(FACTS)));
+        }
         for (name, here) in &self.identity {
             let there = facts.identity.get(name).map_or("unknown", String::as_str);
             if there != here {

@@ -24,8 +24,9 @@ pub use run::{Init, Job, Outcome, StartReport, Stop, Watch, run};
 
 use crate::dense::{Matrix, Real, factor_axes, mode_file};
 use crate::error::{Error, Result};
+use crate::publish;
 use crate::shape::{ORDER_MAX, Shape};
-use crate::sys::Sys;
+use crate::sys::{Dir, Sys};
 use rayon::prelude::*;
 use solve::Columns;
 use std::path::Path;
@@ -105,21 +106,26 @@ fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
 }
 
 impl Model<f64> {
-    /// The modes of the model in `dir`.
-    fn order(dir: &Path) -> Result<usize> {
-        let order = (0..ORDER_MAX).take_while(|&m| dir.join(mode_file(m)).is_file()).count();
-        if order >= 2 {
-            return Ok(order);
+    /// Opens the directory of a model, all of whose files are of one result whatever takes its place, and counts its modes.
+    fn open(sys: &Sys, path: &Path) -> Result<(Dir, usize)> {
+        let none = || {
+            let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
+            Error::input(path.display().to_string(), what)
+        };
+        let dir = publish::open(sys, path).map_err(|e| if path.is_dir() { e } else { none() })?;
+        let mut order = 0;
+        while order < ORDER_MAX && dir.file_bytes(&mode_file(order))?.is_some() {
+            order += 1;
         }
-        let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
-        Err(Error::input(dir.display().to_string(), what))
+        if order < 2 { Err(none()) } else { Ok((dir, order)) }
     }
 
     /// Bytes that [`Model::load`] takes for the model in `dir`, and its rank, by the headers of its files.
     pub fn bytes_and_rank(sys: &Sys, dir: &Path) -> Result<(u64, u64)> {
         let (mut bytes, mut rank) = (0u64, 0);
-        for mode in 0..Self::order(dir)? {
-            let [rows, columns] = factor_axes(sys, &dir.join(mode_file(mode)))?;
+        let (dir, order) = Self::open(sys, dir)?;
+        for mode in 0..order {
+            let [rows, columns] = factor_axes(dir.file(&mode_file(mode), false)?)?;
             bytes =
                 bytes.saturating_add(rows.saturating_mul(columns).saturating_mul(size_of::<f64>() as u64));
             rank = columns.max(rank);
@@ -127,22 +133,21 @@ impl Model<f64> {
         Ok((bytes, rank))
     }
 
-    /// Reads `mode-1.npy` … and `lambda.npy` from `dir`; without the latter all weights are 1.
-    pub fn load(sys: &Sys, dir: &Path) -> Result<Self> {
-        let order = Self::order(dir)?;
-        let load = |m| Matrix::load_any(sys, &dir.join(mode_file(m)));
+    /// Reads `mode-1.npy` … and `lambda.npy` from `path`; without the latter all weights are 1.
+    pub fn load(sys: &Sys, path: &Path) -> Result<Self> {
+        let (dir, order) = Self::open(sys, path)?;
+        let load = |m| Matrix::read(sys, dir.file(&mode_file(m), false)?, None);
         let factors: Vec<Matrix<f64>> = (0..order).map(load).collect::<Result<_>>()?;
         let rank = factors[0].columns();
         if let Some(mode) = factors.iter().position(|f| f.columns() != rank) {
             let what = format!("has rank {}, {} has {rank}", factors[mode].columns(), mode_file(0));
-            return Err(Error::input(dir.join(mode_file(mode)).display().to_string(), what));
+            return Err(Error::input(path.join(mode_file(mode)).display().to_string(), what));
         }
-        let path = dir.join(LAMBDA_FILE);
-        let lambda = if path.exists() {
-            let lambda = Matrix::load_column(sys, &path, rank)?;
+        let lambda = if dir.file_bytes(LAMBDA_FILE)?.is_some() {
+            let lambda = Matrix::read_column(sys, dir.file(LAMBDA_FILE, false)?, rank)?;
             if lambda.rows() != rank {
                 let what = format!("has {} weights; factors of rank {rank} have {rank}", lambda.rows());
-                return Err(Error::input(path.display().to_string(), what));
+                return Err(Error::input(path.join(LAMBDA_FILE).display().to_string(), what));
             }
             lambda
         } else {

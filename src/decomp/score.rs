@@ -44,14 +44,85 @@ pub fn host_bytes(models: u64, ranks: u64) -> u64 {
     models.saturating_add(ranks.saturating_mul((4 + parts) * size_of::<f64>() as u64))
 }
 
-/// Inner products of the columns of `a` with those of `b`: rank of `a` x rank of `b`.
-fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>) -> Vec<f64> {
+/// A magnitude `number * 2^exponent`, so that products of any magnitudes neither overflow nor vanish. `number` is in [1, 2), or 0.
+#[derive(Clone, Copy, Debug)]
+struct Magnitude {
+    number: f64,
+    exponent: i64,
+}
+
+impl Magnitude {
+    /// Of a finite number.
+    fn of(x: f64) -> Self {
+        const FRACTION: u64 = (1 << 52) - 1;
+        let (x, raised) = if x.is_normal() { (x.abs(), 0) } else { (x.abs() * 2f64.powi(64), 64) };
+        if x == 0.0 {
+            return Self { number: 0.0, exponent: i64::MIN / 16 };
+        }
+        let exponent = (x.to_bits() >> 52).cast_signed() - 1023;
+        Self { number: f64::from_bits(1f64.to_bits() | x.to_bits() & FRACTION), exponent: exponent - raised }
+    }
+
+    fn times(self, other: Self) -> Self {
+        let product = Self::of(self.number * other.number);
+        Self { exponent: product.exponent + self.exponent + other.exponent, ..product }
+    }
+
+    /// `1 - |x - y| / max(x, y)`; `None` where both are zero.
+    fn agreement(self, other: Self) -> Option<f64> {
+        let most = self.exponent.max(other.exponent);
+        let shift = |x: Self| x.number * 2f64.powi(i32::try_from(x.exponent - most).unwrap_or(i32::MIN));
+        let (x, y) = (shift(self), shift(other));
+        (x.max(y) > 0.0).then(|| 1.0 - (x - y).abs() / x.max(y))
+    }
+}
+
+/// What is known of a factor's columns.
+struct Columns {
+    /// Powers of two that bring each column's number of largest magnitude near 1.
+    scales: Vec<f64>,
+    /// Their lengths when they are multiplied by these.
+    lengths: Vec<f64>,
+}
+
+impl Columns {
+    fn of<T: Real>(factor: &Matrix<T>) -> Self {
+        let rows = || factor.data().chunks_exact(factor.columns());
+        let mut peaks = vec![0.0f64; factor.columns()];
+        for row in rows() {
+            peaks.iter_mut().zip(row).for_each(|(peak, x)| *peak = peak.max(x.widen().abs()));
+        }
+        let scale = |&peak: &f64| {
+            2f64.powi(-i32::try_from(Magnitude::of(peak).exponent.clamp(-1022, 1022)).unwrap_or(0))
+        };
+        let scales: Vec<f64> = peaks.iter().map(scale).collect();
+        let mut squares = vec![0.0; factor.columns()];
+        for row in rows() {
+            for ((square, x), scale) in squares.iter_mut().zip(row).zip(&scales) {
+                let x = x.widen() * scale;
+                *square += x * x;
+            }
+        }
+        Self { scales, lengths: squares.into_iter().map(f64::sqrt).collect() }
+    }
+
+    /// The length of column `r`.
+    fn length(&self, r: usize) -> Magnitude {
+        let (length, scale) = (Magnitude::of(self.lengths[r]), Magnitude::of(self.scales[r]));
+        Magnitude { exponent: length.exponent - scale.exponent, ..length }
+    }
+}
+
+/// Inner products of the columns of `a` with those of `b`, multiplied by their scales: rank of `a` x rank of `b`.
+fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>, scales: [&[f64]; 2]) -> Vec<f64> {
     let (p, q) = (a.columns(), b.columns());
     let parts = a.data().par_chunks(ROWS * p).zip(b.data().par_chunks(ROWS * q)).map(|(a, b)| {
-        let mut sums = vec![0.0; p * q];
+        let (mut sums, mut scaled) = (vec![0.0; p * q], vec![0.0; q]);
         for (a, b) in a.chunks_exact(p).zip(b.chunks_exact(q)) {
-            for (sums, x) in sums.chunks_exact_mut(q).zip(a) {
-                sums.iter_mut().zip(b).for_each(|(s, y)| *s += x.widen() * y.widen());
+            scaled.iter_mut().zip(b).zip(scales[1]).for_each(|((to, y), scale)| *to = y.widen() * scale);
+            for ((sums, x), scale) in sums.chunks_exact_mut(q).zip(a).zip(scales[0]) {
+                let x = x.widen() * scale;
+                sums.iter_mut().zip(&scaled).for_each(|(s, y)| *s += x * y);
             }
         }
         sums
@@ -63,36 +134,25 @@ fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>) -> Vec<f64> {
     })
 }
 
-/// The lengths of the columns.
-fn lengths<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
-    let squares = factor.data().chunks_exact(factor.columns()).fold(
-        vec![0.0; factor.columns()],
-        |mut sums: Vec<f64>, row| {
-            sums.iter_mut().zip(row).for_each(|(s, x)| *s += x.widen() * x.widen());
-            sums
-        },
-    );
-    squares.into_iter().map(f64::sqrt).collect()
-}
-
 /// The score of every component of `a` with every one of `b`: rank of `a` x rank of `b`. With `weights`, these count.
 pub(super) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Vec<f64> {
     let (p, q) = (a.lambda.rows(), b.lambda.rows());
     let mut scores = vec![1.0; p * q];
-    let (mut of_a, mut of_b) = (a.lambda.data().to_vec(), b.lambda.data().to_vec());
+    let of = |model: &Model<T>| model.lambda.data().iter().map(|&w| Magnitude::of(w)).collect();
+    let (mut of_a, mut of_b): (Vec<Magnitude>, Vec<Magnitude>) = (of(a), of(b));
     for (a, b) in a.factors.iter().zip(&b.factors) {
-        let (lengths_a, lengths_b) = (lengths(a), lengths(b));
-        for (i, (score, dot)) in scores.iter_mut().zip(products(a, b)).enumerate() {
-            let length = lengths_a[i / q] * lengths_b[i % q];
+        let (columns_a, columns_b) = (Columns::of(a), Columns::of(b));
+        let dots = products(a, b, [&columns_a.scales, &columns_b.scales]);
+        for (i, (score, dot)) in scores.iter_mut().zip(dots).enumerate() {
+            let length = columns_a.lengths[i / q] * columns_b.lengths[i % q];
             *score *= if length > 0.0 { (dot / length).abs().min(1.0) } else { 0.0 };
         }
-        of_a.iter_mut().zip(lengths_a).for_each(|(w, l)| *w *= l);
-        of_b.iter_mut().zip(lengths_b).for_each(|(w, l)| *w *= l);
+        of_a.iter_mut().enumerate().for_each(|(r, w)| *w = w.times(columns_a.length(r)));
+        of_b.iter_mut().enumerate().for_each(|(r, w)| *w = w.times(columns_b.length(r)));
     }
     if weights {
         for (i, score) in scores.iter_mut().enumerate() {
-            let (x, y) = (of_a[i / q].abs(), of_b[i % q].abs());
-            *score = if x.max(y) > 0.0 { *score * (1.0 - (x - y).abs() / x.max(y)) } else { 1.0 };
+            *score = of_a[i / q].agreement(of_b[i % q]).map_or(1.0, |agreement| *score * agreement);
         }
     }
     scores
@@ -185,7 +245,23 @@ mod tests {
         assert!((score(&without_weight(1), &without_column(1)).unwrap().score - 1.0).abs() < 1e-12);
         none.lambda.data_mut().fill(0.0);
         assert!((score(&none, &none).unwrap().score - 1.0).abs() < 1e-12);
-        assert_eq!(score(&none, &whole).unwrap().score, 0.0);
+        assert!(score(&none, &whole).unwrap().score.to_bits() == 0);
+    }
+
+    /// Numbers whose squares, or whose products with others, are beyond what f64 holds.
+    #[test]
+    fn magnitude_does_not_matter() {
+        let a = model(3, 1);
+        for scale in [1e300, 1e-300, 1e160, 1e-160, 5e-324] {
+            let mut large = a.clone();
+            large.factors[0].data_mut().iter_mut().for_each(|x| *x = if *x > 0.0 { scale } else { -scale });
+            large.lambda.data_mut()[1] *= 1e200;
+            large.factors[1].data_mut().iter_mut().for_each(|x| *x *= scale.max(1e-290));
+            let same = score(&large, &large).unwrap();
+            assert!((same.score - 1.0).abs() < 1e-12, "{scale:e}: {}", same.score);
+            let other = score(&a, &large).unwrap().score;
+            assert!((0.0..0.1).contains(&other), "{scale:e}: {other}");
+        }
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use super::npy::Header;
 use super::{BLOCK_BYTES, Matrix, Real};
 use crate::error::{Error, Result};
+use crate::publish;
 use crate::shape::Shape;
-use crate::sys::{File, FileState, Sys};
+use crate::sys::{Dir, File, FileState, Sys};
 use npyz::WriterBuilder;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -18,8 +19,7 @@ pub(super) struct NumpyFile {
 }
 
 impl NumpyFile {
-    pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
-        let file = sys.open(path, false)?;
+    pub fn of(file: File) -> Result<Self> {
         let opened = file.state()?;
         let header = Header::read(&file)?;
         Ok(Self { file, opened, header })
@@ -42,36 +42,45 @@ impl NumpyFile {
     }
 }
 
-/// Opens a factor's file: with its rows and columns.
-pub(super) fn open_factor(sys: &Sys, path: &Path) -> Result<(NumpyFile, [u64; 2])> {
-    let array = NumpyFile::open(sys, path)?;
+/// A factor's file with its rows and columns.
+pub(super) fn factor_of(file: File) -> Result<(NumpyFile, [u64; 2])> {
+    let array = NumpyFile::of(file)?;
     let &[rows, columns] = &array.header.shape[..] else {
         let what = format!("has {} axes; a factor has 2: rows and rank", array.header.shape.len());
-        return Err(Error::input(path.display().to_string(), what));
+        return Err(Error::input(array.file.path().display().to_string(), what));
     };
     Ok((array, [rows, columns]))
 }
 
-/// Rows and columns of the factor in the file `path`, by its header, which must be that of a file of its length.
-pub fn factor_axes(sys: &Sys, path: &Path) -> Result<[u64; 2]> {
-    let (array, axes) = open_factor(sys, path)?;
+/// Rows and columns of the factor in `file`, by its header, which must be that of a file of its length.
+pub fn factor_axes(file: File) -> Result<[u64; 2]> {
+    let (array, axes) = factor_of(file)?;
     array.elements(axes, None).map(|_| axes)
 }
 
-/// The rank of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone: all must have one.
-pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
+/// Opens the directory of the factors `mode-1.npy` … : all are of one result, whatever takes its place meanwhile.
+fn open_factors(sys: &Sys, dir: &Path) -> Result<Dir> {
+    publish::open(sys, dir).map_err(|e| e.about(&dir.join(mode_file(0))))
+}
+
+/// The rank of the factors of `shape` in `dir`, by the headers alone: all must have one.
+fn rank_of(dir: &Dir, shape: &Shape) -> Result<usize> {
     let mut first = None;
     for (mode, &dim) in shape.dims().iter().enumerate() {
-        let path = dir.join(mode_file(mode));
-        let (array, axes) = open_factor(sys, &path)?;
+        let (array, axes) = factor_of(dir.file(&mode_file(mode), false)?)?;
         array.elements(axes, Some(dim as usize))?;
         let rank = *first.get_or_insert(axes[1]);
         if axes[1] != rank {
             let what = format!("has rank {}, {} has {rank}", axes[1], mode_file(0));
-            return Err(Error::input(path.display().to_string(), what));
+            return Err(Error::input(array.file.path().display().to_string(), what));
         }
     }
     Ok(usize::try_from(first.unwrap_or(0)).unwrap_or(usize::MAX))
+}
+
+/// The rank of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone: all must have one.
+pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
+    rank_of(&open_factors(sys, dir)?, shape)
 }
 
 /// Writes a NumPy file of `rows` x `columns` numbers into `file`, which is empty, some rows at a time: `fill` gets their range and zeros in their
@@ -108,11 +117,13 @@ pub fn mode_file(mode: usize) -> String {
     format!("mode-{}.npy", mode + 1)
 }
 
-/// Loads `mode-1.npy` … from `dir`, all of one rank.
+/// Loads `mode-1.npy` … from `dir`, all of one rank and of one result, whatever takes its place meanwhile.
 pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
-    let rank = factors_rank(sys, dir, shape)?;
-    let load =
-        |(mode, &dim): (usize, &u32)| Matrix::load_exact(sys, &dir.join(mode_file(mode)), dim as usize, rank);
+    let dir = open_factors(sys, dir)?;
+    let rank = rank_of(&dir, shape)?;
+    let load = |(mode, &dim): (usize, &u32)| {
+        Matrix::read_exact(sys, dir.file(&mode_file(mode), false)?, dim as usize, rank)
+    };
     shape.dims().iter().enumerate().map(load).collect()
 }
 

@@ -7,7 +7,7 @@ mod npy;
 pub use files::{factor_axes, factors_rank, load_factors, mode_file, seeded_factors, write_blocks};
 pub use lanes::Lanes;
 
-use files::{NumpyFile, open_factor};
+use files::{NumpyFile, factor_of};
 
 use crate::error::{Error, Result};
 use crate::random::Counter;
@@ -178,32 +178,34 @@ impl<T: Real> Matrix<T> {
     /// Reads a NumPy file of `f8` or `f4`, C or Fortran order, which must hold `rows` rows of numbers that are finite
     /// in `T`.
     pub fn load(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
-        Self::load_rows(sys, path, Some(rows))
+        Self::read(sys, sys.open(path, false)?, Some(rows))
     }
 
-    /// The same with any number of rows.
-    pub fn load_any(sys: &Sys, path: &Path) -> Result<Self> {
-        Self::load_rows(sys, path, None)
+    /// The same from an open file, with any number of rows or `rows`.
+    pub fn read(sys: &Sys, file: File, rows: Option<usize>) -> Result<Self> {
+        let (array, axes) = factor_of(file)?;
+        Self::load_axes(sys, &array, axes, rows)
     }
 
     /// The same, which must have `columns` columns: no memory is taken for others.
     pub fn load_exact(sys: &Sys, path: &Path, rows: usize, columns: usize) -> Result<Self> {
-        let (array, axes) = open_factor(sys, path)?;
-        if axes[1] != columns as u64 {
-            return Err(Error::unusable(path, format!("has {} columns, not {columns}", axes[1])));
-        }
-        Self::load_axes(sys, &array, axes, Some(rows))
+        Self::read_exact(sys, sys.open(path, false)?, rows, columns)
     }
 
-    fn load_rows(sys: &Sys, path: &Path, rows: Option<usize>) -> Result<Self> {
-        let (array, axes) = open_factor(sys, path)?;
-        Self::load_axes(sys, &array, axes, rows)
+    /// The same from an open file.
+    pub(super) fn read_exact(sys: &Sys, file: File, rows: usize, columns: usize) -> Result<Self> {
+        let (array, axes) = factor_of(file)?;
+        if axes[1] != columns as u64 {
+            let what = format!("has {} columns, not {columns}", axes[1]);
+            return Err(Error::unusable(array.file.path(), what));
+        }
+        Self::load_axes(sys, &array, axes, Some(rows))
     }
 
     /// Reads a NumPy file of one axis, which must hold `rows` numbers that are finite in `T`, as a matrix of one column.
     pub fn load_vector(sys: &Sys, path: &Path, rows: usize) -> Result<Self> {
         let wrong = |what: String| Error::input(path.display().to_string(), what);
-        let array = NumpyFile::open(sys, path)?;
+        let array = NumpyFile::of(sys.open(path, false)?)?;
         let &[file_rows] = &array.header.shape[..] else {
             return Err(wrong(format!("has {} axes; a vector has 1", array.header.shape.len())));
         };
@@ -215,16 +217,16 @@ impl<T: Real> Matrix<T> {
 
     /// Reads a NumPy file of one axis, or of rows x 1 numbers, that are finite in `T`, as a matrix of one column; more than `rows_max` are an
     /// error.
-    pub fn load_column(sys: &Sys, path: &Path, rows_max: usize) -> Result<Self> {
-        let array = NumpyFile::open(sys, path)?;
+    pub fn read_column(sys: &Sys, file: File, rows_max: usize) -> Result<Self> {
+        let array = NumpyFile::of(file)?;
+        let wrong = |what: String| Err(Error::input(array.file.path().display().to_string(), what));
         let (&[rows] | &[rows, 1]) = &array.header.shape[..] else {
             let shape: Vec<String> = array.header.shape.iter().map(u64::to_string).collect();
             let what = format!("is {}; weights have one axis", shape.join(" x "));
-            return Err(Error::input(path.display().to_string(), what));
+            return wrong(what);
         };
         if rows > rows_max as u64 {
-            let what = format!("has {rows} weights; factors of rank {rows_max} have {rows_max}");
-            return Err(Error::input(path.display().to_string(), what));
+            return wrong(format!("has {rows} weights; factors of rank {rows_max} have {rows_max}"));
         }
         Self::load_axes(sys, &array, [rows, 1], None)
     }
@@ -308,10 +310,11 @@ mod tests {
         let one = write("one.npy", &|file| column.write_vector(file));
         assert!(String::from_utf8_lossy(&std::fs::read(&one).unwrap()[..128]).contains("'shape': (3, )"));
         for path in [one, write("two.npy", &|file| column.write(file))] {
-            assert_eq!(Matrix::<f64>::load_column(&sys, &path, 3).unwrap(), column);
+            assert_eq!(Matrix::<f64>::read_column(&sys, sys.open(&path, false).unwrap(), 3).unwrap(), column);
         }
         let wide = write("wide.npy", &|file| Matrix::from_rows(1, 3, vec![1.0; 3]).write(file));
-        let message = Matrix::<f64>::load_column(&sys, &wide, 3).unwrap_err().to_string();
+        let message =
+            Matrix::<f64>::read_column(&sys, sys.open(&wide, false).unwrap(), 3).unwrap_err().to_string();
         assert!(message.ends_with("wide.npy: is 1 x 3; weights have one axis"), "{message}");
     }
 

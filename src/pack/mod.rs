@@ -35,7 +35,7 @@ use crate::store::{Format, Manifest, Published, Staging, partial_path};
 use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
-use resume::{Prepared, prepare};
+use resume::{Beginning, Complete, Prepared, prepare};
 use runs::{Runs, Sorted};
 use scratch::Scratch;
 use stage::StagedBatches;
@@ -53,7 +53,10 @@ pub fn pack(
     let start = Instant::now();
     let budget = Budget::of(source, options)?;
     plan(sys, source, options)?.check()?;
-    let Prepared { staging, scratch, extent } = prepare(sys, source, options)?;
+    let Prepared { staging, scratch, extent, job: identity } = match prepare(sys, source, options)? {
+        Beginning::Ready(prepared) => *prepared,
+        Beginning::Complete(job, store) => return report::of_complete(options, &job, &store),
+    };
     let input_read = extent.is_none();
     let declared = if input_read { source.declared()? } else { None };
     let (input, shape) = if let Some(shape) = declared {
@@ -75,7 +78,7 @@ pub fn pack(
     };
     let format = options.format.resolve(shape.order())?;
     let layout = format.bit_layout(&shape);
-    let job = Job { sys, options, budget, watch, shape: &shape, format, layout: &layout, start };
+    let job = Job { sys, options, budget, watch, shape: &shape, format, layout: &layout, start, identity };
     let written = if layout.bits() <= u64::BITS {
         job.write::<u64>(input, source, staging)?
     } else {
@@ -89,6 +92,7 @@ pub fn pack(
         dims: shape.dims().to_vec(),
         linear_bits: layout.bits(),
         input_read,
+        was_complete: false,
         input_nnz: written.input_nnz,
         nnz: written.nnz,
         duplicates_summed: written.summed,
@@ -149,6 +153,8 @@ struct Job<'a> {
     format: Format,
     layout: &'a BitLayout,
     start: Instant,
+    /// What the journal says that it is.
+    identity: journal::Job,
 }
 
 /// What a job wrote.
@@ -196,7 +202,13 @@ impl Job<'_> {
         })?;
         seconds.write = clock.lap();
 
-        let published = staging.publish(&manifest, self.options.provenance.as_bytes())?;
+        let published = staging.publish(&manifest, self.options.provenance.as_bytes(), |id| Complete {
+            job: self.identity.clone(),
+            digest: format!("{id:016x}"),
+            input_nnz,
+            summed: combiner.summed(),
+            kept: combiner.kept(),
+        })?;
         // Only now, so that a job that is killed while it publishes can be resumed; and before the journal goes.
         drop(sorted);
         drop(staging);

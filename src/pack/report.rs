@@ -1,6 +1,9 @@
 //! What the packer tells: how far it is, what it did.
 
-use super::SpillReport;
+use super::resume::Complete;
+use super::{PackOptions, SpillReport};
+use crate::error::Result;
+use crate::store::Store;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -32,6 +35,8 @@ pub struct PackReport {
     pub linear_bits: u32,
     /// Whether the input was read: not where the job that this one continued had read all of it.
     pub input_read: bool,
+    /// Whether the job that this one was to continue had published the store already: nothing was left to do but to clean up.
+    pub was_complete: bool,
     /// Nonzeros that the source handed over, to this job or to the one that it continued.
     pub input_nnz: u64,
     /// Nonzeros in the store.
@@ -69,4 +74,28 @@ pub struct PackSeconds {
     pub publish: f64,
     /// All of it.
     pub total: f64,
+}
+
+/// The report on a store that an earlier job has published.
+pub(super) fn of_complete(options: &PackOptions, job: &Complete, store: &Store) -> Result<PackReport> {
+    let (manifest, bytes) = (store.manifest(), store.bytes()?);
+    Ok(PackReport {
+        store: options.target.clone(),
+        digest: job.digest.clone(),
+        dims: manifest.shape.dims().to_vec(),
+        linear_bits: manifest.format.bit_layout(&manifest.shape).bits(),
+        input_read: false,
+        was_complete: true,
+        input_nnz: job.input_nnz,
+        nnz: manifest.nnz,
+        duplicates_summed: job.summed,
+        duplicates_kept: job.kept,
+        format: manifest.format.name(),
+        encoding: manifest.format.encoding_name(),
+        chunks: manifest.chunks.len(),
+        bytes,
+        bytes_per_nnz: bytes as f64 / manifest.nnz as f64,
+        spilled: SpillReport::default(),
+        seconds: PackSeconds::default(),
+    })
 }

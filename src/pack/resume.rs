@@ -5,9 +5,11 @@ use super::journal::{self, Finished, Found, Journal};
 use super::scratch::{Place, Scratch};
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
-use crate::store::{Staging, partial_path};
+use crate::publish::finished;
+use crate::store::{Staging, Store, partial_path};
 use crate::sys::{SpillDir, Sys};
 use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// A job that is ready to read its input.
@@ -18,6 +20,41 @@ pub struct Prepared {
     pub scratch: Scratch,
     /// The input's extent, where an earlier job has read all of it.
     pub extent: Option<Extent>,
+    /// The job.
+    pub job: journal::Job,
+}
+
+/// How a job begins.
+pub enum Beginning {
+    /// There is work to do.
+    Ready(Box<Prepared>),
+    /// The job that was to be resumed had published this store, and was killed while it cleaned up.
+    Complete(Complete, Box<Store>),
+}
+
+/// What a job notes when it publishes: what tells whether another is the same, and what no store holds.
+#[derive(Serialize, Deserialize)]
+pub struct Complete {
+    /// The job.
+    pub job: journal::Job,
+    /// The store id.
+    pub digest: String,
+    /// Nonzeros of the input.
+    pub input_nnz: u64,
+    /// Nonzeros that were added to one with the same coordinates.
+    pub summed: u64,
+    /// Nonzeros kept though one with the same coordinates is there.
+    pub kept: u64,
+}
+
+impl Complete {
+    /// What the killed job noted that has published the store at `target`, and that store.
+    fn find(sys: &Sys, target: &Path) -> Result<Option<(Self, Store)>> {
+        let noted = finished(sys, target)?.and_then(|facts| serde_json::from_value::<Self>(facts).ok());
+        let Some(noted) = noted else { return Ok(None) };
+        let store = Store::open(sys, target)?;
+        Ok((noted.digest == format!("{:016x}", store.id())).then_some((noted, store)))
+    }
 }
 
 /// What a killed job left.
@@ -100,7 +137,7 @@ fn place(sys: &Sys, options: &PackOptions, partial: &Path) -> Result<(Place, Pat
 }
 
 /// Opens the directory of the job, and with it what a killed job left, if this one is to resume it.
-pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Prepared> {
+pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<Beginning> {
     let partial = partial_path(&options.target);
     let mut job = journal::Job {
         version: journal::VERSION,
@@ -109,6 +146,17 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         options: options.decisive(),
         spill_dir: PathBuf::new(),
     };
+    if options.resume
+        && let Some((complete, store)) = Complete::find(sys, &options.target)?
+    {
+        same_request(&complete.job, true, &job)?;
+        // A journal that still stands says whose its temporary files are.
+        if let Some(mut kept) = Left::read(sys, &partial, options).ok().flatten().and_then(|left| left.kept) {
+            kept.dir.take()?;
+        }
+        Staging::clean_up(sys, &options.target)?;
+        return Ok(Beginning::Complete(complete, Box::new(store)));
+    }
     let left = Left::read(sys, &partial, options)?;
     let resumes = match &left {
         Some(left) if left.is_empty() => false,
@@ -127,8 +175,9 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
             return Err(changed());
         }
         let extent = finished.extent.clone();
+        let found_job = found.job.clone();
         let scratch = Scratch::resumed(sys, dir, found.resume(), finished);
-        return Ok(Prepared { staging, scratch, extent });
+        return Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent, job: found_job })));
     }
     // Nobody will resume it: its temporary files go, wherever they are.
     if let Some(mut kept) = left.and_then(|left| left.kept) {
@@ -137,7 +186,8 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
     let (place, named) = place(sys, options, staging.partial())?;
     job.spill_dir = named;
     let journal = Journal::create(sys, staging.partial(), &job, place.owner.key)?;
-    Ok(Prepared { staging, scratch: Scratch::new(sys, place, journal), extent: None })
+    let scratch = Scratch::new(sys, place, journal);
+    Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent: None, job })))
 }
 
 /// What is told of a job that another version has left.
@@ -154,11 +204,11 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
         return Err(Error::request(format!("--resume: {what}; without --resume it starts again")));
     }
     let has_all = old.finished().is_some_and(|finished| finished.extent.is_some());
-    same_input(&old.job, has_all, new)
+    same_request(&old.job, has_all, new)
 }
 
 /// An error unless the options and inputs of both jobs are the same; `has_all`: all of the input is in the old one's files.
-fn same_input(old: &journal::Job, has_all: bool, new: &journal::Job) -> Result<()> {
+fn same_request(old: &journal::Job, has_all: bool, new: &journal::Job) -> Result<()> {
     if old.options != new.options {
         let what = format!("the unfinished pack had other options ({})", old.options);
         return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
@@ -210,7 +260,7 @@ mod tests {
     #[test]
     fn a_journal_of_another_version_is_not_resumed_and_nobody_is_told_to() {
         let new = job(journal::VERSION);
-        assert!(same_input(&new, false, &new).is_ok());
+        assert!(same_request(&new, false, &new).is_ok());
         let old = Left { job: job(journal::VERSION - 1), kept: None, is_bare: false };
         for refused in [same_job(&old, &new).unwrap_err(), unfinished(Path::new("s.partial"), &old)] {
             let refused = refused.to_string();
@@ -226,7 +276,7 @@ mod tests {
             identity: identity.map(Into::into),
             ..job(journal::VERSION)
         };
-        let accepts = |old, has_all, new| same_input(&of(old), has_all, &of(new)).is_ok();
+        let accepts = |old, has_all, new| same_request(&of(old), has_all, &of(new)).is_ok();
         assert!(accepts(Some("1"), true, Some("1")) && accepts(Some("1"), false, Some("1")));
         assert!(!accepts(Some("1"), true, Some("2")));
         assert!(!accepts(Some("1"), true, None), "a pipe, after a file");

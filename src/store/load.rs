@@ -4,7 +4,7 @@
 //! Where a disk is waited for, [`Store::read`] and [`Store::check`] do it in two steps, which two threads can take at once.
 
 use super::chunk::ChunkHeader;
-use super::{Codec, Store, file};
+use super::{Codec, Store, chunk_name, file};
 use crate::error::{Error, Result};
 use crate::sys::{File, PAGE, PageBuf};
 use std::ops::Range;
@@ -139,10 +139,11 @@ impl Store {
 
     /// The file of chunk `number`, and its bytes, which must be the manifest's.
     fn open_chunk(&self, number: usize, path: &Path) -> Result<(File, usize)> {
-        if !path.is_file() {
+        let name = chunk_name(number);
+        if self.dir.file_bytes(&name)?.is_none() {
             return Err(Error::corrupt(path, "missing"));
         }
-        let file = self.sys.open(path, self.direct)?;
+        let file = self.dir.file(&name, self.direct)?;
         let (bytes, expected) = (file.metadata()?.len(), self.manifest.chunks[number].file_bytes);
         if bytes != expected {
             return Err(Error::corrupt(

@@ -8,15 +8,17 @@ mod load;
 pub mod manifest;
 mod publish;
 
+pub use crate::publish::partial_path;
 pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
 pub use file::{LoneReader, read_provenance};
 pub use format::{Format, TREE_CODE, level_bytes};
 pub use load::{DecodeScratch, LoadTimes};
 pub use manifest::{ChunkEntry, Codec, Manifest};
-pub use publish::{Published, Staging, partial_path};
+pub use publish::{Published, Staging};
 
 use crate::error::{Error, Result};
-use crate::sys::{PAGE, Sys};
+use crate::publish as publishing;
+use crate::sys::{Dir, PAGE, Sys};
 use manifest::{PREAMBLE_BYTES, WRONG_MAGIC};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -44,6 +46,13 @@ pub(crate) fn chunk_name(number: usize) -> String {
     format!("chunk-{number:06}.bin")
 }
 
+/// Whether a file of a store may be called `name`.
+fn is_part(name: &str) -> bool {
+    let number = name.strip_prefix("chunk-").and_then(|rest| rest.strip_suffix(".bin"));
+    let is_number = |digits: &str| digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
+    name == MANIFEST || name == PROVENANCE || number.is_some_and(is_number)
+}
+
 /// Whether `dir` holds a store: a manifest is in it. An error where that must not be looked at.
 pub(crate) fn holds_manifest(dir: &Path) -> Result<bool> {
     let at = dir.join(MANIFEST);
@@ -54,15 +63,17 @@ pub(crate) fn holds_manifest(dir: &Path) -> Result<bool> {
 }
 
 /// Whether `dir` holds chunk 0, as a store does even where its manifest is lost.
-fn holds_chunks(dir: &Path) -> bool {
-    dir.join(chunk_name(0)).is_file()
+fn holds_chunks(dir: &Dir) -> Result<bool> {
+    Ok(dir.file_bytes(&chunk_name(0))?.is_some())
 }
 
-/// An open store: its manifest has been read and checked; chunks are checked as they are read.
+/// An open store: its manifest has been read and checked; chunks are checked as they are read. It stays what it is where another
+/// store takes its name.
 #[derive(Debug)]
 pub struct Store {
     sys: Sys,
     path: PathBuf,
+    dir: Dir,
     manifest: Manifest,
     id: u64,
     direct: bool,
@@ -77,28 +88,35 @@ impl Store {
     /// The same, where `fits` has no error to tell of the manifest's bytes: reading one takes [`Store::opening_bytes`].
     pub fn open_if(sys: &Sys, path: &Path, fits: impl FnOnce(u64) -> Result<()>) -> Result<Self> {
         let at = path.join(MANIFEST);
-        if !holds_manifest(path)? {
-            if holds_chunks(path) {
-                let there = at.symlink_metadata().is_ok();
-                return Err(Error::corrupt(&at, if there { "not a file" } else { "missing" }));
-            }
+        let none = || {
             let what = if path.is_file() { "a file, not a store" } else { "no store here" };
             let hint = "a store is a directory that blco-pack makes, with a file `manifest` in it";
-            return Err(Error::request(format!("{}: {what}; {hint}", path.display())));
-        }
-        let file = sys.open(&at, false)?;
-        let bytes = file.metadata()?.len();
+            Error::request(format!("{}: {what}; {hint}", path.display()))
+        };
+        let dir = publishing::open(sys, path).map_err(|error| match error {
+            Error::Io { source, .. }
+                if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                none()
+            }
+            other => other,
+        })?;
+        let Some(bytes) = dir.file_bytes(MANIFEST)? else {
+            if holds_chunks(&dir)? {
+                return Err(Error::corrupt(&at, if dir.has(MANIFEST) { "not a file" } else { "missing" }));
+            }
+            return Err(none());
+        };
         if bytes > MANIFEST_BYTES_MAX {
             return Err(Error::unusable(&at, format!("{bytes} bytes; no manifest is that long")));
         }
         // Memory for its length is not taken before it has said that it is that long, and that fits.
+        let (file, had_chunks) = (dir.file(MANIFEST, false)?, holds_chunks(&dir)?);
         let mut preamble = [0; PREAMBLE_BYTES];
         let read = file.read_at(&mut preamble, 0)?;
         let foreign = |error| match error {
             // Beside chunks it was one.
-            Error::Corrupt { what, .. } if what == WRONG_MAGIC && holds_chunks(path) => {
-                Error::corrupt(&at, what)
-            }
+            Error::Corrupt { what, .. } if what == WRONG_MAGIC && had_chunks => Error::corrupt(&at, what),
             other => other,
         };
         manifest::check_preamble(&preamble[..read], bytes, &at).map_err(foreign)?;
@@ -107,7 +125,7 @@ impl Store {
         let mut buffer = sys.page_buf(bytes as usize + 1)?;
         let read = file.read_at(&mut buffer, 0)?;
         let (manifest, id) = Manifest::decode(&buffer[..read], &at).map_err(foreign)?;
-        Ok(Self { sys: sys.clone(), path: path.to_path_buf(), manifest, id, direct: false })
+        Ok(Self { sys: sys.clone(), path: path.to_path_buf(), dir, manifest, id, direct: false })
     }
 
     /// Bytes that opening a store with a manifest of `bytes` bytes takes: the file, and the list of chunks.
@@ -198,7 +216,7 @@ impl Store {
         for (number, entry) in self.manifest.chunks.iter().enumerate() {
             if entry.file_bytes.max(entry.image_bytes) > LONG {
                 let path = self.chunk_path(number);
-                let bytes = std::fs::metadata(&path).map_or(0, |found| found.len());
+                let bytes = self.dir.file_bytes(&chunk_name(number))?.unwrap_or(0);
                 let holds = if self.manifest.codec == Codec::None { bytes } else { file::frame_holds(bytes) };
                 if bytes != entry.file_bytes || entry.image_bytes > holds {
                     let what = format!("corrupt: {bytes} bytes cannot hold what the manifest says");
@@ -211,8 +229,8 @@ impl Store {
 
     /// Bytes of the store's files without provenance: manifest and chunks.
     pub fn bytes(&self) -> Result<u64> {
-        let at = self.path.join(MANIFEST);
-        let manifest = std::fs::metadata(&at).map_err(Error::io(&at, "inspect"))?.len();
+        let manifest = self.dir.file_bytes(MANIFEST)?;
+        let manifest = manifest.ok_or_else(|| Error::corrupt(self.path.join(MANIFEST), "missing"))?;
         Ok(manifest + self.manifest.chunks.iter().map(|c| c.file_bytes).sum::<u64>())
     }
 }

@@ -1,31 +1,45 @@
-//! Publication: chunks and manifest are written and synced in `STORE.partial/store`, then renamed, so that a
-//! store is there whole or not at all.
+//! Publication: chunks and manifest are written and synced in `STORE.partial/store`, which then gets the store's name.
 
 use super::chunk::{ChunkHeader, HEADER_BYTES};
 use super::manifest::{ChunkEntry, Codec, Manifest};
-use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest};
+use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest, is_part};
 use crate::error::{Error, Result};
-use crate::sys::{File, SPILL_PREFIX, Sys, Temporary, behind_links, directory};
-use std::io::ErrorKind;
+use crate::publish::{Found, Kind, Partial, first_foreign};
+use crate::sys::{SPILL_PREFIX, Sys, behind_links, directory};
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The store's directory inside the partial one.
-const STORE: &str = "store";
+/// Stores, as what programs make and replace.
+static STORE: Kind = Kind {
+    name: "store",
+    marker: MANIFEST,
+    exists: "a store is there already; --force replaces it, -o names another",
+    look,
+    beside: &["journal", SPILL_PREFIX],
+};
+
+fn look(_: &Sys, path: &Path) -> Result<Found> {
+    if !holds_manifest(path)? {
+        return Ok(Found::Other("exists and is not a store; name another output".into()));
+    }
+    let foreign = first_foreign(path, |name| name.to_str().is_some_and(is_part))?;
+    Ok(foreign.map_or(Found::Made, |name| {
+        Found::Other(format!(
+            "holds {name:?}, which is no part of a store; move that, or name another output"
+        ))
+    }))
+}
 
 /// A store that is being written, in `STORE.partial/store`; the packer may keep files of its own beside it. Dropped, it
 /// removes `STORE.partial` and all that is in it.
 #[derive(Debug)]
 pub struct Staging {
     sys: Sys,
-    target: PathBuf,
-    partial: Temporary,
-    replace: bool,
+    partial: Partial,
     codec: Codec,
     headers: Vec<ChunkHeader>,
     entries: Vec<ChunkEntry>,
-    /// The partial store's directory, locked while this process writes.
-    _lock: File,
 }
 
 /// What was published.
@@ -39,58 +53,23 @@ pub struct Published {
     pub chunks: usize,
 }
 
-/// The name under which the store `target` is written: beside the store that it leads to, where it is a symbolic link.
-#[must_use]
-pub fn partial_path(target: &Path) -> PathBuf {
-    // Where a link leads nowhere, nothing is written: `Staging::create` says so.
-    let target = &behind_links(target).unwrap_or_else(|_| target.to_path_buf());
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    directory(target).join(name)
-}
-
 impl Staging {
     /// Prepares to write a store at `target`, or where that symbolic link leads to. An existing store there is an error unless
     /// `replace`; anything else there always is. What a killed packer left under the temporary name is removed; with
     /// `resume` only its chunks are.
     pub fn create(sys: &Sys, target: &Path, replace: bool, resume: bool, codec: Codec) -> Result<Self> {
-        let shown = target.display();
-        let target = &behind_links(target)?;
-        if target.symlink_metadata().is_ok() {
-            if !holds_manifest(target)? {
-                return Err(Error::request(format!(
-                    "{shown}: exists and is not a store; name another output"
-                )));
-            }
-            if !replace {
-                return Err(Error::request(format!(
-                    "{shown}: a store is there already; --force replaces it, -o names another"
-                )));
-            }
-        }
-        if directory(target).join(MANIFEST).is_file() {
+        if directory(&behind_links(target)?).join(MANIFEST).is_file() {
             let what = "would lie inside another store; name another output";
-            return Err(Error::request(format!("{shown}: {what}")));
+            return Err(Error::request(format!("{}: {what}", target.display())));
         }
-        let (partial, lock) = take(sys, target)?;
-        if !resume {
-            empty(sys, partial.path())?;
-        }
-        let store = partial.path().join(STORE);
-        if store.symlink_metadata().is_ok() {
-            sys.remove_tree(&store)?;
-        }
-        sys.create_dir(&store)?;
-        Ok(Self {
-            sys: sys.clone(),
-            target: target.clone(),
-            partial,
-            replace,
-            codec,
-            headers: Vec::new(),
-            entries: Vec::new(),
-            _lock: lock,
-        })
+        let partial = Partial::create(sys, &STORE, target, replace, resume)?;
+        partial.create_dir()?;
+        Ok(Self { sys: sys.clone(), partial, codec, headers: Vec::new(), entries: Vec::new() })
+    }
+
+    /// Removes what a killed packer has left of writing the store at `target`, which is published.
+    pub fn clean_up(sys: &Sys, target: &Path) -> Result<()> {
+        Partial::clean_up(sys, &STORE, target)
     }
 
     /// Writes the next chunk. `header` and `image` come from the format; `entry` holds the linear and row
@@ -137,12 +116,18 @@ impl Staging {
 
     /// Where the file `name` of the store is for now.
     fn file(&self, name: &str) -> PathBuf {
-        self.partial.path().join(STORE).join(name)
+        self.partial.new_one().join(name)
     }
 
-    /// Stamps the chunks with the store id, makes everything durable, and renames the store into place. What else is
-    /// in the directory that goes with this stays until this is dropped.
-    pub fn publish(&mut self, manifest: &Manifest, provenance: &[u8]) -> Result<Published> {
+    /// Stamps the chunks with the store id, makes everything durable, and gives the store its name. What else is
+    /// in the directory that goes with this stays until this is dropped. `job`, of the store id, is noted for
+    /// [`crate::publish::finished`].
+    pub fn publish<J: Serialize>(
+        &mut self,
+        manifest: &Manifest,
+        provenance: &[u8],
+        job: impl FnOnce(u64) -> J,
+    ) -> Result<Published> {
         let (bytes, id) = manifest.encode()?;
         for (number, mut header) in std::mem::take(&mut self.headers).into_iter().enumerate() {
             self.sys.check_cancelled()?;
@@ -156,63 +141,11 @@ impl Staging {
             file.write_all_at(contents, 0)?;
             file.sync()?;
         }
-        let store = self.partial.path().join(STORE);
-        self.sys.sync_dir(&store)?;
-        self.sys.check_cancelled()?;
-        self.sys.publish(|| {
-            if self.replace && self.target.symlink_metadata().is_ok() {
-                self.sys.exchange(&store, &self.target)
-            } else {
-                self.sys.rename(&store, &self.target)
-            }
-        })?;
-        self.sys.sync_name(&self.target)?;
+        self.partial.prepare(&job(id))?;
+        self.partial.publish()?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
         Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes, chunks: self.entries.len() })
     }
-}
-
-/// The directory of the unfinished store `target`, locked: made, or what a killed packer left. Whoever has it is in charge of it.
-fn take(sys: &Sys, target: &Path) -> Result<(Temporary, File)> {
-    let partial = partial_path(target);
-    let is = |error: &Error, kind| matches!(error, Error::Io { source, .. } if source.kind() == kind);
-    loop {
-        let left = partial.symlink_metadata().is_ok();
-        if !left {
-            match sys.create_dir(&partial) {
-                // Another packer was faster.
-                Err(e) if is(&e, ErrorKind::AlreadyExists) => continue,
-                made => made.map_err(|e| e.about(target))?,
-            }
-        }
-        let made = (!left).then(|| Temporary::at(sys, partial.clone()));
-        let lock = match sys.open_dir(&partial) {
-            // Another packer had it, and is done.
-            Err(e) if is(&e, ErrorKind::NotFound) => {
-                made.into_iter().for_each(Temporary::renamed);
-                continue;
-            }
-            opened => opened?,
-        };
-        let locked = lock.try_lock()?;
-        if locked && lock.is_at(&partial) {
-            check_ours(&partial)?;
-            return Ok((made.unwrap_or_else(|| Temporary::at(sys, partial)), lock));
-        }
-        made.into_iter().for_each(Temporary::renamed);
-        if !locked {
-            return Err(busy(target));
-        }
-    }
-}
-
-/// Removes what is in a directory.
-fn empty(sys: &Sys, dir: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(dir).map_err(Error::io(dir, "read"))? {
-        let path = entry.map_err(Error::io(dir, "read"))?.path();
-        if path.is_dir() && !path.is_symlink() { sys.remove_tree(&path) } else { sys.remove_file(&path) }?;
-    }
-    Ok(())
 }
 
 /// Of zstd's levels from 1 on (lib/compress/clevels.h of its release 1.5): the logarithms of the window and of the entries,
@@ -254,23 +187,6 @@ impl Codec {
         let tables = (4 << chain.min(window + 1)) + (5 << hash.min(window + 1));
         tables + (3 << 20) + zstd::zstd_safe::compress_bound(usize::try_from(chunk_bytes).unwrap_or(0)) as u64
     }
-}
-
-fn busy(target: &Path) -> Error {
-    Error::request(format!("{}: another program writes this store now", target.display()))
-}
-
-/// An error if something is in `partial` that no packer writes.
-fn check_ours(partial: &Path) -> Result<()> {
-    let ours = |name: &str| name == STORE || name == "journal" || name.starts_with(SPILL_PREFIX);
-    for entry in std::fs::read_dir(partial).map_err(Error::io(partial, "read"))? {
-        let name = entry.map_err(Error::io(partial, "read"))?.file_name();
-        if !name.to_str().is_some_and(ours) {
-            let what = "is in the way and not an unfinished store; move it or remove it";
-            return Err(Error::request(format!("{}: {what}", partial.display())));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub enum Call {
     Sync,
     /// A rename.
     Rename,
+    /// Swapping two names.
+    Exchange,
     /// Removing a tree.
     Remove,
     /// Starting a thread or the pool.
@@ -36,7 +38,8 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct Faults {
     only: Option<Call>,
-    nth: u64,
+    /// `None`: every one.
+    nth: Option<u64>,
     fault: Fault,
     seen: AtomicU64,
 }
@@ -45,7 +48,13 @@ impl Faults {
     /// Fails call number `nth` (from 0) among those of kind `only`, or among all calls.
     #[must_use]
     pub fn new(only: Option<Call>, nth: u64, fault: Fault) -> Self {
-        Self { only, nth, fault, seen: AtomicU64::new(0) }
+        Self { only, nth: Some(nth), fault, seen: AtomicU64::new(0) }
+    }
+
+    /// Fails every call of kind `only`: a system that does not have it.
+    #[must_use]
+    pub fn every(only: Call, fault: Fault) -> Self {
+        Self { only: Some(only), nth: None, fault, seen: AtomicU64::new(0) }
     }
 
     /// Calls of the selected kind so far.
@@ -57,13 +66,14 @@ impl Faults {
     /// Whether the ordered call has come.
     #[must_use]
     pub fn struck(&self) -> bool {
-        self.seen() > self.nth
+        self.seen() > self.nth.unwrap_or(0)
     }
 
     pub(super) fn strike(&self, call: Call) -> Option<Fault> {
         if self.only.is_some_and(|only| only != call) {
             return None;
         }
-        (self.seen.fetch_add(1, Ordering::Relaxed) == self.nth).then_some(self.fault)
+        let number = self.seen.fetch_add(1, Ordering::Relaxed);
+        self.nth.is_none_or(|nth| number == nth).then_some(self.fault)
     }
 }

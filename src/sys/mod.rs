@@ -5,7 +5,9 @@
 //! Invariant: no other module of the library opens a file, spawns a thread or reserves a buffer that grows
 //! with the data by itself, but for the few that ARCHITECTURE.md names. (`rayon`'s pool is built once, by [`Sys::pool`].)
 
+mod dir;
 pub mod fault;
+mod names;
 mod private;
 pub mod record;
 mod removal;
@@ -14,6 +16,8 @@ mod state;
 pub mod sync;
 mod temporary;
 
+pub use dir::Dir;
+pub use names::{Held, is_unsupported};
 pub use private::PrivateDir;
 pub use spill::{SPILL_PREFIX, SpillDir, SpillOwner, is_spill_name, spill_name};
 pub use state::FileState;
@@ -158,6 +162,14 @@ impl Sys {
         self.faults().is_some_and(|faults| !faults.struck())
     }
 
+    /// The same handle without faults: for cleaning up, whose failures are in nobody's way and are not told.
+    #[must_use]
+    pub fn quiet(&self) -> Self {
+        let recorder = self.hooks.as_ref().and_then(|hooks| hooks.recorder.clone());
+        let hooks = recorder.map(|recorder| Arc::new(Hooks { faults: None, recorder: Some(recorder) }));
+        Self { hooks, ..self.clone() }
+    }
+
     /// The flag that asks everything working through this handle to stop.
     #[must_use]
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {
@@ -167,7 +179,7 @@ impl Sys {
     /// Removes everything temporary now, under the feet of whoever uses it: for ending at once, when asking to
     /// stop has not helped.
     pub fn abandon(&self) {
-        self.temporaries.remove_all();
+        self.temporaries.remove_all(&self.quiet());
     }
 
     /// Has `name` rename what is temporary to what it is to be called, as one step for [`Sys::abandon`], which comes before it or after it.
@@ -260,7 +272,7 @@ impl Sys {
     /// Swaps two names in one step, so that neither is ever absent.
     pub fn exchange(&self, a: &Path, b: &Path) -> Result<()> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
-        self.pass(Call::Rename)
+        self.pass(Call::Exchange)
             .and_then(|_| renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).map_err(io::Error::from))
             .inspect(|()| self.record(|r| r.exchanged(a, b)))
             .map_err(Error::io(b, "replace"))
@@ -270,6 +282,14 @@ impl Sys {
     pub fn remove_file(&self, path: &Path) -> Result<()> {
         self.pass(Call::Remove)
             .and_then(|_| std::fs::remove_file(path))
+            .inspect(|()| self.record(|r| r.removed(path)))
+            .map_err(Error::io(path, "remove"))
+    }
+
+    /// Removes a directory in which nothing is.
+    pub fn remove_dir(&self, path: &Path) -> Result<()> {
+        self.pass(Call::Remove)
+            .and_then(|_| std::fs::remove_dir(path))
             .inspect(|()| self.record(|r| r.removed(path)))
             .map_err(Error::io(path, "remove"))
     }

@@ -19,10 +19,13 @@ thread_local! {
     static PUBLISHES: Cell<bool> = const { Cell::new(false) };
 }
 
+/// How what is at a path is removed, quietly: the caller has an error of its own to tell, or nobody to tell.
+type Removal = fn(&Sys, &Path);
+
 /// The temporary names in use.
 #[derive(Debug)]
 pub(super) struct Registry {
-    paths: Mutex<Vec<PathBuf>>,
+    paths: Mutex<Vec<(PathBuf, Removal)>>,
     /// Whether all have been removed, or are being removed: nothing temporary is to get its name from then on. Locked by whoever
     /// does either.
     ended: Mutex<bool>,
@@ -35,19 +38,19 @@ impl Default for Registry {
 }
 
 impl Registry {
-    fn with<T>(&self, use_paths: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
+    fn with<T>(&self, use_paths: impl FnOnce(&mut Vec<(PathBuf, Removal)>) -> T) -> T {
         use_paths(&mut self.paths.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Removes everything that is registered. For the end of a program that cannot unwind.
-    pub(super) fn remove_all(&self) {
+    pub(super) fn remove_all(&self, sys: &Sys) {
         // A thread that publishes, and ends the program in the middle of it, has locked it.
         let mut ended =
             (!PUBLISHES.with(Cell::get)).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(ended) = &mut ended {
             **ended = true;
         }
-        self.with(|paths| paths.drain(..).for_each(|path| remove(&path)));
+        self.with(|paths| paths.drain(..).for_each(|(path, removal)| removal(sys, &path)));
     }
 
     /// Has `name` give temporary things their names, unless they are being removed: who removes a directory goes on in it where it has
@@ -64,14 +67,13 @@ impl Registry {
     }
 }
 
-/// Whatever is at `path`, quietly: the caller has an error of its own to tell, or nobody to tell. The standard library's way may find no
-/// memory for what it reads of a directory.
-fn remove(path: &Path) {
+/// Whatever is at `path`. The standard library's way may find no memory for what it reads of a directory.
+fn remove(sys: &Sys, path: &Path) {
     if rustix::path::Arg::into_with_c_str(path, |path| Ok(removal::remove(CWD, path))).is_ok_and(|gone| gone)
     {
-        return;
+        return sys.record(|r| r.removed(path));
     }
-    drop(if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) });
+    drop(if path.is_dir() { sys.remove_tree(path) } else { sys.remove_file(path) });
 }
 
 /// A temporary file or directory. When this is dropped, what is at its path goes, with all that is in it, unless it
@@ -80,6 +82,7 @@ fn remove(path: &Path) {
 pub struct Temporary {
     sys: Sys,
     path: PathBuf,
+    removal: Removal,
     /// Nothing at the path is this one's any more.
     gone: bool,
 }
@@ -88,9 +91,15 @@ impl Temporary {
     /// Takes charge of `path`, where a file or directory is about to be created.
     #[must_use]
     pub fn at(sys: &Sys, path: PathBuf) -> Self {
+        Self::removed_by(sys, path, remove)
+    }
+
+    /// The same of what `removal` removes: not all that is in a directory need go.
+    #[must_use]
+    pub fn removed_by(sys: &Sys, path: PathBuf, removal: fn(&Sys, &Path)) -> Self {
         let noted = path.clone();
-        sys.temporaries.with(|paths| paths.push(noted));
-        Self { sys: sys.clone(), path, gone: false }
+        sys.temporaries.with(|paths| paths.push((noted, removal)));
+        Self { sys: sys.clone(), path, removal, gone: false }
     }
 
     /// It has another name or another owner now, and stays.
@@ -108,9 +117,8 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.gone {
-            remove(&self.path);
-            self.sys.record(|r| r.removed(&self.path));
+            (self.removal)(&self.sys.quiet(), &self.path);
         }
-        self.sys.temporaries.with(|paths| paths.retain(|path| *path != self.path));
+        self.sys.temporaries.with(|paths| paths.retain(|(path, _)| *path != self.path));
     }
 }

@@ -9,7 +9,7 @@ mod ttv_report;
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::cli::device::{self, Real};
 use crate::cli::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp, open_store};
-use crate::cli::outputs::{Outputs, Pending, refuse_dash_for_directory, refuse_standard_output};
+use crate::cli::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
 use crate::cli::{Common, Program, Report, machine, on_pool};
@@ -22,13 +22,13 @@ use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{Executor, PassReport, Plan, Span};
-use crate::sys::Sys;
+use crate::sys::{File, Sys};
 use clap::{Parser, ValueEnum};
 use mttkrp_report::{RunReport, plan_text, text};
 use rayon::prelude::*;
 use report::Checked;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is said of the options of coordinate text, of which there is but that of --check.
 const INDEX_BASE: &str = "What indices of --check's text count from [default: 1]";
@@ -75,10 +75,13 @@ pub struct Run {
     /// Seed of generated factors, or of the vector [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results here, replacing those that are there: mode-1.npy, …; of TTV, result.tns, or - for its text on
+    /// Write results to this directory, all at once: mode-1.npy, …; of TTV, result.tns, or - for its text on
     /// standard output
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Replace an earlier result at --output and an existing --trace
+    #[arg(long)]
+    force: bool,
     /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
     /// directory for them]
     #[arg(long, value_name = "DIR")]
@@ -197,8 +200,8 @@ impl Run {
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
-        let outputs = Outputs::create(sys, self.output.as_deref(), modes.iter().map(|&m| mode_file(m)))?;
-        let trace = self.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
+        let names = modes.iter().map(|&m| mode_file(m));
+        let outputs = self.outputs(sys, self.output.as_deref(), names)?;
         let factors = match &self.factors {
             Some(dir) => load_factors::<T>(sys, dir, &shape)?,
             None => seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0))?,
@@ -234,13 +237,16 @@ impl Run {
             }
             report.check = Some(check);
         }
-        outputs.publish(|i, file| outcome.results[i].1.write(file))?;
-        if let Some(trace) = trace {
-            write_trace(trace, &outcome.spans)?;
-        }
+        let write = |i: usize, file: &File| outcome.results[i].1.write(file);
+        outputs.publish(write, |trace| write_trace(trace, &outcome.spans))?;
         let mut out = Report::new::<Self>(text(&report), &report)?;
         out.failed = report.check.iter().flatten().any(|c| !c.holds);
         Ok(out)
+    }
+
+    /// Prepares to write files of these names in `dir`, and the trace.
+    fn outputs(&self, sys: &Sys, dir: Option<&Path>, names: impl Iterator<Item = String>) -> Result<Outputs> {
+        Outputs::create(sys, dir, names, self.trace.as_deref(), self.force)
     }
 
     /// An error where an option is given that MTTKRP does not have.
@@ -317,12 +323,10 @@ fn beyond<T: Real>(results: &[ModeMatrix<T>]) -> Option<String> {
 }
 
 /// Writes what went on when.
-fn write_trace(file: Pending, spans: &[Span]) -> Result<()> {
-    let failed = |e: std::io::Error| Error::io(file.target(), "write")(e);
-    let mut out = std::io::BufWriter::new(file.file());
+fn write_trace(file: &File, spans: &[Span]) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io(file.path(), "write")(e);
+    let mut out = std::io::BufWriter::new(file);
     serde_json::to_writer(&mut out, spans).map_err(|e| failed(e.into()))?;
     // A writer that is dropped keeps what went wrong to itself.
-    out.flush().map_err(failed)?;
-    drop(out);
-    file.publish()
+    out.flush().map_err(failed)
 }

@@ -7,7 +7,7 @@ use super::{Run, held_to, parse_modes, refuse};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
 use crate::cli::engine::{BackendArg, ChosenBackend, open_store};
-use crate::cli::outputs::{Outputs, Pending, check_temp_dir, is_standard_output};
+use crate::cli::outputs::{Outputs, check_temp_dir, is_standard_output};
 use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, text_of};
@@ -84,8 +84,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
         refuse_check_beside_output(run.check.is_some())?;
     }
     let dir = run.output.as_deref().filter(|_| !to_stdout);
-    let outputs = Outputs::create(sys, dir, std::iter::once(RESULT.to_owned()))?;
-    let trace = run.trace.as_deref().map(|path| Pending::create(sys, path, true)).transpose()?;
+    let outputs = run.outputs(sys, dir, std::iter::once(RESULT.to_owned()))?;
     let job = Job {
         run,
         sys,
@@ -102,7 +101,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
     };
     let outcome = match &mut text_to_check {
         None if to_stdout => write_to(std::io::stdout(), compute)?,
-        None => write(outputs, compute)?,
+        None => write(&outputs, compute)?,
         Some(text) => {
             let mut source = Checked::new(text);
             let room = OracleRoom {
@@ -112,7 +111,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
             };
             let shape = &store.manifest().shape;
             let mut oracle = Oracle::within(sys, &mut source, shape, mode, vector.data(), &room)?;
-            let outcome = write(outputs, |sink| compare(&mut oracle, sink, compute))?;
+            let outcome = write(&outputs, |sink| compare(&mut oracle, sink, compute))?;
             let check = oracle.finish()?;
             if !check.holds {
                 report.head.notes.extend(source.differs(store.manifest()));
@@ -121,9 +120,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, threads: usize) -> Result<Repor
             outcome
         }
     };
-    if let Some(trace) = trace {
-        super::write_trace(trace, &outcome.spans)?;
-    }
+    outputs.publish(|_, _| Ok(()), |trace| super::write_trace(trace, &outcome.spans))?;
     if to_stdout {
         return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
     }
@@ -373,19 +370,16 @@ fn write_to(
     Ok(outcome)
 }
 
-/// Runs `run` with a sink that writes text, formatted in parallel, to the one file of `outputs` and gives it its name; without a
-/// file only runs.
-fn write(outputs: Outputs, run: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>) -> Result<Outcome> {
-    let Some(pending) = outputs.first() else { return run(None) };
+/// Runs `run` with a sink that writes text, formatted in parallel, to the one file of `outputs`; without a file only runs.
+fn write(outputs: &Outputs, run: impl FnOnce(Option<Sink<'_>>) -> Result<Outcome>) -> Result<Outcome> {
+    let Some((file, target)) = outputs.first() else { return run(None) };
     let mut at = 0;
-    let outcome = run(Some(&mut |batches: Vec<Batch>| {
+    run(Some(&mut |batches: Vec<Batch>| {
         let texts: Vec<Vec<u8>> = batches.par_iter().map(text_of).collect();
         texts.iter().try_for_each(|text| {
-            pending.file().write_all_at(text, at).map_err(|e| e.about(pending.target()))?;
+            file.write_all_at(text, at).map_err(|e| e.about(&target))?;
             at += text.len() as u64;
             Ok(())
         })
-    }))?;
-    outputs.publish(|_, _| Ok(()))?;
-    Ok(outcome)
+    }))
 }

@@ -1,0 +1,314 @@
+//! `NAME.partial`: where what is to be called NAME is written, by one program at a time.
+
+use super::place::{DISPLACED, PROBE, is, lacks};
+use super::{Found, Kind, MARKER, Marker, Place, first_foreign, read_json, remove_any};
+use crate::error::{Error, Result};
+use crate::sys::{File, Sys, Temporary, behind_links, directory};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The old one, between two renames.
+pub(super) const OLD: &str = "old";
+/// How names of old ones begin that are still read.
+const REPLACED: &str = "replaced-";
+const RECORD: &str = "publishing";
+
+/// The kind of `NAME.partial` itself.
+const PARTIAL: Kind =
+    Kind { name: "partial", marker: MARKER, exists: "", look: |_, _| Ok(Found::Made), beside: &[] };
+
+/// What is written before names change.
+#[derive(Serialize, Deserialize)]
+struct Record<F> {
+    /// The numbers of what gets the name and, where there is one, of what has it.
+    inodes: Vec<u64>,
+    /// The maker's own.
+    facts: F,
+}
+
+/// The directory in which NAME is written. Dropped, it goes, and with it what has not got its name.
+#[derive(Debug)]
+pub struct Partial {
+    sys: Sys,
+    kind: &'static Kind,
+    place: Place,
+    dir: Temporary,
+    /// Locked while this process writes.
+    _lock: File,
+}
+
+/// The name under which what is to be called `target` is written: beside what it leads to, where it is a symbolic link.
+#[must_use]
+pub fn partial_path(target: &Path) -> PathBuf {
+    // Where a link leads nowhere, nothing is written: `Partial::create` says so.
+    let target = &behind_links(target).unwrap_or_else(|_| target.to_path_buf());
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".partial");
+    directory(target).join(name)
+}
+
+/// The name itself: what a symbolic link leads to, and that of a directory called `.` or `..`.
+fn resolve(target: &Path) -> Result<PathBuf> {
+    if target.file_name().is_some() {
+        return behind_links(target);
+    }
+    target.canonicalize().map_err(Error::io(target, "find"))
+}
+
+/// What the maker of what is called `target` noted when it gave the name, where it was killed before it was done.
+pub fn finished(sys: &Sys, target: &Path) -> Result<Option<serde_json::Value>> {
+    let record: Option<Record<serde_json::Value>> = read_json(sys, &partial_path(target).join(RECORD))?;
+    let named = behind_links(target)?.symlink_metadata().map(|found| found.ino()).ok();
+    Ok(record.filter(|record| named.is_some() && record.inodes.first().copied() == named).map(|r| r.facts))
+}
+
+impl Partial {
+    /// Prepares to write what is to be called `target`, or what that symbolic link leads to. Something of this kind that has the
+    /// name is an error unless `replace`; anything else always is. What a killed program left is removed; with `keep`, only
+    /// what was to get the name.
+    pub fn create(sys: &Sys, kind: &'static Kind, target: &Path, replace: bool, keep: bool) -> Result<Self> {
+        let (called, target) = (target, &resolve(target)?);
+        // Before anything is touched; then again, when nobody else gives the name.
+        Place::look(sys, kind, target, called, replace)?;
+        let (path, made, lock) = take(sys, kind, target)?;
+        put_back(sys, &path, target)?;
+        let place = Place::look(sys, kind, target, called, replace)?;
+        let dir = made.unwrap_or_else(|| Temporary::removed_by(sys, path, discard));
+        clear(sys, kind, dir.path(), keep)?;
+        if Marker::read(sys, dir.path(), &PARTIAL)?.is_none() {
+            drop(sys.quiet().remove_file(&dir.path().join(MARKER)));
+            Marker::new(&PARTIAL, Vec::new()).write(sys, dir.path()).map_err(|e| e.about(target))?;
+        }
+        place.try_out(dir.path(), &dir.path().join(OLD)).map_err(|e| e.about(target))?;
+        Ok(Self { sys: sys.clone(), kind, place, dir, _lock: lock })
+    }
+
+    /// Removes what a killed program has left of writing `target`, which has its name.
+    pub fn clean_up(sys: &Sys, kind: &'static Kind, target: &Path) -> Result<()> {
+        let (path, made, _lock) = take(sys, kind, target)?;
+        drop(made.unwrap_or_else(|| Temporary::removed_by(sys, path, discard)));
+        Ok(())
+    }
+
+    /// The directory, where the maker may keep what [`Kind::beside`] names.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where what is to get the name is written.
+    #[must_use]
+    pub fn new_one(&self) -> PathBuf {
+        self.dir.path().join(self.kind.name)
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn target(&self) -> &Path {
+        self.place.target()
+    }
+
+    /// Makes the directory that is to get the name.
+    pub fn create_dir(&self) -> Result<()> {
+        self.sys.create_dir(&self.new_one()).map_err(|e| e.about(self.target()))?;
+        self.place.guard(&self.new_one())
+    }
+
+    /// Makes the file that is to get the name.
+    pub fn create_file(&self) -> Result<File> {
+        let file = self.sys.create(&self.new_one()).map_err(|e| e.about(self.target()))?;
+        self.place.guard(&self.new_one())?;
+        Ok(file)
+    }
+
+    /// Makes the new one ready to get its name: permissions, names in it, and what is noted, durably. Its contents are durable.
+    /// `facts` are for [`finished`].
+    pub fn prepare(&self, facts: &impl Serialize) -> Result<()> {
+        let (sys, new) = (&self.sys, &self.new_one());
+        self.place.keep_permissions(new)?;
+        let kind = new.symlink_metadata().map_err(Error::io(new, "inspect"))?;
+        if kind.is_dir() {
+            sys.sync_dir(new)?;
+        }
+        let before = self.place.before().map(|held| held.facts().ino());
+        let inodes = std::iter::once(kind.ino()).chain(before).collect();
+        write_record(sys, self.path(), &Record { inodes, facts })?;
+        sys.sync_name(self.path())
+    }
+
+    /// Gives what is prepared its name, durably. What is replaced is removed unless somebody reads it. What else is in the directory
+    /// stays until this is dropped.
+    pub fn publish(&self) -> Result<()> {
+        let (sys, new) = (&self.sys, &self.new_one());
+        sys.check_cancelled()?;
+        let replaced = sys.publish(|| {
+            let old = self.place.give(new, &self.path().join(OLD))?;
+            Ok(old.map(|old| set_aside(sys, &old)))
+        })?;
+        sys.sync_name(self.target())?;
+        if let Some(replaced) = replaced {
+            sys.sync_dir(self.path())?;
+            remove_unread(sys, &replaced);
+        }
+        Ok(())
+    }
+}
+
+fn write_record(sys: &Sys, dir: &Path, record: &Record<impl Serialize>) -> Result<()> {
+    let text = serde_json::to_vec(record).map_err(|e| Error::request(format!("{}: {e}", dir.display())))?;
+    let file = sys.create(&dir.join(RECORD))?;
+    file.write_all_at(&text, 0)?;
+    file.sync()?;
+    sys.sync_dir(dir)
+}
+
+/// The directory for `target`, locked: made, or what a killed program left. Whoever has it is in charge of it.
+fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Temporary>, File)> {
+    let path = partial_path(target);
+    loop {
+        let left = path.symlink_metadata().is_ok();
+        if !left {
+            match sys.create_dir(&path) {
+                // Another program was faster.
+                Err(e) if is(&e, ErrorKind::AlreadyExists) => continue,
+                made => made.map_err(|e| e.about(target))?,
+            }
+        }
+        let made = (!left).then(|| Temporary::removed_by(sys, path.clone(), discard));
+        if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) && left {
+            return Err(in_the_way(&path));
+        }
+        let lock = match sys.open_dir(&path) {
+            // Another program had it, and is done.
+            Err(e) if is(&e, ErrorKind::NotFound) => {
+                made.into_iter().for_each(Temporary::renamed);
+                continue;
+            }
+            opened => opened?,
+        };
+        let locked = match lock.try_lock() {
+            // Nobody has made it meanwhile: it was there or was not.
+            Err(e) if lacks(&e) && !left => true,
+            locked => locked?,
+        };
+        if locked && lock.is_at(&path) {
+            check_ours(sys, kind, &path)?;
+            return Ok((path, made, lock));
+        }
+        made.into_iter().for_each(Temporary::renamed);
+        if !locked {
+            let what = format!("another program writes this {} now", kind.name);
+            return Err(Error::request(format!("{}: {what}", target.display())));
+        }
+    }
+}
+
+fn in_the_way(path: &Path) -> Error {
+    let what = "is in the way, and no program here made it; move it or remove it";
+    Error::request(format!("{}: {what}", path.display()))
+}
+
+/// An error unless a program made `dir`, and nothing is in it that no program puts there. A directory without a marker is one that a
+/// program was killed over as it made it or removed it, or has the journal of a packer that knew no markers.
+fn check_ours(sys: &Sys, kind: &Kind, dir: &Path) -> Result<()> {
+    let ours = |name: &OsStr| {
+        name.to_str().is_some_and(|name| {
+            [MARKER, RECORD, OLD, kind.name].contains(&name)
+                || [REPLACED, PROBE].iter().chain(kind.beside).any(|prefix| name.starts_with(prefix))
+        })
+    };
+    let journal = kind.beside.first().is_some_and(|journal| dir.join(journal).is_file());
+    let ended = || Ok::<_, Error>(first_foreign(dir, |name| name == RECORD)?.is_none());
+    let made = journal || Marker::is_in(sys, dir, &PARTIAL)? || ended()?;
+    if made && first_foreign(dir, ours)?.is_none() { Ok(()) } else { Err(in_the_way(dir)) }
+}
+
+/// Gives an old one its name back where a program was killed between two renames; where the new one has the name, the old one is done
+/// with.
+fn put_back(sys: &Sys, dir: &Path, target: &Path) -> Result<()> {
+    let old = dir.join(OLD);
+    if old.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    if target.symlink_metadata().is_ok() {
+        remove_unread(sys, &set_aside(sys, &old));
+        return Ok(());
+    }
+    sys.publish(|| sys.rename_new(&old, target))?;
+    sys.sync_name(target)
+}
+
+/// Removes what a killed program left in `dir`, with `keep` only what it was about to publish.
+fn clear(sys: &Sys, kind: &Kind, dir: &Path, keep: bool) -> Result<()> {
+    let new = dir.join(kind.name);
+    if let Ok(found) = new.symlink_metadata()
+        && let Some(record) = read_json::<Record<serde_json::Value>>(sys, &dir.join(RECORD))?
+    {
+        // After an exchange it is what had the name, which a killed program may not have looked at.
+        match record.inodes.iter().position(|&inode| inode == found.ino()) {
+            Some(0) => {}
+            Some(_) => remove_unread(sys, &set_aside(sys, &new)),
+            None => return Err(in_the_way(&new)),
+        }
+    }
+    for entry in std::fs::read_dir(dir).map_err(Error::io(dir, "read"))? {
+        let entry = entry.map_err(Error::io(dir, "read"))?;
+        let (path, name) = (entry.path(), entry.file_name());
+        let is_new = name == kind.name || name == RECORD || starts_with(&name, PROBE);
+        if starts_with(&name, REPLACED) {
+            remove_unread(sys, &path);
+        } else if name != MARKER && name != OLD && (is_new || !keep) {
+            remove_any(sys, &path)?;
+        }
+    }
+    Ok(())
+}
+
+fn starts_with(name: &OsStr, prefix: &str) -> bool {
+    name.as_encoded_bytes().starts_with(prefix.as_bytes())
+}
+
+/// Gives an old one a name of its own, under which it stays while somebody reads it.
+fn set_aside(sys: &Sys, old: &Path) -> PathBuf {
+    let id = RandomState::new().build_hasher().finish();
+    let replaced = old.with_file_name(format!("{REPLACED}{id:016x}"));
+    if sys.quiet().rename(old, &replaced).is_ok() { replaced } else { old.to_path_buf() }
+}
+
+/// Removes what nobody reads, quietly: it is in nobody's way.
+fn remove_unread(sys: &Sys, path: &Path) {
+    let sys = sys.quiet();
+    if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        drop(sys.remove_file(path));
+    } else if let Ok(open) = std::fs::File::open(path)
+        && !matches!(open.try_lock(), Err(std::fs::TryLockError::WouldBlock))
+    {
+        // Readers that come now find that it has lost its name.
+        drop(sys.remove_tree(path));
+    }
+}
+
+/// Removes `NAME.partial` but for what is still read or the only one of its name, quietly. What says that a store is published goes last:
+/// whoever resumes finds it.
+fn discard(sys: &Sys, dir: &Path) {
+    for entry in dir.read_dir().into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if starts_with(&name, REPLACED) {
+            remove_unread(sys, &path);
+        } else if ![MARKER, RECORD, OLD, DISPLACED].iter().any(|kept| name == *kept) {
+            drop(remove_any(sys, &path));
+        }
+    }
+    if matches!(first_foreign(dir, |name| name == MARKER || name == RECORD), Ok(None)) {
+        // Without its mark, a directory in which anything else is left is nobody's.
+        drop(sys.sync_dir(dir));
+        drop(sys.remove_file(&dir.join(MARKER)));
+    }
+    drop(sys.remove_file(&dir.join(RECORD)));
+    // Fails, as it should, where something is left.
+    drop(sys.remove_dir(dir));
+}

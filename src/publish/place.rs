@@ -1,0 +1,204 @@
+//! A name, what had it when the work began, and how something new gets it.
+
+use super::{Found, Kind};
+use crate::error::{Error, Result};
+use crate::sys::{Held, Sys, directory, is_unsupported};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// How names begin that try out what the file system can do.
+pub(super) const PROBE: &str = ".blco-probe-";
+/// What could not get its name back.
+pub(super) const DISPLACED: &str = "displaced";
+
+/// A name that something is to get.
+#[derive(Debug)]
+pub struct Place {
+    sys: Sys,
+    kind: &'static Kind,
+    target: PathBuf,
+    /// What messages call it.
+    called: PathBuf,
+    /// What has the name and is to be replaced.
+    before: Option<Held>,
+}
+
+/// Whether the system refused with an error of this kind.
+pub(super) fn is(error: &Error, kind: ErrorKind) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == kind)
+}
+
+pub(super) fn lacks(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if is_unsupported(source))
+}
+
+impl Place {
+    /// Looks at what is at `target`, which messages call `called`: an error where it is not of `kind`, or is and not to be replaced.
+    pub fn look(sys: &Sys, kind: &'static Kind, target: &Path, called: &Path, replace: bool) -> Result<Self> {
+        let (target_path, called_path) = (target.to_path_buf(), called.to_path_buf());
+        let place =
+            |before| Self { sys: sys.clone(), kind, target: target_path, called: called_path, before };
+        let Some(before) = sys.hold(target)? else { return Ok(place(None)) };
+        let what = match (kind.look)(sys, target)? {
+            Found::Other(what) => what,
+            Found::Made if !replace => kind.exists.to_owned(),
+            Found::Made | Found::Empty => return place(Some(before)).on_this_file_system(),
+        };
+        Err(Error::request(format!("{}: {what}", called.display())))
+    }
+
+    /// An error where another file system begins: nothing else can get its name.
+    fn on_this_file_system(self) -> Result<Self> {
+        let around = directory(&self.target).metadata().map_or(0, |found| found.dev());
+        if self.before.as_ref().is_none_or(|before| before.facts().dev() == around) {
+            return Ok(self);
+        }
+        let what = "is where a file system is mounted; name something in it";
+        Err(Error::request(format!("{}: {what}", self.called.display())))
+    }
+
+    /// What gets the name.
+    #[must_use]
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// What has the name now, by the numbers that the system gives it.
+    pub(super) fn before(&self) -> Option<&Held> {
+        self.before.as_ref()
+    }
+
+    /// Finds out now whether what is there can be replaced: tries to exchange two names in `dir`, where the new one is going to be, and
+    /// where the file system cannot do that, or not with everything, to rename the old one to `aside` and back.
+    pub fn try_out(&self, dir: &Path, aside: &Path) -> Result<()> {
+        if self.before.is_none() {
+            return Ok(());
+        }
+        let [a, b] = ["a", "b"].map(|end| dir.join(format!("{PROBE}{end}")));
+        for probe in [&a, &b] {
+            // A killed program may have left it.
+            drop(self.sys.quiet().remove_dir(probe));
+            self.sys.create_dir(probe)?;
+        }
+        let tried = self.sys.exchange(&a, &b);
+        for probe in [&a, &b] {
+            self.sys.remove_tree(probe)?;
+        }
+        match tried {
+            Ok(()) if !is_layered(dir) => Ok(()),
+            Err(e) if !lacks(&e) => Err(e),
+            _ => {
+                let moved = self.sys.publish(|| {
+                    self.sys.rename_new(&self.target, aside)?;
+                    self.sys.rename_new(aside, &self.target)
+                });
+                moved.map_err(|e| if lacks(&e) { self.immovable() } else { e })
+            }
+        }
+    }
+
+    /// Lets `new`, which is being made, be read by no one who could not read the old one.
+    pub fn guard(&self, new: &Path) -> Result<()> {
+        let Some(before) = &self.before else { return Ok(()) };
+        let owner = if before.facts().is_dir() { 0o700 } else { 0 };
+        self.sys.permit(new, before.facts().mode() | owner)
+    }
+
+    /// Gives `new` and the files in it the permissions of the old one.
+    pub fn keep_permissions(&self, new: &Path) -> Result<()> {
+        let Some(before) = &self.before else { return Ok(()) };
+        if let Ok(marker) = self.target.join(self.kind.marker).metadata()
+            && before.facts().is_dir()
+        {
+            let mode = marker.permissions().mode();
+            for entry in std::fs::read_dir(new).map_err(Error::io(new, "read"))? {
+                let path = entry.map_err(Error::io(new, "read"))?.path();
+                if path.is_file() {
+                    self.sys.permit(&path, mode)?;
+                }
+            }
+        }
+        self.sys.permit(new, before.facts().mode())
+    }
+
+    /// Whether the old one is at `path`, and nothing in it that was not.
+    fn is_what_was(&self, path: &Path) -> Result<bool> {
+        let same = self.before.as_ref().is_some_and(|before| before.is_at(path));
+        Ok(same && !matches!((self.kind.look)(&self.sys, path)?, Found::Other(_)))
+    }
+
+    /// Gives `new` the name, and says where the old one is now, if one was there: at `new`, or where names cannot be
+    /// exchanged at `aside`, a name in the same directory. All or nothing; not durable.
+    pub fn give(&self, new: &Path, aside: &Path) -> Result<Option<PathBuf>> {
+        if self.before.is_none() {
+            return self.rename(new).map(|()| None);
+        }
+        match self.sys.exchange(new, &self.target) {
+            Ok(()) => {
+                let right = self.is_what_was(new);
+                if matches!(right, Ok(true)) {
+                    return Ok(Some(new.to_path_buf()));
+                }
+                if let Err(stuck) = self.sys.exchange(new, &self.target) {
+                    self.sys.rename_new(new, &new.with_file_name(DISPLACED))?;
+                    return Err(stuck);
+                }
+                right.and(Err(self.changed()))
+            }
+            // What was there has gone.
+            Err(e) if is(&e, ErrorKind::NotFound) => self.rename(new).map(|()| None),
+            Err(e) if lacks(&e) => self.give_by_renames(new, aside),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn give_by_renames(&self, new: &Path, aside: &Path) -> Result<Option<PathBuf>> {
+        if !self.is_what_was(&self.target)? {
+            return Err(self.changed());
+        }
+        self.sys.rename_new(&self.target, aside)?;
+        let named = self.finish_renames(new, aside);
+        if named.is_err() {
+            self.sys.rename_new(aside, &self.target)?;
+        }
+        named.map(|()| Some(aside.to_path_buf()))
+    }
+
+    fn finish_renames(&self, new: &Path, aside: &Path) -> Result<()> {
+        if !self.is_what_was(aside)? {
+            return Err(self.changed());
+        }
+        // That the old one can be found is durable before anything else gets the name.
+        self.sys.sync_name(aside)?;
+        self.sys.sync_name(&self.target)?;
+        self.rename(new)
+    }
+
+    fn rename(&self, new: &Path) -> Result<()> {
+        self.sys.rename_new(new, &self.target).map_err(|e| match e {
+            e if is(&e, ErrorKind::AlreadyExists) => self.changed(),
+            e => e,
+        })
+    }
+
+    fn immovable(&self) -> Error {
+        let what =
+            "cannot be replaced on this file system, which neither exchanges nor renames it; name another";
+        Error::request(format!("{}: {what}", self.called.display()))
+    }
+
+    fn changed(&self) -> Error {
+        let what = "is not what was there when the work began, and stays; nothing was written";
+        Error::request(format!("{}: {what}", self.called.display()))
+    }
+}
+
+/// Whether a file system lies over others, as containers' do: of what is in a lower one it cannot rename directories.
+fn is_layered(path: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    // OVERLAYFS_SUPER_MAGIC.
+    return rustix::fs::statfs(path).is_ok_and(|found| found.f_type == 0x794c_7630);
+    #[cfg(not(target_os = "linux"))]
+    false
+}
