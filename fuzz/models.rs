@@ -114,7 +114,9 @@ fn checkpointed() -> &'static Files {
         pack(&sys, &mut tensor, &PackOptions::new(dir.path().join("s")), &|_, _, _| ()).expect("packed");
         decompose(dir.path(), "2", false).expect("decomposed");
         let mut files = Files::new();
-        ["s/", "c/"].iter().for_each(|at| read_files(dir.path(), at, &mut files));
+        for at in ["s/", "c/"] {
+            read_files(dir.path(), at, &mut files);
+        }
         let whole = sealed(&files);
         assert!(resumes(&files).is_ok() && resumes(&whole).is_ok(), "what was not changed can be continued");
         files
@@ -180,7 +182,7 @@ fn checksum(files: &Files, name: &str) -> String {
     let sys = Sys::default();
     let bytes = sys
         .open(&path, false)
-        .and_then(|file| Matrix::<f64>::read(&sys, &file, None))
+        .and_then(|file| Matrix::<f64>::read(&sys, file, None))
         .map_or(Vec::new(), |m| m.data().iter().flat_map(|x| x.to_le_bytes()).collect());
     format!("\"{:016x}\"", xxh3_64(&bytes))
 }

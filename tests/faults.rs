@@ -119,7 +119,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
                     // Where a file system cannot read directly, every chunk is opened twice.
                     Some(Call::Open) if direct && calls == 2 * chunks + 2 => {}
                     Some(Call::Open) => {
-                        assert_eq!(calls, chunks + 2, "the directory, the manifest and every chunk")
+                        assert_eq!(calls, chunks + 2, "the directory, the manifest and every chunk");
                     }
                     Some(Call::Read) => {
                         assert_eq!(calls, chunks + 3, "the manifest, twice and to its end, and every chunk");

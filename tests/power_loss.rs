@@ -54,9 +54,9 @@ fn recorded(root: &Path, work: impl FnOnce(&Sys, &(dyn Fn(usize) + Sync))) -> Tr
 fn lose_power(name: &str, trace: &Trace, mut check: impl FnMut(usize)) {
     for names in [Names::InOrder, Names::Alone] {
         let tried = trace.lose_power(Losses { names, limit: limit(), seed: 1 }, &mut check);
-        let Tried { moments, drawn, built, tried } = tried;
-        assert!(tried >= 4, "{name}: {tried} states");
-        println!("| {name} | {names:?} | {moments} | {drawn} | {built} | {tried} |");
+        let Tried { moments, drawn, built, distinct } = tried;
+        assert!(distinct >= 4, "{name}: {distinct} states");
+        println!("| {name} | {names:?} | {moments} | {drawn} | {built} | {distinct} |");
     }
 }
 
@@ -332,10 +332,8 @@ fn numbers(path: &Path) -> Files {
 
 /// What stands at `path`, whole.
 fn result(path: &Path) -> Option<Files> {
-    match path.symlink_metadata().ok()?.is_file() {
-        true => Some(numbers(path)),
-        false => Some(tree(path)),
-    }
+    let is_file = path.symlink_metadata().ok()?.is_file();
+    Some(if is_file { numbers(path) } else { tree(path) })
 }
 
 /// A program writes `r` with the arguments `line`, where nothing is and where another result of it is.

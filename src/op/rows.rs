@@ -180,7 +180,9 @@ mod tests {
             .iter()
             .map(|column| {
                 let mut counts = HashMap::new();
-                column.iter().for_each(|&row| *counts.entry(row).or_insert(0u64) += 1);
+                for &row in column {
+                    *counts.entry(row).or_insert(0u64) += 1;
+                }
                 Some((counts.len() as u64, *counts.values().max().unwrap()))
             })
             .collect();

@@ -112,7 +112,8 @@ struct Replay {
 impl Replay {
     /// The directory that holds the last name of `path`, and that name.
     fn slot(&self, path: &Path) -> (Node, OsString) {
-        let within = path.strip_prefix(&self.root).unwrap_or_else(|_| panic!("{path:?} lies elsewhere"));
+        let within =
+            path.strip_prefix(&self.root).unwrap_or_else(|_| panic!("{} lies elsewhere", path.display()));
         let mut at = 0;
         for name in within.parent().unwrap() {
             at = self.names(at)[name];
@@ -174,12 +175,17 @@ impl Replay {
             Step::SyncAll => self.changes.push(Change::SyncAll),
             Step::Rename { from, to } => {
                 let node = self.at(from);
-                assert!(node.is_some(), "{from:?} was renamed and is not there");
+                assert!(node.is_some(), "{} was renamed and is not there", from.display());
                 self.name(vec![(self.slot(from), None), (self.slot(to), node)]);
             }
             Step::Exchange { a, b } => {
                 let (at_a, at_b) = (self.at(a), self.at(b));
-                assert!(at_a.is_some() && at_b.is_some(), "{a:?} and {b:?} were exchanged");
+                assert!(
+                    at_a.is_some() && at_b.is_some(),
+                    "{} and {} were exchanged",
+                    a.display(),
+                    b.display()
+                );
                 self.name(vec![(self.slot(a), at_b), (self.slot(b), at_a)]);
             }
             Step::Remove { path } => self.remove(self.slot(path)),
@@ -216,7 +222,7 @@ pub struct Tried {
     pub drawn: usize,
     /// States that were built, and different ones, each of which was tried.
     pub built: usize,
-    pub tried: usize,
+    pub distinct: usize,
 }
 
 /// How many states are tried.
@@ -237,7 +243,9 @@ impl Trace {
     pub fn new(before: Before, steps: &[Step], promises: &[usize]) -> Self {
         let Before { root, nodes, by_inode } = before;
         let mut inodes = vec![0; nodes.len()];
-        by_inode.iter().for_each(|(&inode, &node)| inodes[node] = inode);
+        for (&inode, &node) in &by_inode {
+            inodes[node] = inode;
+        }
         let mut replay = Replay { root, now: nodes.clone(), inodes, by_inode, changes: Vec::new() };
         // Changes after so many steps.
         let mut reached = vec![0];
@@ -260,7 +268,7 @@ impl Trace {
         };
         let there: BTreeMap<_, _> =
             trace.end().into_iter().map(|(path, file)| (path, file.1.map(|f| f.to_vec()))).collect();
-        assert!(there == tree(&trace.root), "something has changed {:?} past the seam", trace.root);
+        assert!(there == tree(&trace.root), "something has changed {} past the seam", trace.root.display());
         trace
     }
 
@@ -424,7 +432,7 @@ impl Trace {
                 if !seen.insert(hasher.finish()) {
                     continue;
                 }
-                tried.tried += 1;
+                tried.distinct += 1;
                 self.build(&state);
                 let _shown = Shown { state: &state, end, promised };
                 check(promised);
