@@ -187,7 +187,9 @@ fn resumed_runs_end_the_same() {
         for k in 0..12 {
             let dir = tempfile::tempdir().unwrap();
             let at = |resume| Some((dir.path().join("c"), 1, resume));
-            let faults = Faults::new(Some(Call::Rename), k, Fault::Errno(libc::EIO));
+            // The first gets a name that is free, each later one exchanges it with the one before.
+            let (call, nth) = if k == 0 { (Call::Rename, 0) } else { (Call::Exchange, k - 1) };
+            let faults = Faults::new(Some(call), nth, Fault::Errno(libc::EIO));
             let sys = Sys::with_faults(Arc::new(faults));
             let broken = Store::open(&sys, store.path()).unwrap();
             let ended = decompose(&broken, Ask { checkpoint: at(false), ..wanted.clone() });
