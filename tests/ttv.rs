@@ -27,7 +27,7 @@ use std::path::Path;
 fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize) -> Result<Elements> {
     let order = store.manifest().shape.order();
     let (mut found, dir) = (Elements::new(), tempfile::tempdir().unwrap());
-    let memory = (memory, &*dir.path().join("runs"));
+    let memory = (memory, dir.path());
     let elements = runner::ttv(store, mode, x, memory, workers, &mut |batches| {
         found.extend(runner::elements(batches, order));
         Ok(())

@@ -10,11 +10,12 @@
 #[path = "common/programs.rs"]
 mod programs;
 
+use assert_cmd::cargo::cargo_bin;
 use blco::random::Counter;
 use programs::{backends, program, python, script};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 /// A tensor's text in a directory of its own, in which its stores and results come to lie.
 struct Bench {
@@ -84,6 +85,7 @@ impl Bench {
         let repeat = if streamed { ["1", "1", "2"][self.draw(6) % 3] } else { "1" };
         let vector = format!("vectors/mode-{mode}.npy");
         let (mode, output) = (mode.to_string(), output.to_str().unwrap());
+        let memory = self.memory(store, &mode, &threads);
         let mut args = vec![store, "--op", "ttv", "--modes", &mode, "--vector", &vector];
         args.extend(["--output", output, "--force", "--backend", backend, "--precision", precision]);
         args.extend(["--threads", &threads, "--workers", &workers, "--repeat", repeat]);
@@ -91,10 +93,31 @@ impl Bench {
             args.extend(["--streams", &lanes, "--kernel", ["balanced", "two-level"][self.draw(7) % 2]]);
         } else if self.draw(8) < 4 {
             // So little that some of a hundred thousand products go to files, where elements do not stream.
-            args.extend(["--memory", "16MiB"]);
+            args.extend(["--memory", &memory]);
         }
         let report = program("blco-run", self.dir.path(), &args);
         assert_eq!(report["backend"], backend);
+    }
+
+    /// 16 MiB, or the least that TTV takes where that is more.
+    fn memory(&self, store: &str, mode: &str, threads: &str) -> String {
+        let mut plan = Command::new(cargo_bin("blco-run"));
+        plan.current_dir(self.dir.path()).env("BLCO_MEMORY_MIN", "0");
+        plan.args([
+            store,
+            "--op",
+            "ttv",
+            "--modes",
+            mode,
+            "--threads",
+            threads,
+            "--backend",
+            "cpu",
+            "--plan",
+        ]);
+        let told = String::from_utf8(plan.args(["--memory", "16MiB"]).output().unwrap().stderr).unwrap();
+        let least = told.split("needs at least ").nth(1).and_then(|rest| rest.split_once(" MiB"));
+        least.map_or("16MiB".into(), |(least, _)| format!("{least}MiB"))
     }
 
     /// Makes vectors, and the stores that serve every mode. The order.

@@ -94,7 +94,7 @@ class Case:
         words = [*(f"{k}={v}" for k, v in env.items()), program, *args, *(f"[{k} {v}]" for k, v in limits.items())]
         command = " ".join(words)
         self.commands.append(command)
-        everything = {**os.environ, "TMPDIR": str(self.path("tmp")), "BLCO_MEMORY_MIN": "0", **env}
+        everything = {**os.environ, "TMPDIR": str(self.path("tmp")), "BLCO_MEMORY_MIN": "0", "CUDA_VISIBLE_DEVICES": "", **env}
         process = subprocess.Popen(
             [self.soak.bin / program, *args],
             cwd=self.dir,

@@ -89,7 +89,12 @@ pub fn main<P: Program>() -> ExitCode {
         let (handle, name) = (sys.clone(), name.clone());
         signals::handle(move || interrupt(&handle, &name))?;
         let report = program.run(&sys);
-        ENDED.store(true, Ordering::Relaxed);
+        if ENDED.swap(true, Ordering::Relaxed) {
+            // An interrupt has ended the program under the feet of the work, and tells that.
+            loop {
+                std::thread::park();
+            }
+        }
         let report = report?;
         if sys.fault_is_due() {
             drop(writeln!(std::io::stderr(), "{}: {NO_SUCH_CALL}", P::command().get_name()));
@@ -110,7 +115,7 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
-/// Whether the work has ended: how is told by [`main`] then.
+/// Whether it is settled who tells how the program ends: [`main`], whose work has ended, or an interrupt.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
 /// Asks the work to stop. If it has not within the grace, or at the second signal (it may wait for input that
@@ -129,8 +134,9 @@ fn interrupt(sys: &Sys, name: &str) {
 
 /// Ends the program under the feet of its work.
 fn end_now(sys: &Sys, name: &str) -> ! {
+    let is_told = ENDED.swap(true, Ordering::Relaxed);
     sys.abandon();
-    if !ENDED.swap(true, Ordering::Relaxed) {
+    if !is_told {
         // Progress may stand in this line of a terminal.
         let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
         drop(writeln!(std::io::stderr(), "{line}{name}: {}", Error::Cancelled));

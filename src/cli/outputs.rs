@@ -157,10 +157,11 @@ impl Pending {
 /// them. Dropped before [`Outputs::publish`], it leaves nothing.
 #[derive(Debug, Default)]
 pub struct Outputs {
-    result: Option<Partial>,
+    // Closed before the directory goes: that takes a file descriptor.
     files: Vec<File>,
     /// The one more, where it is in the directory too.
     inside: Option<File>,
+    result: Option<Partial>,
     /// The one more, elsewhere.
     alone: Option<Pending>,
 }

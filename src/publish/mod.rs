@@ -35,7 +35,7 @@ pub use partial::{Partial, finished, partial_path};
 pub use place::Place;
 
 use crate::error::{Error, Result};
-use crate::sys::{Dir, Sys};
+use crate::sys::{Dir, Sys, each_name};
 use partial::OLD;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -129,13 +129,13 @@ fn read_json<T: for<'a> Deserialize<'a>>(sys: &Sys, path: &Path) -> Result<Optio
 
 /// The first name in `dir` that is not one that `holds` knows.
 pub fn first_foreign(dir: &Path, holds: impl Fn(&OsStr) -> bool) -> Result<Option<String>> {
-    for entry in std::fs::read_dir(dir).map_err(Error::io(dir, "read"))? {
-        let name = entry.map_err(Error::io(dir, "read"))?.file_name();
-        if !holds(&name) {
-            return Ok(Some(name.to_string_lossy().into_owned()));
-        }
-    }
-    Ok(None)
+    let mut foreign = None;
+    each_name(dir, |name| {
+        foreign = (!holds(name)).then(|| name.to_string_lossy().into_owned());
+        foreign.is_none()
+    })
+    .map_err(Error::io(dir, "read"))?;
+    Ok(foreign)
 }
 
 /// Removes the directory `dir` of `kind`. What tells that a program here made it goes last, durably: whatever ends the program, the

@@ -3,7 +3,7 @@
 use super::place::{DISPLACED, PROBE, is, lacks};
 use super::{Found, Kind, MARKER, Marker, Place, first_foreign, read_json, remove_any};
 use crate::error::{Error, Result};
-use crate::sys::{File, Sys, Temporary, behind_links, directory};
+use crate::sys::{File, Sys, Temporary, behind_links, directory, each_name};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -295,14 +295,15 @@ fn remove_unread(sys: &Sys, path: &Path) {
 /// Removes `NAME.partial` but for what is still read or the only one of its name, quietly. What says that a store is published goes last:
 /// whoever resumes finds it.
 fn discard(sys: &Sys, dir: &Path) {
-    for entry in dir.read_dir().into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        if starts_with(&name, REPLACED) {
+    drop(each_name(dir, |name| {
+        let path = dir.join(name);
+        if starts_with(name, REPLACED) {
             remove_unread(sys, &path);
         } else if ![MARKER, RECORD, OLD, DISPLACED].iter().any(|kept| name == *kept) {
             drop(remove_any(sys, &path));
         }
-    }
+        true
+    }));
     if matches!(first_foreign(dir, |name| name == MARKER || name == RECORD), Ok(None)) {
         // Without its mark, a directory in which anything else is left is nobody's.
         drop(sys.sync_dir(dir));

@@ -19,6 +19,7 @@ mod temporary;
 pub use dir::Dir;
 pub use names::{Held, is_unsupported};
 pub use private::PrivateDir;
+pub use removal::each_name;
 pub use spill::{SPILL_PREFIX, SpillDir, SpillOwner, is_spill_name, spill_name};
 pub use state::FileState;
 pub use temporary::Temporary;
@@ -297,7 +298,7 @@ impl Sys {
     /// Removes a directory and what is in it.
     pub fn remove_tree(&self, path: &Path) -> Result<()> {
         self.pass(Call::Remove)
-            .and_then(|_| std::fs::remove_dir_all(path))
+            .and_then(|_| removal::remove_tree(path))
             .inspect(|()| self.record(|r| r.removed(path)))
             .map_err(Error::io(path, "remove"))
     }

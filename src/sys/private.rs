@@ -4,9 +4,11 @@ use super::fault::Call;
 use super::{File, Sys, Temporary};
 use crate::error::{Error, Result};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, unlinkat};
+use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -61,6 +63,7 @@ impl Sys {
         options.read(true).write(true).create_new(true).mode(0o600);
         self.pass(Call::Open)
             .and_then(|_| options.open(path))
+            .inspect(|_| self.record(|r| r.created(path)))
             .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
             .map_err(Error::io(path, "create"))
     }
@@ -106,7 +109,9 @@ impl PrivateDir {
 
     /// Creates file `name`, which must not exist, for this user only.
     pub(super) fn create(&self, name: &str) -> Result<File> {
-        self.open_as(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create")
+        let file = self.open_as(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create")?;
+        self.sys().record(|r| r.created(file.path()));
+        Ok(file)
     }
 
     /// Opens file `name` for reading. An error where it is not a regular file of this user that nobody else can write.
@@ -122,6 +127,7 @@ impl PrivateDir {
         self.sys()
             .pass(Call::Remove)
             .and_then(|_| Ok(unlinkat(&self.directory.inner, name, AtFlags::empty())?))
+            .inspect(|()| self.sys().record(|r| r.removed(&self.path().join(name))))
             .map_err(Error::io(self.directory.path.join(name), "remove"))
     }
 
@@ -140,7 +146,9 @@ impl PrivateDir {
         let others = names.filter(|name| name.to_bytes() != last.as_bytes());
         let last = std::ffi::CString::new(last).into_iter();
         for name in others.collect::<Vec<_>>().into_iter().chain(last) {
-            let _ = unlinkat(&self.directory.inner, name, AtFlags::empty());
+            if unlinkat(&self.directory.inner, &name, AtFlags::empty()).is_ok() {
+                self.sys().record(|r| r.removed(&self.path().join(OsStr::from_bytes(name.to_bytes()))));
+            }
         }
     }
 
@@ -168,6 +176,7 @@ impl PrivateDir {
         self.create(&other)?.write_all_at(contents, 0)?;
         sys.pass(Call::Rename)
             .and_then(|_| renameat(&directory.inner, &other, &directory.inner, name).map_err(io::Error::from))
+            .inspect(|()| sys.record(|r| r.renamed(&directory.path.join(&other), &directory.path.join(name))))
             .map_err(Error::io(directory.path.join(name), "rename to"))?;
         temporary.renamed();
         Ok(())

@@ -1,30 +1,61 @@
-//! Removes a file or a directory with all that is in it, without asking for memory: for the end of a program that has none.
+//! Looks through directories and removes them with all that is in them, without asking for memory: for the end of a program that has
+//! none.
 
 use super::sync::pause;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, open, openat, unlinkat};
 use rustix::io::Errno;
-use std::ffi::CStr;
+use rustix::path::Arg;
+use std::ffi::{CStr, OsStr};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Bytes of a directory that are read at once.
 const READ_BYTES: usize = 2048;
 
+/// How directories are opened here.
+const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn is_itself(name: &CStr) -> bool {
+    matches!(name.to_bytes(), b"." | b"..")
+}
+
+/// Has `visit` see each name in the directory `dir`, until it says that it has seen enough. It may remove what is called so.
+pub fn each_name(dir: &Path, mut visit: impl FnMut(&OsStr) -> bool) -> io::Result<()> {
+    let open = open(dir, OPEN, Mode::empty())?;
+    let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
+    let mut entries = RawDir::new(&open, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if !is_itself(entry.file_name()) && !visit(OsStr::from_bytes(entry.file_name().to_bytes())) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the directory `path` and all that is in it. Follows no symbolic link.
+pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
+    let gone = path.into_with_c_str(|path| Ok(remove(CWD, path)));
+    // For the error.
+    if gone.is_ok_and(|gone| gone) { Ok(()) } else { std::fs::remove_dir_all(path) }
+}
+
 /// Removes what is at `path` in `dir`; false where something of it is still there. Follows no symbolic link.
-pub(super) fn remove(dir: impl AsFd, path: &CStr) -> bool {
+fn remove(dir: impl AsFd, path: &CStr) -> bool {
     pause();
     match unlinkat(&dir, path, AtFlags::empty()) {
         // What unlinking a directory says, by system.
         Err(Errno::ISDIR | Errno::PERM) => {}
         removed => return removed.is_ok(),
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(inside) = openat(&dir, path, flags, Mode::empty()) else { return false };
+    let Ok(inside) = openat(&dir, path, OPEN, Mode::empty()) else { return false };
     let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
     let mut entries = RawDir::new(&inside, &mut buffer);
     while let Some(Ok(entry)) = entries.next() {
-        let is_itself = matches!(entry.file_name().to_bytes(), b"." | b"..");
-        if !is_itself {
+        if !is_itself(entry.file_name()) {
             match entry.file_type() {
                 FileType::Directory | FileType::Unknown => drop(remove(&inside, entry.file_name())),
                 _ => {
@@ -41,7 +72,6 @@ pub(super) fn remove(dir: impl AsFd, path: &CStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::CWD;
 
     #[test]
     fn trees_go_and_what_links_lead_to_stays() {

@@ -146,11 +146,14 @@ impl Sys {
         let is_gone =
             |e: &Error| matches!(e, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
         let directory = loop {
-            self.pass(Call::Open).and_then(|_| make()).map_err(Error::io(path, "create"))?;
+            self.pass(Call::Open)
+                .and_then(|_| make())
+                .inspect(|()| self.record(|r| r.created(path)))
+                .map_err(Error::io(path, "create"))?;
             // Until it is locked another program may take it for a killed one's, lock it and remove it.
             let directory = match self.open_private_dir(path) {
                 Err(error) if is_gone(&error) => continue,
-                opened => opened?,
+                opened => opened.inspect_err(|_| drop(self.quiet().remove_dir(path)))?,
             };
             // Where files cannot be locked, nobody takes anything for a killed program's.
             while !directory.file().try_lock().unwrap_or(true) {

@@ -2,10 +2,8 @@
 //! handle, so that a program that must end at once can remove them too.
 
 use super::Sys;
-use super::removal;
 use super::sync::{Mutex, thread_local};
 use crate::error::{Error, Result};
-use rustix::fs::CWD;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -67,12 +65,8 @@ impl Registry {
     }
 }
 
-/// Whatever is at `path`. The standard library's way may find no memory for what it reads of a directory.
+/// Whatever is at `path`.
 fn remove(sys: &Sys, path: &Path) {
-    if rustix::path::Arg::into_with_c_str(path, |path| Ok(removal::remove(CWD, path))).is_ok_and(|gone| gone)
-    {
-        return sys.record(|r| r.removed(path));
-    }
     drop(if path.is_dir() { sys.remove_tree(path) } else { sys.remove_file(path) });
 }
 
