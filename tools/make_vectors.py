@@ -965,6 +965,7 @@ _LARGE = Valid("large", (2, 2), [((0, 0), 0.0)] * 4200, Options(encoding=RAW, zs
 _F64 = Valid("f64", (8, 8), [((i, i), i / 10) for i in range(8)])
 _TREE = Valid("tree", (4, 5, 4), SLICES, Options(encoding=TREE, leaf=CSR))
 _PADDED = Valid("padded", (4, 5, 4), SLICES, Options(encoding=TREE, leaf=ELL))
+_SLICE = Valid("slice", (1, 5, 4), SLICES[:8], Options(encoding=TREE, leaf=CSR))
 _TILES = Valid("tiles", (50, 40), with_values((50, 40), 600, lambda i: i % 6), Options(encoding=TREE, leaf=ELL))
 _ZSTD = Valid("zstd", (50, 40), with_values((50, 40), 300, lambda i: (i % 5) / 10), Options(zstd=3))
 
@@ -1356,6 +1357,10 @@ def unverified() -> Iterator[Invalid]:
     draft.poke(FIRST, draft.section(FIRST, LEVELS) + 64 + 96, "<I", 1)
     draft.seal()
     yield Invalid("verify-leaf-code", VERIFIER, FIRST, "a fiber has other slots", draft)
+    draft = _SLICE.draft()
+    draft.poke(FIRST, draft.section(FIRST, LEVELS) + 64 + 12, "<I", 1 << 16)
+    draft.seal()
+    yield Invalid("verify-stride", VERIFIER, FIRST, "a stride or width of level 0 is not the one that is due", draft)
     squares = sum_of_squares([v for _, v in Writer(_NARROW.dims, _NARROW.nonzeros, Options(), Twist()).nonzeros])
     yield root("squares", "the sum of squares is", 48, "<d", math.nextafter(squares, math.inf))
     yield root("value-min", "value min or max is not the nonzeros'", 56, "<d", 1.0)
