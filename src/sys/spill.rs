@@ -204,14 +204,17 @@ impl Sys {
         }
     }
 
-    /// Removes the directory `path` of a program that was killed before it was marked: it is empty, so that nobody loses
-    /// anything.
+    /// Removes the directory `path` of a program that was killed before it was marked: it is empty, but for a marker that was not
+    /// written to its end, so that nobody loses anything.
     fn remove_unmarked(&self, path: &Path) {
         // It stays locked until it is gone.
         if let Ok(dir) = self.open_private_dir(path)
             && dir.file().try_lock().unwrap_or(false)
             && dir.file().is_at(path)
         {
+            if dir.read(MARKER, 0).is_ok() {
+                drop(dir.remove(MARKER));
+            }
             drop(std::fs::remove_dir(path));
         }
     }
