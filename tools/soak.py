@@ -78,15 +78,9 @@ def nested(counts: Counter) -> dict:
     return tree
 
 
-def forces(folder: Path) -> frozenset[str]:
-    """The programs that have --force."""
-    helps = {name: subprocess.run([folder / name, "--help"], capture_output=True, text=True, check=True).stdout for name in PROGRAMS}
-    return frozenset(name for name, text in helps.items() if "--force" in text)
-
-
 def soak(options: argparse.Namespace, scratch: Path) -> dict:
     """Runs all workers and sums up."""
-    shared = Soak(options.bin.resolve(), scratch, forces(options.bin))
+    shared = Soak(options.bin.resolve(), scratch)
     started, counts, failures = time.monotonic(), Counter(), []
     if options.round is not None:
         failure = one_round(shared, options.seed, options.round, options.keep)

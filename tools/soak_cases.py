@@ -297,7 +297,7 @@ def prepare(case: Case, job: Job) -> list[str]:
     case.clear("out", "tmp", "spill")
     if job.replaces:
         case.run(*command(job, old=True))
-    return command(job) + (case.force(job.program) if job.replaces else [])
+    return command(job) + (["--force"] if job.replaces else [])
 
 
 def inspect(case: Case, job: Job, status: int, how: str) -> str:
@@ -327,7 +327,7 @@ def finish(case: Case, job: Job, how: str) -> None:
         elif ended.status == 2:
             case.fail(f"{how}: packing again: {ended.err}")
     else:
-        case.run(*again, *(case.force(job.program) if there or job.kind == "pack" else []))
+        case.run(*again, *(["--force"] if there or job.kind == "pack" else []))
     expect(case, fingerprint(case.path(job.target)) == job.after, f"{how}: done again, the result differs")
     case.check_names({job.target}, f"{how}: done again")
 
@@ -480,7 +480,7 @@ def two_writers(case: Case) -> None:
         both = [command(job), command(job, old=True)]
         case.rng.shuffle(both)
         there = case.path(job.target).exists()
-        force = case.force(job.program) if there else []
+        force = ["--force"] if there else []
         started = [case.start(*words, *force) for words in both]
         ended = [case.finish(one, (0, 2)).status for one in started]
         inspect(case, job, 2, "two writers")

@@ -48,7 +48,6 @@ class Soak:
 
     bin: Path
     scratch: Path
-    forces: frozenset[str]  # the programs that have --force
     counts: Counter = field(default_factory=Counter)
 
     def count(self, *key: str, n: int = 1) -> None:
@@ -137,10 +136,6 @@ class Case:
         for running in self.running:
             running.process.kill()
             running.process.communicate()
-
-    def force(self, program: str) -> list[str]:
-        """What it takes to replace a result."""
-        return ["--force"] if program in self.soak.forces else []
 
     # -- looking ------------------------------------------------------------------------------------------------
 
