@@ -64,7 +64,6 @@ __device__ __forceinline__ void find_parents(u32 (&parents)[BLCO_TILE_NNZ], cons
     for (u32 node = begin + threadIdx.x; node < level.nodes; node += THREADS) {
         const u32 start = start_of(level, node, below, bad), end = start_of(level, node + 1, below, bad);
         if (start >= first + children) break;
-        bad |= start >= end;
         for (u32 child = start > first ? start : first; child < end && child < first + children; ++child) {
             // One thread each; more where damaged starts overlap.
             atomicMax(&parents[child - first], node);
@@ -141,6 +140,18 @@ __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& 
     }
 }
 
+// Every node of the inner levels has children: what the climb passes by where a start is damaged is noticed too.
+__device__ __forceinline__ void check_starts(const ExpandArgs& a, const Tree& tree, bool& bad)
+{
+    for (u32 l = 0; l + 1 < a.order; ++l) {
+        const Level level = tree.level(l);
+        const u32 below = tree.nodes(l + 1);
+        for (u32 node = blockIdx.x * THREADS + threadIdx.x; node < level.nodes; node += gridDim.x * THREADS) {
+            bad |= start_of(level, node, below, bad) >= start_of(level, node + 1, below, bad);
+        }
+    }
+}
+
 // A grid of any size.
 __device__ inline void tree(const ExpandArgs& a)
 {
@@ -151,6 +162,7 @@ __device__ inline void tree(const ExpandArgs& a)
     for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < (nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x * THREADS) {
         write_record(a, t);
     }
+    check_starts(a, tree, bad);
     for (u32 t = blockIdx.x; t < (slots + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x) write_nonzeros(a, tree, t, bad);
     if (bad) atomicMin((u32*)a.fault, a.number);
 }

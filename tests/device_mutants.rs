@@ -99,10 +99,10 @@ fn refuses_the_range(error: Option<&str>, store: &Store, read: Option<&Tensor>) 
 }
 
 /// Runs a store on the device, whose nonzeros are `read`, or which the host refuses.
-fn compare(device: &Arc<Device>, store: &Store, turn: usize, read: Option<&Tensor>) -> Held {
+fn compare(device: &Arc<Device>, store: &Store, turn: usize, read: Option<&Tensor>, refusal: &str) -> Held {
     let alike = |what: &str, error: Option<String>| match (read, error) {
         (Some(_), Some(e)) => Err(format!("{what} refuses on the device what the host takes: {e}")),
-        (None, None) => Err(format!("{what} takes on the device what the host refuses")),
+        (None, None) => Err(format!("{what} takes on the device what the host refuses ({refusal})")),
         _ => Ok(()),
     };
     let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
@@ -149,7 +149,8 @@ fn mutants(device: &Arc<Device>) {
             let read = judgement.read.as_ref().ok();
             let huge = read.is_some_and(|tensor| tensor.values.iter().any(|v| v.abs() > 1e300));
             if !huge {
-                compare(device, &store, turn, read).unwrap_or_else(|e| panic!("{}: {e}", what()));
+                compare(device, &store, turn, read, judgement.read.as_ref().err().map_or("", String::as_str))
+                    .unwrap_or_else(|e| panic!("{}: {e}", what()));
                 turn += 1;
                 *(if read.is_some() { &mut accepted } else { &mut refused }) += 1;
             }

@@ -153,9 +153,10 @@ fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
     TOLD.iter().any(|told| text.contains(told))
 }
 
-/// Ends the program: what is temporary goes, one line tells why. Where another thread does already, waits for that.
+/// Ends the program: what is temporary goes, one line tells why. Where another thread does already, waits for that; but not in the
+/// middle of giving a name, which the other waits for.
 fn end() -> ! {
-    if ENDING.swap(true, Ordering::Relaxed) {
+    if ENDING.swap(true, Ordering::Relaxed) && !Sys::is_publishing() {
         loop {
             std::thread::sleep(Duration::from_secs(1));
         }

@@ -234,8 +234,8 @@ impl Checkpointer {
         let (sys, old) = (&self.sys, self.dir.join(OLD));
         let place = self.place()?;
         self.remove(&self.dir.join(NEXT))?;
-        sys.create_dir(&self.dir.join(NEXT))?;
-        let next = Temporary::removed_by(sys, self.dir.join(NEXT), discard);
+        let next = self.dir.join(NEXT);
+        let next = Temporary::made(sys, &next, discard, || sys.create_dir(&next))?;
         Marker::new(&CHECKPOINT, Vec::new()).write(sys, next.path())?;
         place.guard(next.path())?;
         write_matrices(sys, next.path(), als, factors)?;

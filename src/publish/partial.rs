@@ -171,14 +171,11 @@ fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Tempor
     let path = partial_path(target);
     loop {
         let left = path.symlink_metadata().is_ok();
-        if !left {
-            match sys.create_dir(&path) {
-                // Another program was faster.
-                Err(e) if is(&e, ErrorKind::AlreadyExists) => continue,
-                made => made.map_err(|e| e.about(target))?,
-            }
-        }
-        let made = (!left).then(|| Temporary::removed_by(sys, path.clone(), discard));
+        let made = match (!left).then(|| Temporary::made(sys, &path, discard, || sys.create_dir(&path))) {
+            // Another program was faster.
+            Some(Err(e)) if is(&e, ErrorKind::AlreadyExists) => continue,
+            made => made.transpose().map_err(|e| e.about(target))?,
+        };
         if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) && left {
             return Err(in_the_way(&path));
         }

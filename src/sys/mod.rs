@@ -184,9 +184,15 @@ impl Sys {
     }
 
     /// Has `name` rename what is temporary to what it is to be called, as one step for [`Sys::abandon`], which comes before it or after it.
-    /// [`Error::Cancelled`] if it came before.
+    /// [`Error::Cancelled`] if it came before. (Whatever gets a new name through this handle gets it so.)
     pub fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
         self.temporaries.publish(name)
+    }
+
+    /// Whether this thread is in [`Sys::publish`]. Until it is done, another that calls [`Sys::abandon`] waits.
+    #[must_use]
+    pub fn is_publishing() -> bool {
+        temporary::Registry::is_publishing()
     }
 
     /// [`Error::Cancelled`] once the flag is set. Long loops ask once per batch or chunk.
@@ -223,13 +229,17 @@ impl Sys {
             .map_err(Error::io(path, "open"))
     }
 
+    /// Has `make` make what is not at `path` yet.
+    fn make<T>(&self, path: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<T> {
+        let make =
+            || self.pass(Call::Open).and_then(|_| make()).inspect(|_| self.record(|r| r.created(path)));
+        self.publish(|| make().map_err(Error::io(path, "create")))
+    }
+
     /// Creates a file that must not exist yet, for writing.
     pub fn create(&self, path: &Path) -> Result<File> {
-        self.pass(Call::Open)
-            .and_then(|_| std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path))
-            .inspect(|_| self.record(|r| r.created(path)))
+        self.make(path, || std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path))
             .map(|inner| File { inner, path: path.to_path_buf(), sys: self.clone() })
-            .map_err(Error::io(path, "create"))
     }
 
     /// Opens an existing file for reading and writing.
@@ -248,10 +258,7 @@ impl Sys {
 
     /// Creates one directory.
     pub fn create_dir(&self, path: &Path) -> Result<()> {
-        self.pass(Call::Open)
-            .and_then(|_| std::fs::create_dir(path))
-            .inspect(|()| self.record(|r| r.created(path)))
-            .map_err(Error::io(path, "create"))
+        self.make(path, || std::fs::create_dir(path))
     }
 
     /// Opens a directory, to lock it.

@@ -109,9 +109,11 @@ impl PrivateDir {
 
     /// Creates file `name`, which must not exist, for this user only.
     pub(super) fn create(&self, name: &str) -> Result<File> {
-        let file = self.open_as(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create")?;
-        self.sys().record(|r| r.created(file.path()));
-        Ok(file)
+        self.sys().publish(|| {
+            let file = self.open_as(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create")?;
+            self.sys().record(|r| r.created(file.path()));
+            Ok(file)
+        })
     }
 
     /// Opens file `name` for reading. An error where it is not a regular file of this user that nobody else can write.

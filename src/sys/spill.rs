@@ -4,7 +4,8 @@
 //! A directory is believed to be such a one only if it belongs to this user, nobody else can write to it, and its marker
 //! says so; it is nobody's once its lock is free.
 
-use super::{File, PrivateDir, Sys, Temporary, fault::Call};
+use super::temporary::remove;
+use super::{File, PrivateDir, Sys, Temporary};
 use crate::error::{Error, Result};
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -142,29 +143,29 @@ impl Drop for SpillDir {
 impl Sys {
     /// Makes the directory `path` of `owner`, which must not exist, and takes charge of it.
     pub fn make_spill_dir(&self, path: &Path, owner: &SpillOwner) -> Result<SpillDir> {
-        let make = || std::fs::DirBuilder::new().mode(0o700).create(path);
+        let make = || self.make(path, || std::fs::DirBuilder::new().mode(0o700).create(path));
         let is_gone =
             |e: &Error| matches!(e, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
-        let directory = loop {
-            self.pass(Call::Open)
-                .and_then(|_| make())
-                .inspect(|()| self.record(|r| r.created(path)))
-                .map_err(Error::io(path, "create"))?;
+        let (directory, charge) = loop {
+            let charge = Temporary::made(self, path, remove, make)?;
             // Until it is locked another program may take it for a killed one's, lock it and remove it.
             let directory = match self.open_private_dir(path) {
-                Err(error) if is_gone(&error) => continue,
-                opened => opened.inspect_err(|_| drop(self.quiet().remove_dir(path)))?,
+                Err(error) if is_gone(&error) => {
+                    charge.renamed();
+                    continue;
+                }
+                opened => opened?,
             };
             // Where files cannot be locked, nobody takes anything for a killed program's.
             while !directory.file().try_lock().unwrap_or(true) {
                 std::thread::yield_now();
             }
             if directory.file().is_at(path) {
-                break directory;
+                break (directory, charge);
             }
+            charge.renamed();
         };
-        let charge = Some(Temporary::at(self, path.to_path_buf()));
-        let made = SpillDir { directory, owner: owner.clone(), charge };
+        let made = SpillDir { directory, owner: owner.clone(), charge: Some(charge) };
         made.directory.create(MARKER)?.write_all_at(&owner.encode(), 0)?;
         Ok(made)
     }

@@ -44,16 +44,24 @@ impl Registry {
     pub(super) fn remove_all(&self, sys: &Sys) {
         // A thread that publishes, and ends the program in the middle of it, has locked it.
         let mut ended =
-            (!PUBLISHES.with(Cell::get)).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+            (!Self::is_publishing()).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(ended) = &mut ended {
             **ended = true;
         }
         self.with(|paths| paths.drain(..).for_each(|(path, removal)| removal(sys, &path)));
     }
 
-    /// Has `name` give temporary things their names, unless they are being removed: who removes a directory goes on in it where it has
-    /// another name.
+    /// Whether this thread is in [`Registry::publish`].
+    pub(super) fn is_publishing() -> bool {
+        PUBLISHES.with(Cell::get)
+    }
+
+    /// Has `name` give things names, unless temporary ones are being removed: who removes a directory goes on in it where it has another
+    /// name, and misses what gets one then. Within another call on this thread it is part of that.
     pub(super) fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
+        if Self::is_publishing() {
+            return name();
+        }
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if *ended {
             return Err(Error::Cancelled);
@@ -66,7 +74,7 @@ impl Registry {
 }
 
 /// Whatever is at `path`.
-fn remove(sys: &Sys, path: &Path) {
+pub(super) fn remove(sys: &Sys, path: &Path) {
     drop(if path.is_dir() { sys.remove_tree(path) } else { sys.remove_file(path) });
 }
 
@@ -94,6 +102,16 @@ impl Temporary {
         let noted = path.clone();
         sys.temporaries.with(|paths| paths.push((noted, removal)));
         Self { sys: sys.clone(), path, removal, gone: false }
+    }
+
+    /// Takes charge of what `make` makes at `path`, in one step for [`Sys::abandon`].
+    pub fn made(
+        sys: &Sys,
+        path: &Path,
+        removal: fn(&Sys, &Path),
+        make: impl FnOnce() -> Result<()>,
+    ) -> Result<Self> {
+        sys.publish(|| make().map(|()| Self::removed_by(sys, path.to_path_buf(), removal)))
     }
 
     /// It has another name or another owner now, and stays.
