@@ -187,9 +187,10 @@ fn names_the_least(dir: &Path, program: &str, arguments: &[&str]) {
     names(dir, program, arguments, 4);
 }
 
-/// The same, where the least takes merging into account, which a tensor that fits in memory does not come to.
+/// The same, where the least takes into account what this tensor does not come to: merging runs, a chunk of a tree of all nodes that its
+/// bytes can hold.
 fn names_enough(dir: &Path, program: &str, arguments: &[&str]) {
-    names(dir, program, arguments, 2);
+    names(dir, program, arguments, 3);
 }
 
 /// The least that is named is enough, and `fifths` of it are taken.
@@ -238,6 +239,7 @@ fn looking_and_exporting_take_what_they_name() {
     names_the_least(dir, "blco-info", &["t.blco"]);
     names_the_least(dir, "blco-info", &["z.blco", "--threads", "1"]);
     names_the_least(dir, "blco-info", &["t.blco", "--verify"]);
+    names_enough(dir, "blco-info", &["t.hocfs", "--verify"]);
     names_enough(dir, "blco-info", &["t.blco", "--storage", "--storage-dir", "."]);
     names_the_least(dir, "blco-export", &["t.blco", "out.tns"]);
     names_the_least(dir, "blco-export", &["z.blco", "out.npz"]);

@@ -65,7 +65,7 @@ impl<'a> Verify<'a> {
         // What is stored does not get longer than it is when it is cut again.
         let images = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.image_bytes));
         let open = open_chunk_bytes(format, images.min(*chunk_bytes)).min(nnz.saturating_mul(node));
-        let waiting = 4 * PENDING_NNZ * size_of::<Nonzero<u128>>();
+        let waiting = 3 * PENDING_NNZ * size_of::<Nonzero<u128>>();
         open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64
     }
 

@@ -15,7 +15,7 @@ use std::path::Path;
 /// A run, at least.
 const RUN_BYTES_MIN: u64 = 8 << 20;
 /// Slices of nonzeros whose duplicates are settled.
-const SLICES_BYTES: u64 = 14 << 20;
+const SLICES_BYTES: u64 = 10 << 20;
 
 /// Bytes of what waits to be linearized, and of the batches of which it comes.
 fn waiting_bytes(order: usize) -> u64 {

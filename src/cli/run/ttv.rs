@@ -178,8 +178,10 @@ impl Shares {
         let pass = plan(store, held, &Limits { threads, ..Limits::default() })?.least_bytes();
         let memory = run.engine.memory.unwrap_or_else(|| machine::available_memory() / 2);
         let room = memory.saturating_sub(pass);
-        let checking = if run.check.is_some() { (room / 4).max(CHECK_BYTES_MIN) } else { 0 };
         let least = machine::memory_min().unwrap_or_else(|| summer_bytes_min(order));
+        // What is left to one where the other takes its least.
+        let beside = room.saturating_sub(if streams { 0 } else { least });
+        let checking = if run.check.is_some() { (room / 4).min(beside).max(CHECK_BYTES_MIN) } else { 0 };
         let merging = if streams { 0 } else { (room.saturating_sub(checking) / 2).max(least) };
         let taken =
             |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero).saturating_add(1 << 20));
