@@ -19,6 +19,9 @@ fi
 # The pinned NVRTC, where tools/kernel_tools.sh has installed it: the tests that compile kernels use it.
 nvrtc=$(echo "$PWD"/.venv/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib)
 if [ -d "$nvrtc" ]; then export BLCO_NVRTC_PATH=$nvrtc; fi
-cargo test "$@"
+# Programs are interrupted here: signals that whoever runs this ignores, as in the background, are not ignored there.
+in_front=()
+if env --default-signal=INT,HUP,TERM true 2>/dev/null; then in_front=(env --default-signal=INT,HUP,TERM); fi
+"${in_front[@]}" cargo test "$@"
 # Schedules of the engine's threads; BLCO_SCHEDULES says how many.
 if [ $# = 0 ]; then cargo test --no-default-features --features model --test model; fi
