@@ -34,7 +34,7 @@ use blco::sys::Sys;
 use common::Tensor;
 use on_a_device::on_a_device;
 use std::sync::Arc;
-use stores::agree::{Elements, Held, check_mttkrp, check_ttv, factors, judge, modes, vector};
+use stores::agree::{Elements, Held, Judgement, check_mttkrp, check_ttv, factors, judge, modes, vector};
 use stores::{Seeded, bases, mutant};
 
 const VARIANTS: [Variant; 2] = [Variant::Balanced, Variant::TwoLevel];
@@ -98,13 +98,14 @@ fn refuses_the_range(error: Option<&str>, store: &Store, read: Option<&Tensor>) 
         && read.is_some_and(|tensor| tensor.values.iter().any(|value| !range.contains(value)))
 }
 
-/// Runs a store on the device, whose nonzeros are `read`, or which the host refuses.
-fn compare(device: &Arc<Device>, store: &Store, turn: usize, read: Option<&Tensor>, refusal: &str) -> Held {
-    let alike = |what: &str, error: Option<String>| match (read, error) {
-        (Some(_), Some(e)) => Err(format!("{what} refuses on the device what the host takes: {e}")),
-        (None, None) => Err(format!("{what} takes on the device what the host refuses ({refusal})")),
+/// Runs a store on the device, which the host has judged so.
+fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgement) -> Held {
+    let alike = |what: &str, error: Option<String>| match (&judgement.read, error) {
+        (Ok(_), Some(e)) => Err(format!("{what} refuses on the device what the host takes: {e}")),
+        (Err(why), None) => Err(format!("{what} takes on the device what the host refuses: {why}")),
         _ => Ok(()),
     };
+    let read = judgement.read.as_ref().ok();
     let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
     let order = if tiled { ORDERS[turn % 2] } else { DeviceOrder::Store };
     let factors = factors(store);
@@ -149,8 +150,7 @@ fn mutants(device: &Arc<Device>) {
             let read = judgement.read.as_ref().ok();
             let huge = read.is_some_and(|tensor| tensor.values.iter().any(|v| v.abs() > 1e300));
             if !huge {
-                compare(device, &store, turn, read, judgement.read.as_ref().err().map_or("", String::as_str))
-                    .unwrap_or_else(|e| panic!("{}: {e}", what()));
+                compare(device, &store, turn, &judgement).unwrap_or_else(|e| panic!("{}: {e}", what()));
                 turn += 1;
                 *(if read.is_some() { &mut accepted } else { &mut refused }) += 1;
             }

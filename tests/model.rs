@@ -283,8 +283,7 @@ fn write_and_publish(sys: &Sys, dir: &Path) -> Result<()> {
 }
 
 /// When a program ends under the feet of its work, what that publishes is there whole or not at all, and nothing temporary is left: the
-/// work gets to make nothing more. Caught: a publication that does not wait for the removal (half a result), a directory that is made
-/// before it is registered, a file that is made while its directory goes.
+/// work gets to make nothing more. Caught: a publication that does not wait for the removal (half a result).
 #[test]
 fn ending_at_once_leaves_a_whole_result_or_nothing() {
     check(|| {

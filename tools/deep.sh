@@ -45,7 +45,7 @@ mutants() {
     one='BLCO_SEED=$((100 * $4 + $1)) taskset -c $(($1 - 1)) "$2/bin/differential-test" --nocapture every_reader >"$3/mutants-$1.txt" 2>&1'
     seq "$cores" | BLCO_MUTANTS=$of_each xargs -P "$cores" -I {} bash -c "$one" mutants {} "$dir" "$out" "$seed"
     local status=$?
-    grep -h 'by verifiers alone,\|^mutant' "$out"/mutants-*.txt
+    grep -h '[0-9] by verifiers alone,\|^mutant' "$out"/mutants-*.txt
     return $status
 }
 power() { BLCO_POWER=${POWER:-2000} of_test power_loss; }
