@@ -257,7 +257,8 @@ fn storage_counts_slices_and_fibers() {
             let sys = Sys::default();
             let modes: Vec<usize> = (0..dims.len()).collect();
             let shape = &store.manifest().shape;
-            let mut storage = Storage::<u64>::new(&sys, shape, &modes, 1 << 30, dir.path());
+            let mut storage =
+                Storage::<u64>::new(&sys, (shape, store.manifest().nnz), &modes, 1 << 30, dir.path());
             let mut backend = blco::backend::host::HostBackend::new(&store, &mut storage).unwrap();
             let plan = plan(&store, 0, &Limits::default()).unwrap();
             let mut executor = Executor::new(&store, &plan, &mut backend).unwrap();

@@ -187,8 +187,7 @@ fn names_the_least(dir: &Path, program: &str, arguments: &[&str]) {
     names(dir, program, arguments, 4);
 }
 
-/// The same, where the least takes into account what this tensor does not come to: merging runs, a chunk of a tree of all nodes that its
-/// bytes can hold.
+/// The same, where the least takes into account what this tensor does not come to: a chunk of a tree of all nodes that its bytes can hold.
 fn names_enough(dir: &Path, program: &str, arguments: &[&str]) {
     names(dir, program, arguments, 3);
 }
@@ -240,7 +239,7 @@ fn looking_and_exporting_take_what_they_name() {
     names_the_least(dir, "blco-info", &["z.blco", "--threads", "1"]);
     names_the_least(dir, "blco-info", &["t.blco", "--verify"]);
     names_enough(dir, "blco-info", &["t.hocfs", "--verify"]);
-    names_enough(dir, "blco-info", &["t.blco", "--storage", "--storage-dir", "."]);
+    names_the_least(dir, "blco-info", &["t.blco", "--storage", "--storage-dir", "."]);
     names_the_least(dir, "blco-export", &["t.blco", "out.tns"]);
     names_the_least(dir, "blco-export", &["z.blco", "out.npz"]);
 }
@@ -260,9 +259,8 @@ fn running_takes_what_it_names() {
     let ttv = |arguments: &[&str]| run(&[&["--op", "ttv", "--temp-dir", "."], arguments].concat());
     ttv(&["t.hocfs", "--modes", "3", "--output", "out"]);
     ttv(&["t.hocfs", "--modes", "3", "--output", "out", "--check", "t.tns"]);
-    let merged = ["t.blco", "--op", "ttv", "--temp-dir", ".", "--modes", "1", "--backend", "cpu"];
-    names_enough(dir, "blco-run", &[&merged[..], &["--output", "out"]].concat());
-    names_enough(dir, "blco-run", &[&merged[..], &["--check", "t.tns"]].concat());
+    ttv(&["t.blco", "--modes", "1", "--output", "out"]);
+    ttv(&["t.blco", "--modes", "1", "--check", "t.tns"]);
 }
 
 #[test]

@@ -144,6 +144,12 @@ pub struct HostBackend<'a, O> {
     spans: Vec<Span>,
 }
 
+/// Bytes that `threads` threads take where they compute an operation, beside their stacks: what the allocator keeps for each.
+#[must_use]
+pub fn computing_bytes(threads: usize) -> u64 {
+    (1 << 20) + threads as u64 * (320 << 10)
+}
+
 /// Bytes that a host backend holds for tensors of `order`.
 #[must_use]
 pub fn decoded_bytes(order: usize) -> u64 {

@@ -63,10 +63,19 @@ struct ExportReport {
 }
 
 /// Plans a pass for an operation that holds `op_bytes`: before it is made. `memory` is what the user allows.
-pub(super) fn plan_once(store: &Store, op_bytes: u64, memory: Option<u64>, threads: usize) -> Result<Plan> {
-    let operation = op_bytes.saturating_add(decoded_bytes(store.manifest().shape.order()));
+pub(super) fn plan_once(
+    store: &Store,
+    op_bytes: [u64; 2],
+    memory: Option<u64>,
+    threads: usize,
+) -> Result<Plan> {
+    let operation = op_bytes[0].saturating_add(decoded_bytes(store.manifest().shape.order()));
     let available = machine::available_memory();
-    plan(store, operation, &Limits { memory, threads, available, ..Limits::default() })
+    plan(
+        store,
+        operation,
+        &Limits { memory, threads, available, afterwards: op_bytes[1], ..Limits::default() },
+    )
 }
 
 /// Streams `store` once through `op`, by `plan`. `progress` with the progress line's label.
@@ -224,7 +233,7 @@ impl Program for Export {
         }
         let threads = thread_count(self.common.threads);
         let store = open_store(sys, &self.store, self.memory, threads, true)?;
-        let plan = plan_once(&store, WRITER_BYTES, self.memory, threads)?;
+        let plan = plan_once(&store, [WRITER_BYTES, 0], self.memory, threads)?;
         let progress = Progress::new(self.common.quiet || self.common.json);
         let pass = |op: &mut TileSink<'_>| stream_by(&store, op, &plan, (&progress, "exporting"));
         if self.output == Path::new("-") {

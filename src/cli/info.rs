@@ -11,7 +11,7 @@ use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
-use crate::pack::summer_bytes_min;
+use crate::pack::SummerMemory;
 use crate::store::{Codec, Format, Manifest, Store};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -307,12 +307,6 @@ fn shown(x: f64) -> String {
     if plain { x.to_string() } else { format!("{x:e}") }
 }
 
-/// Bytes that sorting the fibers of one mode takes: at least, and where all are in memory. What is sorted takes no more than all of it does.
-fn storage_bytes(manifest: &Manifest) -> [u64; 2] {
-    let most = Storage::<Wide>::host_bytes(manifest.nnz).saturating_add(1 << 20);
-    [summer_bytes_min(manifest.shape.order()).min(most), most]
-}
-
 /// What the paper's Tables 4 to 6 print.
 fn storage_table(units: &[StorageUnits]) -> Table {
     let mut table = Table::new();
@@ -350,15 +344,18 @@ impl Info {
         let progress = Progress::new(self.common.quiet || self.common.json);
         let shape = &store.manifest().shape;
         let modes: Vec<usize> = (0..shape.order()).collect();
-        let [least, most] = storage_bytes(store.manifest());
+        let takes = SummerMemory::new(shape, store.manifest().nnz, threads);
+        let memory = memory.saturating_sub(Storage::<K>::kept_bytes(threads));
         // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
-        let at_once = usize::try_from(memory / least).unwrap_or(usize::MAX).clamp(1, modes.len());
+        let at_once = usize::try_from(memory / takes.least()).unwrap_or(usize::MAX).clamp(1, modes.len());
         let mut units = Vec::new();
         for modes in modes.chunks(at_once) {
-            let share = (memory / modes.len() as u64).max(summer_bytes_min(shape.order()));
-            let plan = plan_once(store, share.min(most) * modes.len() as u64, self.repair.memory(), threads)?;
-            let memory = share * modes.len() as u64;
-            let mut storage = Storage::<K>::new(store.sys(), shape, modes, memory, directory);
+            let at_once = modes.len() as u64;
+            let share = (memory / at_once).max(takes.least());
+            let taken = takes.taken(share).map(|bytes| bytes * at_once + Storage::<K>::kept_bytes(threads));
+            let plan = plan_once(store, taken, self.repair.memory(), threads)?;
+            let of = (shape, store.manifest().nnz);
+            let mut storage = Storage::<K>::new(store.sys(), of, modes, share * at_once, directory);
             stream_by(store, &mut storage, &plan, (&progress, "counting"))?;
             units.extend(storage.finish()?);
         }
@@ -368,7 +365,7 @@ impl Info {
     /// Bytes that an operation may take beside a pass over `store`: of what is allowed, or of half of what is available.
     fn room(&self, store: &Store, threads: usize) -> Result<u64> {
         let memory = self.repair.memory().unwrap_or_else(|| machine::available_memory() / 2);
-        let pass = plan_once(store, 0, None, threads)?.least_bytes();
+        let pass = plan_once(store, [0, 0], None, threads)?.least_bytes();
         Ok(memory.saturating_sub(pass))
     }
 
@@ -382,8 +379,14 @@ impl Info {
         let room = self.room(store, threads)?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
         // What --storage takes afterwards is refused now, too.
-        let least = if self.storage { storage_bytes(manifest)[0] } else { 0 };
-        let plan = plan_once(store, (counters + verifying).max(least), self.repair.memory(), threads)?;
+        let [coming, afterwards] = if self.storage {
+            let takes = SummerMemory::new(shape, manifest.nnz, threads);
+            takes.taken(takes.least()).map(|bytes| bytes + Storage::<Wide>::kept_bytes(threads))
+        } else {
+            [0, 0]
+        };
+        let passing = (counters + verifying).max(coming);
+        let plan = plan_once(store, [passing, afterwards], self.repair.memory(), threads)?;
         let inspect = Inspect::within(store.sys(), shape, manifest.nnz, room)?;
         let mut inspect = inspect.with_norm(is_inexact(manifest).then(|| largest(manifest)));
         if self.verify {

@@ -4,10 +4,10 @@
 //! As in those tables, "mode n" is the mode that TTV contracts: fibers run along it, and slices are those of the mode
 //! after it (after the last, the first).
 
-use crate::backend::host::{Batch as Tiles, HostOp};
+use crate::backend::host::{Batch as Tiles, HostOp, computing_bytes};
 use crate::coo::Batch;
 use crate::error::Result;
-use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use crate::linear::{BitLayout, Key, Linearizer};
 use crate::pack::Summer;
 use crate::shape::{ModeOrder, Shape};
 use crate::sys::Sys;
@@ -77,25 +77,31 @@ struct LevelCounts<K> {
 }
 
 impl<K: Key> Storage<K> {
-    /// A counter of `modes` for tensors of `shape` that takes at most `memory` bytes; what exceeds them goes to files in
+    /// A counter of `modes` for tensors of `shape` with at most `nnz` nonzeros that takes at most `memory` bytes; what exceeds them goes to files in
     /// directories in `temporary`. Runs on the current rayon pool.
     #[must_use]
-    pub fn new(sys: &Sys, shape: &Shape, modes: &[usize], memory: u64, temporary: &Path) -> Self {
+    pub fn new(
+        sys: &Sys,
+        (shape, nnz): (&Shape, u64),
+        modes: &[usize],
+        memory: u64,
+        temporary: &Path,
+    ) -> Self {
         let (order, memory) = (shape.order(), memory / modes.len().max(1) as u64);
         let counter = |mode: usize| {
             let levels: Vec<usize> = (1..order).map(|at| (mode + at) % order).collect();
             let modes = ModeOrder::new(&levels).expect("modes of a shape, each once");
             let layout = BitLayout::concatenated(shape, &modes);
-            let summer = Summer::new(sys, &layout, memory, temporary);
+            let summer = Summer::new(sys, &layout, nnz, memory, temporary);
             LevelCounts { mode, layout, levels, summer }
         };
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }
     }
 
-    /// Bytes that all fibers of one mode of a tensor of `nnz` nonzeros take, at most, as they come and sorted.
+    /// Bytes that it takes beside its sums: what the allocator keeps for each of `threads` threads of coordinates that they gather.
     #[must_use]
-    pub fn host_bytes(nnz: u64) -> u64 {
-        nnz.saturating_mul((4 * size_of::<Nonzero<K>>()) as u64)
+    pub fn kept_bytes(threads: usize) -> u64 {
+        computing_bytes(threads) + threads as u64 * (768 << 10)
     }
 
     /// The units, for each of its modes.
@@ -140,9 +146,9 @@ impl<K: Key> HostOp for Storage<K> {
         let batches: Vec<Batch> = (0..tiles.tiles()).into_par_iter().map(gather).collect();
         for batch in batches {
             self.nnz += batch.nnz() as u64;
-            for counter in &mut self.counters {
-                counter.summer.push(batch.clone())?;
-            }
+            let Some((last, others)) = self.counters.split_last_mut() else { continue };
+            others.iter_mut().try_for_each(|counter| counter.summer.push(batch.clone()))?;
+            last.summer.push(batch)?;
         }
         Ok(())
     }

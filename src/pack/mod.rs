@@ -24,7 +24,7 @@ pub use options::{Duplicates, FormatOption, PackOptions};
 pub use plan::{PackPlan, plan};
 pub use report::{PackReport, PackSeconds, Phase, Watch};
 pub use scratch::SpillReport;
-pub use sum::{Summer, summer_bytes_min};
+pub use sum::{Summer, SummerMemory};
 
 use crate::coo::{Batch, Extent, Source};
 use crate::error::{Error, Result};

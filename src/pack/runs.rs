@@ -16,7 +16,7 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 
 /// Nonzeros that wait to be linearized in parallel, at most.
-pub(super) const PENDING_NNZ: usize = 1 << 18;
+const PENDING_NNZ: usize = 1 << 18;
 
 /// Nonzeros with their linear index, on their way into runs.
 #[derive(Debug)]

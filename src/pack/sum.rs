@@ -2,30 +2,96 @@
 
 use super::budget::Budget;
 use super::combine::Combiner;
-use super::runs::{self, Runs};
+use super::runs::Runs;
 use super::scratch::Scratch;
 use super::{Duplicates, SpillReport};
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
 use crate::format::PENDING_NNZ;
-use crate::linear::{BitLayout, Key, Nonzero};
+use crate::linear::{BitLayout, Key, Nonzero, Wide};
+use crate::shape::Shape;
 use crate::sys::Sys;
 use std::path::Path;
 
 /// A run, at least.
 const RUN_BYTES_MIN: u64 = 8 << 20;
-/// Slices of nonzeros whose duplicates are settled.
-const SLICES_BYTES: u64 = 10 << 20;
+/// Slices of merged runs whose duplicates are settled, and what each thread that sorts and merges scratches on.
+const SLICES_BYTES: u64 = 8 << 20;
+const THREAD_BYTES: u64 = 1 << 20;
+/// Slices where no runs are merged.
+const UNMERGED_BYTES: u64 = 4 << 20;
 
-/// Bytes of what waits to be linearized, and of the batches of which it comes.
-fn waiting_bytes(order: usize) -> u64 {
-    2 * PENDING_NNZ as u64 * (4 * order as u64 + 8) + runs::PENDING_NNZ as u64 * (4 * order as u64 + 8)
+/// What a [`Summer`]'s memory depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct SummerMemory {
+    /// Values that come, at most.
+    pub nnz: u64,
+    /// The tensor's order.
+    pub order: usize,
+    /// Bytes of a value with its linear index.
+    pub nonzero_bytes: u64,
+    /// Threads of the pool on which it runs.
+    pub threads: usize,
 }
 
-/// Bytes that serve for a [`Summer`] of `order` modes: with less it takes as much.
-#[must_use]
-pub fn summer_bytes_min(order: usize) -> u64 {
-    SLICES_BYTES.max(waiting_bytes(order)) + RUN_BYTES_MIN
+impl SummerMemory {
+    /// Of `nnz` values of tensors of `shape` at most, on `threads` threads.
+    #[must_use]
+    pub fn new(shape: &Shape, nnz: u64, threads: usize) -> Self {
+        if shape.linear_bits() <= u64::BITS {
+            Self::by::<u64>(shape.order(), nnz, threads)
+        } else {
+            Self::by::<Wide>(shape.order(), nnz, threads)
+        }
+    }
+
+    fn by<K>(order: usize, nnz: u64, threads: usize) -> Self {
+        Self { nnz, order, nonzero_bytes: size_of::<Nonzero<K>>() as u64, threads }
+    }
+
+    /// Bytes of the batches that come: those of what waits to be linearized are a part of the run.
+    fn batches(&self) -> u64 {
+        2 * (PENDING_NNZ as u64).min(self.nnz) * (4 * self.order as u64 + 8)
+    }
+
+    /// Bytes of what merged runs come through.
+    fn slices(&self) -> u64 {
+        SLICES_BYTES + THREAD_BYTES * self.threads as u64
+    }
+
+    /// Bytes of all values and of their scratch.
+    fn values(&self) -> u64 {
+        // A run is three quarters of what there is for one.
+        (self.nnz.saturating_mul(self.nonzero_bytes) / 3).saturating_mul(4).saturating_add(1 << 10)
+    }
+
+    /// Bytes with which no runs are written.
+    fn unmerged(&self) -> u64 {
+        self.values().saturating_add(self.batches().max(UNMERGED_BYTES))
+    }
+
+    /// Bytes that serve: with less it takes as much.
+    #[must_use]
+    pub fn least(&self) -> u64 {
+        (self.slices().max(self.batches()) + RUN_BYTES_MIN).min(self.unmerged())
+    }
+
+    /// Bytes, of `memory`, that it takes while values come, and afterwards.
+    #[must_use]
+    pub fn taken(&self, memory: u64) -> [u64; 2] {
+        if memory >= self.unmerged() {
+            return [self.values() + self.batches(), self.unmerged()];
+        }
+        let between = self.slices().saturating_sub(self.batches());
+        [memory.saturating_sub(between), memory]
+    }
+
+    fn budget(&self, memory: u64) -> Budget {
+        if memory >= self.unmerged() {
+            return Budget::new(memory, self.batches().max(UNMERGED_BYTES), UNMERGED_BYTES);
+        }
+        Budget::new(memory, self.batches().max(self.slices()), self.slices())
+    }
 }
 
 /// Adds up values that have the same coordinates.
@@ -41,14 +107,14 @@ pub struct Summer<K> {
 }
 
 impl<K: Key> Summer<K> {
-    /// A summer by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
-    /// [`summer_bytes_min`] is exceeded), and writes what exceeds them to files in a private directory in `temporary`, which
+    /// A summer of at most `nnz` values by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
+    /// [`SummerMemory::least`] is exceeded), and writes what exceeds them to files in a private directory in `temporary`, which
     /// is made when it is needed and goes with this; what killed programs left in `temporary` goes too. Runs on the current
     /// rayon pool.
     #[must_use]
-    pub fn new(sys: &Sys, layout: &BitLayout, memory: u64, temporary: &Path) -> Self {
-        let budget = Budget::new(memory, waiting_bytes(layout.order()), SLICES_BYTES);
-        let runs = Runs::new(sys, budget, Scratch::passing(sys, temporary), layout);
+    pub fn new(sys: &Sys, layout: &BitLayout, nnz: u64, memory: u64, temporary: &Path) -> Self {
+        let takes = SummerMemory::by::<K>(layout.order(), nnz, rayon::current_num_threads());
+        let runs = Runs::new(sys, takes.budget(memory), Scratch::passing(sys, temporary), layout);
         Self { sys: sys.clone(), layout: layout.clone(), runs, nnz: 0 }
     }
 
@@ -78,7 +144,7 @@ impl<K: Key> Summer<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::{ModeOrder, Shape};
+    use crate::shape::ModeOrder;
 
     /// The same sums, to the bit, from memory and from runs, and nothing is left of those.
     #[test]
@@ -88,7 +154,7 @@ mod tests {
         let row = |i: u32| [i * 7 % 40, i % 5, i * 13 % 300];
         let sums = |memory, backwards: bool| {
             let dir = tempfile::tempdir().unwrap();
-            let mut summer = Summer::<u64>::new(&Sys::default(), &layout, memory, dir.path());
+            let mut summer = Summer::<u64>::new(&Sys::default(), &layout, 40_000, memory, dir.path());
             for part in 0..40u32 {
                 let part = if backwards { 39 - part } else { part };
                 let rows = part * 1000..(part + 1) * 1000;

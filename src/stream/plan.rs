@@ -12,8 +12,8 @@ const WORKERS_MAX: usize = 4;
 
 /// What a program takes without any data.
 const PROGRAM_BYTES: u64 = 6 << 20;
-/// What a thread takes: the part of its stack that it uses, what its allocator keeps.
-const THREAD_BYTES: u64 = 512 << 10;
+/// What a thread takes: the part of its stack that it uses.
+const THREAD_BYTES: u64 = 128 << 10;
 
 /// What a pass may use.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use super::report::{Checked, Head};
 use super::ttv_device::{self, Passes, PipelinePlan};
 use super::ttv_report::{TtvReport, empty_report, plan_text, text};
 use super::{Run, held_to, parse_modes, refuse};
-use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use crate::backend::host::{HostBackend, HostOp, computing_bytes, decoded_bytes};
 use crate::cli::device::{Device, Real, TtvVariant};
 use crate::cli::engine::{BackendArg, ChosenBackend, open_store};
 use crate::cli::outputs::{Outputs, check_temp_dir, is_standard_output};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::linear::Wide;
 use crate::op::ttv::{Merged, Oracle, OracleRoom, Sink, Streamed};
 use crate::op::ttv::{handed_bytes, merged_layout, streamed_bytes, streams};
-use crate::pack::{SpillReport, summer_bytes_min};
+use crate::pack::{SpillReport, SummerMemory};
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
 use crate::sys::{Sys, directory};
@@ -26,11 +26,11 @@ use std::path::{Path, PathBuf};
 
 /// The result's file name.
 const RESULT: &str = "result.tns";
-/// What each nonzero adds to partial results, at most.
-const MERGE_BYTES: u64 = 128;
-/// The same of the oracle of `--check`, and the least that serves for that.
-const CHECK_BYTES_MIN: u64 = 8 << 20;
+/// What each nonzero adds to the oracle of `--check`, at most, and the least that serves for that.
+const CHECK_BYTES_MIN: u64 = 6 << 20;
 const CHECK_BYTES: u64 = 320;
+/// What the allocator keeps for each thread of elements that stream to the oracle.
+const KEPT_BYTES: u64 = 384 << 10;
 
 /// What came out of the passes.
 struct Outcome {
@@ -167,26 +167,34 @@ struct Shares {
     merging: u64,
     /// The oracle of `--check`.
     checking: u64,
-    /// Both, but for what even all elements do not take.
-    bytes: u64,
+    /// Both during a pass, but for what even all elements do not take.
+    passing: u64,
+    /// The same of the oracle before the pass, and of both afterwards.
+    before: u64,
+    afterwards: u64,
 }
 
 impl Shares {
     /// Of what is allowed, or of half of what is there, beside a pass in which `held` bytes are held: parts of it, at least what serves.
     fn of(run: &Run, store: &Store, streams: bool, held: u64, threads: usize) -> Result<Self> {
-        let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order());
+        let nnz = store.manifest().nnz;
+        let takes = SummerMemory::new(&store.manifest().shape, nnz, threads);
         let pass = plan(store, held, &Limits { threads, ..Limits::default() })?.least_bytes();
         let memory = run.engine.memory.unwrap_or_else(|| machine::available_memory() / 2);
         let room = memory.saturating_sub(pass);
-        let least = machine::memory_min().unwrap_or_else(|| summer_bytes_min(order));
+        let least = machine::memory_min().unwrap_or_else(|| takes.least());
         // What is left to one where the other takes its least.
         let beside = room.saturating_sub(if streams { 0 } else { least });
         let checking = if run.check.is_some() { (room / 4).min(beside).max(CHECK_BYTES_MIN) } else { 0 };
         let merging = if streams { 0 } else { (room.saturating_sub(checking) / 2).max(least) };
         let taken =
             |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero).saturating_add(1 << 20));
-        let bytes = taken(merging, MERGE_BYTES) + taken(checking, CHECK_BYTES);
-        Ok(Self { merging, checking, bytes })
+        let [coming, summing] = if streams { [0, 0] } else { takes.taken(merging) };
+        let [half, all] = [checking / 2, checking].map(|bytes| taken(bytes, CHECK_BYTES));
+        // Merged elements come when the pass has ended.
+        let passing = if streams { all + all.min(KEPT_BYTES * threads as u64) } else { coming + half };
+        let afterwards = summing + all;
+        Ok(Self { merging, checking, passing, before: half, afterwards })
     }
 }
 
@@ -207,16 +215,17 @@ fn make_plan<T: Real>(
     } else if streams {
         streamed_bytes::<T>(manifest, mode, threads)
     } else {
-        vector + handed_bytes(order, threads)
+        vector + computing_bytes(threads)
     };
     let held = held + decoded_bytes(order);
     let shares = Shares::of(run, store, streams, held, threads)?;
-    let bytes = held + shares.bytes;
+    let bytes = held + shares.passing;
     // Of all that it holds, only the vector gets smaller.
     let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
     let less = if halves { "take --precision f32" } else { "" };
     // The text of --check is read before the pass, not afterwards: no buffers are there either.
-    let afterwards = vector + reading + shares.bytes;
+    let handed = if streams { 0 } else { handed_bytes(order, threads) };
+    let afterwards = vector + (reading + shares.before).max(handed + shares.afterwards);
     let limits = Limits { afterwards, less, ..run.engine.limits(threads, run.repeat) };
     let mut plan = plan(store, bytes, &limits)?;
     plan.direct_reads |= run.engine.direct;
@@ -298,7 +307,14 @@ impl<T: Real> Job<'_, T> {
         let output = self.run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
         let beside = self.run.temp_dir.as_deref().or(output.map(directory));
         let temporary = beside.map_or_else(std::env::temp_dir, Path::to_path_buf);
-        let mut op = Merged::<T, K>::new(self.sys, shape, self.mode, self.vector, self.merging, &temporary);
+        let mut op = Merged::<T, K>::new(
+            self.sys,
+            (shape, self.store.manifest().nnz),
+            self.mode,
+            self.vector,
+            self.merging,
+            &temporary,
+        );
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
         let passes = vec![self.pass(&mut executor, &mut backend)?];

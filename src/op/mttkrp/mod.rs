@@ -22,7 +22,7 @@ mod slots;
 
 pub use group::Strategy;
 
-use crate::backend::host::{Batch, HostOp, Vectors};
+use crate::backend::host::{Batch, HostOp, Vectors, computing_bytes};
 use crate::dense::{Matrix, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -124,7 +124,8 @@ impl Room {
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
         let desk =
             Group::bytes(&self.slots, self.stride) + Tables::<T>::bytes(&self.slots, self.stride, self.all);
-        self.desks as u64 * desk + (COPIES * copied * size_of::<f64>() + aligned) as u64
+        let desks = self.desks as u64 * desk + computing_bytes(self.desks);
+        desks + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
 

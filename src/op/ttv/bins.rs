@@ -36,11 +36,19 @@ impl Record {
     pub fn place(&self) -> u128 {
         u128::from(self.place[1]) << 64 | u128::from(self.place[0])
     }
+
+    /// The bin of its element, of `bins`.
+    fn bin(&self, bins: u64) -> usize {
+        let mixed = (self.place[0] ^ self.place[1].rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of bins")]
+        let bin = ((u128::from(mixed) * u128::from(bins)) >> 64) as usize;
+        bin
+    }
 }
 
-/// Adds up records of one element, which are neighbours then; those that were first come first.
-fn add_up(records: &mut Vec<Record>) {
-    records.sort_by_key(Record::place);
+/// Sorts records by bin, of which there are `bins`, and place, and adds up those of one element; those that were first come first.
+fn add_up(records: &mut Vec<Record>, bins: u64) {
+    records.sort_by_key(|record| (record.bin(bins), record.place()));
     records.dedup_by(|next, first| {
         let same = next.place == first.place;
         if same {
@@ -91,71 +99,77 @@ impl Overflow {
     }
 }
 
-/// One bin.
-#[derive(Clone, Debug, Default)]
-struct Bin {
-    records: Vec<Record>,
-    /// Where pieces of it lie in the file, and how many records are in each.
-    pieces: Vec<(u64, usize)>,
-}
-
 /// Records by bins.
 #[derive(Debug)]
 pub(super) struct Bins {
-    all: Vec<Bin>,
-    /// Records in memory, and how many may be there.
-    held: usize,
+    /// What is in memory, and how many records may be there.
+    held: Vec<Record>,
     room: usize,
+    /// Where pieces of each bin lie in the file, and how many records are in each.
+    pieces: Vec<Vec<(u64, usize)>>,
 }
 
 impl Bins {
     /// For about `elements` elements, in `memory` bytes, which those of one bin are not to exceed either.
     pub fn new(elements: u64, memory: u64) -> Self {
         let bins = (elements.saturating_mul(ELEMENT_BYTES) / memory.max(1) + 1).min(BINS_MAX);
-        // Lists grow to twice their length.
-        let room = memory / 4 / size_of::<Record>() as u64;
-        let all = vec![Bin::default(); usize::try_from(bins).unwrap_or(1)];
-        Self { all, held: 0, room: usize::try_from(room).unwrap_or(usize::MAX).max(1) }
+        // Sorting takes half as much again.
+        let room = memory / 3 * 2 / size_of::<Record>() as u64;
+        let pieces = vec![Vec::new(); usize::try_from(bins).unwrap_or(1)];
+        // A list that grows leaves behind what it was.
+        let held = Vec::with_capacity(usize::try_from(room.min(elements)).unwrap_or(0));
+        Self { held, room: usize::try_from(room).unwrap_or(usize::MAX).max(1), pieces }
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.all.len()
+        self.pieces.len()
     }
 
     /// Takes note of a record.
     pub fn push(&mut self, record: Record, overflow: &mut Overflow) -> Result<()> {
-        let mixed = (record.place[0] ^ record.place[1].rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        #[expect(clippy::cast_possible_truncation, reason = "below the number of bins")]
-        let bin = ((u128::from(mixed) * self.all.len() as u128) >> 64) as usize;
-        self.all[bin].records.push(record);
-        self.held += 1;
-        if self.held < self.room { Ok(()) } else { self.shed(overflow) }
+        self.held.push(record);
+        if self.held.len() < self.room { Ok(()) } else { self.shed(overflow) }
     }
 
     /// Adds up what is in memory; if little is won by that, it goes to the file.
     fn shed(&mut self, overflow: &mut Overflow) -> Result<()> {
-        self.all.iter_mut().for_each(|bin| add_up(&mut bin.records));
-        self.held = self.all.iter().map(|bin| bin.records.len()).sum();
-        if self.held < self.room / 2 {
-            return Ok(());
+        add_up(&mut self.held, self.pieces.len() as u64);
+        if self.held.len() < self.room / 2 { Ok(()) } else { self.write(overflow) }
+    }
+
+    /// Writes what has been added up.
+    fn write(&mut self, overflow: &mut Overflow) -> Result<()> {
+        let bins = self.pieces.len() as u64;
+        for bin in self.held.chunk_by(|a, b| a.bin(bins) == b.bin(bins)) {
+            self.pieces[bin[0].bin(bins)].push((overflow.write(bin)?, bin.len()));
         }
-        for bin in &mut self.all {
-            if !bin.records.is_empty() {
-                bin.pieces.push((overflow.write(&bin.records)?, bin.records.len()));
-                bin.records.clear();
-            }
-        }
-        self.held = 0;
+        self.held.clear();
         Ok(())
     }
 
-    /// The records of a bin in the order of their places, one for each element and which of them were more than one. They are forgotten here.
+    /// Makes room for looking at one bin after the other: where some of the records are in the file, all go there.
+    pub fn end(&mut self, overflow: &mut Overflow) -> Result<()> {
+        add_up(&mut self.held, self.pieces.len() as u64);
+        if self.pieces.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        self.write(overflow)?;
+        self.held = Vec::new();
+        Ok(())
+    }
+
+    /// The records of a bin, after the [`Bins::end`], in the order of their places, one for each element. They are forgotten here.
     pub fn take(&mut self, bin: usize, overflow: &Overflow) -> Result<Vec<Record>> {
-        let Bin { mut records, pieces } = std::mem::take(&mut self.all[bin]);
-        add_up(&mut records);
+        let bins = self.pieces.len() as u64;
+        if bins == 1 && self.pieces[0].is_empty() {
+            return Ok(std::mem::take(&mut self.held));
+        }
+        let first = self.held.partition_point(|record| record.bin(bins) < bin);
+        let end = self.held.partition_point(|record| record.bin(bins) <= bin);
+        let mut records = self.held[first..end].to_vec();
         let mut read_to = READ_RECORDS.max(2 * records.len());
-        for (mut at, mut count) in pieces {
+        for (mut at, mut count) in std::mem::take(&mut self.pieces[bin]) {
             while count > 0 {
                 let some = count.min(READ_RECORDS);
                 let before = records.len();
@@ -163,12 +177,12 @@ impl Bins {
                 overflow.read(at, &mut records[before..])?;
                 (at, count) = (at + (some * size_of::<Record>()) as u64, count - some);
                 if records.len() >= read_to {
-                    add_up(&mut records);
+                    add_up(&mut records, bins);
                     read_to = READ_RECORDS.max(2 * records.len());
                 }
             }
         }
-        add_up(&mut records);
+        add_up(&mut records, bins);
         Ok(records)
     }
 }
@@ -189,6 +203,7 @@ mod tests {
                 bins.push(Record::new(place, (i % 9) as f64 - 3.0), &mut overflow).unwrap();
             }
             let mut all = Vec::new();
+            bins.end(&mut overflow).unwrap();
             for bin in 0..bins.count() {
                 all.extend(bins.take(bin, &overflow).unwrap());
             }

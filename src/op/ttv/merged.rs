@@ -33,19 +33,19 @@ pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
 }
 
 impl<'a, T: Real, K: Key> Merged<'a, T, K> {
-    /// TTV along `mode`, from 0, with `vector` of as many elements as the mode has indices. Sums take at most `memory`
+    /// TTV along `mode`, from 0, of a tensor of `shape` that has `nnz` nonzeros, with `vector` of as many elements as the mode has indices. Sums take at most `memory`
     /// bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
-        shape: &Shape,
+        (shape, nnz): (&Shape, u64),
         mode: usize,
         vector: &'a [T],
         memory: u64,
         temporary: &Path,
     ) -> Self {
         let layout = layout(shape, mode);
-        let summer = Summer::new(sys, &layout, memory, temporary);
+        let summer = Summer::new(sys, &layout, nnz, memory, temporary);
         Self { vector, mode, layout, summer }
     }
 

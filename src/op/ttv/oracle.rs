@@ -90,6 +90,7 @@ impl Oracle {
             }
             Ok(())
         })?;
+        wanted.end(&mut overflow)?;
         Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, mode, wanted, found, overflow })
     }
 
@@ -105,6 +106,7 @@ impl Oracle {
 
     /// How all elements compared. One that did not come, should not have come or came again fails.
     pub fn finish(mut self) -> Result<Comparison> {
+        self.found.end(&mut self.overflow)?;
         let mut comparison = Comparison { mode: self.mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
         for bin in 0..self.wanted.count() {
             let wanted = self.wanted.take(bin, &self.overflow)?;
