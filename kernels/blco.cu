@@ -19,6 +19,21 @@
         mttkrp_sorted<real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                 \
     }
 
+#define WIDE(name, layout, order, tiles, times)                                                                        \
+    extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, times > 1 ? 1 : 1024 / (tiles * BLCO_TILE_THREADS))   \
+    name(const MttkrpArgs args)                                                                                        \
+    {                                                                                                                  \
+        typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
+        mttkrp<layout, double, order, OfBlock, Lanes<16, 1, 4>, 0, float, times>(args);                                \
+    }
+
+#define WIDE_SORTED(name, order)                                                                                       \
+    extern "C" __global__ void BOUNDS(BLCO_SORTED_TILES) name(const MttkrpArgs args)                                   \
+    {                                                                                                                  \
+        typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
+        mttkrp_sorted<double, order, OfBlock, Lanes<16, 1, 4>, 0, float>(args);                                        \
+    }
+
 #define OF_ROWS(name, threads, real)                                                                                   \
     extern "C" __global__ void finish_##name(const double* sums, u32 copies, u64 elements, real* result)               \
     {                                                                                                                  \
@@ -54,6 +69,8 @@ SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATC
 
 BLCO_INSTANCES(MTTKRP)
 BLCO_SORTED_INSTANCES(SORTED)
+BLCO_WIDE_INSTANCES(WIDE)
+BLCO_WIDE_SORTED_INSTANCES(WIDE_SORTED)
 BLCO_ORDER_KERNELS(ORDER)
 BLCO_ROW_KERNELS(OF_ROWS)
 BLCO_DENSE_KERNELS(BLCO_DENSE)

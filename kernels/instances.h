@@ -35,6 +35,25 @@
     BLCO_SORTED_ORDERS(X, f64, double, 2)                                                                              \
     BLCO_SORTED_ORDERS(X, f32, float, 4)
 
+// Products in f64 of factors in f32, for every number of tiles that a kernel in f32 has: X(name, layout, order, tiles, times). They
+// serve systems of equations too ill-conditioned for f32: few variants, of any rank.
+#define BLCO_WIDE_LAYOUT(X, layout, tag)                                                                               \
+    X(wide_##tag##_o3_t4, layout, 3, 4, 1)                                                                             \
+    X(wide_##tag##_o4_t4, layout, 4, 4, 1)                                                                             \
+    X(wide_##tag##_o8_t4, layout, 8, 2, 2)                                                                             \
+    X(wide_##tag##_o8_t2, layout, 8, 2, 1)                                                                             \
+    X(wide_##tag##_o8_t1, layout, 8, 1, 1)
+
+#define BLCO_WIDE_INSTANCES(X)                                                                                         \
+    BLCO_WIDE_LAYOUT(X, Tiled, tiled)                                                                                  \
+    BLCO_WIDE_LAYOUT(X, Raw, raw)
+
+// The same of sorted nonzeros: X(name, order).
+#define BLCO_WIDE_SORTED_INSTANCES(X)                                                                                  \
+    X(wide_sorted_o3, 3)                                                                                               \
+    X(wide_sorted_o4, 4)                                                                                               \
+    X(wide_sorted_o8, 8)
+
 // What clears, joins and finishes results: X(name, threads, real).
 #define BLCO_ROW_KERNELS(X)                                                                                            \
     X(f64, BLCO_ROW_THREADS, double)                                                                                   \

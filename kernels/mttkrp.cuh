@@ -4,7 +4,8 @@
 // (tile.cuh), and hands each group of LANES threads a share of the ordered nonzeros. Such a group holds a row's sums in registers
 // and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
 // section 5.1). With several copies of the result, group g of tiles adds to copy g mod copies (hierarchical, section
-// 5.2); `finish` adds the copies up. Products and shares of at most BLCO_SHARE additions are in T, sums in memory in f64.
+// 5.2); `finish` adds the copies up. Products and shares of at most BLCO_SHARE additions are in T, sums in memory in f64. Factors
+// are in FACTOR: wide kernels have products in f64 of factors in f32.
 //
 // Thread blocks of the same tiles and different targets follow one another, so that caches hold what they share; the
 // grid's second dimension shares out the sweeps over the rank, each over all tiles before the next. Sorted nonzeros have a kernel of
@@ -44,7 +45,7 @@ template <class S, bool WHOLE> struct Sweep {
     template <class T> __device__ __forceinline__ T* base(T* matrix) const { return matrix + (WHOLE ? column(0) : 0); }
 
     // Loads a thread's columns of a row, of which `row` is the base. Columns beyond the rank repeat column 0.
-    template <class T> __device__ __forceinline__ void load(const T* row, T (&x)[S::COLUMNS]) const
+    template <class FACTOR, class T> __device__ __forceinline__ void load(const FACTOR* row, T (&x)[S::COLUMNS]) const
     {
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
@@ -71,12 +72,12 @@ template <class S, bool WHOLE> struct Sweep {
 
 // Loads into `rows` what BATCH nonzeros, from place i on, ask of the factor whose indices are the group's column k, and
 // multiplies `product` by it where `more` factors follow.
-template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, bool WHOLE>
 __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group,
                                           const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
-    const T* const factor = sweep.base((const T*)a.factors[k == mode ? 0 : k]);
+    const FACTOR* const factor = sweep.base((const FACTOR*)a.factors[k == mode ? 0 : k]);
     u32 index[S::BATCH];
     take(group.index[k] + i, index);
 #pragma unroll
@@ -91,7 +92,7 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
 
 // Adds up nonzeros `begin` to `end` of a group, whole batches of them; `done` takes the sums of each row that it has met, and whether
 // the row is the last.
-template <class T, int ORDER, class SHAPE, class S, bool WHOLE, class DONE>
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, bool WHOLE, class DONE>
 __device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a,
                                            u32 mode, u32 begin, u32 end, const DONE& done)
 {
@@ -116,9 +117,9 @@ __device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const G
         }
         if (ORDER < BLCO_ORDER_MAX) {
 #pragma unroll
-            for (int k = 1; k < ORDER; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < ORDER, product, last);
+            for (int k = 1; k < ORDER; ++k) load_rows<FACTOR>(sweep, group, a, mode, k, i, k + 1 < ORDER, product, last);
         } else {
-            for (u32 k = 1; k < a.order; ++k) load_rows(sweep, group, a, mode, k, i, k + 1 < a.order, product, last);
+            for (u32 k = 1; k < a.order; ++k) load_rows<FACTOR>(sweep, group, a, mode, k, i, k + 1 < a.order, product, last);
         }
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const G
 }
 
 // Adds up what a thread block has ordered.
-template <class T, int ORDER, class SHAPE, class S, bool WHOLE>
+template <class FACTOR, bool WHOLE, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
                                        double* sums)
 {
@@ -147,26 +148,35 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, c
     for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
         const Sweep<S, WHOLE> sweep(start, rank);
         double* const out = sweep.base(sums);
-        accumulate(sweep, group, a, mode, begin, end,
+        accumulate<FACTOR>(sweep, group, a, mode, begin, end,
                    [&](u32 row, const T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
     }
 }
 
-// RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
-template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK>
+// RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order. A thread block takes its
+// tiles in TIMES steps.
+template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T, u32 TIMES = 1>
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
     __shared__ Group<T, ORDER, SHAPE, S> group;
     const u32 of_tiles = blockIdx.x / a.target_count;
     const Target target = a.targets[blockIdx.x % a.target_count];
     const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, of_tiles);
-    const u32 tile = (of_tiles - chunk.first_block) * SHAPE::TILES;
-    bool bad = false;
-    const u32 nnz = gather<LAYOUT, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
-    if (bad) atomicMin((u32*)a.fault, chunk.number);
+    const u32 first = (of_tiles - chunk.first_block) * (TIMES * SHAPE::TILES);
     const u32 rank = RANK > 0 ? RANK : a.rank;
-    double* sums = (double*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
-    reduce<T, ORDER, SHAPE, S, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, target.mode, nnz, rank, sums);
+#pragma unroll 1
+    for (u32 time = 0; time < TIMES; ++time) {
+        const u32 tile = first + time * SHAPE::TILES;
+        if (time > 0) {
+            if (tile >= (LAYOUT::header_of((const u8*)chunk.image).nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ) break;
+            __syncthreads();
+        }
+        bool bad = false;
+        const u32 nnz = gather<LAYOUT, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
+        if (bad) atomicMin((u32*)a.fault, chunk.number);
+        double* sums = (double*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
+        reduce<FACTOR, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, target.mode, nnz, rank, sums);
+    }
 }
 
 // The result of a mode: its copies added up in order, in the precision of the factors. May work in place.

@@ -79,7 +79,7 @@ template <class T> struct Written {
 };
 
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
-template <class T, int ORDER, class SHAPE, class S, int RANK>
+template <class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T>
 __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 {
     constexpr bool WHOLE = RANK > 0 && RANK % S::SWEEP == 0;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 #pragma unroll
                 for (int c = 0; c < S::COLUMNS; ++c) ends[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
             };
-            accumulate(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
+            accumulate<FACTOR>(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
                 if (row == first) keep(0, sum, true);
                 if (last) keep(1, sum, row != first);
                 else if (row != first && a.add) sweep.add(sums + (u64)row * rank, sum);

@@ -13,12 +13,10 @@ use blco::coo::tns::{ReadOptions, TnsReader};
 use blco::decomp::extended::Double;
 use blco::decomp::{Init, Iteration, Settings};
 use blco::dense::{Matrix, Real, seeded_factors};
-use blco::random::Counter;
 use blco::store::Store;
 use blco::sys::Sys;
 use common::{Kind, Tensor, options, packed};
-use naive::on_host;
-use std::collections::BTreeMap;
+use naive::{DIMS, Planted, on_host, widened};
 use std::path::Path;
 
 fn large() -> bool {
@@ -37,102 +35,6 @@ fn history<T: Real>(store: &Store, factors: &[Matrix<T>], settings: Settings, n:
 
 fn plain(rank: usize) -> Settings {
     Settings { rank, ridge: 0.0, nonneg: false }
-}
-
-fn widened(factor: &Matrix<f32>) -> Matrix<f64> {
-    Matrix::from_rows(factor.rows(), factor.columns(), factor.data().iter().map(|&x| x.into()).collect())
-}
-
-/// The nearest number of f32.
-fn rounded(x: f64) -> f64 {
-    f64::from(f32::nearest(x))
-}
-
-/// Numbers of mean 0 and variance 1, near enough to normal ones.
-struct Numbers(Counter, u64);
-
-impl Numbers {
-    fn new(seed: u64) -> Self {
-        Self(Counter::new(seed, 0), 0)
-    }
-
-    fn next(&mut self) -> f64 {
-        self.1 += 12;
-        (self.1 - 12..self.1).map(|i| self.0.unit(i)).sum::<f64>() - 6.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        self.1 += 1;
-        usize::try_from(self.0.bits(self.1) % n as u64).unwrap()
-    }
-}
-
-/// A planted tensor and its components, exact in f32.
-struct Planted {
-    tensor: Tensor,
-    factors: Vec<Matrix<f32>>,
-}
-
-/// Dims of real data whose fits f32 once lost.
-const DIMS: [u64; 6] = [3, 66, 11, 3300, 10725, 23];
-
-impl Planted {
-    /// Pairs of components whose columns differ by `distance`, each pair on a support of its own, with noise. The weights of a pair are of
-    /// one size, or with `cancel` each other's negatives, so that the difference alone is the tensor.
-    fn new(rank: usize, support: [usize; 6], distance: f64, cancel: bool) -> Self {
-        let mut numbers = Numbers::new(7);
-        let order = DIMS.len();
-        let mut factors: Vec<Vec<f64>> =
-            DIMS.iter().map(|&dim| vec![0.0; usize::try_from(dim).unwrap() * rank]).collect();
-        let mut nonzeros = BTreeMap::new();
-        for pair in (0..rank).step_by(2) {
-            let places: Vec<Vec<usize>> = (0..order)
-                .map(|m| {
-                    let dim = usize::try_from(DIMS[m]).unwrap();
-                    let first = numbers.below(dim);
-                    let step = dim / support[m];
-                    (0..support[m]).map(|k| (first + k * step) % dim).collect()
-                })
-                .collect();
-            for (factor, places) in factors.iter_mut().zip(&places) {
-                for &i in places {
-                    let x = rounded(numbers.next());
-                    factor[i * rank + pair] = x;
-                    factor[i * rank + pair + 1] = rounded(x + distance * numbers.next());
-                }
-            }
-            let weight = numbers.next();
-            let weights = [weight, if cancel { -weight } else { numbers.next() }];
-            let block: Vec<(Vec<u32>, f64)> = naive::indices(&support)
-                .map(|at| {
-                    let at: Vec<usize> = at.iter().zip(&places).map(|(&k, places)| places[k]).collect();
-                    let term = |c: usize| {
-                        let numbers = at.iter().zip(&factors).map(|(&i, f)| f[i * rank + pair + c]);
-                        weights[c] * numbers.product::<f64>()
-                    };
-                    (at.iter().map(|&i| u32::try_from(i).unwrap()).collect(), term(0) + term(1))
-                })
-                .collect();
-            let square: f64 = block.iter().map(|(_, x)| x * x).sum();
-            let size = (square / block.len() as f64).sqrt();
-            for (at, x) in block {
-                nonzeros.insert(at, rounded(x / size + 0.3 * numbers.next()));
-            }
-        }
-        let tensor = Tensor {
-            dims: DIMS.to_vec(),
-            indices: nonzeros.keys().flatten().copied().collect(),
-            values: nonzeros.values().copied().collect(),
-        };
-        let narrow = |f: Vec<f64>| {
-            Matrix::from_rows(f.len() / rank, rank, f.iter().map(|&x| f32::nearest(x)).collect())
-        };
-        Self { tensor, factors: factors.into_iter().map(narrow).collect() }
-    }
-
-    fn wide(&self) -> Vec<Matrix<f64>> {
-        self.factors.iter().map(widened).collect()
-    }
 }
 
 /// CP-ALS by the definition in twice f64's digits, factors and sums too: the fit after each iteration.
@@ -245,7 +147,7 @@ fn f64_has_the_fits_of_twice_the_digits() {
     let (rank, support, iterations) = supports();
     for cancel in [false, true] {
         for (distance, least) in [(1e-2, 1e3), (1e-4, 1e7), (1e-5, 1e9), (1e-6, 1e11), (3e-7, 1e12)] {
-            let planted = Planted::new(rank, support, distance, cancel);
+            let planted = Planted::new(&DIMS, rank, &support, distance, cancel);
             let (_dir, store) = store_of(&planted.tensor);
             let wanted = Reference::fits(&planted.tensor, &planted.factors, iterations);
             let got = history(&store, &planted.wide(), plain(rank), iterations);
@@ -263,7 +165,7 @@ fn f32_has_the_fits_of_f64() {
     let (rank, support, iterations) = supports();
     for (distance, least) in [(1e-2, 1e3), (1e-3, 1e5), (1e-4, 1e7), (1e-5, 1e9), (1e-6, 1e11), (3e-7, 1e12)]
     {
-        let planted = Planted::new(rank, support, distance, false);
+        let planted = Planted::new(&DIMS, rank, &support, distance, false);
         let (_dir, store) = store_of(&planted.tensor);
         let wide = history(&store, &planted.wide(), plain(rank), iterations);
         let wanted: Vec<f64> = wide.iter().map(|i| i.fit).collect();

@@ -227,9 +227,8 @@ impl<T: Real + Pod> Place<T> for DevicePlace<'_, T> {
         self.backend.op().factors(self.store.sys())
     }
 
-    /// Products are in the precision of the factors, `wide` or not: kernels for others are not there.
-    fn mttkrp(&mut self, mode: usize, _wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
-        self.backend.op().aim(mode);
+    fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        self.backend.op().aim(mode, wide)?;
         self.executor.pass(&mut self.backend, progress).map(drop)
     }
 

@@ -1,4 +1,5 @@
-//! CP-ALS by the definition, for tests: dense, in f64, nothing normalised; models as dense tensors; decompositions on the host.
+//! CP-ALS by the definition, for tests: dense, in f64, nothing normalised; models as dense tensors; decompositions on the host; planted tensors
+//! whose components nearly depend on each other.
 
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -9,8 +10,10 @@ use blco::decomp::host::{HostPlace, host_bytes};
 use blco::decomp::{Init, Job, Model, Outcome, Problem, Settings, run};
 use blco::dense::{Matrix, Real};
 use blco::op::mttkrp::Mttkrp;
+use blco::random::Counter;
 use blco::store::Store;
 use blco::stream::{Limits, plan};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A small tensor with all its elements: mode 0 slowest.
@@ -154,4 +157,100 @@ pub fn on_host<T: Real>(store: &Store, settings: Settings, init: Init<T>, max_it
     let mut op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
     let mut place = HostPlace::new(store, &plan, &mut op).unwrap();
     run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()
+}
+
+pub fn widened(factor: &Matrix<f32>) -> Matrix<f64> {
+    Matrix::from_rows(factor.rows(), factor.columns(), factor.data().iter().map(|&x| x.into()).collect())
+}
+
+/// The nearest number of f32.
+fn rounded(x: f64) -> f64 {
+    f64::from(f32::nearest(x))
+}
+
+/// Numbers of mean 0 and variance 1, near enough to normal ones.
+struct Numbers(Counter, u64);
+
+impl Numbers {
+    fn new(seed: u64) -> Self {
+        Self(Counter::new(seed, 0), 0)
+    }
+
+    fn next(&mut self) -> f64 {
+        self.1 += 12;
+        (self.1 - 12..self.1).map(|i| self.0.unit(i)).sum::<f64>() - 6.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        usize::try_from(self.0.bits(self.1) % n as u64).unwrap()
+    }
+}
+
+/// A planted tensor and its components, exact in f32.
+pub struct Planted {
+    pub tensor: Tensor,
+    pub factors: Vec<Matrix<f32>>,
+}
+
+/// Dims of real data whose fits f32 once lost.
+pub const DIMS: [u64; 6] = [3, 66, 11, 3300, 10725, 23];
+
+impl Planted {
+    /// Pairs of components whose columns differ by `distance`, each pair on a support of its own, with noise. The weights of a pair are of
+    /// one size, or with `cancel` each other's negatives, so that the difference alone is the tensor.
+    pub fn new(dims: &[u64], rank: usize, support: &[usize], distance: f64, cancel: bool) -> Self {
+        let mut numbers = Numbers::new(7);
+        let order = dims.len();
+        let mut factors: Vec<Vec<f64>> =
+            dims.iter().map(|&dim| vec![0.0; usize::try_from(dim).unwrap() * rank]).collect();
+        let mut nonzeros = BTreeMap::new();
+        for pair in (0..rank).step_by(2) {
+            let places: Vec<Vec<usize>> = (0..order)
+                .map(|m| {
+                    let dim = usize::try_from(dims[m]).unwrap();
+                    let first = numbers.below(dim);
+                    let step = dim / support[m];
+                    (0..support[m]).map(|k| (first + k * step) % dim).collect()
+                })
+                .collect();
+            for (factor, places) in factors.iter_mut().zip(&places) {
+                for &i in places {
+                    let x = rounded(numbers.next());
+                    factor[i * rank + pair] = x;
+                    factor[i * rank + pair + 1] = rounded(x + distance * numbers.next());
+                }
+            }
+            let weight = numbers.next();
+            let weights = [weight, if cancel { -weight } else { numbers.next() }];
+            let block: Vec<(Vec<u32>, f64)> = indices(support)
+                .map(|at| {
+                    let at: Vec<usize> = at.iter().zip(&places).map(|(&k, places)| places[k]).collect();
+                    let term = |c: usize| {
+                        let numbers = at.iter().zip(&factors).map(|(&i, f)| f[i * rank + pair + c]);
+                        weights[c] * numbers.product::<f64>()
+                    };
+                    (at.iter().map(|&i| u32::try_from(i).unwrap()).collect(), term(0) + term(1))
+                })
+                .collect();
+            let square: f64 = block.iter().map(|(_, x)| x * x).sum();
+            let size = (square / block.len() as f64).sqrt();
+            for (at, x) in block {
+                nonzeros.insert(at, rounded(x / size + 0.3 * numbers.next()));
+            }
+        }
+        let tensor = Tensor {
+            dims: dims.to_vec(),
+            indices: nonzeros.keys().flatten().copied().collect(),
+            values: nonzeros.values().copied().collect(),
+        };
+        let narrow = |f: Vec<f64>| {
+            Matrix::from_rows(f.len() / rank, rank, f.iter().map(|&x| f32::nearest(x)).collect())
+        };
+        Self { tensor, factors: factors.into_iter().map(narrow).collect() }
+    }
+
+    pub fn wide(&self) -> Vec<Matrix<f64>> {
+        self.factors.iter().map(widened).collect()
+    }
 }

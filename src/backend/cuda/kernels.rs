@@ -1,6 +1,7 @@
 //! The kernels: embedded as PTX, which serves every device from compute capability 7.0 on, and compiled for one
 //! device, order, rank and index encoding where NVRTC is installed. Both come from the same sources in kernels/.
 
+use super::abi::TILE_THREADS;
 use super::cache::Cache;
 use super::driver::{Device, Kernel, Module};
 use super::nvrtc::{Nvrtc, SourceFile};
@@ -199,6 +200,45 @@ impl Loaded {
     }
 }
 
+/// Kernels whose products are in f64 while factors are in f32, embedded ones of any rank. Results that they write are in f64.
+#[derive(Debug)]
+pub struct WideKernels {
+    /// Adds chunks to sums.
+    pub mttkrp: Kernel,
+    /// Adds up sorted nonzeros; for `tiled` chunks.
+    pub sorted: Option<Kernel>,
+    /// Joins the ends that sorted nonzeros leave.
+    pub join: Kernel,
+    /// Clears rows.
+    pub clear: Kernel,
+    /// Threads of a thread block of `mttkrp`, which takes as many tiles as one of the kernels in f32.
+    pub threads: u32,
+}
+
+impl WideKernels {
+    /// Those that take the place of the kernels `variant` for `spec`.
+    pub fn load(device: &Arc<Device>, spec: &Specialisation, variant: &Variant) -> error::Result<Self> {
+        let exact = matches!(spec.order, 3 | 4);
+        let order = if exact && variant.tiles == 4 { spec.order } else { ORDER_MAX };
+        let layout = spec.layout_name();
+        let mttkrp = format!("wide_{layout}_o{order}_t{}", variant.tiles);
+        let sorted = spec.has_sorted().then(|| format!("wide_sorted_o{}", spec.embedded_order()));
+        let [_, join, clear] = of_rows(Precision::F64.name());
+        let names: Vec<&str> =
+            [&mttkrp, &join, &clear].into_iter().chain(&sorted).map(String::as_str).collect();
+        let module = device.module(&embedded_ptx(&names))?;
+        // Shared memory holds two tiles of most orders.
+        let at_once = if order == ORDER_MAX { variant.tiles.min(2) } else { variant.tiles };
+        Ok(Self {
+            mttkrp: module.kernel(&mttkrp)?,
+            sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
+            join: module.kernel(&join)?,
+            clear: module.kernel(&clear)?,
+            threads: at_once * TILE_THREADS,
+        })
+    }
+}
+
 /// How an MTTKRP kernel shares the work among threads: what does not change its results but for the order of additions.
 /// As text, `t4l16c2b4`: tiles, lanes, columns, batch; `t4l16c1b4s`: split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -370,6 +410,13 @@ impl Specialisation {
         format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
     }
 
+    fn layout_name(&self) -> &'static str {
+        match self.layout {
+            IndexEncoding::Raw => "raw",
+            IndexEncoding::Tiled => "tiled",
+        }
+    }
+
     /// The order of embedded kernels that serve this one.
     fn embedded_order(&self) -> usize {
         if matches!(self.order, 3 | 4) { self.order } else { ORDER_MAX }
@@ -378,10 +425,7 @@ impl Specialisation {
     /// The name of an embedded kernel: exact for orders 3 and 4, of any rank.
     #[must_use]
     pub fn embedded_name(&self, variant: &Variant) -> String {
-        let layout = match self.layout {
-            IndexEncoding::Raw => "raw",
-            IndexEncoding::Tiled => "tiled",
-        };
+        let layout = self.layout_name();
         let (precision, order) = (self.precision.name(), self.embedded_order());
         let Variant { tiles, lanes, columns, batch, .. } = variant;
         format!("mttkrp_{layout}_{precision}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")

@@ -1,6 +1,6 @@
 //! MTTKRP on a GPU: a part for each mode, one kernel for all parts that read the same chunk (kernels/mttkrp.cuh).
 //!
-//! Products are in the precision of the factors, with at most [`SHARE`](crate::backend::cuda::abi::SHARE) additions in
+//! Products are in the precision of the factors, or, where a pass asks for it, in f64 ([`DeviceMttkrp::aim`]), with at most [`SHARE`](crate::backend::cuda::abi::SHARE) additions in
 //! it; longer sums are in f64.
 //!
 //! **Determinism.** In the store's order, updates of one row by several thread blocks come in any order, so that results differ in the
@@ -17,7 +17,7 @@ use crate::backend::cuda::abi::{
     self, ClearArgs, JoinArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::driver::{Device, Memory, Stream};
-use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation};
+use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation, WideKernels};
 use crate::backend::cuda::{DeviceOp, Nonzeros, Work};
 use crate::dense::{Matrix, Precision, Real};
 use crate::encoding::IndexEncoding;
@@ -71,6 +71,10 @@ pub struct DeviceMttkrp<T> {
     /// The only target that passes compute, where it is not all of them.
     active: Option<usize>,
     kernels: Loaded,
+    spec: Specialisation,
+    /// Kernels with products in f64, once a pass has asked for them, and whether the next pass takes them.
+    wide: Option<WideKernels>,
+    is_wide: bool,
     device: Arc<Device>,
     rank: usize,
     marker: std::marker::PhantomData<T>,
@@ -208,7 +212,21 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         arguments.fault = fault.address();
         let (device, marker) = (Arc::clone(device), std::marker::PhantomData);
         let (sums, targets, active) = (Vec::new(), Vec::new(), None);
-        Ok(Self { arguments, factors, fault, sums, targets, active, kernels, device, rank, marker })
+        Ok(Self {
+            arguments,
+            factors,
+            fault,
+            sums,
+            targets,
+            active,
+            kernels,
+            spec,
+            wide: None,
+            is_wide: false,
+            device,
+            rank,
+            marker,
+        })
     }
 
     /// Copies `factors` to the device, in place of those before.
@@ -227,9 +245,19 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.factors.iter().zip(&self.targets).map(read).collect()
     }
 
-    /// The next pass computes `mode`.
-    pub fn aim(&mut self, mode: usize) {
+    /// The next pass computes `mode`, with `wide` by products in f64; for one of [`DeviceMttkrp::alternating`].
+    pub fn aim(&mut self, mode: usize, wide: bool) -> Result<()> {
         self.active = Some(mode);
+        self.is_wide = wide && T::PRECISION == Precision::F32;
+        if self.is_wide && self.wide.is_none() {
+            self.wide = Some(WideKernels::load(&self.device, &self.spec, &self.kernels.variant)?);
+        }
+        Ok(())
+    }
+
+    /// The kernels with products in f64, where the pass is to take them.
+    fn wide(&self) -> Option<&WideKernels> {
+        self.wide.as_ref().filter(|_| self.is_wide)
     }
 
     /// What a pass has left of `mode`; for one of [`DeviceMttkrp::alternating`].
@@ -237,8 +265,8 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     pub fn update(&self, mode: usize) -> Update {
         let target = &self.targets[mode];
         let (sums, factor) = (self.sums[target.sums].address(), self.factors[mode].address());
-        let rounded = target.written;
-        Update { sums, copies: if rounded { 1 } else { target.copies }, rounded, factor }
+        let copies = if target.written { 1 } else { target.copies };
+        Update { sums, copies, rounded: target.written && !self.is_wide, factor }
     }
 
     /// What becomes `dims[mode]` x rank numbers in the precision of the factors.
@@ -272,7 +300,11 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         work: &Work,
         mut arguments: MttkrpArgs,
     ) -> Result<()> {
-        let (Some(kernel), Some(ends)) = (&self.kernels.sorted, &target.ends) else {
+        let (sorted, join) = match self.wide() {
+            Some(wide) => (&wide.sorted, &wide.join),
+            None => (&self.kernels.sorted, &self.kernels.join),
+        };
+        let (Some(kernel), Some(ends)) = (sorted, &target.ends) else {
             return Err(Error::request("no nonzeros were sorted"));
         };
         let (mut from, mut to) = (&ends[0], &ends[1]);
@@ -298,7 +330,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 unused: 0,
             };
             let groups = left.div_ceil(abi::JOIN.into());
-            stream.launch(&self.kernels.join, warps(groups), ROW_THREADS, &arguments)?;
+            stream.launch(join, warps(groups), ROW_THREADS, &arguments)?;
             if groups == 1 {
                 return Ok(());
             }
@@ -363,7 +395,8 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         let (rows, rank) = (u32::try_from(target.rows).unwrap_or(u32::MAX), self.arguments.rank);
         let result = self.result(target).address();
         let arguments = ClearArgs { empty: empty.address(), result, rows, rank };
-        stream.launch(&self.kernels.clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
+        let clear = self.wide().map_or(&self.kernels.clear, |wide| &wide.clear);
+        stream.launch(clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
 
     fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()> {
@@ -378,7 +411,11 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             return self.launch_sorted(&self.targets[part], stream, work, arguments);
         }
         let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(self.rank));
-        stream.launch_grid(&self.kernels.mttkrp, grid, TILE_THREADS * self.tiles_per_block(false), &arguments)
+        let (kernel, threads) = match self.wide() {
+            Some(wide) => (&wide.mttkrp, wide.threads),
+            None => (&self.kernels.mttkrp, TILE_THREADS * self.tiles_per_block(false)),
+        };
+        stream.launch_grid(kernel, grid, threads, &arguments)
     }
 
     fn finish(&mut self, part: usize, written: bool, stream: &Stream) -> Result<()> {
