@@ -8,8 +8,10 @@ mod common;
 
 use assert_cmd::cargo::cargo_bin;
 use common::tree;
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Runs a program with `kib` KiB of address space; without a bound where they are 0.
 fn within(dir: &Path, kib: u64, program: &str, arguments: &[&str]) -> Output {
@@ -101,5 +103,35 @@ fn programs_end_in_one_line_where_memory_ends() {
             assert!(kib < 4 << 20, "{what}");
         }
         assert!(refused > 0, "{program} {call}: never without memory");
+    }
+}
+
+/// C's library aborts where it has no memory for itself: the program ends as elsewhere. Who aborts it for another reason has it die of that.
+#[test]
+fn an_abort_ends_a_program_that_has_no_memory() {
+    for starved in [true, false] {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path();
+        let fifo = dir.join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .unwrap();
+        let mut command = Command::new(cargo_bin("blco-pack"));
+        command.current_dir(dir).args(["fifo", "-o", "s"]).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        // It has begun when it has opened the other end.
+        let _input = std::fs::File::options().write(true).open(&fifo).unwrap();
+        let pid = Pid::from_child(&child);
+        if starved {
+            let least = Rlimit { current: Some(1), maximum: Some(1) };
+            prlimit(Some(pid), Resource::As, least).unwrap();
+        }
+        kill_process(pid, Signal::ABORT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        let ended = (output.status.code(), output.status.signal());
+        assert_eq!(ended, if starved { (Some(2), None) } else { (None, Some(6)) }, "{message}");
+        assert_eq!(message, "");
+        let left = std::fs::read_dir(dir).unwrap().count();
+        assert!(!starved || left == 1, "{left} names, of which one is the input's");
     }
 }

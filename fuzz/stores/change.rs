@@ -345,7 +345,7 @@ impl Lying {
             entry.first_nonzero = first;
             part.set(12, n.to_le_bytes());
             part.set(24, first.to_le_bytes());
-            first += entry.nnz;
+            first = first.wrapping_add(entry.nnz);
         }
         self.manifest.nnz = first;
     }

@@ -137,6 +137,8 @@ pub(super) fn prepare(sys: &Sys, name: &str) {
         // SAFETY: the layout is not empty.
         spare.store(unsafe { System.alloc(spare_layout()) }, Ordering::Relaxed);
     }
+    // SAFETY: the handler calls what may be called where C's allocator has no more.
+    unsafe { libc::signal(libc::SIGABRT, aborted as *const () as libc::sighandler_t) };
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| if is_of_memory(panic) { end() } else { usual(panic) }));
 }
@@ -153,9 +155,50 @@ fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
     TOLD.iter().any(|told| text.contains(told))
 }
 
-/// Ends the program: what is temporary goes, one line tells why. Where another thread does already, waits for that; but not in the
-/// middle of giving a name, which the other waits for.
+/// C's library aborts where it has no memory for what it keeps of a thread, and says so in one line. Ends the program then as elsewhere, without
+/// another line; whoever aborts while there is memory has another reason, and dies of the signal.
+extern "C" fn aborted(signal: libc::c_int) {
+    const TRIED_BYTES: usize = 1 << 20;
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: maps new pages, which nobody uses.
+    let there = unsafe { libc::mmap(null_mut(), TRIED_BYTES, access, kind, -1, 0) } != libc::MAP_FAILED;
+    if !there {
+        end_without_a_word()
+    }
+    // SAFETY: the signal comes again when this returns, to the system's own handler.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// Ends the program: what is temporary goes, one line tells why.
 fn end() -> ! {
+    give_up();
+    let name = PROGRAM.get().map_or("blco", |(_, name)| name);
+    let mut line = [0u8; 200];
+    let mut rest = &mut line[..];
+    let _ =
+        writeln!(rest, "{name}: cannot allocate memory: the system has no more; run it where there is more");
+    let left = rest.len();
+    // SAFETY: writes bytes of `line`. (The lock of `std::io::stderr` may be held by a thread that waits for this one.)
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len() - left) };
+    exit()
+}
+
+fn end_without_a_word() -> ! {
+    give_up();
+    exit()
+}
+
+fn exit() -> ! {
+    // SAFETY: ends the process without destructors, which may wait for threads that wait.
+    unsafe { libc::_exit(2) }
+}
+
+/// Removes what is temporary. Where another thread does already, waits for that; but not in the
+/// middle of giving a name, which the other waits for.
+fn give_up() {
     if ENDING.swap(true, Ordering::Relaxed) && !Sys::is_publishing() {
         loop {
             std::thread::sleep(Duration::from_secs(1));
@@ -169,17 +212,7 @@ fn end() -> ! {
             unsafe { System.dealloc(block, spare_layout()) };
         }
     }
-    let name = PROGRAM.get().map_or("blco", |(_, name)| name);
     if let Some((sys, _)) = PROGRAM.get() {
         sys.abandon();
     }
-    let mut line = [0u8; 200];
-    let mut rest = &mut line[..];
-    let _ =
-        writeln!(rest, "{name}: cannot allocate memory: the system has no more; run it where there is more");
-    let left = rest.len();
-    // SAFETY: writes bytes of `line`. (The lock of `std::io::stderr` may be held by a thread that waits above.)
-    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len() - left) };
-    // SAFETY: ends the process without destructors, which may wait for threads that wait.
-    unsafe { libc::_exit(2) }
 }

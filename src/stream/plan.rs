@@ -183,8 +183,7 @@ fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
 /// The error where `least` bytes are needed and there are `bound`, which `--memory` says where it is `asked` for: what it names is enough.
 #[must_use]
 pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &str) -> Error {
-    // Rounded up, so that what is said is enough.
-    let least = least.checked_next_multiple_of(1 << 20).unwrap_or(least);
+    let least = rounded_up(least);
     let limit = if asked { "--memory allows" } else { "this machine has available" };
     let ways: Vec<&str> = [less, if asked { "raise it" } else { "run it where there is more" }]
         .into_iter()
@@ -199,8 +198,43 @@ pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &st
     ))
 }
 
-/// A size of whole MiB in the unit in which it is exact with one digit, so that it can be given as it stands.
+/// So many bytes or a few more, of which one digit tells all: whole MiB, or tenths where there are few of them or of TiB.
+fn rounded_up(bytes: u64) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let tenth = match bytes {
+        0..=0x200_0000 => MIB / 10,
+        0x200_0001..0x100_0000_0000 => return bytes.next_multiple_of(MIB),
+        _ => (1 << 40) / 10,
+    };
+    // A tenth is no whole number of bytes: what is read of it can be a few more or less.
+    (bytes.saturating_add(10) / tenth + 1).saturating_mul(tenth)
+}
+
+/// What [`rounded_up`] gives, in the unit in which it is exact with one digit, so that it can be given as it stands.
 fn shown(bytes: u64) -> String {
-    let mib = bytes >> 20;
-    if mib < 1 << 20 { format!("{mib} MiB") } else { ByteSize(bytes).to_string() }
+    let (unit, name) = if bytes < 1 << 40 { (1 << 20, "MiB") } else { (1 << 40, "TiB") };
+    let tenths = bytes / (unit / 10);
+    let whole = bytes.saturating_add(unit / 20) / unit;
+    if bytes.abs_diff(whole * unit) < unit / 20 {
+        format!("{whole} {name}")
+    } else {
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is shown, given as it stands, is enough and little more.
+    #[test]
+    fn sizes_that_are_named_are_enough() {
+        for bytes in
+            (0..64 << 20).step_by(77_777).chain([1 << 20, (32 << 20) + 1, 5 << 40, (5 << 40) + 1, 1 << 60])
+        {
+            let text = shown(rounded_up(bytes));
+            let read = parse_size::parse_size(&text).unwrap();
+            assert!((bytes..=bytes + bytes / 4 + (105 << 10)).contains(&read), "{bytes}: {text} is {read}");
+        }
+    }
 }
