@@ -218,17 +218,14 @@ pub struct WideKernels {
 impl WideKernels {
     /// Those that take the place of the kernels `variant` for `spec`.
     pub fn load(device: &Arc<Device>, spec: &Specialisation, variant: &Variant) -> error::Result<Self> {
-        let exact = matches!(spec.order, 3 | 4);
-        let order = if exact && variant.tiles == 4 { spec.order } else { ORDER_MAX };
-        let layout = spec.layout_name();
-        let mttkrp = format!("wide_{layout}_o{order}_t{}", variant.tiles);
-        let sorted = spec.has_sorted().then(|| format!("wide_sorted_o{}", spec.embedded_order()));
+        let (mttkrp, sorted) = (spec.wide_name(variant.tiles), spec.wide_sorted_name());
         let [_, join, clear] = of_rows(Precision::F64.name());
         let names: Vec<&str> =
             [&mttkrp, &join, &clear].into_iter().chain(&sorted).map(String::as_str).collect();
         let module = device.module(&embedded_ptx(&names))?;
         // Shared memory holds two tiles of most orders.
-        let at_once = if order == ORDER_MAX { variant.tiles.min(2) } else { variant.tiles };
+        let at_once =
+            if spec.wide_order(variant.tiles) == ORDER_MAX { variant.tiles.min(2) } else { variant.tiles };
         Ok(Self {
             mttkrp: module.kernel(&mttkrp)?,
             sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
@@ -408,6 +405,19 @@ impl Specialisation {
     fn embedded_sorted_name(&self, variant: &Variant) -> String {
         let Variant { lanes, columns, batch, .. } = variant;
         format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
+    }
+
+    /// The order of the kernel with products in f64 that takes so many tiles.
+    fn wide_order(&self, tiles: u32) -> usize {
+        if tiles == 4 { self.embedded_order() } else { ORDER_MAX }
+    }
+
+    fn wide_name(&self, tiles: u32) -> String {
+        format!("wide_{}_o{}_t{tiles}", self.layout_name(), self.wide_order(tiles))
+    }
+
+    fn wide_sorted_name(&self) -> Option<String> {
+        self.has_sorted().then(|| format!("wide_sorted_o{}", self.embedded_order()))
     }
 
     fn layout_name(&self) -> &'static str {
