@@ -130,7 +130,8 @@ fn an_abort_ends_a_program_that_has_no_memory() {
         let message = String::from_utf8_lossy(&output.stderr);
         let ended = (output.status.code(), output.status.signal());
         assert_eq!(ended, if starved { (Some(2), None) } else { (None, Some(6)) }, "{message}");
-        assert_eq!(message, "");
+        // It says so itself where a thread of its own asks for memory first.
+        assert!(message.lines().count() <= usize::from(starved), "{message}");
         let left = std::fs::read_dir(dir).unwrap().count();
         assert!(!starved || left == 1, "{left} names, of which one is the input's");
     }
