@@ -196,8 +196,8 @@ fn exit() -> ! {
     unsafe { libc::_exit(2) }
 }
 
-/// Removes what is temporary. Where another thread does already, waits for that; but not in the
-/// middle of giving a name, which the other waits for.
+/// Removes what is temporary. Where another thread does already, waits for that; but not in the middle of giving a name, which the
+/// other waits for.
 fn give_up() {
     if ENDING.swap(true, Ordering::Relaxed) && !Sys::is_publishing() {
         loop {

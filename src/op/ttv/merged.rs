@@ -33,8 +33,9 @@ pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
 }
 
 impl<'a, T: Real, K: Key> Merged<'a, T, K> {
-    /// TTV along `mode`, from 0, of a tensor of `shape` that has `nnz` nonzeros, with `vector` of as many elements as the mode has indices. Sums take at most `memory`
-    /// bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current rayon pool.
+    /// TTV along `mode`, from 0, of a tensor of `shape` with at most `nnz` nonzeros; `vector` has as many elements as the mode has
+    /// indices. Sums take at most `memory` bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current
+    /// rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
