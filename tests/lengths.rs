@@ -10,11 +10,13 @@ use blco::backend::host::HostBackend;
 use blco::coo::generate::{GenerateSpec, Generator};
 use blco::error::Result;
 use blco::op::inspect::Inspect;
+use blco::op::verify::Verify;
+use blco::pack::PackOptions;
 use blco::store::{LoneReader, Store};
 use blco::stream::{Executor, Limits, plan};
 use blco::sys::Sys;
 use common::{KINDS, Kind, options, pack};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of the archive's root, of a chunk entry and of the chunk's header: formats-spec/container.md.
@@ -53,17 +55,20 @@ fn put(bytes: &mut [u8], at: usize, width: usize, value: u64) -> bool {
     fits && differs
 }
 
-/// Makes the checksums of a manifest fit, and stamps the chunks with the new store id.
-fn seal(store: &Path, mut manifest: Vec<u8>) {
+/// Makes the checksums of a manifest fit, and stamps the chunks with the new store id: how many there are.
+fn seal(store: &Path, mut manifest: Vec<u8>) -> usize {
     let id = xxh3_64(&manifest[PREAMBLE..]);
     manifest[24..32].copy_from_slice(&id.to_le_bytes());
     let checksum = xxh3_64(&manifest[..56]);
     manifest[56..64].copy_from_slice(&checksum.to_le_bytes());
     std::fs::write(store.join("manifest"), manifest).unwrap();
-    let chunk = store.join("chunk-000000.bin");
-    let mut bytes = std::fs::read(&chunk).unwrap();
-    bytes[16..24].copy_from_slice(&id.to_le_bytes());
-    seal_chunk(&chunk, bytes);
+    let chunks = (0..).map(|number| store.join(format!("chunk-{number:06}.bin"))).take_while(|c| c.exists());
+    let stamp = |chunk: PathBuf| {
+        let mut bytes = std::fs::read(&chunk).unwrap();
+        bytes[16..24].copy_from_slice(&id.to_le_bytes());
+        seal_chunk(&chunk, bytes);
+    };
+    chunks.map(stamp).count()
 }
 
 fn seal_chunk(chunk: &Path, mut bytes: Vec<u8>) {
@@ -97,6 +102,42 @@ fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
         put(&mut bytes, sections + 8, 4, (1 << 30) - u64::from(offset));
         seal_chunk(&chunk, bytes);
         assert!(LoneReader::new(&Sys::default()).unwrap().header(&chunk).is_err(), "{kind:?}");
+    }
+}
+
+/// A verification of the store.
+fn verify(path: &Path) -> Result<()> {
+    let store = Store::open(&Sys::default(), path)?;
+    let plan = plan(&store, 0, &Limits::default())?;
+    let mut verify = Verify::new(&store);
+    let mut backend = HostBackend::new(&store, &mut verify)?;
+    Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+    verify.finish()
+}
+
+/// Chunks that end long before what is open when they are closed: slices of 250,000 nonzeros, one and much of another to a
+/// chunk. They are as they should be.
+fn chunks_before_long_slices(path: &Path) {
+    let spec = GenerateSpec { dims: vec![4, 2000, 2000], nnz: 1_000_000, ..GenerateSpec::default() };
+    let options = options(path, Kind::HocfsCsr, 928 << 10);
+    pack(&Sys::default(), &mut Generator::new(&Sys::default(), spec).unwrap(), &options).unwrap();
+    verify(path).unwrap();
+}
+
+/// Chunks shorter than their bound asks for: a verifier reckons its memory by them, and does not build a longer one.
+fn chunks_cut_too_short(path: &Path) {
+    let sys = Sys::default();
+    for kind in [Kind::Tiled, Kind::HocfsCsr] {
+        let spec = GenerateSpec { dims: vec![40, 3000, 2000], nnz: 600_000, ..GenerateSpec::default() };
+        let options = PackOptions { replace: true, ..options(path, kind, 1 << 18) };
+        pack(&sys, &mut Generator::new(&sys, spec).unwrap(), &options).unwrap();
+        let mut manifest = std::fs::read(path.join("manifest")).unwrap();
+        let root = manifest.len() - ROOT;
+        assert!(put(&mut manifest, root + 32, 8, 64 << 20));
+        let chunks = seal(path, manifest);
+        assert!(chunks > 3, "{chunks} chunks");
+        let message = verify(path).unwrap_err().to_string();
+        assert!(message.contains("chunk 0: cut at") && message.contains("more"), "{kind:?}: {message}");
     }
 }
 
@@ -152,6 +193,8 @@ fn lengths_that_lie_are_refused_without_their_memory() {
             }
         }
     }
+    chunks_before_long_slices(&dir.path().join("long"));
+    chunks_cut_too_short(&dir.path().join("short"));
     chunks_of_a_gibibyte_that_are_not_there(&dir.path().join("gibibyte"));
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

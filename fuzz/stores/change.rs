@@ -109,7 +109,8 @@ impl Lying {
     fn leaf_record<C: Choices>(&mut self, _: &[Self], choices: &mut C) -> Option<()> {
         let order = self.manifest.shape.order();
         self.image(choices, |image, choices| {
-            let levels = image.section(LEVELS)?;
+            // (One that a change before has put there, or cut, may have no head.)
+            let levels = image.section(LEVELS).filter(|levels| levels.len() >= 64)?;
             let tiles = |level: usize| u32_at(levels, 16 + 4 * level).div_ceil(512) as usize;
             let records = (0..order).map(tiles).sum::<usize>();
             let tile = records.checked_sub(1 + choices.below(tiles(order - 1) + 2))?;

@@ -147,7 +147,7 @@ pub struct HostBackend<'a, O> {
 /// Bytes that `threads` threads take where they compute an operation, beside their stacks: what the allocator keeps for each.
 #[must_use]
 pub fn computing_bytes(threads: usize) -> u64 {
-    (1 << 20) + threads as u64 * (320 << 10)
+    (1 << 20) + threads as u64 * (128 << 10)
 }
 
 /// Bytes that a host backend holds for tensors of `order`.

@@ -49,7 +49,7 @@ pub struct Export {
 }
 
 /// What waits to be written.
-const WRITER_BYTES: u64 = 512 << 10;
+const WRITER_BYTES: u64 = 384 << 10;
 
 #[derive(Debug, Serialize)]
 struct ExportReport {

@@ -128,11 +128,21 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
+/// Bytes from which a block is pages of its own: a list of them grows without being copied, and goes back to the system when
+/// it is freed. What plans count on; the allocator by itself raises the size to that of what is freed.
+#[cfg(target_env = "gnu")]
+const PAGED_BYTES: libc::c_int = 128 << 10;
+
 /// Sets memory aside, and takes note of who is to be ended and what is to be removed then.
 pub(super) fn prepare(sys: &Sys, name: &str) {
     if PROGRAM.set((sys.clone(), name.to_owned())).is_err() {
         return;
     }
+    // SAFETY: sets a number of the system's allocator.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, PAGED_BYTES)
+    };
     for spare in &SPARE {
         // SAFETY: the layout is not empty.
         spare.store(unsafe { System.alloc(spare_layout()) }, Ordering::Relaxed);

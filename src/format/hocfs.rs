@@ -3,21 +3,72 @@
 //! (formats-spec/hocfs.md). This is its rule of what goes into which chunk, over [`super::tree`].
 
 use super::BuiltChunk;
-use super::tree::{Meter, Tree, TreeEncoder};
+use super::tree::{self, Meter, Tree, TreeEncoder};
 use crate::encoding::LeafRule;
 use crate::error::Result;
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
+use crate::store::ChunkHeader;
+use std::collections::VecDeque;
 
 /// Nodes that a chunk can hold at most, leaves included.
 pub(crate) fn chunk_nodes_max(chunk_bytes: u64) -> usize {
     usize::try_from(chunk_bytes / 2).unwrap_or(usize::MAX)
 }
 
-/// Bytes that an open chunk of at most `chunk_bytes` takes: its nodes, 12 bytes each, which can be there twice
-/// while they grow and the tree is cut in two; the columns of the levels above the leaves; the image.
+/// Bytes that an open chunk of at most `chunk_bytes` takes.
 pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
-    let tree = 12 * chunk_nodes_max(chunk_bytes) as u64;
-    tree + tree.max(2 * chunk_bytes)
+    tree_bytes(chunk_nodes_max(chunk_bytes) as u64, 0) + built_bytes(chunk_bytes)
+}
+
+/// Bytes of a tree in memory (a list grows without a second one: `cli::memory`) and of where its fibers' slots begin: 12 for
+/// each node, at most.
+fn tree_bytes(leaves: u64, inner: u64) -> u64 {
+    12 * leaves + 8 * inner + 4 * leaves.min(inner)
+}
+
+/// Bytes of the columns above the leaves, and of an image of at most so many.
+fn built_bytes(image_bytes: u64) -> u64 {
+    image_bytes + image_bytes / 2
+}
+
+/// Bytes of an image before padding, at most: what padding adds by the rule, with something for the wider columns, is left.
+fn unpadded_bytes_max(leaf: LeafRule, chunk_bytes: u64) -> u64 {
+    match leaf {
+        LeafRule::Csr => chunk_bytes,
+        LeafRule::Auto => chunk_bytes / 4 * 3,
+        LeafRule::Ell => chunk_bytes / 8 * 3,
+    }
+}
+
+/// Chunks that what is open when one is closed can lie in: that one, the slice after it, and its last fiber.
+pub(crate) const OPEN_CHUNKS: usize = 3;
+
+/// Bytes that a chunk of a store takes while it is built again, whose chunks have these headers: where one ends with a
+/// slice, much of the next ones is open as well, up to what a chunk can hold. How much that is, the densest of them tells.
+pub(crate) fn rebuilt_chunk_bytes(
+    leaf: LeafRule,
+    chunk_bytes: u64,
+    mut headers: impl Iterator<Item = Result<ChunkHeader>>,
+) -> Result<u64> {
+    let full = u128::from(unpadded_bytes_max(leaf, chunk_bytes));
+    let (mut trees, mut image) = (0, 0);
+    // The trees of the last chunks, and each as long as a full chunk.
+    let mut last = VecDeque::with_capacity(OPEN_CHUNKS);
+    headers.try_for_each(|header| {
+        let header = header?;
+        let leaves = u64::from(header.nnz);
+        let tree = u128::from(tree_bytes(leaves, tree::nodes_max(&header).saturating_sub(leaves)));
+        if last.len() == OPEN_CHUNKS {
+            last.pop_front();
+        }
+        last.push_back((tree, tree * full / u128::from(header.image_bytes.max(1))));
+        let open: u128 = last.iter().map(|&(tree, _)| tree).sum();
+        trees = open.min(last.iter().map(|&(_, full)| full).max().unwrap_or(0)).max(trees);
+        image = u64::from(header.image_bytes).max(image);
+        Ok(())
+    })?;
+    let trees = u64::try_from(trees).unwrap_or(u64::MAX);
+    Ok(trees.saturating_add(built_bytes(image.min(chunk_bytes))).min(open_chunk_bytes(chunk_bytes)))
 }
 
 /// Puts nonzeros, in order, into chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting".
@@ -42,12 +93,7 @@ impl HocfsBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
     #[must_use]
     pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule, chunk_bytes: u64) -> Self {
-        // What padding adds by the rule, with something for the wider columns.
-        let bytes_max = match leaf {
-            LeafRule::Csr => chunk_bytes,
-            LeafRule::Auto => chunk_bytes / 4 * 3,
-            LeafRule::Ell => chunk_bytes / 8 * 3,
-        };
+        let bytes_max = unpadded_bytes_max(leaf, chunk_bytes);
         Self {
             levels: *levels,
             encoder: TreeEncoder::new(shape, levels, leaf),

@@ -64,6 +64,22 @@ pub(crate) fn open_chunk_bytes(format: &Format, chunk_bytes: u64) -> u64 {
     }
 }
 
+/// Bytes that a chunk of a store of `format` takes while it is built again: no more than chunks of at most `chunk_bytes` do,
+/// nor than those whose headers these are.
+pub(crate) fn rebuilt_chunk_bytes(
+    format: &Format,
+    chunk_bytes: u64,
+    mut headers: impl Iterator<Item = Result<ChunkHeader>>,
+) -> Result<u64> {
+    match format {
+        Format::Blco(_) => {
+            let images = headers.try_fold(0, |sum, header| Ok(sum + u64::from(header?.image_bytes)))?;
+            Ok(blco::open_chunk_bytes(images.min(chunk_bytes)))
+        }
+        Format::Hocfs { leaf, .. } => hocfs::rebuilt_chunk_bytes(*leaf, chunk_bytes, headers),
+    }
+}
+
 /// A finished chunk: header, image, and the ranges that the manifest lists.
 #[derive(Debug)]
 pub struct BuiltChunk {

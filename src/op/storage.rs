@@ -98,10 +98,10 @@ impl<K: Key> Storage<K> {
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }
     }
 
-    /// Bytes that it takes beside its sums: what the allocator keeps for each of `threads` threads of coordinates that they gather.
+    /// Bytes that it takes beside its sums, on `threads` threads.
     #[must_use]
     pub fn kept_bytes(threads: usize) -> u64 {
-        computing_bytes(threads) + threads as u64 * (768 << 10)
+        computing_bytes(threads)
     }
 
     /// The units, for each of its modes.
@@ -136,21 +136,23 @@ impl<K: Key> LevelCounts<K> {
 
 impl<K: Key> HostOp for Storage<K> {
     fn batch(&mut self, tiles: &Tiles<'_>) -> Result<()> {
-        let gather = |t: usize| {
+        let order = self.shape.order();
+        let nnz = (0..tiles.tiles()).map(|t| tiles.tile(t).nnz).sum();
+        let mut batch = Batch { indices: vec![0; nnz * order], values: vec![0.0; nnz] };
+        let mut rest = &mut batch.indices[..];
+        let parts = (0..tiles.tiles())
+            .map(|t| rest.split_off_mut(..tiles.tile(t).nnz * order).expect("a part of it"));
+        let parts: Vec<&mut [u32]> = parts.collect();
+        parts.into_par_iter().enumerate().for_each(|(t, part)| {
             let tile = tiles.tile(t);
-            let order = tile.order();
-            let indices = (0..tile.nnz).flat_map(|i| (0..order).map(move |m| (m, i)));
-            let indices = indices.map(|(m, i)| tile.column(m)[i]).collect();
-            Batch { indices, values: vec![0.0; tile.nnz] }
-        };
-        let batches: Vec<Batch> = (0..tiles.tiles()).into_par_iter().map(gather).collect();
-        for batch in batches {
-            self.nnz += batch.nnz() as u64;
-            let Some((last, others)) = self.counters.split_last_mut() else { continue };
-            others.iter_mut().try_for_each(|counter| counter.summer.push(batch.clone()))?;
-            last.summer.push(batch)?;
-        }
-        Ok(())
+            for (i, at) in part.chunks_exact_mut(order).enumerate() {
+                at.iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
+            }
+        });
+        self.nnz += nnz as u64;
+        let Some((last, others)) = self.counters.split_last_mut() else { return Ok(()) };
+        others.iter_mut().try_for_each(|counter| counter.summer.push(batch.clone()))?;
+        last.summer.push(batch)
     }
 }
 

@@ -2,12 +2,16 @@
 //! widths, encodings, cuts and statistics are all held against the rules that a packer follows.
 
 use crate::backend::host::{Batch, HostOp};
+use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::{BuiltChunk, ChunkView, Cutter, PENDING_NNZ, Statistics, open_chunk_bytes};
+use crate::format::hocfs::OPEN_CHUNKS;
+use crate::format::{
+    BuiltChunk, ChunkView, Cutter, PENDING_NNZ, Statistics, open_chunk_bytes, rebuilt_chunk_bytes,
+};
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::chunk::HEADER_BYTES;
-use crate::store::{Manifest, Store};
+use crate::store::{Format, Manifest, Store};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
@@ -35,7 +39,14 @@ struct Compared<'a> {
     ahead: VecDeque<BuiltChunk>,
     /// Chunks that have been built again and compared.
     built: usize,
+    /// Their nonzeros.
+    built_nnz: u64,
+    /// Nonzeros that the cutter has taken.
+    cutter_nnz: u64,
 }
+
+/// Nonzeros that a cutter holds outside its open chunk, at most.
+const WAITING_NNZ: u64 = (2 * PENDING_NNZ + 2 * TILE_NNZ) as u64;
 
 impl<'a> Verify<'a> {
     /// A verification of `store`.
@@ -52,20 +63,28 @@ impl<'a> Verify<'a> {
                 stored: Vec::with_capacity(store.manifest().chunks.len()),
                 ahead: VecDeque::new(),
                 built: 0,
+                built_nnz: 0,
+                cutter_nnz: 0,
             },
         }
     }
 
-    /// Host bytes that it holds: an open chunk, no more than all nonzeros take there, nonzeros that wait and those that
-    /// are being encoded, and what is kept of each chunk.
+    /// Host bytes that it holds: an open chunk, no more than the stored ones and all nonzeros take there, nonzeros that wait
+    /// and those that are being encoded, and what is kept of each chunk. Reads the chunks' headers.
     #[must_use]
-    pub fn host_bytes(manifest: &Manifest) -> u64 {
-        let Manifest { shape, format, chunk_bytes, nnz, chunks, .. } = manifest;
+    pub fn host_bytes(store: &Store) -> u64 {
+        let Manifest { shape, format, chunk_bytes, nnz, chunks, .. } = store.manifest();
         let node = (NODE_BYTES * shape.order()) as u64;
-        // What is stored does not get longer than it is when it is cut again.
-        let images = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.image_bytes));
-        let open = open_chunk_bytes(format, images.min(*chunk_bytes)).min(nnz.saturating_mul(node));
-        let waiting = 3 * PENDING_NNZ * size_of::<Nonzero<u128>>();
+        // A header that cannot be read bounds nothing: the pass tells what is wrong with it.
+        let headers = (0..chunks.len()).map(|number| store.read_header(number));
+        let open = rebuilt_chunk_bytes(format, *chunk_bytes, headers)
+            .unwrap_or_else(|_| open_chunk_bytes(format, *chunk_bytes));
+        let open = open.min(nnz.saturating_mul(node));
+        let pieces = match format {
+            Format::Blco(_) => 2 * size_of::<Nonzero<u128>>(),
+            Format::Hocfs { .. } => 2 * (4 * shape.order() + size_of::<f64>()),
+        };
+        let waiting = PENDING_NNZ * (size_of::<Nonzero<u128>>() + pieces);
         open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64
     }
 
@@ -148,10 +167,27 @@ impl Compared<'_> {
         Ok(())
     }
 
+    /// Whether the open chunk is no longer than those stored that it can lie in: what its memory was reckoned by.
+    fn within(&self) -> Result<()> {
+        let waiting: u64 = self.ahead.iter().map(|chunk| u64::from(chunk.header.nnz)).sum();
+        let open = self.cutter_nnz - self.built_nnz - waiting;
+        let number = self.built + self.ahead.len();
+        let stored = self.store.manifest().chunks.iter().skip(number).map(|chunk| chunk.nnz);
+        // One to spare.
+        let can_be_open: u64 = stored.take(OPEN_CHUNKS + 1).sum();
+        if open <= can_be_open.saturating_add(WAITING_NNZ) {
+            return Ok(());
+        }
+        let stored = self.store.manifest().chunks.get(number).map_or(0, |chunk| chunk.nnz);
+        let what = format!("chunk {number}: cut at {stored} nonzeros, it should be more");
+        Err(Error::unusable(self.store.chunk_path(number.min(self.stored.len() - 1)), what))
+    }
+
     /// Holds a chunk that was built again against the stored one.
     fn compare(&mut self, built: &BuiltChunk) -> Result<()> {
         let number = self.built;
         self.built += 1;
+        self.built_nnz += u64::from(built.header.nnz);
         let path = self.store.chunk_path(number);
         let wrong = |what: &str| Error::unusable(&path, format!("chunk {number}: {what}"));
         let (Some(entry), Some(&(encoding, checksum))) =
@@ -186,7 +222,9 @@ impl HostOp for Verify<'_> {
         for t in 0..batch.tiles() {
             let nonzeros = self.nonzeros(batch, t)?;
             let compared = &mut self.compared;
+            compared.cutter_nnz += nonzeros.len() as u64;
             self.cutter.push(&nonzeros, &mut |chunk| compared.take(chunk))?;
+            compared.within()?;
         }
         Ok(())
     }

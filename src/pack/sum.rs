@@ -17,9 +17,9 @@ use std::path::Path;
 const RUN_BYTES_MIN: u64 = 8 << 20;
 /// Slices of merged runs whose duplicates are settled, and what each thread that sorts and merges scratches on.
 const SLICES_BYTES: u64 = 8 << 20;
-const THREAD_BYTES: u64 = 1 << 20;
+const THREAD_BYTES: u64 = 384 << 10;
 /// Slices where no runs are merged.
-const UNMERGED_BYTES: u64 = 4 << 20;
+const UNMERGED_BYTES: u64 = 3 << 20;
 
 /// What a [`Summer`]'s memory depends on.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,8 @@ impl SummerMemory {
     #[must_use]
     pub fn taken(&self, memory: u64) -> [u64; 2] {
         if memory >= self.unmerged() {
-            return [self.values() + self.batches(), self.unmerged()];
+            // What sorting scratches on is not there while values come.
+            return [self.values() / 4 * 3 + self.batches(), self.unmerged()];
         }
         let between = self.slices().saturating_sub(self.batches());
         [memory.saturating_sub(between), memory]

@@ -11,9 +11,9 @@ const BUFFERS_PER_WORKER: usize = 2;
 const WORKERS_MAX: usize = 4;
 
 /// What a program takes without any data.
-const PROGRAM_BYTES: u64 = 6 << 20;
+const PROGRAM_BYTES: u64 = 22 << 18;
 /// What a thread takes: the part of its stack that it uses.
-const THREAD_BYTES: u64 = 128 << 10;
+const THREAD_BYTES: u64 = 48 << 10;
 
 /// What a pass may use.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use crate::dense::{Matrix, Precision};
 use crate::error::{Error, Result};
 use crate::linear::Wide;
 use crate::op::ttv::{Merged, Oracle, OracleRoom, Sink, Streamed};
-use crate::op::ttv::{handed_bytes, merged_layout, streamed_bytes, streams};
+use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streams};
 use crate::pack::{SpillReport, SummerMemory};
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
@@ -27,10 +27,10 @@ use std::path::{Path, PathBuf};
 /// The result's file name.
 const RESULT: &str = "result.tns";
 /// What each nonzero adds to the oracle of `--check`, at most, and the least that serves for that.
-const CHECK_BYTES_MIN: u64 = 6 << 20;
+const CHECK_BYTES_MIN: u64 = 4 << 20;
 const CHECK_BYTES: u64 = 320;
 /// What the allocator keeps for each thread of elements that stream to the oracle.
-const KEPT_BYTES: u64 = 384 << 10;
+const KEPT_BYTES: u64 = 32 << 10;
 
 /// What came out of the passes.
 struct Outcome {
@@ -224,7 +224,7 @@ fn make_plan<T: Real>(
     let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
     let less = if halves { "take --precision f32" } else { "" };
     // The text of --check is read before the pass, not afterwards: no buffers are there either.
-    let handed = if streams { 0 } else { handed_bytes(order, threads) };
+    let handed = if streams { 0 } else { merged_handed_bytes(manifest, mode) };
     let afterwards = vector + (reading + shares.before).max(handed + shares.afterwards);
     let limits = Limits { afterwards, less, ..run.engine.limits(threads, run.repeat) };
     let mut plan = plan(store, bytes, &limits)?;

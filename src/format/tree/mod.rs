@@ -18,6 +18,7 @@ pub use encode::TreeEncoder;
 pub use measure::Meter;
 #[cfg(feature = "cuda")]
 pub(crate) use record::RECORD_BYTES;
+pub(crate) use record::nodes_max;
 pub(crate) use tiles::walk;
 pub(crate) use view::chunk_format;
 pub use view::{Decoder, Leaves, Nodes, TreeView};

@@ -1,9 +1,9 @@
 //! The LEVELS section: its head, a record for each tile of each level, and the slices' leaf codes
 //! (formats-spec/hocfs.md).
 
-use crate::encoding::{LeafRule, width};
+use crate::encoding::{LeafRule, TILE_NNZ, width};
 use crate::shape::{ModeOrder, ORDER_MAX};
-use crate::store::level_bytes;
+use crate::store::{ChunkHeader, SectionKind, level_bytes};
 
 /// Bytes of the section's head.
 pub const HEAD_BYTES: usize = 64;
@@ -19,6 +19,12 @@ pub struct Head {
     pub leaf_rule: u32,
     /// Nodes of each level; slots for the leaves, 0 beyond.
     pub nodes: [u32; ORDER_MAX],
+}
+
+/// Nodes that the tree of a chunk with this header has at most, leaves and padding included: its records tell.
+pub(crate) fn nodes_max(header: &ChunkHeader) -> u64 {
+    let section = header.section(SectionKind::Levels).map_or(0, |section| section.len());
+    (section.saturating_sub(HEAD_BYTES) / RECORD_BYTES * TILE_NNZ) as u64
 }
 
 impl Head {

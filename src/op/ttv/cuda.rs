@@ -5,7 +5,7 @@
 //! into segments of [`TTV_SEGMENT`]; a segment is added up in f64 in the store's order, then the segments are. So results have the
 //! same bits for every kernel, for any chunks and lanes, and those of the host where no fiber is longer than a segment.
 
-use super::outlet::{Ends, Outlet, handed_bytes};
+use super::outlet::{Ends, Outlet, group_fibers, handed_bytes};
 use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
@@ -52,7 +52,7 @@ pub fn device_demand<T: Real>(manifest: &Manifest, mode: usize) -> PipelineDeman
 #[must_use]
 pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
-    vector + handed_bytes(manifest.shape.order(), threads)
+    vector + handed_bytes(manifest, mode, group_fibers(threads))
 }
 
 /// A fiber that the next chunk may go on with, and its slots so far, padding behind its last nonzero left out.

@@ -1,14 +1,16 @@
 //! TTV along any mode of any store: products, added up in the packer's runs.
 
+use super::outlet::handed_bytes;
 use super::{Sink, check_finite};
 use crate::backend::host::{Batch as Tiles, HostOp};
 use crate::coo::Batch;
 use crate::dense::Real;
 use crate::error::Result;
-use crate::format::DecodedTile;
+use crate::format::{DecodedTile, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::pack::{SpillReport, Summer};
 use crate::shape::{ModeOrder, Shape};
+use crate::store::Manifest;
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::path::Path;
@@ -30,6 +32,12 @@ pub struct Merged<'a, T, K> {
 pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
     let rest: Vec<usize> = (0..shape.order()).filter(|&m| m != mode).collect();
     BitLayout::concatenated(shape, &ModeOrder::new(&rest).expect("modes of a shape, each once"))
+}
+
+/// Bytes that elements of TTV along `mode` take as they are handed over.
+#[must_use]
+pub fn merged_handed_bytes(manifest: &Manifest, mode: usize) -> u64 {
+    handed_bytes(manifest, mode, PENDING_NNZ)
 }
 
 impl<'a, T: Real, K: Key> Merged<'a, T, K> {

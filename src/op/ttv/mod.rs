@@ -27,9 +27,8 @@ mod streamed;
 #[cfg(target_arch = "x86_64")]
 mod windows;
 
-pub use merged::{Merged, layout as merged_layout};
+pub use merged::{Merged, layout as merged_layout, merged_handed_bytes};
 pub use oracle::{Oracle, OracleRoom};
-pub use outlet::handed_bytes;
 pub use streamed::{Streamed, host_bytes as streamed_bytes};
 
 use crate::coo::Batch;

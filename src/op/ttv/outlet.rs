@@ -7,12 +7,13 @@ use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::tree::{Nodes, TreeView, walk};
 use crate::shape::{ModeOrder, ORDER_MAX};
+use crate::store::Manifest;
 use rayon::prelude::*;
 
 /// Fibers that one task takes: eight tiles.
 pub(super) const TASK_FIBERS: usize = 8 * TILE_NNZ;
-/// Bytes of an index in text, at most, with what follows it; and of a value.
-const TEXT_BYTES: [u64; 2] = [11, 25];
+/// Bytes of a value in text, at most, with what follows it.
+const VALUE_TEXT_BYTES: u64 = 25;
 
 /// Fibers that are handed over at once, by some tasks for each of `threads`: what memory a chunk's elements take does not depend on how many
 /// they are.
@@ -20,12 +21,15 @@ pub(super) fn group_fibers(threads: usize) -> usize {
     (2 * threads).max(4) * TASK_FIBERS
 }
 
-/// Bytes that elements of a tensor of `order` take as they are handed over on `threads` threads: batches, and the text that a sink makes of them.
+/// Bytes that `elements` elements of TTV along `mode` take as they are handed over: batches, and the text that a sink makes
+/// of them.
 #[must_use]
-pub fn handed_bytes(order: usize, threads: usize) -> u64 {
-    let indices = order as u64 - 1;
-    let text = TEXT_BYTES[0] * indices + TEXT_BYTES[1];
-    group_fibers(threads) as u64 * (8 + 4 * indices + text)
+pub(super) fn handed_bytes(manifest: &Manifest, mode: usize, elements: usize) -> u64 {
+    let dims = manifest.shape.dims().iter().enumerate().filter(|&(m, _)| m != mode).map(|(_, &dim)| dim);
+    // An index, its digits, and what follows them.
+    let index = |dim: u32| 4 + u64::from(dim.ilog10()) + 1 + 1;
+    let element = 8 + VALUE_TEXT_BYTES + dims.map(index).sum::<u64>();
+    element * manifest.nnz.min(elements as u64)
 }
 
 /// The coordinates of a fiber, level by level.
