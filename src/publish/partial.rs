@@ -170,15 +170,17 @@ fn write_record(sys: &Sys, dir: &Path, record: &Record<impl Serialize>) -> Resul
 fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Temporary>, File)> {
     let path = partial_path(target);
     loop {
-        let left = path.symlink_metadata().is_ok();
+        // Looked at once: another program may be removing it.
+        let found = path.symlink_metadata().ok();
+        if found.as_ref().is_some_and(|found| !found.is_dir()) {
+            return Err(in_the_way(&path));
+        }
+        let left = found.is_some();
         let made = match (!left).then(|| Temporary::made(sys, &path, discard, || sys.create_dir(&path))) {
             // Another program was faster.
             Some(Err(e)) if is(&e, ErrorKind::AlreadyExists) => continue,
             made => made.transpose().map_err(|e| e.about(target))?,
         };
-        if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) && left {
-            return Err(in_the_way(&path));
-        }
         let lock = match sys.open_dir(&path) {
             // Another program had it, and is done.
             Err(e) if is(&e, ErrorKind::NotFound) => {
