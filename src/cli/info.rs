@@ -375,7 +375,7 @@ impl Info {
         let shape = &store.manifest().shape;
         let progress = Progress::new(self.common.quiet || self.common.json);
         let manifest = store.manifest();
-        let verifying = if self.verify { Verify::host_bytes(store) } else { 0 };
+        let verifying = if self.verify { Verify::host_bytes(store)? } else { 0 };
         let room = self.room(store, threads)?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
         // What --storage takes afterwards is refused now, too.

@@ -71,21 +71,22 @@ impl<'a> Verify<'a> {
 
     /// Host bytes that it holds: an open chunk, no more than the stored ones and all nonzeros take there, nonzeros that wait
     /// and those that are being encoded, and what is kept of each chunk. Reads the chunks' headers.
-    #[must_use]
-    pub fn host_bytes(store: &Store) -> u64 {
+    pub fn host_bytes(store: &Store) -> Result<u64> {
         let Manifest { shape, format, chunk_bytes, nnz, chunks, .. } = store.manifest();
         let node = (NODE_BYTES * shape.order()) as u64;
-        // A header that cannot be read bounds nothing: the pass tells what is wrong with it.
         let headers = (0..chunks.len()).map(|number| store.read_header(number));
-        let open = rebuilt_chunk_bytes(format, *chunk_bytes, headers)
-            .unwrap_or_else(|_| open_chunk_bytes(format, *chunk_bytes));
+        let open = match rebuilt_chunk_bytes(format, *chunk_bytes, headers) {
+            // A damaged header bounds nothing: the pass tells what is wrong with it.
+            Err(Error::Corrupt { .. }) => open_chunk_bytes(format, *chunk_bytes),
+            bytes => bytes?,
+        };
         let open = open.min(nnz.saturating_mul(node));
         let pieces = match format {
             Format::Blco(_) => 2 * size_of::<Nonzero<u128>>(),
             Format::Hocfs { .. } => 2 * (4 * shape.order() + size_of::<f64>()),
         };
         let waiting = PENDING_NNZ * (size_of::<Nonzero<u128>>() + pieces);
-        open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64
+        Ok(open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64)
     }
 
     fn path(&self) -> PathBuf {
