@@ -63,8 +63,8 @@ fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Outcome<T>> {
     let limits = Limits { threads: ask.threads, memory: ask.memory, passes: 9, ..Limits::default() };
     let plan = plan(store, host_bytes::<T>(shape, rank, limits.threads), &limits)?;
     sys.pool(ask.threads)?.install(|| {
-        let mut op = Mttkrp::alternating(sys, shape, rank, ask.threads)?;
-        let mut place = HostPlace::new(store, &plan, &mut op)?;
+        let op = Mttkrp::alternating(sys, shape, rank, ask.threads)?;
+        let mut place = HostPlace::new(store, &plan, op)?;
         run(&mut job, ask.init, &mut place, &|_| ())
     })
 }

@@ -79,8 +79,8 @@ fn on_device<T: Real + bytemuck::Pod>(
     // Compiled where NVRTC is, for f32: thread blocks of other tiles than embedded kernels have.
     let compile = (T::PRECISION == Precision::F64).then_some(false);
     let kernels = Source { compile, ..Source::default() };
-    let mut op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
-    let mut place = DevicePlace::new(device, store, (&plan, &device_plan), &mut op, rank, nonneg).unwrap();
+    let op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
+    let mut place = DevicePlace::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap();
     let outcome = run(job, init, &mut place, &|_| ()).unwrap();
     let (plan, notes) = place.allocated();
     assert!(notes.is_empty(), "{notes:?}");
@@ -319,8 +319,8 @@ fn the_largest_ranks_have_no_hals() {
         };
         let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
         let kernels = Source { compile: Some(false), ..Source::default() };
-        let mut op = DeviceMttkrp::<f64>::alternating(device, &store, 4097, &kernels).unwrap();
-        let refused = DevicePlace::new(device, &store, (&plan, &device_plan), &mut op, 4097, true);
+        let op = DeviceMttkrp::<f64>::alternating(device, &store, 4097, &kernels).unwrap();
+        let refused = DevicePlace::new(device, &store, (&plan, &device_plan), op, 4097, true);
         assert!(refused.unwrap_err().to_string().contains("--backend cpu"));
     });
 }

@@ -120,8 +120,8 @@ fn run<T: Real + bytemuck::Pod>(
     let targets = device_plan.orders.iter().filter(|order| order.target).count();
     let limits = Limits { passes, held: device_plan.held_chunks(store), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
-    let mut op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
-    let mut backend = CudaBackend::new(device, store, &device_plan, &mut op).unwrap();
+    let op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
+    let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
     assert!(backend.notes().is_empty());
     let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
     let mut pass = |number: u32| {
@@ -139,8 +139,7 @@ fn run<T: Real + bytemuck::Pod>(
     assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic || kept));
     let derived = |report: &PassReport| report.device.unwrap().derive_seconds > 0.0;
     assert_eq!(reports.iter().any(derived), targets > 0);
-    drop((executor, backend));
-    (op.results(store.sys()).unwrap(), report)
+    (backend.op().results(store.sys()).unwrap(), report)
 }
 
 /// How far a test has come: `turn` moves the cheap axes on where not every combination is taken.
@@ -443,10 +442,10 @@ fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor
     let device_plan = plan_device(device, store, &operation, &asked(2)).unwrap();
     assert_eq!((device_plan.resident_chunks, device_plan.lane_bytes), (store.manifest().chunks.len(), 0));
     let embedded = Source { compile: Some(false), ..Source::default() };
-    let mut op = DeviceMttkrp::new(device, store, &factors, &modes, &embedded).unwrap();
+    let op = DeviceMttkrp::new(device, store, &factors, &modes, &embedded).unwrap();
     let left = chunks * chunk.lane_bytes + chunk.staging_bytes + (4 << 10);
     let taken = device.memory(usize::try_from(device.free_bytes().unwrap() - left).unwrap()).unwrap();
-    let mut backend = CudaBackend::new(device, store, &device_plan, &mut op).unwrap();
+    let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
     let (there, notes) = (backend.plan().resident_chunks, backend.notes().join("; "));
     assert!(there > 0 || chunks < 2, "{chunks}: {notes}");
     assert!(there == device_plan.resident_chunks || notes.contains("device memory"), "{chunks}: {there}");
@@ -456,9 +455,9 @@ fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor
     for _ in 0..2 {
         executor.pass(&mut backend, &|_| ()).unwrap();
     }
-    drop((executor, backend, taken));
+    drop((executor, taken));
     let oracle = oracle::mttkrp(&mut tensor, &factors, &modes).unwrap();
-    for (expected, (mode, result)) in oracle.iter().zip(&op.results(store.sys()).unwrap()) {
+    for (expected, (mode, result)) in oracle.iter().zip(&backend.op().results(store.sys()).unwrap()) {
         assert!(expected.compare(result, 3, SHARE).holds, "mode {mode}, {chunks} chunks");
     }
 }
@@ -520,8 +519,8 @@ fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store)
     let damaged = damage(sound);
     let found = plans.map(|device_plan| {
         assert_eq!(device_plan.host_orders.is_some(), tiled && device_plan.orders.len() == 3);
-        let mut op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
-        let mut backend = CudaBackend::new(device, &damaged, &device_plan, &mut op).unwrap();
+        let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
+        let mut backend = CudaBackend::new(device, &damaged, &device_plan, op).unwrap();
         let plan = plan(&damaged, 0, &Limits::default()).unwrap();
         let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
         let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();

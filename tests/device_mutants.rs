@@ -60,13 +60,12 @@ fn mttkrp(
     let device_plan = plan_device(device, store, &operation, &limits)?;
     let limits = Limits { passes: 2, held: device_plan.held_chunks(store), ..Limits::default() };
     let plan = plan(store, 0, &limits)?;
-    let mut op = DeviceMttkrp::new(device, store, factors, &modes, &Source::default())?;
-    let mut backend = CudaBackend::new(device, store, &device_plan, &mut op)?;
+    let op = DeviceMttkrp::new(device, store, factors, &modes, &Source::default())?;
+    let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     executor.pass(&mut backend, &|_| ())?;
     executor.pass(&mut backend, &|_| ())?;
-    drop((executor, backend));
-    op.results(store.sys())
+    backend.op().results(store.sys())
 }
 
 /// TTV along the leaves' mode.
@@ -81,13 +80,12 @@ fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: Var
         found.extend(runner::elements(batches, order));
         Ok(())
     };
-    let mut op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
-    let mut backend = PipelineBackend::new(device, store, &device_plan, &mut op)?;
+    let op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
+    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     executor.pass(&mut backend, &|_| ())?;
+    backend.op().finish()?;
     drop((executor, backend));
-    op.finish()?;
-    drop(op);
     Ok(found)
 }
 

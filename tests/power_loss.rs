@@ -269,8 +269,8 @@ fn decompose(
         checkpoint: Some(Checkpointer::open(sys, dir, 1, Identity::new(), resume)?),
     };
     let plan = plan(store, host_bytes::<f64>(shape, RANK, 1), &Limits { threads: 1, ..Limits::default() })?;
-    let mut op = Mttkrp::alternating(sys, shape, RANK, 1)?;
-    let mut place = HostPlace::new(store, &plan, &mut op)?;
+    let op = Mttkrp::alternating(sys, shape, RANK, 1)?;
+    let mut place = HostPlace::new(store, &plan, op)?;
     decomp::run(&mut job, Init::Seeded { seed: 1, starts: 2 }, &mut place, &|at| {
         saved(2 * at.start as usize + at.last.map_or(0, |last| last.iteration));
     })

@@ -66,8 +66,8 @@ fn run<T: Real + bytemuck::Pod>(
         found.extend(runner::elements(batches, order));
         Ok(())
     };
-    let mut op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
-    let mut backend = PipelineBackend::new(device, store, &device_plan, &mut op)?;
+    let op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
+    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     let mut report = PassReport::default();
     for pass in 1..=passes {
@@ -75,9 +75,8 @@ fn run<T: Real + bytemuck::Pod>(
         report = executor.pass(&mut backend, &|_| ())?;
     }
     assert!(backend.notes().is_empty());
+    let elements = backend.op().finish()?;
     drop((executor, backend));
-    let elements = op.finish()?;
-    drop(op);
     assert_eq!(elements, found.len() as u64);
     Ok((found, report))
 }
@@ -275,12 +274,11 @@ fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: Variant) -> 
     let mode = store.manifest().shape.order() - 1;
     let demand = device_demand::<f64>(store.manifest(), mode);
     let device_plan = plan_device(device, store, &demand, &DeviceLimits::default())?;
-    let mut op = DeviceTtv::new(device, store, x, variant, None)?;
-    let mut backend = PipelineBackend::new(device, store, &device_plan, &mut op)?;
+    let op = DeviceTtv::new(device, store, x, variant, None)?;
+    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
     let plan = plan(store, 0, &Limits::default())?;
     Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
-    drop(backend);
-    op.finish()
+    backend.op().finish()
 }
 
 /// Numbers that only kernels look at: in the middle of the columns, where workers have seen that the ends are well. Whatever they are,

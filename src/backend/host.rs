@@ -34,6 +34,21 @@ pub trait HostOp {
     fn batch(&mut self, batch: &Batch<'_>) -> Result<()>;
 }
 
+/// An operation that is lent.
+impl<O: HostOp> HostOp for &mut O {
+    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
+        (**self).chunk(chunk)
+    }
+
+    fn takes_tiles(&self) -> bool {
+        (**self).takes_tiles()
+    }
+
+    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+        (**self).batch(batch)
+    }
+}
+
 /// Two operations from one pass.
 impl<A: HostOp, B: HostOp> HostOp for (A, B) {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
@@ -127,11 +142,11 @@ impl<'a> Batch<'a> {
 
 /// Runs an operation on the host.
 #[derive(Debug)]
-pub struct HostBackend<'a, O> {
+pub struct HostBackend<O> {
     sys: Sys,
     decoder: Arc<Decoder>,
     store_path: PathBuf,
-    op: &'a mut O,
+    op: O,
     metas: Vec<TileMeta>,
     indices: Vec<u32>,
     values: Vec<f64>,
@@ -156,9 +171,9 @@ pub fn decoded_bytes(order: usize) -> u64 {
     (BATCH_TILES * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
 }
 
-impl<'a, O: HostOp> HostBackend<'a, O> {
+impl<O: HostOp> HostBackend<O> {
     /// A backend that hands the tiles of `store` to `op`.
-    pub fn new(store: &Store, op: &'a mut O) -> Result<Self> {
+    pub fn new(store: &Store, op: O) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
         let order = manifest.shape.order();
         Ok(Self {
@@ -193,7 +208,7 @@ impl<'a, O: HostOp> HostBackend<'a, O> {
 
     /// The operation.
     pub fn op(&mut self) -> &mut O {
-        self.op
+        &mut self.op
     }
 }
 
@@ -219,7 +234,7 @@ impl pulp::WithSimd for DecodeTile<'_, '_> {
     }
 }
 
-impl<O: HostOp> Backend for HostBackend<'_, O> {
+impl<O: HostOp> Backend for HostBackend<O> {
     type Buffer = PageBuf;
 
     fn buffer(&mut self, bytes: usize) -> Result<PageBuf> {

@@ -266,8 +266,8 @@ impl Cpd {
         plan: &Plan,
     ) -> Result<Outcome<T>> {
         let progress = self.progress();
-        let mut op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, plan.threads)?;
-        let mut place = HostPlace::new(store, plan, &mut op)?;
+        let op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, plan.threads)?;
+        let mut place = HostPlace::new(store, plan, op)?;
         decomp::run(job, init, &mut place, &|at| self.show(&progress, store, at))
     }
 

@@ -156,14 +156,14 @@ mod with_cuda {
             modes: &[usize],
             progress: &(dyn Fn(u64) + Sync),
         ) -> Result<(Vec<ModeMatrix<T>>, Ran)> {
-            let mut op = DeviceMttkrp::new(device, self.store, factors, modes, &self.kernels())?;
-            let mut backend = CudaBackend::new(device, self.store, self.device_plan, &mut op)?;
+            let op = DeviceMttkrp::new(device, self.store, factors, modes, &self.kernels())?;
+            let mut backend = CudaBackend::new(device, self.store, self.device_plan, op)?;
             let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
             let passes =
                 (0..self.repeat).map(|_| executor.pass(&mut backend, progress)).collect::<Result<_>>()?;
             let spans = executor.spans().to_vec();
             let (plan, notes) = (backend.plan().clone(), backend.notes().to_vec());
-            drop((executor, backend));
+            let op = backend.op();
             let kernels = op.kernels().clone();
             Ok((op.results(self.store.sys())?, Ran { passes, spans, plan, notes, kernels }))
         }
@@ -179,13 +179,12 @@ mod with_cuda {
             watch: &(dyn Fn(&Watch<'_>) + Sync),
         ) -> Result<(Outcome<T>, Ran)> {
             let Settings { rank, nonneg, .. } = job.settings;
-            let mut op = DeviceMttkrp::alternating(device, self.store, rank, &self.kernels())?;
+            let op = DeviceMttkrp::alternating(device, self.store, rank, &self.kernels())?;
             let plans = (self.plan, self.device_plan);
-            let mut place = DevicePlace::new(device, self.store, plans, &mut op, rank, nonneg)?;
+            let mut place = DevicePlace::new(device, self.store, plans, op, rank, nonneg)?;
             let outcome = crate::decomp::run(job, init, &mut place, watch)?;
             let (plan, notes) = place.allocated();
-            drop(place);
-            let kernels = op.kernels().clone();
+            let kernels = place.kernels().clone();
             Ok((outcome, Ran { passes: Vec::new(), spans: Vec::new(), plan, notes, kernels }))
         }
     }

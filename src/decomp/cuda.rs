@@ -10,7 +10,8 @@ use super::update::{Moments, Rule};
 use crate::backend::Squares;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
 use crate::backend::cuda::dense::{DenseKernels, ExtendedKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
-use crate::backend::cuda::driver::{Device, Memory, Stream};
+use crate::backend::cuda::driver::{Device, Memory, Pinned, Stream};
+use crate::backend::cuda::kernels::LoadedReport;
 use crate::backend::cuda::{CudaBackend, DevicePlan};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
@@ -31,10 +32,10 @@ const PARTIAL_BYTES_MAX: usize = 256 << 20;
 
 /// Passes and factors on a GPU. Chunks that the plans keep stay from pass to pass.
 #[derive(Debug)]
-pub struct DevicePlace<'a, T: Real + Pod> {
-    executor: Executor<'a, CudaBackend<'a, DeviceMttkrp<T>>>,
-    backend: CudaBackend<'a, DeviceMttkrp<T>>,
-    store: &'a Store,
+pub struct DevicePlace<T: Real + Pod> {
+    executor: Executor<Pinned>,
+    backend: CudaBackend<DeviceMttkrp<T>>,
+    store: Store,
     rank: usize,
     dense: Dense,
     device: Arc<Device>,
@@ -176,7 +177,7 @@ impl Dense {
     }
 }
 
-impl<'a, T: Real + Pod> DevicePlace<'a, T> {
+impl<T: Real + Pod> DevicePlace<T> {
     /// A place for a decomposition of `store` by these plans; `op` is one of [`DeviceMttkrp::alternating`] for factors of `rank`
     /// columns, which may have negative numbers unless `nonneg`.
     ///
@@ -185,9 +186,9 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
     /// [`Error::Request`] for `nonneg` and a rank above 4096.
     pub fn new(
         device: &Arc<Device>,
-        store: &'a Store,
+        store: &Store,
         (plan, device_plan): (&Plan, &DevicePlan),
-        op: &'a mut DeviceMttkrp<T>,
+        op: DeviceMttkrp<T>,
         rank: usize,
         nonneg: bool,
     ) -> Result<Self> {
@@ -198,13 +199,19 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
         let dense = Dense::new(device, T::PRECISION, rank, nonneg)?;
         let mut backend = CudaBackend::new(device, store, device_plan, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
-        Ok(Self { executor, backend, store, rank, dense, device: Arc::clone(device) })
+        let (device, store) = (Arc::clone(device), store.clone());
+        Ok(Self { executor, backend, store, rank, dense, device })
     }
 
     /// What is known of a mode's factor, which is at address `factor`.
     fn arguments(&self, mode: usize, factor: u64) -> DenseArgs {
         let rows = self.store.manifest().shape.dims()[mode].into();
         DenseArgs { factor, rows, rank: narrow(self.rank as u64), ..Zeroable::zeroed() }
+    }
+
+    /// Which kernels serve.
+    pub fn kernels(&mut self) -> &LoadedReport {
+        self.backend.op().kernels()
     }
 
     /// What was allocated, and where that was less than planned.
@@ -214,7 +221,7 @@ impl<'a, T: Real + Pod> DevicePlace<'a, T> {
     }
 }
 
-impl<T: Real + Pod> Place<T> for DevicePlace<'_, T> {
+impl<T: Real + Pod> Place<T> for DevicePlace<T> {
     fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
         self.backend.op().put(&factors)
     }

@@ -14,13 +14,14 @@ use crate::op::mttkrp::{Mttkrp, alternating_bytes};
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{Executor, Plan};
+use crate::sys::PageBuf;
 use std::borrow::Cow;
 
 /// Passes and factors on the host, on the current rayon pool. Chunks that the plan keeps stay from pass to pass.
 #[derive(Debug)]
-pub struct HostPlace<'a, T: Real> {
-    backend: HostBackend<'a, Mttkrp<'static, T>>,
-    executor: Executor<'a, HostBackend<'a, Mttkrp<'static, T>>>,
+pub struct HostPlace<T: Real> {
+    backend: HostBackend<Mttkrp<'static, T>>,
+    executor: Executor<PageBuf>,
 }
 
 /// Bytes that a decomposition holds on the host, decoded tiles and what [`super::solve::host_bytes`] counts not included.
@@ -30,16 +31,16 @@ pub fn host_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
     alternating_bytes::<T>(shape, rank, threads) + update.unwrap_or(0)
 }
 
-impl<'a, T: Real> HostPlace<'a, T> {
+impl<T: Real> HostPlace<T> {
     /// A place for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
-    pub fn new(store: &'a Store, plan: &Plan, op: &'a mut Mttkrp<'static, T>) -> Result<Self> {
+    pub fn new(store: &Store, plan: &Plan, op: Mttkrp<'static, T>) -> Result<Self> {
         let mut backend = HostBackend::new(store, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { backend, executor })
     }
 }
 
-impl<T: Real> Place<T> for HostPlace<'_, T> {
+impl<T: Real> Place<T> for HostPlace<T> {
     fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
         self.backend.op().put(factors);
         Ok(())

@@ -112,6 +112,56 @@ pub struct Matrix<T> {
     data: Vec<T>,
 }
 
+/// A row-major matrix in somebody else's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatrixRef<'a, T> {
+    rows: usize,
+    columns: usize,
+    data: &'a [T],
+}
+
+impl<'a, T> MatrixRef<'a, T> {
+    /// `rows` x `columns` elements, row after row.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    #[must_use]
+    pub fn from_rows(rows: usize, columns: usize, data: &'a [T]) -> Self {
+        assert_eq!(Some(data.len()), rows.checked_mul(columns), "elements of a {rows} x {columns} matrix");
+        Self { rows, columns, data }
+    }
+
+    /// The number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The number of columns.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// All elements, row after row.
+    #[must_use]
+    pub fn data(&self) -> &'a [T] {
+        self.data
+    }
+
+    /// Row `row`.
+    #[must_use]
+    pub fn row(&self, row: usize) -> &'a [T] {
+        &self.data[row * self.columns..][..self.columns]
+    }
+}
+
+impl<'a, T> From<&'a Matrix<T>> for MatrixRef<'a, T> {
+    fn from(matrix: &'a Matrix<T>) -> Self {
+        Self { rows: matrix.rows, columns: matrix.columns, data: &matrix.data }
+    }
+}
+
 impl<T: Real> Matrix<T> {
     /// A matrix of `rows` x `columns` from its elements, row after row.
     ///
@@ -145,6 +195,12 @@ impl<T: Real> Matrix<T> {
     #[must_use]
     pub fn data_mut(&mut self) -> &mut [T] {
         &mut self.data
+    }
+
+    /// All elements, row after row, without a copy.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<T> {
+        self.data
     }
 
     /// Row `row`.

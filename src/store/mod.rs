@@ -22,6 +22,7 @@ use crate::sys::{Dir, PAGE, Sys};
 use manifest::{PREAMBLE_BYTES, WRONG_MAGIC};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The smallest bound on a chunk's image: room for a tile of eight modes, whatever its values.
 pub const CHUNK_BYTES_MIN: u64 = 64 << 10;
@@ -68,13 +69,13 @@ fn holds_chunks(dir: &Dir) -> Result<bool> {
 }
 
 /// An open store: its manifest has been read and checked; chunks are checked as they are read. It stays what it is where another
-/// store takes its name.
-#[derive(Debug)]
+/// store takes its name. A clone is another handle to the same.
+#[derive(Clone, Debug)]
 pub struct Store {
     sys: Sys,
-    path: PathBuf,
-    dir: Dir,
-    manifest: Manifest,
+    path: Arc<Path>,
+    dir: Arc<Dir>,
+    manifest: Arc<Manifest>,
     id: u64,
     direct: bool,
 }
@@ -125,7 +126,8 @@ impl Store {
         let mut buffer = sys.page_buf(bytes as usize + 1)?;
         let read = file.read_at(&mut buffer, 0)?;
         let (manifest, id) = Manifest::decode(&buffer[..read], &at).map_err(foreign)?;
-        Ok(Self { sys: sys.clone(), path: path.to_path_buf(), dir, manifest, id, direct: false })
+        let (path, dir, manifest) = (path.into(), Arc::new(dir), Arc::new(manifest));
+        Ok(Self { sys: sys.clone(), path, dir, manifest, id, direct: false })
     }
 
     /// Bytes that opening a store with a manifest of `bytes` bytes takes: the file, and the list of chunks.

@@ -101,21 +101,21 @@ struct Kept<B> {
     buffer: Option<B>,
 }
 
-/// Streams a store to a backend, again and again, in the same buffers.
+/// Streams a store to a backend, again and again, in the same buffers, which are of `B`.
 #[derive(Debug)]
-pub struct Executor<'a, B: Backend> {
-    store: &'a Store,
+pub struct Executor<B> {
+    store: Store,
     plan: Plan,
     /// Free buffers of each worker between passes.
-    buffers: Vec<Vec<B::Buffer>>,
+    buffers: Vec<Vec<B>>,
     /// By chunk number; `None` for chunks that are read in each pass.
-    kept: Vec<Option<Box<Kept<B::Buffer>>>>,
+    kept: Vec<Option<Box<Kept<B>>>>,
     spans: Vec<Span>,
 }
 
-impl<'a, B: Backend> Executor<'a, B> {
+impl<B: AsMut<[u8]> + Send> Executor<B> {
     /// Allocates the buffers of `plan`.
-    pub fn new(store: &'a Store, plan: &Plan, backend: &mut B) -> Result<Self> {
+    pub fn new(store: &Store, plan: &Plan, backend: &mut impl Backend<Buffer = B>) -> Result<Self> {
         store.check_long_chunks()?;
         let entries = &store.manifest().chunks;
         let mut kept: Vec<Option<Box<Kept<_>>>> = Vec::new();
@@ -127,7 +127,7 @@ impl<'a, B: Backend> Executor<'a, B> {
         let mut worker =
             |_| (0..plan.buffers_per_worker).map(|_| backend.buffer(plan.buffer_bytes)).collect();
         let buffers = (0..plan.workers).map(&mut worker).collect::<Result<_>>()?;
-        Ok(Self { store, plan: plan.clone(), buffers, kept, spans: Vec::new() })
+        Ok(Self { store: store.clone(), plan: plan.clone(), buffers, kept, spans: Vec::new() })
     }
 
     /// What went on when in the last pass.
@@ -140,8 +140,14 @@ impl<'a, B: Backend> Executor<'a, B> {
     ///
     /// The first error in chunk order ends the pass; it returns when all threads are joined. After an error
     /// the executor has lost buffers and refuses further passes.
-    pub fn pass(&mut self, backend: &mut B, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport> {
-        let (sys, store, start) = (self.store.sys(), self.store, Instant::now());
+    pub fn pass(
+        &mut self,
+        backend: &mut impl Backend<Buffer = B>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<PassReport> {
+        // Another handle: what follows changes this.
+        let (store, start) = (&self.store.clone(), Instant::now());
+        let sys = store.sys();
         let mut buffers: Vec<_> = self.buffers.drain(..).collect();
         if buffers.len() != self.plan.workers {
             return Err(Error::request("an earlier pass failed; open the store again"));
@@ -204,7 +210,7 @@ impl<'a, B: Backend> Executor<'a, B> {
     }
 
     /// Deals chunks to workers in turn, with the buffers of those that are to be kept.
-    fn part(&mut self, numbers: &VecDeque<usize>, workers: usize) -> Vec<Vec<(usize, Option<B::Buffer>)>> {
+    fn part(&mut self, numbers: &VecDeque<usize>, workers: usize) -> Vec<Vec<(usize, Option<B>)>> {
         let mut parts: Vec<Vec<_>> = Vec::new();
         parts.resize_with(workers, Vec::new);
         for (i, &number) in numbers.iter().enumerate() {
@@ -215,14 +221,14 @@ impl<'a, B: Backend> Executor<'a, B> {
     }
 
     /// Notes what a kept chunk is, when its worker has loaded it.
-    fn loaded(&mut self, number: usize, chunk: &Loaded<B::Buffer>) {
+    fn loaded(&mut self, number: usize, chunk: &Loaded<B>) {
         if let (Owner::Chunk(_), Some(kept)) = (chunk.owner, &mut self.kept[number]) {
             kept.header = Some(chunk.header.clone());
         }
     }
 
     /// A chunk that is kept in its buffer.
-    fn take_kept(&mut self, number: usize) -> Loaded<B::Buffer> {
+    fn take_kept(&mut self, number: usize) -> Loaded<B> {
         let kept = self.kept[number].as_mut().expect("only loaded chunks are not loaded");
         let header = kept.header.clone().expect("loaded in an earlier pass");
         let buffer = kept.buffer.take().expect("given back at the end of that pass");
@@ -231,12 +237,12 @@ impl<'a, B: Backend> Executor<'a, B> {
 
     /// Whether the next chunk of a line may wait for buffers that the backend holds. A reader that goes on while a chunk is
     /// checked needs each as soon as its work is done.
-    fn lacks_buffers(&self, line: &Line<B::Buffer>) -> bool {
+    fn lacks_buffers(&self, line: &Line<B>) -> bool {
         line.full.is_empty() && (self.store.reads_directly() || line.at_work == self.plan.buffers_per_worker)
     }
 
     /// Takes a free buffer to its owner; false if there was none.
-    fn give_back(&mut self, lines: &mut [Line<B::Buffer>], free: Option<Free<B::Buffer>>) -> bool {
+    fn give_back(&mut self, lines: &mut [Line<B>], free: Option<Free<B>>) -> bool {
         let Some(Free { buffer, owner }) = free else { return false };
         match owner {
             Owner::Worker(worker) => {

@@ -154,8 +154,8 @@ pub fn job(
 pub fn on_host<T: Real>(store: &Store, settings: Settings, init: Init<T>, max_iters: usize) -> Outcome<T> {
     let shape = &store.manifest().shape;
     let plan = plan(store, host_bytes::<T>(shape, settings.rank, 2), &Limits::default()).unwrap();
-    let mut op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
-    let mut place = HostPlace::new(store, &plan, &mut op).unwrap();
+    let op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
+    let mut place = HostPlace::new(store, &plan, op).unwrap();
     run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()
 }
 

@@ -39,7 +39,7 @@ pub(super) fn order_kernels<'k>(
     }
 }
 
-impl<O: DeviceOp> CudaBackend<'_, O> {
+impl<O: DeviceOp> CudaBackend<O> {
     /// Derives the orders that the plan names, once all chunks are there. Where memory is short after all, the store's order
     /// serves, and a note says so.
     pub(super) fn derive(&mut self) -> Result<()> {
@@ -74,7 +74,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
     /// Derives the order of part `p`. An [`Error::Request`] where the plan's room is too small for it.
     fn derive_part(&mut self, p: usize) -> Result<PartOrder> {
         let resident = self.resident.as_ref().expect("orders are derived from resident chunks");
-        let (store, device, manifest) = (self.store, &self.device, self.store.manifest());
+        let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
         let values = order::value_encoding(manifest, self.op.precision(), self.encodings.iter().copied());
         let (all, mode) = (0..manifest.chunks.len(), self.plan.orders[p].mode - 1);
         let plan = OrderPlan::new(&device.facts, manifest, all, mode, values, choose::IMAGE_NNZ)?;

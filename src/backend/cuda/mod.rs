@@ -92,14 +92,14 @@ impl Part {
 
 /// Runs an operation on a GPU.
 #[derive(Debug)]
-pub struct CudaBackend<'a, O> {
+pub struct CudaBackend<O> {
     // Dropped first: uploads wait for the streams below.
     uploads: VecDeque<(Upload, Owner)>,
     /// Images in host memory that are being copied, with their part and number.
     lent: VecDeque<(Upload, usize, usize)>,
     device: Arc<Device>,
-    store: &'a Store,
-    op: &'a mut O,
+    store: Store,
+    op: O,
     lanes: Lanes,
     parts: Vec<Part>,
     turns: Turns,
@@ -124,7 +124,7 @@ pub struct CudaBackend<'a, O> {
 }
 
 /// Where a pass has failed, work can be under way: it ends before the memory that it uses goes.
-impl<O> Drop for CudaBackend<'_, O> {
+impl<O> Drop for CudaBackend<O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
         let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
@@ -135,9 +135,9 @@ impl<O> Drop for CudaBackend<'_, O> {
     }
 }
 
-impl<'a, O: DeviceOp> CudaBackend<'a, O> {
+impl<O: DeviceOp> CudaBackend<O> {
     /// Allocates what `plan` says; where the device has less than it said, fewer lanes and resident chunks, and a note.
-    pub fn new(device: &Arc<Device>, store: &'a Store, plan: &DevicePlan, op: &'a mut O) -> Result<Self> {
+    pub fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, op: O) -> Result<Self> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let part = |_| {
             let (streamed, resident) = (device.stream(true)?, device.stream(false)?);
@@ -174,7 +174,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             uploads: VecDeque::with_capacity(plan.lanes),
             lent: VecDeque::new(),
             device: Arc::clone(device),
-            store,
+            store: store.clone(),
             op,
             lanes,
             parts,
@@ -249,7 +249,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
                 work(&resident.list, count, resident.blocks, Nonzeros::InStoreOrder),
             ));
         }
-        launches.extend(active(self.op, &self.parts).filter_map(|(p, part)| {
+        launches.extend(active(&self.op, &self.parts).filter_map(|(p, part)| {
             let order = part.derived.as_ref()?;
             Some((vec![p], work(&order.list, order.images, order.blocks, Nonzeros::Sorted)))
         }));
@@ -258,7 +258,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
             for &p in &parts {
                 stream.wait(&self.parts[p].cleared)?;
             }
-            let op = &*self.op;
+            let op = &self.op;
             let launch = || op.launch(&parts, stream, &work);
             let done = self.clock.time(Stage::Kernel, parts[0], None, stream, launch)?;
             // Streamed chunks do not wait for this; the parts' ends do.
@@ -271,7 +271,7 @@ impl<'a, O: DeviceOp> CudaBackend<'a, O> {
 
     /// The operation.
     pub fn op(&mut self) -> &mut O {
-        self.op
+        &mut self.op
     }
 
     /// What was allocated.
@@ -309,7 +309,7 @@ fn active<'p, O: DeviceOp>(op: &'p O, parts: &'p [Part]) -> impl Iterator<Item =
     parts.iter().enumerate().filter(|(p, _)| op.is_active(*p))
 }
 
-impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
+impl<O: DeviceOp> Backend for CudaBackend<O> {
     type Buffer = Pinned;
 
     fn buffer(&mut self, bytes: usize) -> Result<Pinned> {
@@ -335,7 +335,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
 
     fn holds(&self, number: usize) -> bool {
         let resident = self.resident.as_ref().is_some_and(|r| r.there && number < r.offsets.len());
-        resident || active(self.op, &self.parts).all(|(_, part)| part.kept.is_some())
+        resident || active(&self.op, &self.parts).all(|(_, part)| part.kept.is_some())
     }
 
     fn begin(&mut self) -> Result<()> {
@@ -344,7 +344,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         if self.resident.is_none() {
             // None were to stay, until the pass before gave up orders in host memory.
             let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
-            self.resident = make_resident(&self.device, self.store, plan, tiles, &mut self.notes)?;
+            self.resident = make_resident(&self.device, &self.store, plan, tiles, &mut self.notes)?;
         }
         if self.is_there() {
             self.derive()?;
@@ -371,7 +371,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
             (Some(resident), ..) => (&resident.memory, resident.offsets[number]),
-            (None, Some(gathering), _) => gathering.place(plan::resident_bytes(self.store, number)),
+            (None, Some(gathering), _) => gathering.place(plan::resident_bytes(&self.store, number)),
             (None, None, Some(memory)) => (memory, 0),
             (None, None, None) => unreachable!("lanes have memory unless all chunks are resident"),
         };
@@ -402,7 +402,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.turns.next = (turn + 1) % self.turns.streams.len();
         let stream = &self.turns.streams[turn];
         stream.wait(&ready)?;
-        let op = &*self.op;
+        let op = &self.op;
         let launch = || op.launch(&self.sharing, stream, &work);
         let done = self.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
         self.lanes.all[at].used = (stays.is_none() && self.gathering.is_none()).then_some(done);
@@ -458,7 +458,7 @@ impl<O: DeviceOp> Backend for CudaBackend<'_, O> {
         self.squares.take().map_or(Ok(()), |squares| squares.check())?;
         self.resident.iter_mut().for_each(|resident| resident.there = true);
         let wall = self.begun.elapsed().as_secs_f64();
-        for (_, part) in active(self.op, &self.parts) {
+        for (_, part) in active(&self.op, &self.parts) {
             let ended = part.ended.seconds_since(&self.clock.base)?;
             self.pass.device_seconds = self.pass.device_seconds.max(ended);
         }

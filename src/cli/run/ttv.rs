@@ -19,7 +19,7 @@ use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streams
 use crate::pack::{SpillReport, SummerMemory};
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds, plan};
-use crate::sys::{Sys, directory};
+use crate::sys::{PageBuf, Sys, directory};
 use rayon::prelude::*;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -329,10 +329,10 @@ impl<T: Real> Job<'_, T> {
         Ok(Outcome { elements, spilled, merge_seconds, pipeline: None, passes, spans })
     }
 
-    fn pass<'s, O: HostOp>(
+    fn pass<O: HostOp>(
         &self,
-        executor: &mut Executor<'s, HostBackend<'s, O>>,
-        backend: &mut HostBackend<'s, O>,
+        executor: &mut Executor<PageBuf>,
+        backend: &mut HostBackend<O>,
     ) -> Result<PassReport> {
         let progress = self.run.progress();
         let total = Some(self.store.manifest().nnz);

@@ -75,8 +75,8 @@ mod with_cuda {
             sink: Option<Sink<'_>>,
             progress: &(dyn Fn(u64) + Sync),
         ) -> Result<Ran> {
-            let mut op = DeviceTtv::new(device, self.store, self.vector, variant, sink)?;
-            let mut backend = PipelineBackend::new(device, self.store, plan, &mut op)?;
+            let op = DeviceTtv::new(device, self.store, self.vector, variant, sink)?;
+            let mut backend = PipelineBackend::new(device, self.store, plan, op)?;
             let mut executor = Executor::new(self.store, self.plan, &mut backend)?;
             let mut passes = Vec::new();
             for pass in 1..=self.repeat {
@@ -85,8 +85,8 @@ mod with_cuda {
             }
             let spans = executor.spans().to_vec();
             let (plan, notes) = (backend.plan().clone(), backend.notes().to_vec());
-            drop((executor, backend));
-            Ok(Ran { elements: op.finish()?, passes, spans, plan, notes })
+            drop(executor);
+            Ok(Ran { elements: backend.op().finish()?, passes, spans, plan, notes })
         }
     }
 

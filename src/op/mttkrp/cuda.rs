@@ -19,7 +19,7 @@ use crate::backend::cuda::abi::{
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation, WideKernels};
 use crate::backend::cuda::{DeviceOp, Nonzeros, Work};
-use crate::dense::{Matrix, Precision, Real};
+use crate::dense::{Matrix, MatrixRef, Precision, Real};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::linear::{BLOCK_BITS, BitLayout};
@@ -162,11 +162,22 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
         kernels: &Source,
     ) -> Result<Self> {
-        let rank = factors[0].columns();
-        let mut made = Self::without_targets(device, store, rank, kernels)?;
+        let mut made = Self::prepare(device, store, factors[0].columns(), modes, kernels)?;
         made.put(factors)?;
+        Ok(made)
+    }
+
+    /// The same, with room for factors of `rank` columns, which [`DeviceMttkrp::put`] brings.
+    pub fn prepare(
+        device: &Arc<Device>,
+        store: &Store,
+        rank: usize,
+        modes: &[usize],
+        kernels: &Source,
+    ) -> Result<Self> {
+        let mut made = Self::without_targets(device, store, rank, kernels)?;
         let target = |&mode: &usize| {
-            let rows = factors[mode].rows();
+            let rows = store.manifest().shape.dims()[mode] as usize;
             let copies = copies(rows);
             made.sums.push(device.memory(copies * rows * rank * size_of::<f64>())?);
             let separate = size_of::<T>() < size_of::<f64>();
@@ -230,9 +241,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     }
 
     /// Copies `factors` to the device, in place of those before.
-    pub fn put(&mut self, factors: &[Matrix<T>]) -> Result<()> {
+    pub fn put<'f>(&mut self, factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>) -> Result<()> {
         let mut both = self.factors.iter_mut().zip(factors);
-        both.try_for_each(|(memory, factor)| memory.write(factor.data()))
+        both.try_for_each(|(memory, factor)| memory.write(factor.into().data()))
     }
 
     /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
@@ -278,6 +289,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     #[must_use]
     pub fn kernels(&self) -> &LoadedReport {
         &self.kernels.report
+    }
+
+    /// Copies the results of the last pass to `results`, `dims[mode]` x rank numbers for each mode.
+    pub fn read_results(&self, results: &mut [&mut [T]]) -> Result<()> {
+        let mut both = self.targets.iter().zip(results);
+        both.try_for_each(|(target, data)| self.result(target).read(data))
     }
 
     /// The results of the last pass, with their modes.

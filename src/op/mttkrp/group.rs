@@ -5,7 +5,7 @@
 use super::kernel::{self, Shared, Single};
 use super::slots::{AHEAD, Finder, Ids, Rows, touch};
 use crate::backend::host::Batch;
-use crate::dense::{Matrix, Real};
+use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::DecodedTile;
@@ -129,7 +129,7 @@ impl<T: Real> Tables<T> {
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, T> {
     pub batch: &'a Batch<'a>,
-    pub factors: &'a [Matrix<T>],
+    pub factors: &'a [MatrixRef<'a, T>],
     /// The factors of modes that have copies, their rows aligned, when all modes are computed.
     pub aligned: &'a [Rows<T>],
     pub rank: usize,

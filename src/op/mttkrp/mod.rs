@@ -23,7 +23,7 @@ mod slots;
 pub use group::Strategy;
 
 use crate::backend::host::{Batch, HostOp, Vectors, computing_bytes};
-use crate::dense::{Matrix, Real};
+use crate::dense::{Matrix, MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::shape::Shape;
@@ -33,7 +33,6 @@ use deal::{Dealer, Desk, Shift, Turn};
 use group::{COPIES, Commit, Group, Inputs, Tables};
 use rayon::prelude::*;
 use slots::Rows;
-use std::borrow::Cow;
 use std::sync::PoisonError;
 
 /// Tiles of a group, which is cut by position in the store.
@@ -47,12 +46,27 @@ pub type ModeMatrix<T> = (usize, Matrix<T>);
 /// MTTKRP of some modes on the host.
 #[derive(Debug)]
 pub struct Mttkrp<'a, T: Clone> {
-    factors: Cow<'a, [Matrix<T>]>,
+    factors: Factors<'a, T>,
+    results: Vec<Accumulator<'a>>,
+    scratch: Scratch<T>,
+}
+
+/// Where factors are.
+#[derive(Debug)]
+enum Factors<'a, T> {
+    /// With whoever called.
+    Lent(Vec<MatrixRef<'a, T>>),
+    /// Here, and they change between passes.
+    Own(Vec<Matrix<T>>),
+}
+
+/// What is kept apart from factors and results.
+#[derive(Debug)]
+struct Scratch<T: Clone> {
     rank: usize,
     /// Elements from one row to the next in slots and copies.
     stride: usize,
     vectors: Vectors,
-    results: Vec<Accumulator>,
     modes: Vec<(usize, Strategy)>,
     /// Whether they are all modes, in order.
     all: bool,
@@ -70,11 +84,55 @@ pub struct Mttkrp<'a, T: Clone> {
 
 /// The sums of one mode while they grow.
 #[derive(Debug)]
-struct Accumulator {
+struct Accumulator<'a> {
     mode: usize,
     rows: usize,
     /// `rows` x rank, then room that this mode does not need.
-    sums: Vec<f64>,
+    sums: Sums<'a>,
+}
+
+/// Memory for sums.
+#[derive(Debug)]
+pub enum Sums<'a> {
+    /// Taken here.
+    Own(Vec<f64>),
+    /// The caller's.
+    Lent(&'a mut [f64]),
+}
+
+impl Sums<'_> {
+    fn as_mut(&mut self) -> &mut [f64] {
+        match self {
+            Self::Own(sums) => sums,
+            Self::Lent(sums) => sums,
+        }
+    }
+
+    /// The sums, if they were taken here.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<f64> {
+        match self {
+            Self::Own(sums) => sums,
+            Self::Lent(_) => Vec::new(),
+        }
+    }
+}
+
+impl<T: Real> Factors<'_, T> {
+    fn views(&self) -> Vec<MatrixRef<'_, T>> {
+        match self {
+            Self::Lent(factors) => factors.clone(),
+            Self::Own(factors) => factors.iter().map(MatrixRef::from).collect(),
+        }
+    }
+
+    /// Those that are here.
+    fn own(&mut self) -> &mut Vec<Matrix<T>> {
+        match self {
+            Self::Own(factors) => factors,
+            Self::Lent(_) => unreachable!("only an alternating operation changes its factors"),
+        }
+    }
 }
 
 /// The memory that is taken apart from factors and results.
@@ -164,33 +222,77 @@ pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads:
 impl<'a, T: Real> Mttkrp<'a, T> {
     /// MTTKRP of `modes`, from 0, with `factors[m]` `dims[m]` x rank; runs on the current pool of `threads`.
     pub fn new(sys: &Sys, factors: &'a [Matrix<T>], modes: &[usize], threads: usize) -> Result<Self> {
-        let rank = factors[0].columns();
-        if let Some(mode) = modes.iter().find(|&&m| m >= factors.len()) {
-            return Err(Error::request(format!("mode {} of a tensor of order {}", mode + 1, factors.len())));
+        let rows: Vec<usize> = factors.iter().map(Matrix::rows).collect();
+        let made = Mttkrp::prepare(sys, &rows, factors[0].columns(), modes, threads)?;
+        let sums = made.own_sums(sys)?;
+        Ok(made.lend(factors.iter().map(MatrixRef::from).collect(), sums))
+    }
+
+    /// MTTKRP of `modes`, from 0, of a tensor of dims `rows`, with what `threads` threads of the current pool need but for
+    /// factors of `rank` columns and memory for results: [`Mttkrp::lend`].
+    pub fn prepare(
+        sys: &Sys,
+        rows: &[usize],
+        rank: usize,
+        modes: &[usize],
+        threads: usize,
+    ) -> Result<Mttkrp<'static, T>> {
+        if let Some(mode) = modes.iter().find(|&&m| m >= rows.len()) {
+            return Err(Error::request(format!("mode {} of a tensor of order {}", mode + 1, rows.len())));
         }
-        let accumulator = |&mode: &usize| {
-            let rows = factors[mode].rows();
-            Ok(Accumulator { mode, rows, sums: sys.vec(0.0, rows * rank)? })
-        };
-        let results = modes.iter().map(accumulator).collect::<Result<_>>()?;
-        let rows: Vec<usize> = modes.iter().map(|&m| factors[m].rows()).collect();
-        let room = Room::new::<T>(&rows, rank, are_all(modes, factors.len()), threads);
-        let mut mttkrp = Self::with_room(sys, Cow::Borrowed(factors), results, &room)?;
+        let accumulator = |&mode: &usize| Accumulator { mode, rows: rows[mode], sums: Sums::Own(Vec::new()) };
+        let of_modes: Vec<usize> = modes.iter().map(|&m| rows[m]).collect();
+        let room = Room::new::<T>(&of_modes, rank, are_all(modes, rows.len()), threads);
+        let results = modes.iter().map(accumulator).collect();
+        let mut mttkrp = Mttkrp::with_room(sys, Factors::Lent(Vec::new()), results, &room)?;
         if room.all {
-            let stride = room.stride;
-            let aligned = |(factor, &(_, strategy)): (&Matrix<T>, &(usize, Strategy))| match strategy {
-                Strategy::Copies => Rows::of(sys, factor, stride),
+            let aligned = |(rows, &(_, strategy)): (&usize, &(usize, Strategy))| match strategy {
+                Strategy::Copies => Rows::new(sys, rows * room.stride),
                 Strategy::Slots => Rows::new(sys, 0),
             };
-            mttkrp.aligned = factors.iter().zip(&mttkrp.modes).map(aligned).collect::<Result<_>>()?;
+            let scratch = &mut mttkrp.scratch;
+            scratch.aligned = rows.iter().zip(&scratch.modes).map(aligned).collect::<Result<_>>()?;
         }
         Ok(mttkrp)
     }
 
+    /// Zeros for the results of each mode.
+    pub fn own_sums(&self, sys: &Sys) -> Result<Vec<Sums<'static>>> {
+        let rank = self.scratch.rank;
+        self.results.iter().map(|result| Ok(Sums::Own(sys.vec(0.0, result.rows * rank)?))).collect()
+    }
+
+    /// The same with other factors, and other memory for the results of each mode, which is zero.
+    #[must_use]
+    pub fn lend<'b>(mut self, factors: Vec<MatrixRef<'b, T>>, sums: Vec<Sums<'b>>) -> Mttkrp<'b, T> {
+        let Scratch { stride, modes, aligned, .. } = &mut self.scratch;
+        for ((aligned, factor), (_, strategy)) in aligned.iter_mut().zip(&factors).zip(modes) {
+            if *strategy == Strategy::Copies {
+                aligned.copy_from(*factor, *stride);
+            }
+        }
+        let accumulator =
+            |(Accumulator { mode, rows, .. }, sums): (Accumulator<'_>, Sums<'b>)| Accumulator { mode, rows, sums };
+        let results = self.results.into_iter().zip(sums).map(accumulator).collect();
+        Mttkrp { factors: Factors::Lent(factors), results, scratch: self.scratch }
+    }
+
+    /// The results so far, with their modes, and what is left.
+    #[must_use]
+    pub fn take(mut self) -> (Vec<(usize, Sums<'a>)>, Mttkrp<'static, T>) {
+        self.close();
+        let (mut results, mut taken) = (Vec::new(), Vec::new());
+        for Accumulator { mode, rows, sums } in self.results {
+            taken.push((mode, sums));
+            results.push(Accumulator { mode, rows, sums: Sums::Own(Vec::new()) });
+        }
+        (taken, Mttkrp { factors: Factors::Lent(Vec::new()), results, scratch: self.scratch })
+    }
+
     fn with_room(
         sys: &Sys,
-        factors: Cow<'a, [Matrix<T>]>,
-        results: Vec<Accumulator>,
+        factors: Factors<'a, T>,
+        results: Vec<Accumulator<'a>>,
         room: &Room,
     ) -> Result<Self> {
         let (rank, stride) = (room.rank, room.stride);
@@ -204,75 +306,74 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             Ok(sums)
         };
         let copies = |_| Ok(Mutex::new(room.copied.iter().map(copy).collect::<Result<_>>()?));
-        Ok(Self {
-            factors,
+        let scratch = Scratch {
             rank,
             stride,
             vectors: Vectors::Widest,
             modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
-            results,
             all: room.all,
             wide: false,
             aligned: Vec::new(),
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
             desks: (0..room.desks).map(desk).collect::<Result<_>>()?,
             open: None,
-        })
+        };
+        Ok(Self { factors, results, scratch })
     }
 
     /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
     /// none until [`Mttkrp::put`].
     pub fn alternating(sys: &Sys, shape: &Shape, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
         let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
-        let sums = sys.vec(0.0, rows * rank)?;
+        let sums = Sums::Own(sys.vec(0.0, rows * rank)?);
         let results = vec![Accumulator { mode: 0, rows: 0, sums }];
         let room = Room::for_any::<T>(shape, rank, threads);
-        Mttkrp::with_room(sys, Cow::Owned(Vec::new()), results, &room)
+        Mttkrp::with_room(sys, Factors::Own(Vec::new()), results, &room)
     }
 
     /// The same with other vector instructions than the widest; results are the same.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
-        self.vectors = vectors;
+        self.scratch.vectors = vectors;
         self
     }
 
     /// Takes `factors` of the shape and rank that this was made for and returns those that it had.
     pub fn put(&mut self, factors: Vec<Matrix<T>>) -> Vec<Matrix<T>> {
-        std::mem::replace(self.factors.to_mut(), factors)
+        std::mem::replace(self.factors.own(), factors)
     }
 
-    /// The factors.
+    /// The factors of an alternating operation.
     #[must_use]
-    pub fn factors(&self) -> &[Matrix<T>] {
-        &self.factors
+    pub fn factors(&mut self) -> &[Matrix<T>] {
+        self.factors.own()
     }
 
     /// The next pass computes `mode`, with `wide` by products in f64. The sums must be zero, as whoever took them left them.
     pub fn aim(&mut self, mode: usize, wide: bool) {
-        self.wide = wide;
-        let rows = self.factors[mode].rows();
-        let result = &mut self.results[0];
+        let rows = self.factors.own()[mode].rows();
+        let (result, scratch) = (&mut self.results[0], &mut self.scratch);
         (result.mode, result.rows) = (mode, rows);
-        self.modes[0] = (mode, Strategy::of(rows, self.rank));
-        self.desks.extend(self.open.take());
+        scratch.wide = wide;
+        scratch.modes[0] = (mode, Strategy::of(rows, scratch.rank));
+        scratch.forget_open();
     }
 
     /// The sums of the mode that [`Mttkrp::aim`] named, `dims[mode]` x rank, to be left zero, and the mode's factor, which may change.
     pub fn sums_and_factor(&mut self) -> (&mut [f64], &mut Matrix<T>) {
         self.close();
         let result = &mut self.results[0];
-        let factor = &mut self.factors.to_mut()[result.mode];
-        (result.sums_mut(self.rank), factor)
+        let factor = &mut self.factors.own()[result.mode];
+        (result.sums_mut(self.scratch.rank), factor)
     }
 
     /// Sets all sums to zero, for another pass.
     pub fn reset(&mut self) {
-        self.desks.extend(self.open.take());
+        self.scratch.forget_open();
         for result in &mut self.results {
-            result.sums.par_iter_mut().for_each(|x| *x = 0.0);
+            result.sums.as_mut().par_iter_mut().for_each(|x| *x = 0.0);
         }
-        for copy in &mut self.copies {
+        for copy in &mut self.scratch.copies {
             let copy = copy.get_mut().unwrap_or_else(PoisonError::into_inner);
             for sums in copy {
                 sums.data_mut().fill(0.0);
@@ -282,39 +383,40 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// The results so far, with their modes, rounded to `T`.
     #[must_use]
-    pub fn finish(mut self) -> Vec<ModeMatrix<T>> {
-        self.close();
-        let rank = self.rank;
-        let finish = |result: Accumulator| {
-            (result.mode, Matrix::from_rows(result.rows, rank, T::from_f64s(result.sums)))
+    pub fn finish(self) -> Vec<ModeMatrix<T>> {
+        let rank = self.scratch.rank;
+        let matrix = |(mode, sums): (usize, Sums<'_>)| {
+            let sums = sums.into_vec();
+            (mode, Matrix::from_rows(sums.len() / rank, rank, T::from_f64s(sums)))
         };
-        self.results.into_iter().map(finish).collect()
+        self.take().0.into_iter().map(matrix).collect()
     }
 
     /// Adds the group that is not whole, the store's last, and the copies, which are zero afterwards.
     fn close(&mut self) {
-        let (rank, stride) = (self.rank, self.stride);
-        if let Some(desk) = self.open.take() {
+        let scratch = &mut self.scratch;
+        let (rank, stride) = (scratch.rank, scratch.stride);
+        if let Some(desk) = scratch.open.take() {
             for (mode, result) in self.results.iter_mut().enumerate() {
-                if self.modes[mode].1 == Strategy::Slots {
+                if scratch.modes[mode].1 == Strategy::Slots {
                     let sums = result.sums_mut(rank);
-                    self.vectors.arch().dispatch(Commit { group: &desk.0, mode, rank, stride, sums });
+                    scratch.vectors.arch().dispatch(Commit { group: &desk.0, mode, rank, stride, sums });
                 }
             }
-            self.desks.push(desk);
+            scratch.desks.push(desk);
         }
         for (k, result) in self.results.iter_mut().enumerate() {
-            if self.modes[k].1 == Strategy::Slots {
+            if scratch.modes[k].1 == Strategy::Slots {
                 continue;
             }
             let elements = result.rows * stride;
-            for copy in &mut self.copies {
+            for copy in &mut scratch.copies {
                 let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
                 let rows = copy.data_mut()[..elements].par_chunks_exact_mut(stride);
                 let add = |(sum, copied): (&mut [f64], &mut [f64])| {
                     sum.iter_mut().zip(copied).for_each(|(s, x)| *s += std::mem::take(x));
                 };
-                result.sums.par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
+                result.sums.as_mut().par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
             }
         }
     }
@@ -325,26 +427,34 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.
-        self.desks.extend(self.open.take_if(|(group, _)| group.number != groups.start));
+        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, desks, open } = &mut self.scratch;
+        desks.extend(open.take_if(|(group, _)| group.number != groups.start));
         // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
-        let narrow = !self.all && self.vectors == Vectors::Widest;
-        let vectors = self.vectors.arch();
+        let narrow = !*all && *vectors == Vectors::Widest;
+        let vectors = vectors.arch();
         let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
-        let (rank, stride, all, wide, modes) = (self.rank, self.stride, self.all, self.wide, &*self.modes);
-        let inputs =
-            Inputs { batch, factors: &self.factors, aligned: &self.aligned, rank, stride, modes, all, wide };
+        let (rank, stride, all, wide) = (*rank, *stride, *all, *wide);
+        let factors = &self.factors.views();
+        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide };
         let first = groups.start;
         let turns = self.results.iter_mut().map(|result| Turn::new(first, result.sums_mut(rank))).collect();
-        let threads = self.desks.len() + usize::from(self.open.is_some());
-        let dealer = Mutex::new(Dealer { groups, desks: &mut self.desks, open: &mut self.open });
-        let shift = Shift { inputs, copies: &self.copies, dealer, turns, vectors };
+        let threads = desks.len() + usize::from(open.is_some());
+        let dealer = Mutex::new(Dealer { groups, desks, open });
+        let shift = Shift { inputs, copies, dealer, turns, vectors };
         at_once(threads, || shift.work());
         Ok(())
     }
 }
 
-impl Accumulator {
+impl<T: Clone> Scratch<T> {
+    /// Forgets the group that is not whole.
+    fn forget_open(&mut self) {
+        self.desks.extend(self.open.take());
+    }
+}
+
+impl Accumulator<'_> {
     fn sums_mut(&mut self, rank: usize) -> &mut [f64] {
-        &mut self.sums[..self.rows * rank]
+        &mut self.sums.as_mut()[..self.rows * rank]
     }
 }

@@ -3,7 +3,7 @@
 
 use super::GROUP_NNZ;
 use super::kernel::LINE_BYTES;
-use crate::dense::{Matrix, Real};
+use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::sys::Sys;
@@ -154,10 +154,9 @@ impl<T: Real> Rows<T> {
     }
 
     /// The rows of a matrix.
-    pub fn of(sys: &Sys, matrix: &Matrix<T>, stride: usize) -> Result<Self> {
-        let mut rows = Self::new(sys, matrix.rows() * stride)?;
-        (0..matrix.rows()).for_each(|row| rows.push(matrix.row(row), stride));
-        Ok(rows)
+    pub fn copy_from(&mut self, matrix: MatrixRef<'_, T>, stride: usize) {
+        self.clear();
+        (0..matrix.rows()).for_each(|row| self.push(matrix.row(row), stride));
     }
 
     /// Appends a row, zeros behind up to `stride` elements.

@@ -135,7 +135,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
     })
 }
 
-impl<O: DeviceOp> CudaBackend<'_, O> {
+impl<O: DeviceOp> CudaBackend<O> {
     /// Derives the orders of the group that has been gathered, and copies them to host memory. After the last one they serve their parts.
     pub(super) fn sort_group(&mut self) -> Result<()> {
         // All of it is there, and has been worked on.
@@ -159,7 +159,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
                 Err(e) => return Err(e),
             };
             gathering.sorted[p] = HostOrder::default();
-            self.plan.give_up_host_order(self.store, p, &refused);
+            self.plan.give_up_host_order(&self.store, p, &refused);
             self.notes.push(self.plan.orders[p].why.clone());
         }
         gathering.next_group();
@@ -176,7 +176,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
 
     /// The images of part `p` for the gathered group. An [`Error::Request`] where they take more than the plan said.
     fn sort_part(&mut self, p: usize, gathering: &Gathering) -> Result<Vec<HostImage>> {
-        let (store, device, manifest) = (self.store, &self.device, self.store.manifest());
+        let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
         let planned = self.plan.host_orders.as_ref().expect("groups are the plan's");
         let group = gathering.groups.front().expect("there is a group");
         let mode = self.plan.orders[p].mode - 1;
@@ -224,7 +224,7 @@ impl<O: DeviceOp> CudaBackend<'_, O> {
                 };
                 let blocks = blocks_of(image.nnz.into(), SORTED_TILES);
                 let work = Work { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart };
-                let (op, stream) = (&*self.op, &part.streamed);
+                let (op, stream) = (&self.op, &part.streamed);
                 stream.wait(&copied)?;
                 let launch = || op.launch(&[p], stream, &work);
                 lane.used = Some(self.clock.time(Stage::Kernel, p, Some(number), stream, launch)?);

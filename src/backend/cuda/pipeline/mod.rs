@@ -95,14 +95,14 @@ struct Passing<N> {
 type Notes<N> = Arc<Mutex<Vec<Option<N>>>>;
 
 /// Runs an operation on a GPU whose results leave as they come.
-pub struct PipelineBackend<'a, O: PipelineOp> {
+pub struct PipelineBackend<O: PipelineOp> {
     // Dropped first: copies wait for the streams below.
     passing: VecDeque<Passing<O::Note>>,
     freed: VecDeque<Free<Pinned>>,
     device: Arc<Device>,
-    store: &'a Store,
+    store: Store,
     decoder: Arc<Decoder>,
-    op: &'a mut O,
+    op: O,
     inward: Stream,
     compute: Stream,
     outward: Stream,
@@ -117,7 +117,7 @@ pub struct PipelineBackend<'a, O: PipelineOp> {
 }
 
 /// Where a pass has failed, work can be under way: it ends before the memory that it uses goes.
-impl<O: PipelineOp> Drop for PipelineBackend<'_, O> {
+impl<O: PipelineOp> Drop for PipelineBackend<O> {
     fn drop(&mut self) {
         for stream in [&self.inward, &self.compute, &self.outward] {
             // After an error of the device, nothing is under way.
@@ -126,9 +126,9 @@ impl<O: PipelineOp> Drop for PipelineBackend<'_, O> {
     }
 }
 
-impl<'a, O: PipelineOp> PipelineBackend<'a, O> {
+impl<O: PipelineOp> PipelineBackend<O> {
     /// Allocates what `plan` says; where the device or the host has less than it said, fewer lanes, and a note.
-    pub fn new(device: &Arc<Device>, store: &'a Store, plan: &PipelinePlan, op: &'a mut O) -> Result<Self> {
+    pub fn new(device: &Arc<Device>, store: &Store, plan: &PipelinePlan, op: O) -> Result<Self> {
         let (manifest, sys) = (store.manifest(), store.sys());
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let lanes = make_lanes(device, store, &plan, &mut notes)?;
@@ -139,7 +139,7 @@ impl<'a, O: PipelineOp> PipelineBackend<'a, O> {
             passing: VecDeque::with_capacity(lanes.len()),
             freed: VecDeque::with_capacity(lanes.len()),
             device: Arc::clone(device),
-            store,
+            store: store.clone(),
             decoder: Arc::new(Decoder::new(&manifest.shape, &manifest.format)),
             op,
             inward: device.stream(true)?,
@@ -158,7 +158,7 @@ impl<'a, O: PipelineOp> PipelineBackend<'a, O> {
 
     /// The operation.
     pub fn op(&mut self) -> &mut O {
-        self.op
+        &mut self.op
     }
 
     /// What was allocated.
@@ -250,7 +250,7 @@ fn make_lanes(
     Ok(lanes)
 }
 
-impl<O: PipelineOp> Backend for PipelineBackend<'_, O> {
+impl<O: PipelineOp> Backend for PipelineBackend<O> {
     type Buffer = Pinned;
 
     fn buffer(&mut self, bytes: usize) -> Result<Pinned> {
@@ -296,7 +296,7 @@ impl<O: PipelineOp> Backend for PipelineBackend<'_, O> {
         start.record(&self.inward)?;
         let upload = self.inward.upload(buffer, image_bytes, &lane.image, 0, &copied)?;
         self.compute.wait(&copied)?;
-        let (op, compute) = (&mut *self.op, &self.compute);
+        let (op, compute) = (&mut self.op, &self.compute);
         let chunk = Chunk { header: &header, note: &note };
         let (image, results) = (lane.image.address(), lane.results.address());
         let mut result_bytes = 0;
