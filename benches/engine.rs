@@ -8,13 +8,13 @@
 
 mod common;
 
-use blco::coo::Source;
-use blco::coo::generate::{GenerateSpec, Generator, Skew, Values};
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::Real;
-use blco::pack::{PackOptions, PackReport, pack};
-use blco::store::Store;
-use blco::sys::Sys;
+use blco::internals::coo::Source;
+use blco::internals::coo::generate::{GenerateSpec, Generator, Skew, Values};
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::dense::Real;
+use blco::internals::pack::{PackOptions, PackReport, pack};
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
 use common::{LARGE, SMALL, copy, median, passes, rows};
 use std::path::{Path, PathBuf};
 

@@ -9,9 +9,9 @@
 
 mod common;
 
-use blco::store::Store;
-use blco::stream::{Limits, plan};
-use blco::sys::Sys;
+use blco::internals::store::Store;
+use blco::internals::stream::{Limits, plan};
+use blco::internals::sys::Sys;
 use common::{LARGE, SMALL, copy, median, passes, rows};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

@@ -12,18 +12,18 @@
 #[expect(dead_code, reason = "what MTTKRP is measured with")]
 mod common;
 
-use blco::backend::host::{HostBackend, HostOp};
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::coo::{Batch, Source};
-use blco::dense::Matrix;
-use blco::encoding::LeafRule;
-use blco::format::DecodedTile;
-use blco::op::export::EachTile;
-use blco::op::ttv::Streamed;
-use blco::pack::{FormatOption, PackOptions, pack};
-use blco::store::{Format, Store};
-use blco::stream::{Executor, Limits, plan};
-use blco::sys::Sys;
+use blco::internals::backend::host::{HostBackend, HostOp};
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::coo::{Batch, Source};
+use blco::internals::dense::Matrix;
+use blco::internals::encoding::LeafRule;
+use blco::internals::format::DecodedTile;
+use blco::internals::op::export::EachTile;
+use blco::internals::op::ttv::Streamed;
+use blco::internals::pack::{FormatOption, PackOptions, pack};
+use blco::internals::store::{Format, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
 use common::{copy, median};
 use rayon::prelude::*;
 use std::hint::black_box;

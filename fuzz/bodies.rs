@@ -6,21 +6,21 @@
 
 pub mod resume;
 
-use blco::backend::host::{HostBackend, HostOp, Vectors};
-use blco::coo::tns::{IndexBase, ReadOptions, TnsReader, TnsWriter};
-use blco::coo::{Batch, Extent, Source};
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::error::{Error, Result};
-use blco::format::DecodedTile;
-use blco::op::export::EachTile;
-use blco::op::mttkrp::Mttkrp;
-use blco::op::salvage::Salvage;
-use blco::op::ttv::Streamed;
-use blco::op::verify::Verify;
-use blco::shape::Shape;
-use blco::store::{ChunkEntry, ChunkHeader, Format, Manifest, Store};
-use blco::stream::{Executor, Limits, plan};
-use blco::sys::Sys;
+use blco::internals::backend::host::{HostBackend, HostOp, Vectors};
+use blco::internals::coo::tns::{IndexBase, ReadOptions, TnsReader, TnsWriter};
+use blco::internals::coo::{Batch, Extent, Source};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::error::{Error, Result};
+use blco::internals::format::DecodedTile;
+use blco::internals::op::export::EachTile;
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::op::salvage::Salvage;
+use blco::internals::op::ttv::Streamed;
+use blco::internals::op::verify::Verify;
+use blco::internals::shape::Shape;
+use blco::internals::store::{ChunkEntry, ChunkHeader, Format, Manifest, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -6,13 +6,13 @@
 
 use blco::cli::Program;
 use blco::cli::cpd::Cpd;
-use blco::coo::generate::{GenerateSpec, Generator};
-use blco::decomp::Model;
-use blco::decomp::score::score;
-use blco::dense::Matrix;
-use blco::error::{Error, Result};
-use blco::pack::{PackOptions, pack};
-use blco::sys::Sys;
+use blco::internals::coo::generate::{GenerateSpec, Generator};
+use blco::internals::decomp::Model;
+use blco::internals::decomp::score::score;
+use blco::internals::dense::Matrix;
+use blco::internals::error::{Error, Result};
+use blco::internals::pack::{PackOptions, pack};
+use blco::internals::sys::Sys;
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::path::Path;

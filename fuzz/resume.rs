@@ -2,13 +2,13 @@
 //! an undisturbed pack writes, or an error.
 
 use super::pass;
-use blco::coo::{Batch, Extent, Source};
-use blco::error::Result;
-use blco::op::verify::Verify;
-use blco::pack::{PackOptions, Phase, pack};
-use blco::random::Counter;
-use blco::store::Store;
-use blco::sys::Sys;
+use blco::internals::coo::{Batch, Extent, Source};
+use blco::internals::error::Result;
+use blco::internals::op::verify::Verify;
+use blco::internals::pack::{PackOptions, Phase, pack};
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;

@@ -1,74 +1,113 @@
-//! An out-of-core engine for sparse tensors: coordinate text becomes a *store* of chunk files once, and
-//! operations on every mode stream the chunks, on machines whose memory holds neither.
-//!
-//! **Read first:** [`pack::pack`], which makes a store, and [`stream::Executor::pass`], which runs over one.
-//!
-//! ```text
-//! pack    coo::Source -> runs (sort) -> combine (duplicates) -> cut (tiles, chunks) -> store::Staging
-//! run     store::Store -> [ worker threads: read, verify, decode ] -> stream::Backend -> an operation in op
-//! ```
-//!
-//! | module | what it is for |
-//! |---|---|
-//! | [`error`], [`shape`], [`random`], [`sys`] | one error type; dims; a counter-based generator; the seam to the system |
-//! | [`publish`] | how stores, results, checkpoints and files get their names |
-//! | [`dense`] | factors and results, NumPy files |
-//! | [`coo`] | coordinate text, generated tensors |
-//! | [`linear`] | the linear index and BLCO's re-encoding |
-//! | [`encoding`] | packed columns, tiles, values |
-//! | [`store`] | manifest, chunks, checksums |
-//! | [`mod@format`] | BLCO and HOCFS chunk images: building them, checked views of them |
-//! | [`pack`] | the packer |
-//! | [`stream`] | the executor: plan, workers, passes |
-//! | [`backend`] | where the work is done |
-//! | [`op`] | MTTKRP, its oracle, TTV, inspection, verification, salvage |
-//! | [`decomp`] | CP decompositions |
-//! | [`cli`] | the programs |
-//!
-//! # Example
+//! An out-of-core engine for sparse tensors: coordinate text becomes a *store* of chunk files once, and operations on
+//! every mode stream the chunks, on machines whose memory holds neither, on a GPU where there is one.
 //!
 //! ```
-//! use blco::coo::generate::{GenerateSpec, Generator};
-//! use blco::{backend::host::HostBackend, dense, op::mttkrp::Mttkrp, pack, store, stream, sys::Sys};
+//! use blco::{Cp, Engine, Matrix, Modes, PackOptions, ReadOptions};
 //!
-//! # fn main() -> blco::error::Result<()> {
+//! # fn main() -> blco::Result<()> {
 //! # let dir = tempfile::tempdir().unwrap();
-//! # let target = dir.path().join("example.blco");
-//! let sys = Sys::default();
-//! let spec = GenerateSpec { dims: vec![40, 30, 20], nnz: 5000, ..GenerateSpec::default() };
-//! let options = pack::PackOptions::new(target.clone());
-//! pack::pack(&sys, &mut Generator::new(&sys, spec)?, &options, &|_, _, _| {})?;
+//! # let (text, store) = (dir.path().join("movies.tns"), dir.path().join("movies.blco"));
+//! # std::fs::write(&text, "1 1 1 5\n2 1 3 3\n2 2 1 1\n3 2 2 4\n").unwrap();
+//! let engine = Engine::new()?;
+//! engine.pack(&mut engine.read_text(&text, ReadOptions::default())?, &PackOptions::new(store.clone()))?;
 //!
-//! let store = store::Store::open(&sys, &target)?;
-//! let factors = dense::seeded_factors::<f64>(&sys, &store.manifest().shape, 8, 0)?;
-//! let mut mttkrp = Mttkrp::new(&sys, &factors, &[0, 1, 2], 2)?;
-//! let mut backend = HostBackend::new(&store, &mut mttkrp)?;
-//! let plan = stream::plan(&store, 0, &stream::Limits::default())?;
-//! stream::Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| {})?;
-//! for (mode, result) in mttkrp.finish() {
-//!     println!("mode {}: {} x {}", mode + 1, result.rows(), result.columns());
+//! let store = engine.open(&store)?;
+//! let ones = |&dim: &u32| Matrix::from_rows(dim as usize, 8, vec![1.0; dim as usize * 8]);
+//! let factors: Vec<Matrix<f64>> = store.dims().iter().map(ones).collect();
+//! for (mode, sums) in engine.mttkrp(&store, &factors, Modes::All)? {
+//!     println!("mode {mode}: {} x {}", sums.rows(), sums.columns());
 //! }
+//! let model = engine.cp_als::<f64>(&store, &Cp::rank(2))?;
+//! println!("weights {:?}, fit {}", model.model.lambda.data(), model.fit());
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Where to look
+//!
+//! | to | there is |
+//! |---|---|
+//! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`] |
+//! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
+//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`] |
+//! | compute again and again | [`Engine::prepare_mttkrp`], whose session keeps the store's chunks in memory, the GPU's too |
+//! | know beforehand what that takes | [`Engine::plan_mttkrp`], [`Engine::plan_cp_als`]: an [`ExecutionPlan`] is data |
+//!
+//! Modes and indices count from 0 here, as in Rust; in files of text, in messages and in what the programs are told they count
+//! from 1. Matrices are row-major. Every function that can fail gives an [`Error`] that says where, what, and what to do.
+//!
+//! # Determinism
+//!
+//! A store's bytes depend on the tensor and the options alone. On the CPU results have the same bits for any number of threads,
+//! memory and chunks; on a GPU where the engine is [deterministic](EngineBuilder::deterministic).
+//!
+//! # Features
+//!
+//! | feature | brings |
+//! |---|---|
+//! | `cuda`, on by default | the GPU: the driver is loaded where there is one, nothing is needed to build |
+//! | `cli`, on by default | the programs, and what terminals need |
+//!
+//! # Inside
+//!
+//! `pack::pack` makes a store, `stream::Executor::pass` runs over one; ARCHITECTURE.md in the repository has the rest.
+
+#![cfg_attr(
+    not(feature = "internals"),
+    allow(
+        dead_code,
+        unused_imports,
+        clippy::unused_self,
+        reason = "some is for tests and for programs alone"
+    )
+)]
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("stores are little-endian and used as they lie; a big-endian port needs a swapping view");
 
-pub mod backend;
+mod backend;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
 pub mod cli;
-pub mod coo;
-pub mod decomp;
-pub mod dense;
-pub mod encoding;
-pub mod error;
-pub mod format;
-pub mod linear;
-pub mod op;
-pub mod pack;
-pub mod publish;
-pub mod random;
-pub mod shape;
-pub mod store;
-pub mod stream;
-pub mod sys;
+mod coo;
+mod decomp;
+mod dense;
+mod encoding;
+mod engine;
+mod error;
+mod format;
+mod linear;
+mod op;
+mod pack;
+mod publish;
+mod random;
+mod shape;
+mod store;
+mod stream;
+mod sys;
+
+pub use backend::device::{DeviceOrder, DevicePlan, Facts, HostOrdersPlan, ModeOrder};
+pub use coo::tns::{IndexBase, ReadOptions, TnsReader};
+pub use coo::{Batch, Extent, Size, Source, SourceMemory};
+pub use decomp::{Als, Decomposition, Iteration, Model, StartReport, Stop};
+pub use dense::{Matrix, MatrixRef, Precision, Real};
+pub use encoding::{IndexEncoding, LeafRule};
+pub use engine::Builder as EngineBuilder;
+pub use engine::{Cancel, Cp, Device, Engine, ExecutionPlan, Modes, MttkrpSession, Progress};
+pub use error::{Damage, Error, Result};
+pub use pack::{Duplicates, FormatOption, PackOptions, PackReport, PackSeconds, SpillReport};
+pub use shape::ModeOrder as LevelOrder;
+pub use store::{Codec, Format, Store};
+pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
+
+/// Everything, as tests and benchmarks need it: no part of the interface.
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals {
+    macro_rules! all_of {
+        ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
+    }
+    all_of! {
+        backend coo decomp dense encoding engine error format linear op pack publish random shape store stream sys
+    }
+}

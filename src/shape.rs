@@ -26,7 +26,7 @@ pub struct ModeOrder {
 }
 
 impl ModeOrder {
-    /// `modes` from 0, each named once, at most [`ORDER_MAX`]; `None` where they are not.
+    /// `modes` from 0, each named once, at most 8; `None` where they are not.
     #[must_use]
     pub fn new(modes: &[usize]) -> Option<Self> {
         let mut order = Self { modes: [0; ORDER_MAX], len: modes.len() };
@@ -44,7 +44,7 @@ impl ModeOrder {
     /// All modes of a tensor of `order`, `main` first and then each next one, mode 0 after the last.
     ///
     /// # Panics
-    /// If `order` exceeds [`ORDER_MAX`] or has no mode `main`.
+    /// If `order` exceeds 8 or has no mode `main`.
     #[must_use]
     pub fn rotated(order: usize, main: usize) -> Self {
         assert!(main < order, "a mode of the tensor");

@@ -8,7 +8,7 @@ mod bodies;
 #[path = "../fuzz/models.rs"]
 mod models;
 
-use blco::random::Counter;
+use blco::internals::random::Counter;
 use std::path::Path;
 
 /// Calls `body` with every input that is kept for `target`.

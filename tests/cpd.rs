@@ -8,16 +8,16 @@ mod common;
 #[path = "common/cpd.rs"]
 mod naive;
 
-use blco::decomp::checkpoint::{Checkpointer, Identity};
-use blco::decomp::host::{HostPlace, host_bytes};
-use blco::decomp::{Init, Job, Model, Outcome, Problem, Settings, Stop, run};
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::error::{Error, Result};
-use blco::op::mttkrp::Mttkrp;
-use blco::store::Store;
-use blco::stream::{Limits, plan};
-use blco::sys::Sys;
-use blco::sys::fault::{Call, Fault, Faults};
+use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
+use blco::internals::decomp::host::{HostPlace, host_bytes};
+use blco::internals::decomp::{Decomposition, Init, Job, Model, Problem, Settings, Stop, run};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::error::{Error, Result};
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::store::Store;
+use blco::internals::stream::{Limits, plan};
+use blco::internals::sys::Sys;
+use blco::internals::sys::fault::{Call, Fault, Faults};
 use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use naive::{Dense, naive_iteration, rows};
 use std::path::Path;
@@ -45,7 +45,7 @@ fn seeded<T>(seed: u64) -> Init<T> {
     Init::Seeded { seed, starts: 1 }
 }
 
-fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Outcome<T>> {
+fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Decomposition<T>> {
     let (sys, shape, rank) = (store.sys(), &store.manifest().shape, ask.settings.rank);
     let open = |(dir, every, resume): (std::path::PathBuf, usize, bool)| {
         let identity = Identity::from([("rank".to_owned(), rank.to_string())]);
@@ -198,7 +198,7 @@ fn resumed_runs_end_the_same() {
             let resumed = decompose(&store, Ask { checkpoint: at(k > 0), ..wanted.clone() }).unwrap();
             assert_eq!(bits(&resumed.model), bits(&whole.model), "checkpoint {k}");
             assert_eq!(resumed.als.history().len(), 6);
-            let fits = |o: &Outcome<T>| o.starts.iter().map(|s| s.fit.to_bits()).collect::<Vec<_>>();
+            let fits = |o: &Decomposition<T>| o.starts.iter().map(|s| s.fit.to_bits()).collect::<Vec<_>>();
             assert_eq!(fits(&resumed), fits(&whole));
             let place = k.checked_sub(1).map(|k| (u32::try_from(k / 6 + 1).unwrap(), k % 6 + 1));
             assert_eq!(resumed.resumed.map(|(s, i)| (s, i as u64)), place);
@@ -285,8 +285,9 @@ fn damaged_checkpoints_are_refused() {
     };
     let ask = Ask { checkpoint: Some((dir.path().join("c"), 1, false)), ..ask::<f64>(3, seeded(3), 2) };
     decompose(&store, ask).unwrap();
-    let numbers =
-        |outcome: &Outcome<f64>| outcome.model.factors.iter().map(|f| f.data().to_vec()).collect::<Vec<_>>();
+    let numbers = |outcome: &Decomposition<f64>| {
+        outcome.model.factors.iter().map(|f| f.data().to_vec()).collect::<Vec<_>>()
+    };
     let wanted = numbers(&resumed(dir.path()).unwrap());
     let mut refused = 0;
     for (name, whole) in common::tree(&dir.path().join("c/current")) {
@@ -329,7 +330,7 @@ fn iterations_end_when_the_fit_does_not_change() {
 /// Ranks beyond every dim, equal and zero columns, a matrix: pseudo-inverses, told, and nothing that is not a number.
 #[test]
 fn dependent_components_do_no_harm() {
-    let finite = |outcome: &Outcome<f64>| {
+    let finite = |outcome: &Decomposition<f64>| {
         let all = outcome.model.factors.iter().all(|f| f.data().iter().all(|x| x.is_finite()));
         all && outcome.model.lambda.data().iter().all(|l| l.is_finite()) && outcome.als.fit().is_finite()
     };
@@ -408,7 +409,7 @@ fn what_cannot_be_decomposed_is_told() {
     assert!(says(&good, Init::Given(negative), true).contains("row 2 of mode 1's initial factor holds -0.5"));
     let dir = tempfile::tempdir().unwrap();
     let mut kept = options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS);
-    kept.duplicates = blco::pack::Duplicates::Keep;
+    kept.duplicates = blco::internals::pack::Duplicates::Keep;
     let store = packed(&good, &kept);
     let message = decompose(&store, ask::<f64>(2, seeded(0), 2)).unwrap_err().to_string();
     assert!(message.contains("--duplicates sum"), "{message}");

@@ -13,16 +13,16 @@ mod naive;
 #[path = "common/on_a_device.rs"]
 mod on_a_device;
 
-use blco::backend::cuda::driver::Device;
-use blco::backend::cuda::kernels::Source;
-use blco::backend::cuda::{DeviceLimits, DeviceOrder, Operation, plan as plan_device};
-use blco::decomp::cuda::{DevicePlace, device_bytes};
-use blco::decomp::{Init, Job, Outcome, Settings, run};
-use blco::dense::{Matrix, Precision, Real, seeded_factors};
-use blco::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
-use blco::store::Store;
-use blco::stream::{Limits, plan};
-use blco::sys::Sys;
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::{Operation, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource};
+use blco::internals::decomp::cuda::{DevicePlace, device_bytes};
+use blco::internals::decomp::{Decomposition, Init, Job, Settings, run};
+use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
+use blco::internals::store::Store;
+use blco::internals::stream::{Limits, plan};
+use blco::internals::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use naive::{Dense, Planted, job, naive_iteration, on_host, rows};
 use on_a_device::on_a_device;
@@ -47,7 +47,7 @@ fn on_device<T: Real + bytemuck::Pod>(
     store: &Store,
     init: Init<T>,
     residency: Residency,
-) -> Outcome<T> {
+) -> Decomposition<T> {
     let (manifest, Settings { rank, nonneg, .. }) = (store.manifest(), job.settings);
     let modes: Vec<usize> = (0..manifest.shape.order()).collect();
     let bytes = device_bytes::<T>(&manifest.shape, rank, device.facts.multiprocessors as usize);
@@ -78,7 +78,7 @@ fn on_device<T: Real + bytemuck::Pod>(
     let plan = plan(store, 0, &limits).unwrap();
     // Compiled where NVRTC is, for f32: thread blocks of other tiles than embedded kernels have.
     let compile = (T::PRECISION == Precision::F64).then_some(false);
-    let kernels = Source { compile, ..Source::default() };
+    let kernels = KernelSource { compile, ..KernelSource::default() };
     let op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
     let mut place = DevicePlace::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap();
     let outcome = run(job, init, &mut place, &|_| ()).unwrap();
@@ -191,7 +191,7 @@ fn dependent_components_do_no_harm() {
             let numbers = got.model.factors.iter().flat_map(Matrix::data);
             assert!(numbers.chain(got.model.lambda.data()).all(|x| x.is_finite()));
             let inverses =
-                |o: &Outcome<f64>| o.als.history().iter().map(|i| i.pseudo_inverses).sum::<usize>();
+                |o: &Decomposition<f64>| o.als.history().iter().map(|i| i.pseudo_inverses).sum::<usize>();
             assert_eq!((inverses(&got) > 0, inverses(&got)), (!nonneg, inverses(&wanted)));
             let distance = Dense::of_model(&got.model).distance(&Dense::of_model(&wanted.model));
             assert!(distance < 1e-12, "{settings:?}: {distance:e}");
@@ -318,7 +318,7 @@ fn the_largest_ranks_have_no_hals() {
             deterministic: false,
         };
         let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
-        let kernels = Source { compile: Some(false), ..Source::default() };
+        let kernels = KernelSource { compile: Some(false), ..KernelSource::default() };
         let op = DeviceMttkrp::<f64>::alternating(device, &store, 4097, &kernels).unwrap();
         let refused = DevicePlace::new(device, &store, (&plan, &device_plan), op, 4097, true);
         assert!(refused.unwrap_err().to_string().contains("--backend cpu"));

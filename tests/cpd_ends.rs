@@ -9,7 +9,7 @@
 mod common;
 
 use assert_cmd::cargo::cargo_bin;
-use blco::random::Counter;
+use blco::internals::random::Counter;
 use common::{SMALL_CHUNKS, tree};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;

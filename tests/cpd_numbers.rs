@@ -9,12 +9,12 @@ mod common;
 #[path = "common/cpd.rs"]
 mod naive;
 
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::decomp::extended::Double;
-use blco::decomp::{Init, Iteration, Settings};
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::store::Store;
-use blco::sys::Sys;
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::decomp::extended::Double;
+use blco::internals::decomp::{Init, Iteration, Settings};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
 use common::{Kind, Tensor, options, packed};
 use naive::{DIMS, Planted, on_host, widened};
 use std::path::Path;

@@ -9,11 +9,11 @@
 mod programs;
 
 use assert_cmd::cargo::cargo_bin;
-use blco::decomp::Model;
-use blco::decomp::score::score;
-use blco::dense::{Matrix, mode_file, seeded_factors};
-use blco::store::Store;
-use blco::sys::Sys;
+use blco::internals::decomp::Model;
+use blco::internals::decomp::score::score;
+use blco::internals::dense::{Matrix, mode_file, seeded_factors};
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
 use programs::{backends, program, script};
 use std::path::Path;
 

@@ -11,8 +11,8 @@
 
 mod common;
 
-use blco::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
-use blco::sys::Sys;
+use blco::internals::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
+use blco::internals::sys::Sys;
 use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -145,7 +145,7 @@ impl Place {
 
     /// Whether the results in `out` are those of the CPU, within both bounds. Removes them.
     fn agrees<T: Real>(&self, rank: usize, what: &str) {
-        let store = blco::store::Store::open(&Sys::default(), &self.path("s")).unwrap();
+        let store = blco::internals::store::Store::open(&Sys::default(), &self.path("s")).unwrap();
         let shape = store.manifest().shape.clone();
         let factors: Vec<Matrix<T>> = seeded_factors(&Sys::default(), &shape, rank, 0).unwrap();
         let modes: Vec<usize> = (0..shape.order()).collect();

@@ -7,17 +7,17 @@
 
 mod common;
 
-use blco::backend::host::HostOp;
-use blco::coo::Batch;
-use blco::dense::{Matrix, seeded_factors};
-use blco::encoding::TILE_NNZ;
-use blco::encoding::values::ValueEncoding;
-use blco::error::{Error, Result};
-use blco::format::{ChunkView, Decoder};
-use blco::op::ttv::Streamed;
-use blco::store::chunk::HEADER_BYTES;
-use blco::store::{ChunkHeader, Format, Store};
-use blco::sys::{PageBuf, Sys};
+use blco::internals::backend::host::HostOp;
+use blco::internals::coo::Batch;
+use blco::internals::dense::{Matrix, seeded_factors};
+use blco::internals::encoding::TILE_NNZ;
+use blco::internals::encoding::values::ValueEncoding;
+use blco::internals::error::{Error, Result};
+use blco::internals::format::{ChunkView, Decoder};
+use blco::internals::op::ttv::Streamed;
+use blco::internals::store::chunk::HEADER_BYTES;
+use blco::internals::store::{ChunkHeader, Format, Store};
+use blco::internals::sys::{PageBuf, Sys};
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, run_planned, values};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -11,16 +11,16 @@ mod common;
 #[path = "common/ttv.rs"]
 mod runner;
 
-use blco::coo::Batch;
-use blco::coo::tns::{IndexBase, ReadOptions, TnsReader};
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::encoding::LeafRule;
-use blco::error::Result;
-use blco::op::oracle;
-use blco::op::ttv::{Oracle, streams};
-use blco::pack::{Duplicates, FormatOption, PackOptions};
-use blco::store::Store;
-use blco::sys::Sys;
+use blco::internals::coo::Batch;
+use blco::internals::coo::tns::{IndexBase, ReadOptions, TnsReader};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::encoding::LeafRule;
+use blco::internals::error::Result;
+use blco::internals::op::oracle;
+use blco::internals::op::ttv::{Oracle, streams};
+use blco::internals::pack::{Duplicates, FormatOption, PackOptions};
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
 use common::{Kind, Tensor, exported, identity, options, pack, packed, run};
 use runner::{ttv, vector};
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Each module with what it may use, lowest first: a module uses only those above it in this table.
-const ALLOWED: [(&str, &[&str]); 18] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     ("error", &[]),
     ("random", &[]),
     ("shape", &["error"]),
@@ -32,11 +32,19 @@ const ALLOWED: [(&str, &[&str]); 18] = [
         ],
     ),
     ("decomp", &["backend", "dense", "error", "op", "publish", "shape", "store", "stream", "sys"]),
+    // The facade: everything that an operation needs, for whoever calls.
+    (
+        "engine",
+        &[
+            "backend", "coo", "decomp", "dense", "error", "linear", "op", "pack", "shape", "store", "stream",
+            "sys",
+        ],
+    ),
     (
         "cli",
         &[
-            "backend", "coo", "decomp", "dense", "encoding", "error", "format", "linear", "op", "pack",
-            "publish", "shape", "store", "stream", "sys",
+            "backend", "coo", "decomp", "dense", "encoding", "engine", "error", "format", "linear", "op",
+            "pack", "publish", "shape", "store", "stream", "sys",
         ],
     ),
     ("bin", &["cli"]),

@@ -6,10 +6,10 @@
 
 mod common;
 
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::pack::{Duplicates, PackOptions};
-use blco::sys::Sys;
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::pack::{Duplicates, PackOptions};
+use blco::internals::sys::Sys;
 use common::{
     KINDS, Kind, SMALL_CHUNKS, Tensor, bits, exported, identity, options, pack, packed, plan_run,
     run_planned, values,

@@ -12,20 +12,20 @@ mod common;
 #[path = "common/on_a_device.rs"]
 mod on_a_device;
 
-use blco::backend::cuda::abi::SHARE;
-use blco::backend::cuda::driver::Device;
-use blco::backend::cuda::kernels::{Source, Variant};
-use blco::backend::cuda::nvrtc::Nvrtc;
-use blco::backend::cuda::{CudaBackend, DeviceLimits, DeviceOrder, Operation, plan as plan_device};
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::{Matrix, Precision, Real, seeded_factors};
-use blco::encoding::IndexEncoding;
-use blco::op::mttkrp::ModeMatrix;
-use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
-use blco::op::oracle::{self, OracleMode};
-use blco::store::{Format, Store};
-use blco::stream::{Executor, Limits, PassReport, plan};
-use blco::sys::Sys;
+use blco::internals::backend::cuda::abi::SHARE;
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::nvrtc::Nvrtc;
+use blco::internals::backend::cuda::{CudaBackend, Operation, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, MttkrpVariant};
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
+use blco::internals::encoding::IndexEncoding;
+use blco::internals::op::mttkrp::ModeMatrix;
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+use blco::internals::op::oracle::{self, OracleMode};
+use blco::internals::store::{Format, Store};
+use blco::internals::stream::{Executor, Limits, PassReport, plan};
+use blco::internals::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use on_a_device::on_a_device;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn run<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
     store: &Store,
     factors: &[Matrix<T>],
-    kernels: &Source,
+    kernels: &KernelSource,
     lanes: usize,
     residency: Residency,
 ) -> (Vec<ModeMatrix<T>>, PassReport) {
@@ -159,19 +159,19 @@ const VARIANTS: [&str; 8] =
 
 impl Tally {
     /// Embedded kernels, compiled ones, and other variants, in turn.
-    fn kernels(&self, device: &Device, precision: Precision, order: usize) -> Source {
+    fn kernels(&self, device: &Device, precision: Precision, order: usize) -> KernelSource {
         let (compile, cache) = (self.runs.is_multiple_of(2).then_some(false), self.cache.clone());
         let mut variant = None;
         if self.runs % 16 == 3
             && Nvrtc::find(device.facts.driver_version, device.facts.capability, None).is_ok()
         {
-            let mut of_turn: Vec<Variant> = VARIANTS.iter().map(|name| name.parse().unwrap()).collect();
+            let mut of_turn: Vec<MttkrpVariant> = VARIANTS.iter().map(|name| name.parse().unwrap()).collect();
             of_turn.rotate_left(self.runs / 16 % VARIANTS.len());
             variant = of_turn.into_iter().find(|v| v.suits(precision, order).is_ok());
         }
         // As if rows hardly met again: sweeps over long ranks are split, by embedded kernels and compiled ones.
         let rows_per_nonzero = (self.runs % 4 >= 2).then_some(1.0);
-        Source { compile, cache, variant, rows_per_nonzero }
+        KernelSource { compile, cache, variant, rows_per_nonzero }
     }
 }
 
@@ -379,7 +379,7 @@ fn deterministic_results_have_the_same_bits() {
 fn bits_are_the_same<T: Real + bytemuck::Pod>(device: &Arc<Device>, rank: usize) {
     let dir = tempfile::tempdir().unwrap();
     let tensor = Tensor::random(&[3, 700, 90_000], 20_000, 5, values::fraction);
-    let embedded = Source { compile: Some(false), ..Source::default() };
+    let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
     let mut expected: Option<Vec<Vec<u8>>> = None;
     for (chunk_bytes, lanes) in [(SMALL_CHUNKS, 1), (SMALL_CHUNKS, 3), (16 << 20, 2)] {
         let target = dir.path().join(format!("{chunk_bytes}-{lanes}"));
@@ -441,7 +441,7 @@ fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor
     let chunk = plan_device(device, store, &operation, &asked(1)).unwrap();
     let device_plan = plan_device(device, store, &operation, &asked(2)).unwrap();
     assert_eq!((device_plan.resident_chunks, device_plan.lane_bytes), (store.manifest().chunks.len(), 0));
-    let embedded = Source { compile: Some(false), ..Source::default() };
+    let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
     let op = DeviceMttkrp::new(device, store, &factors, &modes, &embedded).unwrap();
     let left = chunks * chunk.lane_bytes + chunk.staging_bytes + (4 << 10);
     let taken = device.memory(usize::try_from(device.free_bytes().unwrap() - left).unwrap()).unwrap();
@@ -519,7 +519,7 @@ fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store)
     let damaged = damage(sound);
     let found = plans.map(|device_plan| {
         assert_eq!(device_plan.host_orders.is_some(), tiled && device_plan.orders.len() == 3);
-        let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &Source::default()).unwrap();
+        let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &KernelSource::default()).unwrap();
         let mut backend = CudaBackend::new(device, &damaged, &device_plan, op).unwrap();
         let plan = plan(&damaged, 0, &Limits::default()).unwrap();
         let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();

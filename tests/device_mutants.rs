@@ -17,27 +17,26 @@ mod runner;
 #[path = "../fuzz/stores/mod.rs"]
 mod stores;
 
-use blco::backend::cuda::driver::Device;
-use blco::backend::cuda::kernels::Source;
-use blco::backend::cuda::pipeline::{PipelineBackend, plan as plan_pipeline};
-use blco::backend::cuda::ttv::Variant;
-use blco::backend::cuda::{CudaBackend, DeviceLimits, DeviceOrder, Operation, plan as plan_device};
-use blco::dense::{Matrix, Precision};
-use blco::encoding::IndexEncoding;
-use blco::error::Result;
-use blco::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
-use blco::op::ttv::cuda::{DeviceTtv, device_demand};
-use blco::op::ttv::streams;
-use blco::store::{Format, Store};
-use blco::stream::{Executor, Limits, plan};
-use blco::sys::Sys;
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::pipeline::{PipelineBackend, plan as plan_pipeline};
+use blco::internals::backend::cuda::{CudaBackend, Operation, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, TtvVariant};
+use blco::internals::dense::{Matrix, Precision};
+use blco::internals::encoding::IndexEncoding;
+use blco::internals::error::Result;
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+use blco::internals::op::ttv::cuda::{DeviceTtv, device_demand};
+use blco::internals::op::ttv::streams;
+use blco::internals::store::{Format, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
 use common::Tensor;
 use on_a_device::on_a_device;
 use std::sync::Arc;
 use stores::agree::{Elements, Held, Judgement, check_mttkrp, check_ttv, factors, judge, modes, vector};
 use stores::{Seeded, bases, mutant};
 
-const VARIANTS: [Variant; 2] = [Variant::Balanced, Variant::TwoLevel];
+const VARIANTS: [TtvVariant; 2] = [TtvVariant::Balanced, TtvVariant::TwoLevel];
 const ORDERS: [DeviceOrder; 2] = [DeviceOrder::Store, DeviceOrder::Target];
 
 fn number(name: &str) -> Option<u64> {
@@ -60,7 +59,7 @@ fn mttkrp(
     let device_plan = plan_device(device, store, &operation, &limits)?;
     let limits = Limits { passes: 2, held: device_plan.held_chunks(store), ..Limits::default() };
     let plan = plan(store, 0, &limits)?;
-    let op = DeviceMttkrp::new(device, store, factors, &modes, &Source::default())?;
+    let op = DeviceMttkrp::new(device, store, factors, &modes, &KernelSource::default())?;
     let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     executor.pass(&mut backend, &|_| ())?;
@@ -69,7 +68,7 @@ fn mttkrp(
 }
 
 /// TTV along the leaves' mode.
-fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: Variant) -> Result<Elements> {
+fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: TtvVariant) -> Result<Elements> {
     let order = store.manifest().shape.order();
     let demand = device_demand::<f64>(store.manifest(), mode);
     let limits = DeviceLimits { lanes: Some(2), passes: 1, ..DeviceLimits::default() };

@@ -17,7 +17,7 @@ mod runner;
 #[path = "../fuzz/stores/mod.rs"]
 mod stores;
 
-use blco::sys::Sys;
+use blco::internals::sys::Sys;
 use common::Tensor;
 use programs::python;
 use std::collections::BTreeMap;

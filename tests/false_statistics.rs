@@ -8,7 +8,7 @@ mod common;
 mod programs;
 
 use assert_cmd::cargo::cargo_bin;
-use blco::store::{Manifest, Store};
+use blco::internals::store::{Manifest, Store};
 use common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values, with_manifest};
 use programs::{backends, program};
 use std::path::Path;

@@ -9,13 +9,13 @@ mod common;
 #[path = "common/ttv.rs"]
 mod runner;
 
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::{Matrix, load_factors, mode_file, seeded_factors};
-use blco::error::{Error, Result};
-use blco::pack::PackOptions;
-use blco::store::Store;
-use blco::sys::Sys;
-use blco::sys::fault::{Call, Fault, Faults};
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::dense::{Matrix, load_factors, mode_file, seeded_factors};
+use blco::internals::error::{Error, Result};
+use blco::internals::pack::PackOptions;
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
+use blco::internals::sys::fault::{Call, Fault, Faults};
 use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, bits, identity, options, pack, packed, run, tree, values};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,14 +5,14 @@
 
 mod common;
 
-use blco::encoding::LeafRule;
-use blco::format::tree::{Leaves, Nodes, TreeView};
-use blco::format::{ChunkView, Decoder};
-use blco::op::storage::Storage;
-use blco::pack::{Duplicates, FormatOption, PackOptions};
-use blco::store::{SectionKind, Store};
-use blco::stream::{Executor, Limits, plan};
-use blco::sys::Sys;
+use blco::internals::encoding::LeafRule;
+use blco::internals::format::tree::{Leaves, Nodes, TreeView};
+use blco::internals::format::{ChunkView, Decoder};
+use blco::internals::op::storage::Storage;
+use blco::internals::pack::{Duplicates, FormatOption, PackOptions};
+use blco::internals::store::{SectionKind, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use std::path::Path;
 
@@ -259,7 +259,7 @@ fn storage_counts_slices_and_fibers() {
             let shape = &store.manifest().shape;
             let mut storage =
                 Storage::<u64>::new(&sys, (shape, store.manifest().nnz), &modes, 1 << 30, dir.path());
-            let mut backend = blco::backend::host::HostBackend::new(&store, &mut storage).unwrap();
+            let mut backend = blco::internals::backend::host::HostBackend::new(&store, &mut storage).unwrap();
             let plan = plan(&store, 0, &Limits::default()).unwrap();
             let mut executor = Executor::new(&store, &plan, &mut backend).unwrap();
             executor.pass(&mut backend, &|_| ()).unwrap();

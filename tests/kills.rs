@@ -8,7 +8,7 @@
 mod common;
 
 use assert_cmd::cargo::cargo_bin;
-use blco::random::Counter;
+use blco::internals::random::Counter;
 use common::{identity, tree};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

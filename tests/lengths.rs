@@ -6,15 +6,15 @@
 
 mod common;
 
-use blco::backend::host::HostBackend;
-use blco::coo::generate::{GenerateSpec, Generator};
-use blco::error::Result;
-use blco::op::inspect::Inspect;
-use blco::op::verify::Verify;
-use blco::pack::PackOptions;
-use blco::store::{LoneReader, Store};
-use blco::stream::{Executor, Limits, plan};
-use blco::sys::Sys;
+use blco::internals::backend::host::HostBackend;
+use blco::internals::coo::generate::{GenerateSpec, Generator};
+use blco::internals::error::Result;
+use blco::internals::op::inspect::Inspect;
+use blco::internals::op::verify::Verify;
+use blco::internals::pack::PackOptions;
+use blco::internals::store::{LoneReader, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
 use common::{KINDS, Kind, options, pack};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;

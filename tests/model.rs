@@ -5,19 +5,19 @@
 //!     cargo test --no-default-features --features model --test model                     # some hundred schedules each
 //!     BLCO_SCHEDULES=100000 cargo test --no-default-features --features model --test model
 //!
-//! Threads, locks, atomics and channels are shuttle's (`blco::sys::sync`); a channel, the removal of a directory and rayon's threads
+//! Threads, locks, atomics and channels are shuttle's (`blco::internals::sys::sync`); a channel, the removal of a directory and rayon's threads
 //! have stand-ins there. Each test names the changes of the code that it was seen to catch.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod common;
 
-use blco::dense::Matrix;
-use blco::error::{Error, Result};
-use blco::store::Store;
-use blco::stream::{Backend, Executor, Free, Inspector, Limits, Loaded, Plan, plan};
-use blco::sys::sync::{AtomicBool, AtomicU64, Ordering};
-use blco::sys::{PageBuf, Sys, Temporary};
+use blco::internals::dense::Matrix;
+use blco::internals::error::{Error, Result};
+use blco::internals::store::Store;
+use blco::internals::stream::{Backend, Executor, Free, Inspector, Limits, Loaded, Plan, plan};
+use blco::internals::sys::sync::{AtomicBool, AtomicU64, Ordering};
+use blco::internals::sys::{PageBuf, Sys, Temporary};
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, run_planned, values};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};

@@ -7,16 +7,16 @@
 
 mod common;
 
-use blco::backend::host::HostBackend;
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::encoding::values::ValueEncoding;
-use blco::linear::{BLOCK_BITS, BitLayout, Linearizer, Reencoding};
-use blco::op::mttkrp::Mttkrp;
-use blco::op::oracle;
-use blco::shape::{DIM_MAX, Shape};
-use blco::store::Store;
-use blco::stream::Executor;
-use blco::sys::Sys;
+use blco::internals::backend::host::HostBackend;
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::encoding::values::ValueEncoding;
+use blco::internals::linear::{BLOCK_BITS, BitLayout, Linearizer, Reencoding};
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::op::oracle;
+use blco::internals::shape::{DIM_MAX, Shape};
+use blco::internals::store::Store;
+use blco::internals::stream::Executor;
+use blco::internals::sys::Sys;
 use common::{KINDS, Kind, SMALL_CHUNKS, Tensor, bits, exported, options, packed, plan_run, run, values};
 use std::collections::BTreeSet;
 

@@ -18,22 +18,22 @@ mod common;
 #[path = "common/on_a_device.rs"]
 mod on_a_device;
 
-use blco::backend::cuda::abi::{Chunk, SHARE, TILE};
-use blco::backend::cuda::driver::{Device, Memory, Stream};
-use blco::backend::cuda::kernels::Source;
-use blco::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
-use blco::backend::cuda::{DeviceOp, Nonzeros, Work};
-use blco::dense::{Matrix, Precision, seeded_factors};
-use blco::encoding::tile::TileRecord;
-use blco::encoding::values::ValueEncoding;
-use blco::encoding::{TILE_NNZ, column};
-use blco::error::{Error, Result};
-use blco::format::{ChunkView, Decoder};
-use blco::op::mttkrp::cuda::DeviceMttkrp;
-use blco::op::oracle;
-use blco::pack::Duplicates;
-use blco::store::{ChunkHeader, Manifest, SectionKind, Store};
-use blco::sys::Sys;
+use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
+use blco::internals::backend::cuda::driver::{Device, Memory, Stream};
+use blco::internals::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
+use blco::internals::backend::cuda::{DeviceOp, Nonzeros, Work};
+use blco::internals::backend::device::KernelSource;
+use blco::internals::dense::{Matrix, Precision, seeded_factors};
+use blco::internals::encoding::tile::TileRecord;
+use blco::internals::encoding::values::ValueEncoding;
+use blco::internals::encoding::{TILE_NNZ, column};
+use blco::internals::error::{Error, Result};
+use blco::internals::format::{ChunkView, Decoder};
+use blco::internals::op::mttkrp::cuda::DeviceMttkrp;
+use blco::internals::op::oracle;
+use blco::internals::pack::Duplicates;
+use blco::internals::store::{ChunkHeader, Manifest, SectionKind, Store};
+use blco::internals::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use on_a_device::{on_a_device, on_the_mock};
 use std::collections::HashMap;
@@ -270,7 +270,7 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
             let factors: Vec<Matrix<f32>> =
                 seeded_factors(store.sys(), &store.manifest().shape, rank, 3).unwrap();
             let oracle = oracle::mttkrp(&mut &tensor, &factors, &[0, 1, 2]).unwrap();
-            let embedded = Source { compile: Some(false), ..Source::default() };
+            let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
             let mut op = DeviceMttkrp::new(device, &store, &factors, &[0, 1, 2], &embedded).unwrap();
             let first = u32::try_from(store.manifest().chunks.len()).unwrap();
             for mode in 0..3 {

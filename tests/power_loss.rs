@@ -13,17 +13,17 @@ mod common;
 mod power;
 
 use blco::cli::Program;
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::decomp::checkpoint::{Checkpointer, Identity};
-use blco::decomp::host::{HostPlace, host_bytes};
-use blco::decomp::{self, Init, Job, Outcome, Problem, Settings};
-use blco::error::{Error, Result};
-use blco::op::mttkrp::Mttkrp;
-use blco::pack::{PackOptions, PackReport};
-use blco::store::Store;
-use blco::stream::{Limits, plan};
-use blco::sys::Sys;
-use blco::sys::record::{Recorder, Step};
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
+use blco::internals::decomp::host::{HostPlace, host_bytes};
+use blco::internals::decomp::{self, Decomposition, Init, Job, Problem, Settings};
+use blco::internals::error::{Error, Result};
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::pack::{PackOptions, PackReport};
+use blco::internals::store::Store;
+use blco::internals::stream::{Limits, plan};
+use blco::internals::sys::Sys;
+use blco::internals::sys::record::{Recorder, Step};
 use common::{Kind, SMALL_CHUNKS, Tensor, identity, options, pack, packed, tree, values};
 use power::{Before, Losses, Names, Trace, Tried};
 use std::collections::BTreeMap;
@@ -256,7 +256,7 @@ fn decompose(
     dir: &Path,
     resume: bool,
     saved: &(dyn Fn(usize) + Sync),
-) -> Result<Outcome<f64>> {
+) -> Result<Decomposition<f64>> {
     const RANK: usize = 2;
     let shape = &store.manifest().shape;
     let mut job = Job {
@@ -277,7 +277,7 @@ fn decompose(
 }
 
 /// The iterations of all starts that a run continued.
-fn continued(outcome: &Outcome<f64>) -> usize {
+fn continued(outcome: &Decomposition<f64>) -> usize {
     outcome.resumed.map_or(0, |(start, iteration)| 2 * (start as usize - 1) + iteration)
 }
 

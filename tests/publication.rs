@@ -3,9 +3,9 @@
 
 mod common;
 
-use blco::error::Error;
-use blco::store::{Codec, Staging, Store, partial_path};
-use blco::sys::Sys;
+use blco::internals::error::Error;
+use blco::internals::store::{Codec, Staging, Store, partial_path};
+use blco::internals::sys::Sys;
 use common::{Kind, Tensor, exported, options, pack, values};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

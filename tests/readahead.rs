@@ -6,14 +6,14 @@
 
 mod common;
 
-use blco::backend::host::HostBackend;
-use blco::dense::{Matrix, seeded_factors};
-use blco::error::{Error, Result};
-use blco::op::mttkrp::Mttkrp;
-use blco::store::Store;
-use blco::stream::{Backend, Executor, Free, Inspector, Limits, Loaded, Plan, Stage, plan};
-use blco::sys::fault::{Call, Fault, Faults};
-use blco::sys::{PageBuf, Sys};
+use blco::internals::backend::host::HostBackend;
+use blco::internals::dense::{Matrix, seeded_factors};
+use blco::internals::error::{Error, Result};
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::store::Store;
+use blco::internals::stream::{Backend, Executor, Free, Inspector, Limits, Loaded, Plan, Stage, plan};
+use blco::internals::sys::fault::{Call, Fault, Faults};
+use blco::internals::sys::{PageBuf, Sys};
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, values};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

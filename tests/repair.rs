@@ -7,13 +7,13 @@
 
 mod common;
 
-use blco::error::Error;
-use blco::op::salvage::Salvage;
-use blco::pack::{Duplicates, PackOptions};
-use blco::random::Counter;
-use blco::store::Store;
-use blco::store::chunk::HEADER_BYTES;
-use blco::sys::Sys;
+use blco::internals::error::Error;
+use blco::internals::op::salvage::Salvage;
+use blco::internals::pack::{Duplicates, PackOptions};
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::store::chunk::HEADER_BYTES;
+use blco::internals::sys::Sys;
 use common::{
     BLCO_KINDS, KINDS, Kind, SMALL_CHUNKS, Tensor, exported, identity, options, packed, tree, values,
 };
@@ -41,7 +41,7 @@ impl Case {
         let dir = tempfile::tempdir().unwrap();
         let store = packed(tensor, &change(options(&dir.path().join("old"), kind, SMALL_CHUNKS)));
         let at = |n: u64| usize::try_from(n).unwrap();
-        let chunk = |c: &blco::store::ChunkEntry| at(c.first_nonzero)..at(c.first_nonzero + c.nnz);
+        let chunk = |c: &blco::internals::store::ChunkEntry| at(c.first_nonzero)..at(c.first_nonzero + c.nnz);
         let chunks = store.manifest().chunks.iter().map(chunk).collect();
         Self { tensor: exported(&store).unwrap(), chunks, id: format!("{:016x}", store.id()), dir }
     }

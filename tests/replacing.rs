@@ -539,7 +539,9 @@ fn readers_never_miss_a_store_that_is_replaced() {
 #[test]
 fn a_store_that_is_read_is_left_to_its_reader() {
     for place in Place::on_both_file_systems() {
-        let open = blco::store::Store::open(&blco::sys::Sys::default(), &place.path("t.blco")).unwrap();
+        let open =
+            blco::internals::store::Store::open(&blco::internals::sys::Sys::default(), &place.path("t.blco"))
+                .unwrap();
         place.succeeds("blco-pack u.tns -o t.blco --force");
         assert_eq!(common::exported(&open).unwrap().nnz(), 4);
         let left: Vec<_> =

@@ -9,14 +9,14 @@ mod elements;
 #[path = "common/ttv.rs"]
 mod runner;
 
-use blco::backend::host::Vectors;
-use blco::dense::{Matrix, Real};
-use blco::encoding::LeafRule;
-use blco::error::Result;
-use blco::pack::{FormatOption, PackOptions};
-use blco::random::Counter;
-use blco::store::Store;
-use blco::sys::Sys;
+use blco::internals::backend::host::Vectors;
+use blco::internals::dense::{Matrix, Real};
+use blco::internals::encoding::LeafRule;
+use blco::internals::error::Result;
+use blco::internals::pack::{FormatOption, PackOptions};
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::sys::Sys;
 use common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
 use elements::{Elements, bits, check_order, compare};
 use runner::vector;
@@ -147,7 +147,7 @@ fn repeated_coordinates_count_each_time() {
     let tensor = Tensor::random(&[6, 7, 8], 5000, 10, values::integer);
     for kind in KINDS {
         let mut options = options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS);
-        options.duplicates = blco::pack::Duplicates::Keep;
+        options.duplicates = blco::internals::pack::Duplicates::Keep;
         let store = packed(&tensor, &options);
         for mode in 0..3 {
             let x = vector::<f64>(tensor.dims[mode], 4);

@@ -14,23 +14,22 @@ mod on_a_device;
 #[path = "common/ttv.rs"]
 mod runner;
 
-use blco::backend::cuda::DeviceLimits;
-use blco::backend::cuda::abi::TTV_SEGMENT;
-use blco::backend::cuda::driver::Device;
-use blco::backend::cuda::pipeline::{PipelineBackend, plan as plan_device};
-use blco::backend::cuda::ttv::Variant;
-use blco::coo::Batch;
-use blco::coo::tns::{ReadOptions, TnsReader};
-use blco::dense::Real;
-use blco::encoding::LeafRule;
-use blco::error::Result;
-use blco::op::ttv::Oracle;
-use blco::op::ttv::cuda::{DeviceTtv, device_demand};
-use blco::pack::{FormatOption, PackOptions};
-use blco::random::Counter;
-use blco::store::Store;
-use blco::stream::{Executor, Limits, PassReport, plan};
-use blco::sys::Sys;
+use blco::internals::backend::cuda::abi::TTV_SEGMENT;
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::pipeline::{PipelineBackend, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, TtvVariant};
+use blco::internals::coo::Batch;
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::dense::Real;
+use blco::internals::encoding::LeafRule;
+use blco::internals::error::Result;
+use blco::internals::op::ttv::Oracle;
+use blco::internals::op::ttv::cuda::{DeviceTtv, device_demand};
+use blco::internals::pack::{FormatOption, PackOptions};
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::stream::{Executor, Limits, PassReport, plan};
+use blco::internals::sys::Sys;
 use common::{SMALL_CHUNKS, Tensor, packed, values};
 use elements::{Elements, bits, check_order, compare};
 use on_a_device::on_a_device;
@@ -38,7 +37,7 @@ use runner::vector;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const VARIANTS: [Variant; 2] = [Variant::Balanced, Variant::TwoLevel];
+const VARIANTS: [TtvVariant; 2] = [TtvVariant::Balanced, TtvVariant::TwoLevel];
 
 /// A store with main mode 0, whose leaves' mode is the last.
 fn trees(tensor: &Tensor, dir: &Path, leaf: LeafRule, chunk_bytes: u64) -> Store {
@@ -53,7 +52,7 @@ fn run<T: Real + bytemuck::Pod>(
     store: &Store,
     mode: usize,
     x: &[T],
-    variant: Variant,
+    variant: TtvVariant,
     lanes: usize,
     passes: u32,
 ) -> Result<(Elements, PassReport)> {
@@ -112,7 +111,7 @@ fn check_as<T: Real + bytemuck::Pod>(device: &Arc<Device>, name: &str, tensor: &
             let store = trees(tensor, dir.path(), leaf, chunk_bytes);
             for variant in VARIANTS {
                 let (lanes, passes) =
-                    (lanes.next().unwrap(), if variant == Variant::Balanced { 2 } else { 1 });
+                    (lanes.next().unwrap(), if variant == TtvVariant::Balanced { 2 } else { 1 });
                 let what =
                     format!("{name}, {leaf:?}, {chunk_bytes}, {variant}, {lanes} lanes, {:?}", T::PRECISION);
                 let (found, report) = run(device, &store, mode, &x, variant, lanes, passes).unwrap();
@@ -251,7 +250,7 @@ fn check_store<T: Real + bytemuck::Pod>(
     tensor: &Tensor,
     store: &Store,
     mode: usize,
-    variants: &[Variant],
+    variants: &[TtvVariant],
 ) {
     let x = vector::<T>(tensor.dims[mode], 1);
     for &variant in variants {
@@ -270,7 +269,7 @@ fn check_store<T: Real + bytemuck::Pod>(
 }
 
 /// Passes that count elements.
-fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: Variant) -> Result<u64> {
+fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: TtvVariant) -> Result<u64> {
     let mode = store.manifest().shape.order() - 1;
     let demand = device_demand::<f64>(store.manifest(), mode);
     let device_plan = plan_device(device, store, &demand, &DeviceLimits::default())?;

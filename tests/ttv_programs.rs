@@ -11,7 +11,7 @@
 mod programs;
 
 use assert_cmd::cargo::cargo_bin;
-use blco::random::Counter;
+use blco::internals::random::Counter;
 use programs::{backends, program, python, script};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

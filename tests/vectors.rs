@@ -6,14 +6,14 @@
 
 mod common;
 
-use blco::backend::host::{HostBackend, Vectors};
-use blco::dense::{Matrix, Real, seeded_factors};
-use blco::op::mttkrp::{Mttkrp, Strategy, strategies};
-use blco::op::oracle;
-use blco::shape::Shape;
-use blco::store::Store;
-use blco::stream::Executor;
-use blco::sys::Sys;
+use blco::internals::backend::host::{HostBackend, Vectors};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::op::mttkrp::{Mttkrp, Strategy, strategies};
+use blco::internals::op::oracle;
+use blco::internals::shape::Shape;
+use blco::internals::store::Store;
+use blco::internals::stream::Executor;
+use blco::internals::sys::Sys;
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, values};
 
 const VECTORS: [Vectors; 3] = [Vectors::Widest, Vectors::Avx2, Vectors::Baseline];

@@ -1,11 +1,11 @@
 //! What benches share: medians, passes of MTTKRP on the CPU, and the machine's own limits.
 
-use blco::backend::host::HostBackend;
-use blco::dense::{Real, seeded_factors};
-use blco::op::mttkrp::Mttkrp;
-use blco::random::Counter;
-use blco::store::Store;
-use blco::stream::{Executor, Limits, plan};
+use blco::internals::backend::host::HostBackend;
+use blco::internals::dense::{Real, seeded_factors};
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::stream::{Executor, Limits, plan};
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;

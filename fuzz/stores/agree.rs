@@ -2,17 +2,17 @@
 
 use crate::common::{self, Tensor};
 use crate::runner;
-use blco::backend::host::{HostBackend, HostOp};
-use blco::dense::{Matrix, seeded_factors};
-use blco::encoding::TILE_NNZ;
-use blco::error::{Error, Result};
-use blco::format::{ChunkView, Decoder};
-use blco::op::oracle;
-use blco::op::salvage::Salvage;
-use blco::op::verify::Verify;
-use blco::store::{Format, Store};
-use blco::stream::{Executor, Limits, plan};
-use blco::sys::Sys;
+use blco::internals::backend::host::{HostBackend, HostOp};
+use blco::internals::dense::{Matrix, seeded_factors};
+use blco::internals::encoding::TILE_NNZ;
+use blco::internals::error::{Error, Result};
+use blco::internals::format::{ChunkView, Decoder};
+use blco::internals::op::oracle;
+use blco::internals::op::salvage::Salvage;
+use blco::internals::op::verify::Verify;
+use blco::internals::store::{Format, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
 use std::path::Path;
 
 /// Columns of the factors.

@@ -7,9 +7,9 @@
 
 use super::image::{Image, LEVELS, SHAPE, VALUES};
 use super::{Choices, Lying, PAGE, u32_at};
-use blco::encoding::{LeafRule, TILE_NNZ};
-use blco::shape::Shape;
-use blco::store::{Codec, Format};
+use blco::internals::encoding::{LeafRule, TILE_NNZ};
+use blco::internals::shape::Shape;
+use blco::internals::store::{Codec, Format};
 
 /// Nonzeros that a chunk is said to have at most: what is told of memory is not tested here.
 const NNZ_MAX: i64 = 1 << 20;

@@ -1,7 +1,7 @@
 //! A chunk's image to be changed: sections as they are, then put together again.
 
 use super::{Part, put, u32_at};
-use blco::store::chunk::HEADER_BYTES;
+use blco::internals::store::chunk::HEADER_BYTES;
 
 /// What images are aligned to.
 const ALIGN: usize = 128;

@@ -11,10 +11,10 @@ mod change;
 mod image;
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
-use blco::pack::{Duplicates, PackOptions};
-use blco::random::Counter;
-use blco::store::Manifest;
-use blco::store::chunk::HEADER_BYTES;
+use blco::internals::pack::{Duplicates, PackOptions};
+use blco::internals::random::Counter;
+use blco::internals::store::Manifest;
+use blco::internals::store::chunk::HEADER_BYTES;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 

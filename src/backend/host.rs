@@ -206,6 +206,39 @@ impl<O: HostOp> HostBackend<O> {
         self
     }
 
+    /// The same with another operation in place of this one, which it may be made of.
+    pub fn try_map<P>(self, make: impl FnOnce(O) -> Result<P>) -> Result<HostBackend<P>> {
+        let Self {
+            sys,
+            decoder,
+            store_path,
+            op,
+            metas,
+            indices,
+            values,
+            free,
+            vectors,
+            squares,
+            begun,
+            spans,
+        } = self;
+        let op = make(op)?;
+        Ok(HostBackend {
+            sys,
+            decoder,
+            store_path,
+            op,
+            metas,
+            indices,
+            values,
+            free,
+            vectors,
+            squares,
+            begun,
+            spans,
+        })
+    }
+
     /// The operation.
     pub fn op(&mut self) -> &mut O {
         &mut self.op

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod device;
 pub mod host;
 mod squares;
 

@@ -1,23 +1,18 @@
 //! `blco-cpd`.
 
 use super::cpd_report::{self, CpdReport};
-use super::device::{self, Real};
-use super::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp, open_store};
+use super::engine::{EngineArgs, PrecisionArg};
 use super::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Progress;
-use super::{Common, Program, Report, machine, on_pool};
-use crate::backend::host::decoded_bytes;
+use super::{Common, Program, Report, machine};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
-use crate::decomp::host::{HostPlace, host_bytes};
 use crate::decomp::score::{self, Pair, Score, score};
-use crate::decomp::solve;
-use crate::decomp::{self, Init, Job, LAMBDA_FILE, Model, Outcome, Problem, Settings, Watch, factor_bytes};
-use crate::dense::{factors_rank, load_factors, mode_file};
+use crate::decomp::{Init, Job, LAMBDA_FILE, Model, Problem, Settings, Watch};
+use crate::dense::{Real, factors_rank, load_factors, mode_file};
+use crate::engine::{Demand, Engine};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::Mttkrp;
-use crate::shape::Shape;
 use crate::store::Store;
-use crate::stream::{Plan, program_bytes, too_little};
+use crate::stream::{program_bytes, too_little};
 use crate::sys::{File, Sys};
 use clap::Parser;
 use std::path::{Path, PathBuf};
@@ -138,10 +133,12 @@ impl Program for Cpd {
         refuse_standard_output("--report", self.report.as_deref())?;
         refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         refuse_dash_for_directory("--checkpoint", self.checkpoint.as_deref(), "checkpoints are files")?;
-        on_pool(sys, self.common.threads, |threads| match (&self.score, &self.store, self.engine.precision) {
-            (Some(dirs), ..) => compare(sys, dirs, self.engine.memory, threads),
-            (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, threads),
-            (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, threads),
+        let progress = Progress::new(self.common.quiet || self.common.json);
+        let engine = self.engine.engine(sys, self.common, &progress)?;
+        engine.install(|| match (&self.score, &self.store, self.engine.precision) {
+            (Some(dirs), ..) => compare(sys, dirs, self.engine.memory, engine.threads()),
+            (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, &engine, &progress),
+            (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, &engine, &progress),
             (None, None, _) => Err(Error::request(NOTHING_ASKED)),
         })
     }
@@ -149,8 +146,14 @@ impl Program for Cpd {
 
 impl Cpd {
     /// Opens, plans, iterates, writes.
-    fn decompose<T: Real>(&self, sys: &Sys, path: &Path, threads: usize) -> Result<Report> {
-        let store = open_store(sys, path, self.engine.memory, threads, true)?;
+    fn decompose<T: Real>(
+        &self,
+        sys: &Sys,
+        path: &Path,
+        engine: &Engine,
+        progress: &Progress,
+    ) -> Result<Report> {
+        let store = engine.open(path)?;
         let problem = Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
         let rank = match &self.factors {
@@ -159,11 +162,11 @@ impl Cpd {
         };
         let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
         let modes: Vec<usize> = (0..shape.order()).collect();
-        let demand = self.demand::<T>(&shape, &modes, rank, threads);
-        let chosen = self.engine.choose_backend::<T>(&store, &demand)?;
-        let plan = self.engine.plan(&store, &demand, threads, &chosen)?;
-        let store = store.with_direct_reads(plan.direct_reads);
-        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), plan, &chosen);
+        let count = (self.starts, self.max_iters);
+        let demand = Demand::cp_als::<T>(&shape, &modes, rank, engine.threads(), count);
+        let plan = engine.plan::<T>(&store, &demand)?;
+        self.engine.refuse_on_cpu(plan.device.is_none())?;
+        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), &plan);
         if self.plan {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
@@ -185,25 +188,16 @@ impl Cpd {
             Some(dir) => Init::Given(load_factors::<T>(sys, dir, &shape)?),
             None => Init::Seeded { seed: self.seed.unwrap_or(0), starts: self.starts },
         };
-        let outcome = match chosen.device {
-            None => self.on_host(&mut job, init, &store, &report.plan)?,
-            Some((device, device_plan)) => {
-                let on_device = device::Passes {
-                    store: &store,
-                    plan: &report.plan,
-                    device_plan: &device_plan,
-                    repeat: demand.passes,
-                    kernels: &self.engine.kernels()?,
-                };
-                let progress = self.progress();
-                let watch = |at: &Watch<'_>| self.show(&progress, &store, at);
-                let (outcome, ran) = on_device.decompose(&device, &mut job, init, &watch)?;
-                report.notes.extend(ran.notes);
-                report.device = Some(ran.plan);
-                report.kernels = Some(ran.kernels);
-                outcome
-            }
-        };
+        if plan.device.is_some() {
+            self.engine.refuse_ttv_kernel()?;
+        }
+        let watch = |at: &Watch<'_>| self.show(progress, &store, at);
+        let decomposed = engine.decompose(&store, plan, &mut job, init, &watch)?;
+        progress.end();
+        let outcome = decomposed.outcome;
+        report.notes = decomposed.plan.notes;
+        report.device = decomposed.plan.device;
+        report.kernels = decomposed.kernels;
         report.fill(&outcome);
         let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
         let write = |i: usize, file: &File| match outcome.model.factors.get(i) {
@@ -214,31 +208,6 @@ impl Cpd {
         let page = |file: &File| file.write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0);
         outputs.publish(write, page)?;
         Ok(out)
-    }
-
-    /// What it asks of the machine.
-    fn demand<'a, T: Real>(
-        &self,
-        shape: &Shape,
-        modes: &'a [usize],
-        rank: usize,
-        threads: usize,
-    ) -> Demand<'a> {
-        // Each iteration is several passes: what stays in memory pays from the first on.
-        let passes = self.starts.saturating_mul(self.max_iters).max(2);
-        let factors = factor_bytes::<T>(shape, rank);
-        // The best start's factors, besides those of the present one.
-        let best = if self.starts > 1 { factors } else { 0 };
-        let held = best + solve::host_bytes(shape.order(), rank, self.starts);
-        Demand {
-            modes,
-            rank,
-            passes,
-            on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + held,
-            beside_gpu: factors + held,
-            afterwards: 0,
-            operation: StreamedOp::CpAls,
-        }
     }
 
     /// What a checkpoint must agree on to be continued.
@@ -256,23 +225,6 @@ impl Cpd {
             ("sign".into(), if self.nonneg { "--nonneg" } else { "any" }.into()),
             ("start".into(), start),
         ])
-    }
-
-    fn on_host<T: Real>(
-        &self,
-        job: &mut Job<'_>,
-        init: Init<T>,
-        store: &Store,
-        plan: &Plan,
-    ) -> Result<Outcome<T>> {
-        let progress = self.progress();
-        let op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, plan.threads)?;
-        let mut place = HostPlace::new(store, plan, op)?;
-        decomp::run(job, init, &mut place, &|at| self.show(&progress, store, at))
-    }
-
-    fn progress(&self) -> Progress {
-        Progress::new(self.common.quiet || self.common.json)
     }
 
     fn show(&self, progress: &Progress, store: &Store, at: &Watch<'_>) {

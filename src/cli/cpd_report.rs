@@ -1,11 +1,14 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
 use super::counted;
-use super::device::{self, DevicePlan, KernelReport, Real};
-use super::engine::{ChosenBackend, backend_text, kept_text, memory_text};
+use super::device;
+use super::engine::{backend_text, kept_text, memory_text};
+use crate::backend::device::{DevicePlan, KernelReport};
 use crate::decomp::report::{Page, html, number};
-use crate::decomp::{Iteration, Outcome, Settings, StartReport, Stop};
+use crate::decomp::{Decomposition, Iteration, Settings, StartReport, Stop};
 use crate::dense::Precision;
+use crate::dense::Real;
+use crate::engine::ExecutionPlan;
 use crate::store::Store;
 use crate::stream::Plan;
 use bytesize::ByteSize;
@@ -44,26 +47,20 @@ pub struct CpdReport {
 
 impl CpdReport {
     /// Before anything is computed; `asked` is the most iterations and the tolerance.
-    pub fn new<T: Real>(
-        store: &Store,
-        settings: Settings,
-        asked: (u32, f64),
-        plan: Plan,
-        chosen: &ChosenBackend,
-    ) -> Self {
+    pub fn new<T: Real>(store: &Store, settings: Settings, asked: (u32, f64), plan: &ExecutionPlan) -> Self {
         Self {
             store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
             dims: store.manifest().shape.dims().to_vec(),
             nnz: store.manifest().nnz,
-            backend: if chosen.device.is_some() { "cuda" } else { "cpu" },
-            notes: chosen.notes.clone(),
+            backend: if plan.device.is_some() { "cuda" } else { "cpu" },
+            notes: plan.notes.clone(),
             precision: T::PRECISION,
             settings,
             max_iters: asked.0,
             tol: asked.1,
-            plan,
-            device: chosen.device.as_ref().map(|(_, plan)| plan.clone()),
+            plan: plan.host.clone(),
+            device: plan.device.clone(),
             kernels: None,
             resumed: None,
             starts: Vec::new(),
@@ -76,7 +73,7 @@ impl CpdReport {
     }
 
     /// Adds what came of it.
-    pub fn fill<T>(&mut self, outcome: &Outcome<T>) {
+    pub fn fill<T>(&mut self, outcome: &Decomposition<T>) {
         let best = outcome.starts.iter().find(|s| s.start as usize == outcome.best + 1);
         self.resumed = outcome.resumed;
         self.starts.clone_from(&outcome.starts);
@@ -107,7 +104,7 @@ impl CpdReport {
 }
 
 /// The report as a page of HTML.
-pub fn page<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
+pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
     let store = report.store.file_name().unwrap_or_default().to_string_lossy();
     let dims: Vec<String> = report.dims.iter().map(u32::to_string).collect();
     let seconds: f64 = report.iterations.iter().map(|i| i.seconds).sum();
@@ -131,7 +128,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Outcome<T>) -> String {
 }
 
 fn place_name(report: &CpdReport) -> String {
-    backend_text(report.device.as_ref().map(device::name), report.plan.threads)
+    backend_text(report.device.as_ref().map(|plan| &*plan.device.name), report.plan.threads)
 }
 
 fn stop_text(report: &CpdReport) -> String {

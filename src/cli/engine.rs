@@ -1,16 +1,15 @@
 //! What the programs that stream a store share: where to compute, with how much memory and which precision.
 
-use super::device::{
-    Device, DeviceOrder, DevicePlan, DeviceRequest, KernelSource, KernelVariant, Real, TtvVariant,
-};
-use super::{counted, device, machine, size};
+use super::device::KernelVariant;
+use super::progress::Progress;
+use super::{Common, counted, machine, size, thread_count};
+use crate::backend::device::DeviceOrder;
+use crate::engine::{self, Device, Engine, Options};
 use crate::error::{Error, Result};
-use crate::store::Store;
-use crate::stream::{Limits, Plan, plan, program_bytes, too_little};
+use crate::stream::Plan;
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
-use std::path::Path;
 
 /// The options of programs that stream a store.
 #[derive(Debug, Args)]
@@ -91,71 +90,47 @@ pub enum PrecisionArg {
     F32,
 }
 
-/// Opens a store, where `memory`, or without it what is available, holds its list of chunks: in a pass, or for a look at the list alone.
-pub fn open_store(
-    sys: &Sys,
-    path: &Path,
-    memory: Option<u64>,
-    threads: usize,
-    passes: bool,
-) -> Result<Store> {
-    /// The plan of a pass counts shorter lists.
-    const LONG: u64 = 4 << 20;
-    /// Room for buffers and an operation beside a long list.
-    const PASS: u64 = 24 << 20;
-    Store::open_if(sys, path, |bytes| {
-        let bound = memory.unwrap_or_else(machine::available_memory);
-        let held = if passes { Store::listed_bytes(bytes) + PASS } else { 0 };
-        let least = program_bytes(threads) + Store::opening_bytes(bytes).max(held);
-        let what = format!(", most of which the list of chunks of {} takes", path.display());
-        let fits = bytes < LONG || least <= bound;
-        if fits { Ok(()) } else { Err(too_little(least, bound, memory.is_some(), &what, "")) }
-    })
-}
-
-/// What an operation asks of a machine.
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked of a GPU only"))]
-#[derive(Clone, Copy, Debug)]
-pub struct Demand<'a> {
-    /// Its modes, from 0.
-    pub modes: &'a [usize],
-    /// Columns of its factors.
-    pub rank: usize,
-    /// How often each mode is to be computed.
-    pub passes: u32,
-    /// Bytes of host memory that it holds where it runs on the CPU.
-    pub on_cpu: u64,
-    /// The same where it runs on a GPU.
-    pub beside_gpu: u64,
-    /// Bytes that are held when the passes have ended, where those are more.
-    pub afterwards: u64,
-    /// What a GPU's memory is to hold.
-    pub operation: StreamedOp,
-}
-
-/// The operations that stream a store.
-#[derive(Clone, Copy, Debug)]
-pub enum StreamedOp {
-    /// MTTKRP of all its modes from each pass.
-    Mttkrp,
-    /// A CP decomposition: one mode in a pass.
-    CpAls,
-}
-
-/// What an operation runs on.
-pub struct ChosenBackend<P = DevicePlan> {
-    /// The GPU with what is to be used of it; `None` for the CPU.
-    pub device: Option<(Device, P)>,
-    /// Why not on a GPU.
-    pub notes: Vec<String>,
-}
-
 impl EngineArgs {
-    /// The GPU where it is asked for, or where nobody asks, there is one and it has room.
-    pub fn choose_backend<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ChosenBackend> {
-        let chosen = self.choose(demand.passes, |request| device::find::<T>(request, store, demand))?;
-        self.refuse_on_cpu(chosen.device.is_none())?;
-        Ok(chosen)
+    /// The engine that is asked for, with this many threads and a bar.
+    pub fn engine(&self, sys: &Sys, common: Common, progress: &Progress) -> Result<Engine> {
+        let (mttkrp_kernel, ttv_kernel) = match self.kernel {
+            Some(KernelVariant::Mttkrp(variant)) => (Some(variant), None),
+            Some(KernelVariant::Ttv(variant)) => (None, Some(variant)),
+            None => (None, None),
+        };
+        let options = Options {
+            device: match self.backend {
+                BackendArg::Auto => Device::Auto,
+                BackendArg::Cpu => Device::Cpu,
+                BackendArg::Cuda => Device::Cuda,
+            },
+            device_number: self.device.unwrap_or(0),
+            device_memory: self.device_memory,
+            lanes: self.streams.map(usize::from),
+            device_order: match self.device_order {
+                OrderArg::Auto => DeviceOrder::Auto,
+                OrderArg::Store => DeviceOrder::Store,
+                OrderArg::Target => DeviceOrder::Target,
+                OrderArg::Host => DeviceOrder::Host,
+            },
+            deterministic: self.deterministic,
+            compile_kernels: match self.kernels {
+                KernelsArg::Auto => None,
+                KernelsArg::Compiled => Some(true),
+                KernelsArg::Embedded => Some(false),
+            },
+            kernel_cache: None,
+            mttkrp_kernel,
+            ttv_kernel,
+            threads: thread_count(common.threads),
+            workers: self.workers.map(usize::from),
+            memory: self.memory,
+            direct_reads: self.direct,
+            vectors: machine::vectors()?,
+        };
+        let bar = progress.clone();
+        let show = move |at: engine::Progress| bar.show(at.what, at.done, at.total);
+        Engine::builder().sys(sys).options(options).progress(show).build()
     }
 
     /// An error where options of a GPU are given for a run on the CPU: a kernel's name in any case, the others where the CPU was
@@ -174,103 +149,16 @@ impl EngineArgs {
         Err(Error::request(format!("{option} is for a GPU, and this runs on the CPU")))
     }
 
-    /// The same by what `find` plans.
-    pub fn choose<P>(
-        &self,
-        passes: u32,
-        find: impl FnOnce(&DeviceRequest) -> Result<(Device, P)>,
-    ) -> Result<ChosenBackend<P>> {
-        let request = DeviceRequest {
-            number: self.device.unwrap_or(0),
-            memory: self.device_memory,
-            lanes: self.streams.map(usize::from),
-            host_memory: self.memory.unwrap_or_else(|| machine::available_memory() / 2),
-            passes,
-            deterministic: self.deterministic,
-            order: match self.device_order {
-                OrderArg::Auto => DeviceOrder::Auto,
-                OrderArg::Store => DeviceOrder::Store,
-                OrderArg::Target => DeviceOrder::Target,
-                OrderArg::Host => DeviceOrder::Host,
-            },
-        };
-        let found = match self.backend {
-            BackendArg::Cpu => return Ok(ChosenBackend { device: None, notes: Vec::new() }),
-            // Nobody who has no GPU wants to read about it.
-            BackendArg::Auto if !device::is_installed() => {
-                return Ok(ChosenBackend { device: None, notes: Vec::new() });
-            }
-            BackendArg::Cuda | BackendArg::Auto => find(&request),
-        };
-        match found {
-            Ok(device) => Ok(ChosenBackend { device: Some(device), notes: Vec::new() }),
-            Err(e) if self.backend == BackendArg::Auto => {
-                Ok(ChosenBackend { device: None, notes: vec![format!("on the CPU: {e}")] })
-            }
-            Err(e) if !device::is_installed() => {
-                Err(Error::request(format!("{e}; install a driver, or take --backend cpu")))
-            }
-            Err(e) => Err(e),
-        }
+    /// An error where --kernel names a kernel of TTV.
+    pub fn refuse_ttv_kernel(&self) -> Result<()> {
+        let of_ttv = matches!(self.kernel, Some(KernelVariant::Ttv(_)));
+        if of_ttv { Err(Error::request("--kernel names a kernel of TTV")) } else { Ok(()) }
     }
 
-    /// What `passes` passes may use of the host.
-    pub fn limits(&self, threads: usize, passes: u32) -> Limits {
-        let workers = self.workers.map(usize::from);
-        let available = machine::available_memory();
-        Limits { memory: self.memory, threads, workers, available, passes, ..Limits::default() }
-    }
-
-    /// What passes will use of the host.
-    pub fn plan(
-        &self,
-        store: &Store,
-        demand: &Demand<'_>,
-        threads: usize,
-        chosen: &ChosenBackend,
-    ) -> Result<Plan> {
-        let limits = Limits {
-            held: chosen.device.as_ref().map_or(0, |(_, plan)| device::held(store, plan)),
-            afterwards: demand.afterwards,
-            less: match demand.operation {
-                StreamedOp::Mttkrp if demand.modes.len() > 1 => {
-                    "take fewer modes at a time or a smaller rank"
-                }
-                StreamedOp::Mttkrp | StreamedOp::CpAls => "take a smaller rank",
-            },
-            ..self.limits(threads, demand.passes)
-        };
-        let bytes = match &chosen.device {
-            Some((_, plan)) => demand.beside_gpu.saturating_add(device::host_order_bytes(plan)),
-            None => demand.on_cpu,
-        };
-        let mut plan = plan(store, bytes, &limits)?;
-        plan.direct_reads |= self.direct;
-        Ok(plan)
-    }
-
-    /// Where a GPU's kernels come from.
-    pub fn kernels(&self) -> Result<KernelSource> {
-        let variant = match self.kernel {
-            Some(KernelVariant::Ttv(_)) => return Err(Error::request("--kernel names a kernel of TTV")),
-            Some(KernelVariant::Mttkrp(variant)) => Some(variant),
-            None => None,
-        };
-        let compile = match self.kernels {
-            KernelsArg::Auto => None,
-            KernelsArg::Compiled => Some(true),
-            KernelsArg::Embedded => Some(false),
-        };
-        Ok(KernelSource { compile, cache: machine::cache_directory(), variant, ..KernelSource::default() })
-    }
-
-    /// The kernel of TTV that is asked for.
-    pub fn ttv_kernel(&self) -> Result<Option<TtvVariant>> {
-        match self.kernel {
-            Some(KernelVariant::Mttkrp(_)) => Err(Error::request("--kernel names a kernel of MTTKRP")),
-            Some(KernelVariant::Ttv(variant)) => Ok(Some(variant)),
-            None => Ok(None),
-        }
+    /// An error where it names one of MTTKRP.
+    pub fn refuse_mttkrp_kernel(&self) -> Result<()> {
+        let of_mttkrp = matches!(self.kernel, Some(KernelVariant::Mttkrp(_)));
+        if of_mttkrp { Err(Error::request("--kernel names a kernel of MTTKRP")) } else { Ok(()) }
     }
 }
 

@@ -1,12 +1,12 @@
 //! `blco-export`.
 
-use super::engine::open_store;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Progress;
 use super::{Common, Program, Report, STDOUT, machine, nonzeros, refuse_json_beside_output, size};
 use super::{on_pool, thread_count};
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::coo::tns::TnsWriter;
+use crate::engine::open_store;
 use crate::error::{Error, Result};
 use crate::format::DecodedTile;
 use crate::op::export::EachTile;

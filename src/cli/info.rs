@@ -1,11 +1,11 @@
 //! `blco-info`.
 
-use super::engine::open_store;
 use super::export::{plan_once, stream_by};
 use super::outputs::check_temp_dir;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
 use super::{Common, Program, Report, advice, machine, nonzeros, on_pool, thread_count};
+use crate::engine::open_store;
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};

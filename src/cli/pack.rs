@@ -6,9 +6,10 @@ use super::{Common, Program, Report, arguments, count, counted, machine, nonzero
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
+use crate::engine::phase_name;
 use crate::error::{Error, Result};
 use crate::pack::{
-    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackPlan, PackReport, Phase, memory_least, pack, plan,
+    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackPlan, PackReport, memory_least, pack, plan,
     threads_within,
 };
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
@@ -260,15 +261,6 @@ pub(super) fn on_packing_pool<S: Source + Send, T: Send>(
 ) -> Result<T> {
     let threads = threads_within(source, options, thread_count(threads));
     sys.pool(threads)?.install(|| work(source))
-}
-
-/// What the progress calls a phase.
-pub(super) fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Read => "reading",
-        Phase::Sort => "sorting",
-        Phase::Write => "writing",
-    }
 }
 
 /// The memory that packing may take: what `--memory` gives, or half of what is available. `BLCO_MEMORY_MIN=0` lets tests

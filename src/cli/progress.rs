@@ -3,8 +3,8 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A bar, or nothing.
-#[derive(Debug)]
+/// A bar, or nothing; a clone is the same bar.
+#[derive(Clone, Debug)]
 pub struct Progress {
     bar: ProgressBar,
 }
@@ -15,6 +15,11 @@ impl Progress {
         let shown = !quiet && std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
         Self { bar: ProgressBar::with_draw_target(None, target) }
+    }
+
+    /// Takes the bar away until more is shown.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
     }
 
     /// Shows how far iterations are: `what` is being done, of which `done` nonzeros of `total`.

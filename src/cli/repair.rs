@@ -4,6 +4,7 @@ use super::info::Info;
 use super::outputs::{check_temp_dir, refuse_dash_for_directory};
 use super::progress::Progress;
 use super::{Common, Report, arguments, nonzeros, on_pool, pack as packing, size};
+use crate::engine::phase_name;
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 use crate::pack::{
@@ -116,7 +117,7 @@ pub(super) fn repair(
     options.temp_dir.clone_from(&args.temp_dir);
     options.provenance = new_provenance(store, salvage.findings(), &provenance);
     let packed = packing::on_packing_pool(sys, common.threads, &mut salvage, &options, |salvage| {
-        let show = |phase, done, total| progress.show(packing::phase_name(phase), done, total);
+        let show = |phase, done, total| progress.show(phase_name(phase), done, total);
         pack(sys, salvage, &options, &show)
     })?;
     drop(progress);

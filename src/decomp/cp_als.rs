@@ -148,6 +148,7 @@ fn power_of_two(x: f64) -> f64 {
 impl Als {
     /// A decomposition that starts from factors whose Gram matrices, as they are, are `grams`.
     #[must_use]
+    #[doc(hidden)]
     pub fn new(problem: Problem, settings: Settings, grams: Vec<Vec<f64>>) -> Self {
         let rank = settings.rank;
         let columns: Vec<_> = grams.into_iter().map(|gram| Columns::of(gram, rank)).collect();
@@ -177,6 +178,7 @@ impl Als {
     /// Updates each mode's factor once, in order.
     ///
     /// After an error the factors are of no use.
+    #[doc(hidden)]
     pub fn iterate<T: Real>(
         &mut self,
         place: &mut impl Place<T>,

@@ -8,11 +8,11 @@ use super::cp_als::Place;
 use super::extended::Double;
 use super::update::{Moments, Rule};
 use crate::backend::Squares;
+use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
 use crate::backend::cuda::dense::{DenseKernels, ExtendedKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
 use crate::backend::cuda::driver::{Device, Memory, Pinned, Stream};
-use crate::backend::cuda::kernels::LoadedReport;
-use crate::backend::cuda::{CudaBackend, DevicePlan};
+use crate::backend::device::{DevicePlan, KernelReport};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::cuda::{DeviceMttkrp, Update, alternating_bytes};
@@ -210,7 +210,7 @@ impl<T: Real + Pod> DevicePlace<T> {
     }
 
     /// Which kernels serve.
-    pub fn kernels(&mut self) -> &LoadedReport {
+    pub fn kernels(&mut self) -> &KernelReport {
         self.backend.op().kernels()
     }
 

@@ -20,7 +20,7 @@ pub mod solve;
 pub mod update;
 
 pub use cp_als::{Als, Iteration, Place, Problem, Settings, Step};
-pub use run::{Init, Job, Outcome, StartReport, Stop, Watch, run};
+pub use run::{Decomposition, Init, Job, StartReport, Stop, Watch, run};
 
 use crate::dense::{Matrix, Real, factor_axes, mode_file};
 use crate::error::{Error, Result};
@@ -46,6 +46,7 @@ pub struct Model<T> {
     pub factors: Vec<Matrix<T>>,
 }
 
+#[doc(hidden)]
 impl<T: Real> Model<T> {
     /// The model of weights `lambda` and factors whose columns are to be brought to length one. Numbers of magnitude `zero` or
     /// less become zero.
@@ -105,6 +106,7 @@ fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     })
 }
 
+#[doc(hidden)]
 impl Model<f64> {
     /// Opens the directory of a model, all of whose files are of one result whatever takes its place, and counts its modes.
     fn open(sys: &Sys, path: &Path) -> Result<(Dir, usize)> {

@@ -71,7 +71,7 @@ pub struct StartReport {
 
 /// What a decomposition gives.
 #[derive(Clone, Debug)]
-pub struct Outcome<T> {
+pub struct Decomposition<T> {
     /// The best start's model.
     pub model: Model<T>,
     /// Its iterations.
@@ -82,6 +82,14 @@ pub struct Outcome<T> {
     pub starts: Vec<StartReport>,
     /// The iteration that this run continued, of that start, both from 1.
     pub resumed: Option<(u32, usize)>,
+}
+
+impl<T> Decomposition<T> {
+    /// How much of the tensor's norm the model accounts for: 1 - |X - model| / |X|.
+    #[must_use]
+    pub fn fit(&self) -> f64 {
+        self.als.fit()
+    }
 }
 
 /// Where a decomposition is, for progress.
@@ -176,7 +184,7 @@ pub fn run<T: Real>(
     mut init: Init<T>,
     place: &mut impl Place<T>,
     watch: &(dyn Fn(&Watch<'_>) + Sync),
-) -> Result<Outcome<T>> {
+) -> Result<Decomposition<T>> {
     let mut saved = match &job.checkpoint {
         Some(checkpoint) => checkpoint.load::<T>(job)?,
         None => None,
@@ -225,5 +233,5 @@ pub fn run<T: Real>(
     };
     let zero = if job.settings.nonneg { FLOOR } else { 0.0 };
     let model = Model::new(&als.lambda, factors, &als.columns, zero);
-    Ok(Outcome { model, als, best: start as usize, starts, resumed })
+    Ok(Decomposition { model, als, best: start as usize, starts, resumed })
 }

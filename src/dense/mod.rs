@@ -67,6 +67,8 @@ pub trait Real:
     fn widen(self) -> f64;
     /// `out` as a matrix of this type, without a copy where it is f64 already.
     fn from_f64s(out: Vec<f64>) -> Vec<Self>;
+    /// `numbers` as f64 where they are; otherwise themselves.
+    fn as_f64s(numbers: &mut [Self]) -> std::result::Result<&mut [f64], &mut [Self]>;
 }
 
 impl Real for f64 {
@@ -83,6 +85,9 @@ impl Real for f64 {
     }
     fn from_f64s(out: Vec<f64>) -> Vec<Self> {
         out
+    }
+    fn as_f64s(numbers: &mut [Self]) -> std::result::Result<&mut [f64], &mut [Self]> {
+        Ok(numbers)
     }
 }
 
@@ -101,6 +106,9 @@ impl Real for f32 {
     }
     fn from_f64s(out: Vec<f64>) -> Vec<Self> {
         out.into_iter().map(Self::nearest).collect()
+    }
+    fn as_f64s(numbers: &mut [Self]) -> std::result::Result<&mut [f64], &mut [Self]> {
+        Err(numbers)
     }
 }
 
@@ -156,6 +164,12 @@ impl<'a, T> MatrixRef<'a, T> {
     }
 }
 
+impl<'a, T: Copy> From<&MatrixRef<'a, T>> for MatrixRef<'a, T> {
+    fn from(matrix: &MatrixRef<'a, T>) -> Self {
+        *matrix
+    }
+}
+
 impl<'a, T> From<&'a Matrix<T>> for MatrixRef<'a, T> {
     fn from(matrix: &'a Matrix<T>) -> Self {
         Self { rows: matrix.rows, columns: matrix.columns, data: &matrix.data }
@@ -208,7 +222,10 @@ impl<T: Real> Matrix<T> {
     pub fn row(&self, row: usize) -> &[T] {
         &self.data[row * self.columns..][..self.columns]
     }
+}
 
+#[doc(hidden)]
+impl<T: Real> Matrix<T> {
     /// Writes a NumPy file of two axes into `file`, which is empty.
     pub fn write(&self, file: &File) -> Result<()> {
         self.write_as(&[self.rows as u64, self.columns as u64], file)

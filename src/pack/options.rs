@@ -74,7 +74,7 @@ pub struct PackOptions {
     pub chunk_bytes: u64,
     /// What to do with duplicates.
     pub duplicates: Duplicates,
-    /// Bytes of memory to take, whatever the tensor's size. Less than [`MEMORY_MIN`](super::MEMORY_MIN) is exceeded, but spills small
+    /// Bytes of memory to take, whatever the tensor's size. Less than 64 MiB is exceeded, but spills small
     /// tensors, for tests. Does not change the store.
     pub memory: u64,
     /// Where temporary files go; beside the store without it.

@@ -43,6 +43,7 @@ struct Verifier<'a> {
     seconds: Duration,
 }
 
+#[doc(hidden)]
 impl Store {
     /// Bytes of the scratch that [`Store::load`] needs: 0 without a codec.
     #[must_use]

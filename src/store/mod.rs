@@ -81,6 +81,33 @@ pub struct Store {
 }
 
 impl Store {
+    /// Indices of each mode.
+    #[must_use]
+    pub fn dims(&self) -> &[u32] {
+        self.manifest.shape.dims()
+    }
+
+    /// Nonzeros.
+    #[must_use]
+    pub fn nnz(&self) -> u64 {
+        self.manifest.nnz
+    }
+
+    /// The store id, which is also its digest.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+#[doc(hidden)]
+impl Store {
     /// Opens the store at `path` and checks its manifest.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         Self::open_if(sys, path, |_| Ok(()))
@@ -165,18 +192,6 @@ impl Store {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
-    }
-
-    /// The store id, which is also its digest.
-    #[must_use]
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// The directory.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The handle that it reads through.

@@ -5,14 +5,14 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use super::Tensor;
-use blco::decomp::checkpoint::{Checkpointer, Identity};
-use blco::decomp::host::{HostPlace, host_bytes};
-use blco::decomp::{Init, Job, Model, Outcome, Problem, Settings, run};
-use blco::dense::{Matrix, Real};
-use blco::op::mttkrp::Mttkrp;
-use blco::random::Counter;
-use blco::store::Store;
-use blco::stream::{Limits, plan};
+use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
+use blco::internals::decomp::host::{HostPlace, host_bytes};
+use blco::internals::decomp::{Decomposition, Init, Job, Model, Problem, Settings, run};
+use blco::internals::dense::{Matrix, Real};
+use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::stream::{Limits, plan};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -151,7 +151,12 @@ pub fn job(
 }
 
 /// Decomposes on the host with two threads.
-pub fn on_host<T: Real>(store: &Store, settings: Settings, init: Init<T>, max_iters: usize) -> Outcome<T> {
+pub fn on_host<T: Real>(
+    store: &Store,
+    settings: Settings,
+    init: Init<T>,
+    max_iters: usize,
+) -> Decomposition<T> {
     let shape = &store.manifest().shape;
     let plan = plan(store, host_bytes::<T>(shape, settings.rank, 2), &Limits::default()).unwrap();
     let op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();

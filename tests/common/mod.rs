@@ -3,21 +3,21 @@
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
-use blco::backend::host::{HostBackend, decoded_bytes};
-use blco::coo::tns::TnsWriter;
-use blco::coo::{Batch, Extent, Source};
-use blco::dense::{Matrix, Real};
-use blco::encoding::{IndexEncoding, LeafRule};
-use blco::error::Result;
-use blco::format::DecodedTile;
-use blco::op::export::EachTile;
-use blco::op::mttkrp::{Mttkrp, host_bytes};
-use blco::pack::{FormatOption, PackOptions, PackReport};
-use blco::random::Counter;
-use blco::store::chunk::HEADER_BYTES;
-use blco::store::{ChunkHeader, Codec, Format, Manifest, SectionKind, Store};
-use blco::stream::{Executor, Limits, Plan, plan};
-use blco::sys::Sys;
+use blco::internals::backend::host::{HostBackend, decoded_bytes};
+use blco::internals::coo::tns::TnsWriter;
+use blco::internals::coo::{Batch, Extent, Source};
+use blco::internals::dense::{Matrix, Real};
+use blco::internals::encoding::{IndexEncoding, LeafRule};
+use blco::internals::error::Result;
+use blco::internals::format::DecodedTile;
+use blco::internals::op::export::EachTile;
+use blco::internals::op::mttkrp::{Mttkrp, host_bytes};
+use blco::internals::pack::{FormatOption, PackOptions, PackReport};
+use blco::internals::random::Counter;
+use blco::internals::store::chunk::HEADER_BYTES;
+use blco::internals::store::{ChunkHeader, Codec, Format, Manifest, SectionKind, Store};
+use blco::internals::stream::{Executor, Limits, Plan, plan};
+use blco::internals::sys::Sys;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -197,7 +197,7 @@ pub fn options(target: &Path, kind: Kind, chunk_bytes: u64) -> PackOptions {
 
 /// Packs without watching.
 pub fn pack(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result<PackReport> {
-    blco::pack::pack(sys, source, options, &|_, _, _| ())
+    blco::internals::pack::pack(sys, source, options, &|_, _, _| ())
 }
 
 /// Packs a tensor in memory and opens the store.

@@ -1,7 +1,7 @@
 //! Tests that run in the process that talks to the driver: on the CUDA device there is, or on the mock driver, in a process of
 //! its own.
 
-use blco::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::driver::Device;
 use std::process::{Command, Output};
 use std::sync::Arc;
 

@@ -12,8 +12,8 @@
 //! are all. They are enumerated up to [`Losses::limit`] at each such point, and drawn with a seed beyond; equal ones are tried once.
 
 use super::common::tree;
-use blco::random::Counter;
-use blco::sys::record::Step;
+use blco::internals::random::Counter;
+use blco::internals::sys::record::Step;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;

@@ -2,15 +2,15 @@
 
 #![allow(dead_code, reason = "every test uses a part")]
 
-use blco::backend::host::{HostBackend, HostOp, Vectors};
-use blco::coo::Batch;
-use blco::dense::Real;
-use blco::error::Result;
-use blco::linear::Wide;
-use blco::op::ttv::{Merged, Sink, Streamed, streams};
-use blco::random::Counter;
-use blco::store::Store;
-use blco::stream::{Executor, Limits, plan};
+use blco::internals::backend::host::{HostBackend, HostOp, Vectors};
+use blco::internals::coo::Batch;
+use blco::internals::dense::Real;
+use blco::internals::error::Result;
+use blco::internals::linear::Wide;
+use blco::internals::op::ttv::{Merged, Sink, Streamed, streams};
+use blco::internals::random::Counter;
+use blco::internals::store::Store;
+use blco::internals::stream::{Executor, Limits, plan};
 use std::path::Path;
 
 /// Numbers in [-1, 1).

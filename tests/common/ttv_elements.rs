@@ -1,9 +1,9 @@
 //! Elements of TTV as values, and the definition of what they are to be.
 
 use crate::common::Tensor;
-use blco::dense::Real;
-use blco::op::ttv::streams;
-use blco::store::Store;
+use blco::internals::dense::Real;
+use blco::internals::op::ttv::streams;
+use blco::internals::store::Store;
 use std::collections::BTreeMap;
 
 /// Coordinates without the mode of the vector, and value.

@@ -6,53 +6,15 @@
 //! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
 //! measured (docs/performance.md).
 
-use super::driver::Facts;
 use super::order::OrderPlan;
+use crate::backend::device::{DeviceOrder, Facts, ModeOrder};
 use crate::dense::Precision;
 use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
 use crate::store::{Format, Manifest, Store};
-use serde::Serialize;
 use std::collections::BTreeSet;
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceOrder {
-    /// For each mode, what takes less time over the passes that are to come.
-    #[default]
-    Auto,
-    /// The store's.
-    Store,
-    /// Target-major for each mode, where memory allows.
-    Target,
-    /// The same, in host memory, whatever the device has room for.
-    Host,
-}
-
-/// The order that serves a mode, and why.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct ModeOrder {
-    /// The mode, from 1.
-    pub mode: usize,
-    /// Whether nonzeros are sorted by its rows.
-    pub target: bool,
-    /// Whether the sorted nonzeros lie in host memory and are streamed in each pass.
-    pub in_host_memory: bool,
-    /// Why, in one line.
-    pub why: String,
-    /// Distinct rows of the mode in a group of tiles, for each nonzero, in the store's order: of a sample.
-    pub rows_per_nonzero: f64,
-    /// Seconds that the target-major order is expected to save in a pass; negative where it costs more.
-    pub saved_seconds: f64,
-    /// Seconds that deriving it is expected to take, once.
-    pub derive_seconds: f64,
-    /// Bytes that it takes at most.
-    pub bytes: u64,
-    /// Bytes of device memory while it is derived, at most, `bytes` included.
-    pub peak_bytes: u64,
-}
 
 /// What an operation asks of the device.
 #[derive(Clone, Copy, Debug)]

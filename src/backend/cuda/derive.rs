@@ -3,7 +3,8 @@
 use super::driver::{Device, Memory};
 use super::order::{self, Derived, OrderKernels, OrderPlan};
 use super::resident::{chunks_at, list};
-use super::{CudaBackend, DeviceOp, ModeOrder, Part, choose};
+use super::{CudaBackend, DeviceOp, Part, choose};
+use crate::backend::device::ModeOrder;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 

@@ -10,6 +10,7 @@
 
 mod transfer;
 
+use crate::backend::device::Facts;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags_enum as Flags};
@@ -58,36 +59,6 @@ pub struct Device {
 unsafe impl Send for Device {}
 // SAFETY: as above; the driver locks.
 unsafe impl Sync for Device {}
-
-/// What a device is.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Facts {
-    /// The name that the driver gives.
-    pub name: String,
-    /// Its number on this machine.
-    pub number: usize,
-    /// Compute capability.
-    pub capability: (u32, u32),
-    /// Multiprocessors.
-    pub multiprocessors: u32,
-    /// Bytes of memory that it has.
-    pub total_bytes: u64,
-    /// The driver's interface version: 12080 for CUDA 12.8.
-    pub driver_version: u32,
-    /// Bytes of its L2 cache; 0 where the driver does not tell.
-    pub l2_bytes: u64,
-    /// Bytes a second that its memory moves, by its clock and width; 0 where the driver does not tell them.
-    pub memory_bytes_per_second: f64,
-}
-
-impl Facts {
-    /// What part `bytes` are of all that its memory can move in `seconds`; 0 where the driver does not tell.
-    #[must_use]
-    pub fn memory_share(&self, bytes: f64, seconds: f64) -> f64 {
-        let most = self.memory_bytes_per_second * seconds;
-        if most > 0.0 { bytes / most } else { 0.0 }
-    }
-}
 
 /// Whether a driver is installed at all.
 #[must_use]

@@ -5,15 +5,13 @@ use super::abi::TILE_THREADS;
 use super::cache::Cache;
 use super::driver::{Device, Kernel, Module};
 use super::nvrtc::{Nvrtc, SourceFile};
+use crate::backend::device::{KernelReport, KernelSource, MttkrpVariant, Origin};
 use crate::dense::Precision;
 use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{self, Error};
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
-use serde::Serialize;
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -72,19 +70,6 @@ pub fn embedded_ptx(names: &[&str]) -> Vec<u8> {
     ptx
 }
 
-/// Where kernels are to come from.
-#[derive(Clone, Debug, Default)]
-pub struct Source {
-    /// Compiled kernels: `None` where NVRTC is installed, otherwise always or never.
-    pub compile: Option<bool>,
-    /// The directory that keeps what was compiled.
-    pub cache: Option<PathBuf>,
-    /// The variant to compile, instead of the fastest known: for measurements.
-    pub variant: Option<Variant>,
-    /// Where an L2 cache cannot hold the factors: rows that a mode has in a group of tiles for each nonzero, on average.
-    pub rows_per_nonzero: Option<f64>,
-}
-
 /// The kernels of an operation, and where they came from.
 #[derive(Debug)]
 pub struct Loaded {
@@ -99,23 +84,12 @@ pub struct Loaded {
     /// Clears rows.
     pub clear: Kernel,
     /// How the kernel shares the work.
-    pub variant: Variant,
+    pub variant: MttkrpVariant,
     /// For reports.
-    pub report: LoadedReport,
+    pub report: KernelReport,
 }
 
-/// Which kernels were loaded.
-#[derive(Clone, Debug, Serialize)]
-pub struct LoadedReport {
-    /// The MTTKRP kernel.
-    pub name: String,
-    /// Where it comes from.
-    pub origin: Origin,
-    /// Why it is not one that was compiled for this order and rank, or why the cache was of no use.
-    pub why: Option<String>,
-}
-
-impl Source {
+impl KernelSource {
     /// Loads the kernels that `spec` asks for, for factors of `factor_bytes` in all.
     pub fn load(
         &self,
@@ -130,13 +104,14 @@ impl Source {
             variant.suits(precision, order).map_err(refused)?;
         }
         let spread = self.rows_per_nonzero.is_some_and(|rows| rows > HARDLY_MEET);
-        let variant =
-            self.variant.unwrap_or_else(|| Variant::compiled(precision, order, rank, factor_bytes, spread));
+        let variant = self
+            .variant
+            .unwrap_or_else(|| MttkrpVariant::compiled(precision, order, rank, factor_bytes, spread));
         let why = match self.compiled(device, sys, spec, &variant) {
             Ok(image) => {
                 let module = device.module(&image.bytes)?;
                 let name = spec.report_name(&variant) + &format!(", rank {rank}");
-                let report = LoadedReport { name, origin: image.origin, why: image.cache_refused };
+                let report = KernelReport { name, origin: image.origin, why: image.cache_refused };
                 let sorted = spec.has_sorted().then(|| SPECIALISED_SORTED.to_owned());
                 return Loaded::new(&module, SPECIALISED_NAME, sorted, "real", variant, report);
             }
@@ -145,14 +120,14 @@ impl Source {
             }
             Err(why) => why,
         };
-        let variant = Variant::embedded(precision, order, rank, spread);
+        let variant = MttkrpVariant::embedded(precision, order, rank, spread);
         let name = spec.embedded_name(&variant);
         let sorted = spec.has_sorted().then(|| spec.embedded_sorted_name(&variant));
         let of_rows = of_rows(precision.name());
         let names = [&name].into_iter().chain(&sorted).chain(&of_rows).map(String::as_str);
         let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
         let report =
-            LoadedReport { name: spec.report_name(&variant), origin: Origin::Embedded, why: Some(why) };
+            KernelReport { name: spec.report_name(&variant), origin: Origin::Embedded, why: Some(why) };
         Loaded::new(&module, &name, sorted, precision.name(), variant, report)
     }
 
@@ -161,7 +136,7 @@ impl Source {
         device: &Device,
         sys: &Sys,
         spec: &Specialisation,
-        variant: &Variant,
+        variant: &MttkrpVariant,
     ) -> Result<Image, String> {
         if self.compile == Some(false) {
             return Err("embedded kernels were asked for".into());
@@ -184,8 +159,8 @@ impl Loaded {
         mttkrp: &str,
         sorted: Option<String>,
         real: &str,
-        variant: Variant,
-        report: LoadedReport,
+        variant: MttkrpVariant,
+        report: KernelReport,
     ) -> error::Result<Self> {
         let [finish, join, clear] = of_rows(real).map(|name| module.kernel(&name));
         Ok(Self {
@@ -217,7 +192,7 @@ pub struct WideKernels {
 
 impl WideKernels {
     /// Those that take the place of the kernels `variant` for `spec`.
-    pub fn load(device: &Arc<Device>, spec: &Specialisation, variant: &Variant) -> error::Result<Self> {
+    pub fn load(device: &Arc<Device>, spec: &Specialisation, variant: &MttkrpVariant) -> error::Result<Self> {
         let (mttkrp, sorted) = (spec.wide_name(variant.tiles), spec.wide_sorted_name());
         let [_, join, clear] = of_rows(Precision::F64.name());
         let names: Vec<&str> =
@@ -236,23 +211,6 @@ impl WideKernels {
     }
 }
 
-/// How an MTTKRP kernel shares the work among threads: what does not change its results but for the order of additions.
-/// As text, `t4l16c2b4`: tiles, lanes, columns, batch; `t4l16c1b4s`: split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Variant {
-    /// Tiles of a thread block, ordered together: 1, 2 or 4, with 128 threads each.
-    pub tiles: u32,
-    /// Threads that share a nonzero.
-    pub lanes: u32,
-    /// Columns that a thread computes in one sweep over the rank.
-    pub columns: u32,
-    /// Nonzeros whose rows are loaded before any is added.
-    pub batch: u32,
-    /// Whether each sweep over the rank goes over all tiles before the next: tiles are decoded for each of them, but less of each row
-    /// competes for the L2 cache.
-    pub split: bool,
-}
-
 /// Rows that a mode has in a group of tiles for each nonzero, on average, from which on few of them meet again before the L2
 /// cache has lost them.
 const HARDLY_MEET: f64 = 0.65;
@@ -261,7 +219,7 @@ const MANY_ROWS_BYTES: u64 = 8 << 20;
 /// Bytes of shared memory that every device lets a thread block have.
 const SHARED_BYTES: usize = 48 << 10;
 
-impl Variant {
+impl MttkrpVariant {
     /// The fastest measured, of those that are compiled for an order, rank and bytes of all factors (docs/performance.md).
     /// `spread`: rows hardly meet again.
     #[must_use]
@@ -344,39 +302,6 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
     tiles as usize * TILE_NNZ * (value + 4 * order)
 }
 
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tiles, lanes, columns, batch, split } = self;
-        write!(f, "t{tiles}l{lanes}c{columns}b{batch}{}", if *split { "s" } else { "" })
-    }
-}
-
-impl FromStr for Variant {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut rest = text;
-        let mut number = |letter: char| {
-            let digits = rest.strip_prefix(letter)?;
-            let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-            let number = digits[..end].parse().ok()?;
-            rest = &digits[end..];
-            Some(number)
-        };
-        let mut all = || {
-            Some(Self {
-                tiles: number('t')?,
-                lanes: number('l')?,
-                columns: number('c')?,
-                batch: number('b')?,
-                split: text.ends_with('s'),
-            })
-        };
-        let variant = all().filter(|v| v.to_string() == text);
-        variant.ok_or_else(|| format!("{text}: not like t4l16c2b4 (tiles, lanes, columns, batch; s: split)"))
-    }
-}
-
 /// What an MTTKRP kernel is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
@@ -397,13 +322,13 @@ impl Specialisation {
     }
 
     /// What reports call a kernel and how it is launched.
-    fn report_name(&self, variant: &Variant) -> String {
+    fn report_name(&self, variant: &MttkrpVariant) -> String {
         self.embedded_name(variant) + if variant.split { "s" } else { "" }
     }
 
     /// The name of the embedded kernel for sorted nonzeros.
-    fn embedded_sorted_name(&self, variant: &Variant) -> String {
-        let Variant { lanes, columns, batch, .. } = variant;
+    fn embedded_sorted_name(&self, variant: &MttkrpVariant) -> String {
+        let MttkrpVariant { lanes, columns, batch, .. } = variant;
         format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
     }
 
@@ -434,15 +359,15 @@ impl Specialisation {
 
     /// The name of an embedded kernel: exact for orders 3 and 4, of any rank.
     #[must_use]
-    pub fn embedded_name(&self, variant: &Variant) -> String {
+    pub fn embedded_name(&self, variant: &MttkrpVariant) -> String {
         let layout = self.layout_name();
         let (precision, order) = (self.precision.name(), self.embedded_order());
-        let Variant { tiles, lanes, columns, batch, .. } = variant;
+        let MttkrpVariant { tiles, lanes, columns, batch, .. } = variant;
         format!("mttkrp_{layout}_{precision}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")
     }
 
     /// What NVRTC is told for a device of that compute capability.
-    fn options(&self, variant: &Variant, (major, minor): (u32, u32)) -> Vec<String> {
+    fn options(&self, variant: &MttkrpVariant, (major, minor): (u32, u32)) -> Vec<String> {
         let layout = match self.layout {
             IndexEncoding::Raw => "Raw",
             IndexEncoding::Tiled => "Tiled",
@@ -469,18 +394,6 @@ impl Specialisation {
     }
 }
 
-/// Where an [`Image`] comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// Compiled just now.
-    Compiled,
-    /// Compiled in an earlier run.
-    Cache,
-    /// Embedded PTX, which the driver compiles.
-    Embedded,
-}
-
 /// A specialised kernel for one kind of device.
 #[derive(Debug)]
 pub struct Image {
@@ -499,7 +412,7 @@ pub fn specialised(
     sys: &Sys,
     nvrtc: &Nvrtc,
     spec: &Specialisation,
-    variant: &Variant,
+    variant: &MttkrpVariant,
     capability: (u32, u32),
     cache: Option<&Path>,
 ) -> Result<Image, String> {

@@ -2,7 +2,7 @@
 
 use super::clock::Clock;
 use super::driver::{Device, Event, Memory, Stream};
-use super::plan::DevicePlan;
+use crate::backend::device::DevicePlan;
 use crate::error::{Error, Result};
 use crate::stream::Stage;
 use std::sync::Arc;

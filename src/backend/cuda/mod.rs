@@ -42,6 +42,7 @@ mod resident;
 pub mod ttv;
 
 use super::Squares;
+use crate::backend::device::DevicePlan;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
@@ -61,10 +62,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use choose::{DeviceOrder, ModeOrder, Operation};
+pub use choose::Operation;
 pub use device_op::{DeviceOp, Nonzeros, Work};
-pub use host_orders::HostOrdersPlan;
-pub use plan::{DeviceLimits, DevicePlan, plan};
+pub use plan::plan;
 
 /// A part's streams, and its order. Parts that share a launch on what is resident use the first one's stream for it.
 #[derive(Debug)]

@@ -1,14 +1,14 @@
 //! Planning the memory of a GPU, before anything is allocated.
 
-use super::choose::{self, DeviceOrder, ModeOrder, Operation, Sample};
-use super::driver::{Device, Facts};
+use super::choose::{self, Operation, Sample};
+use super::driver::Device;
 use super::expand;
-use super::host_orders::{HostOrdersPlan, Planner, Room};
+use super::host_orders::{Planner, Room};
+use crate::backend::device::{DeviceLimits, DeviceOrder, DevicePlan};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::store::{Format, Store};
 use bytesize::ByteSize;
-use serde::Serialize;
 use std::sync::Arc;
 
 /// What images on the device are aligned to, in bytes.
@@ -21,67 +21,6 @@ const RESERVE: u64 = 16;
 const CACHED_BYTES: u64 = 64 << 20;
 /// The largest copy that the link is measured with: larger ones are no faster.
 const PROBE_BYTES: usize = 16 << 20;
-
-/// What passes may use of a device.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DeviceLimits {
-    /// Bytes of device memory; `None` for what is free.
-    pub memory: Option<u64>,
-    /// Lanes; `None` to choose.
-    pub lanes: Option<usize>,
-    /// Bytes of host memory that orders may be kept in.
-    pub host_memory: u64,
-    /// Passes that are to come: chunks stay on the device only for a second one.
-    pub passes: u32,
-    /// Which order of the nonzeros.
-    pub order: DeviceOrder,
-    /// Whether results must have the same bits in every run: all modes are sorted, from the first pass on.
-    pub deterministic: bool,
-}
-
-/// What passes will use of a device. Memory is `operation + lanes * (lane + staging) + resident + derived`.
-#[derive(Clone, Debug, Serialize)]
-pub struct DevicePlan {
-    /// The device.
-    pub device: Facts,
-    /// Bytes that are free on it.
-    pub free_bytes: u64,
-    /// Bytes a second that the link to it moves, as measured.
-    pub link_bytes_per_second: f64,
-    /// Factors, sums, results.
-    pub operation_bytes: u64,
-    /// Lanes, each with a device buffer for a chunk.
-    pub lanes: usize,
-    /// Bytes of a lane's buffer; 0 where no chunk needs one.
-    pub lane_bytes: u64,
-    /// Bytes of a lane's second buffer, in which trees wait until they are nonzeros; 0 for other formats.
-    pub staging_bytes: u64,
-    /// The first chunks, which stay on the device after the first pass.
-    pub resident_chunks: usize,
-    /// Bytes that they take.
-    pub resident_bytes: u64,
-    /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
-    /// cache.
-    pub rows_per_nonzero: Option<f64>,
-    /// The order that serves each mode from the second pass on; empty where it is the store's for all.
-    pub orders: Vec<ModeOrder>,
-    /// Whether results have the same bits in every run: all modes are sorted, from the first pass on.
-    pub deterministic: bool,
-    /// What orders in host memory take, where modes are served so.
-    pub host_orders: Option<HostOrdersPlan>,
-    /// Bytes that orders take at most which are derived, while the last of them is made too.
-    pub derived_bytes: u64,
-    /// Bytes that they may take.
-    pub order_room_bytes: u64,
-    /// Bytes in all.
-    pub memory_bytes: u64,
-    /// Bytes that cross the link in the first pass.
-    pub first_pass_bytes: u64,
-    /// Bytes that cross the link in each later pass.
-    pub later_pass_bytes: u64,
-    /// Seconds that this takes at least.
-    pub later_pass_copy_seconds: f64,
-}
 
 /// Bytes that chunk `number` takes among the resident ones.
 pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
@@ -260,19 +199,6 @@ impl DevicePlan {
             self.hold_first(store, bound);
         }
         self.settle();
-    }
-
-    /// The first chunks, which are not needed from the second pass on: they stay on the device, or orders serve all modes.
-    #[must_use]
-    pub fn held_chunks(&self, store: &Store) -> usize {
-        let all = self.host_orders.as_ref().is_some_and(|orders| !orders.with_chunks);
-        if all { store.manifest().chunks.len() } else { self.resident_chunks }
-    }
-
-    /// Bytes of host memory that orders take.
-    #[must_use]
-    pub fn host_bytes(&self) -> u64 {
-        self.host_orders.as_ref().map_or(0, |orders| orders.host_bytes)
     }
 
     /// An error where results are to be deterministic and not all modes can be sorted.

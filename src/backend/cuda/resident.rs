@@ -2,7 +2,8 @@
 
 use super::abi::Chunk;
 use super::driver::{Device, Memory};
-use super::plan::{self, DevicePlan};
+use super::plan;
+use crate::backend::device::DevicePlan;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::store::{Manifest, Store};

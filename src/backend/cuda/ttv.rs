@@ -3,11 +3,9 @@
 use super::abi::{TILE, TTV_SEGMENT, TTV_THREADS, TtvArgs};
 use super::driver::{Device, Kernel, Stream};
 use super::kernels::embedded_ptx;
+use crate::backend::device::TtvVariant;
 use crate::dense::Precision;
 use crate::error::Result;
-use serde::Serialize;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 /// All of them.
@@ -26,43 +24,6 @@ const FIBERS: u32 = TTV_THREADS / SLICES;
 /// Thread blocks of the two-level grid over slices, and over fibers of a slice; each takes several where there are more.
 const GRID_MAX: (u32, u32) = (1 << 16, 1 << 12);
 
-/// How fibers are shared among threads: what does not change a bit of the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// Leaves are shared out evenly: what serves where nobody asks, because no lengths of fibers or slices slow it down.
-    #[default]
-    Balanced,
-    /// The paper's grid: slices over one dimension, fibers of a slice over the other, a thread for each fiber.
-    TwoLevel,
-}
-
-impl Variant {
-    /// Its name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Balanced => "balanced",
-            Self::TwoLevel => "two-level",
-        }
-    }
-}
-
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Variant {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let variant = [Self::Balanced, Self::TwoLevel].into_iter().find(|variant| variant.name() == text);
-        variant.ok_or_else(|| format!("{text}: not balanced or two-level"))
-    }
-}
-
 /// Windows of [`TTV_SEGMENT`] spots that a chunk of so many slots has, those of the fiber that goes on from the chunk before among
 /// them.
 #[must_use]
@@ -74,19 +35,19 @@ pub fn windows(slots: u64) -> u64 {
 #[derive(Debug)]
 pub struct TtvKernels {
     /// Which variant they are.
-    pub variant: Variant,
+    pub variant: TtvVariant,
     kernel: Kernel,
-    /// Of [`Variant::Balanced`]: adds up the segments of long fibers.
+    /// Of [`TtvVariant::Balanced`]: adds up the segments of long fibers.
     join: Option<Kernel>,
 }
 
 impl TtvKernels {
     /// Loads them from what is embedded.
-    pub fn load(device: &Arc<Device>, precision: Precision, variant: Variant) -> Result<Self> {
+    pub fn load(device: &Arc<Device>, precision: Precision, variant: TtvVariant) -> Result<Self> {
         let real = precision.name();
         let (name, join) = match variant {
-            Variant::TwoLevel => (format!("ttv_two_level_{real}"), None),
-            Variant::Balanced => (format!("ttv_balanced_{real}"), Some(format!("ttv_join_{real}"))),
+            TtvVariant::TwoLevel => (format!("ttv_two_level_{real}"), None),
+            TtvVariant::Balanced => (format!("ttv_balanced_{real}"), Some(format!("ttv_join_{real}"))),
         };
         let names: Vec<&str> = [&name].into_iter().chain(&join).map(String::as_str).collect();
         let module = device.module(&embedded_ptx(&names))?;

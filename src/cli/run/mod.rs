@@ -3,25 +3,24 @@
 mod mttkrp_report;
 mod report;
 mod ttv;
-mod ttv_device;
 mod ttv_report;
 
-use crate::backend::host::{HostBackend, decoded_bytes};
-use crate::cli::device::{self, Real};
-use crate::cli::engine::{Demand, EngineArgs, PrecisionArg, StreamedOp, open_store};
+use crate::cli::engine::{EngineArgs, PrecisionArg};
 use crate::cli::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Progress;
-use crate::cli::{Common, Program, Report, machine, on_pool};
+use crate::cli::{Common, Program, Report};
 use crate::coo::Source;
 use crate::coo::tns::TnsReader;
-use crate::dense::{Matrix, Precision, factors_rank, load_factors, mode_file, seeded_factors};
+use crate::dense::{
+    Matrix, MatrixRef, Precision, Real, factors_rank, load_factors, mode_file, seeded_factors,
+};
+use crate::engine::{Demand, Engine, MttkrpSession, chain};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, Mttkrp, host_bytes};
+use crate::op::mttkrp::ModeMatrix;
 use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
-use crate::store::Store;
-use crate::stream::{Executor, PassReport, Plan, Span};
+use crate::stream::Span;
 use crate::sys::{File, Sys};
 use clap::{Parser, ValueEnum};
 use mttkrp_report::{RunReport, plan_text, text};
@@ -145,11 +144,13 @@ impl Program for Run {
             let what = "says how the text of --check is read; give that, or leave it out";
             return Err(Error::request(format!("{option} {what}")));
         }
-        on_pool(sys, self.common.threads, |threads| match (self.op, self.engine.precision) {
-            (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, threads),
-            (OpArg::Mttkrp, PrecisionArg::F32) => self.mttkrp::<f32>(sys, threads),
-            (OpArg::Ttv, PrecisionArg::F64) => ttv::run::<f64>(self, sys, threads),
-            (OpArg::Ttv, PrecisionArg::F32) => ttv::run::<f32>(self, sys, threads),
+        let progress = Progress::new(self.common.quiet || self.common.json);
+        let engine = self.engine.engine(sys, self.common, &progress)?;
+        engine.install(|| match (self.op, self.engine.precision) {
+            (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, &engine, &progress),
+            (OpArg::Mttkrp, PrecisionArg::F32) => self.mttkrp::<f32>(sys, &engine, &progress),
+            (OpArg::Ttv, PrecisionArg::F64) => ttv::run::<f64>(self, sys, &engine, &progress),
+            (OpArg::Ttv, PrecisionArg::F32) => ttv::run::<f32>(self, sys, &engine, &progress),
         })
     }
 }
@@ -160,18 +161,11 @@ fn refuse(op: &str, options: &[(bool, &str)]) -> Result<()> {
     Err(Error::request(format!("{option} is not an option of --op {op}")))
 }
 
-/// What a run gives.
-struct Outcome<T> {
-    results: Vec<ModeMatrix<T>>,
-    passes: Vec<PassReport>,
-    spans: Vec<Span>,
-}
-
 impl Run {
     /// Opens, plans, streams, checks, writes.
-    fn mttkrp<T: Real>(&self, sys: &Sys, threads: usize) -> Result<Report> {
+    fn mttkrp<T: Real>(&self, sys: &Sys, engine: &Engine, progress: &Progress) -> Result<Report> {
         self.refuse_others()?;
-        let store = open_store(sys, &self.store, self.engine.memory, threads, true)?;
+        let store = engine.open(&self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, shape.order())?;
         let rank = match &self.factors {
@@ -180,23 +174,17 @@ impl Run {
         };
         let open = |input: &PathBuf| TnsReader::open(sys, input, self.text.options());
         let mut to_check = self.check.as_ref().map(open).transpose()?;
-        let demand = Demand {
-            modes: &modes,
-            rank,
-            passes: self.repeat,
-            on_cpu: host_bytes::<T>(&shape, &modes, rank, threads) + decoded_bytes(shape.order()),
-            beside_gpu: device::host_bytes::<T>(&shape, &modes, rank),
-            afterwards: to_check.as_mut().map_or(0, |text| {
-                let held = device::host_bytes::<T>(&shape, &modes, rank);
+        let demand = Demand::mttkrp::<T>(&shape, &modes, rank, engine.threads(), self.repeat);
+        let demand = match &mut to_check {
+            None => demand,
+            Some(text) => {
                 let oracle = oracle::host_bytes(&shape, &modes, rank);
-                held + oracle + held_to(text, threads, self.engine.memory)
-            }),
-            operation: StreamedOp::Mttkrp,
+                demand.checked::<T>(&shape, oracle + held_to(text, engine))
+            }
         };
-        let chosen = self.engine.choose_backend::<T>(&store, &demand)?;
-        let plan = self.engine.plan(&store, &demand, threads, &chosen)?;
-        let store = store.with_direct_reads(plan.direct_reads);
-        let mut report = RunReport::new::<T>(&store, modes.clone(), rank, plan, &chosen);
+        let plan = engine.plan::<T>(&store, &demand)?;
+        self.engine.refuse_on_cpu(plan.device.is_none())?;
+        let mut report = RunReport::new::<T>(&store, modes.clone(), rank, &plan);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
@@ -206,39 +194,29 @@ impl Run {
             Some(dir) => load_factors::<T>(sys, dir, &shape)?,
             None => seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0))?,
         };
-        let outcome = match chosen.device {
-            None => self.on_host(sys, &store, &report.plan, &factors, &modes)?,
-            Some((device, plan)) => {
-                let kernels = self.engine.kernels()?;
-                let on_device = device::Passes {
-                    store: &store,
-                    plan: &report.plan,
-                    device_plan: &plan,
-                    repeat: self.repeat,
-                    kernels: &kernels,
-                };
-                let progress = self.progress();
-                let (results, ran) = on_device.mttkrp(&device, &factors, &modes, &|done| {
-                    progress.show("computing", done, Some(store.manifest().nnz));
-                })?;
-                report.head.notes.extend(ran.notes);
-                report.device = Some(ran.plan);
-                report.kernels = Some(ran.kernels);
-                Outcome { results, passes: ran.passes, spans: ran.spans }
-            }
-        };
-        report.passes = outcome.passes;
-        report.head.notes.extend(beyond(&outcome.results));
+        if plan.device.is_some() {
+            self.engine.refuse_ttv_kernel()?;
+        }
+        let mut session = MttkrpSession::new(engine, &store, modes, rank, plan)?;
+        let views: Vec<MatrixRef<'_, T>> = factors.iter().map(Into::into).collect();
+        let results = session.repeat(&views, self.repeat)?;
+        progress.end();
+        report.passes = session.passes().to_vec();
+        report.kernels = session.kernels();
+        let (spans, used) = (session.spans().to_vec(), session.into_plan());
+        let chain = chain(&used);
+        (report.device, report.head.notes) = (used.device, used.notes);
+        report.head.notes.extend(beyond(&results));
         if let Some(source) = &mut to_check {
             let mut source = Checked::new(source);
-            let check = Self::check(&mut source, &shape, &factors, &outcome.results, report.chain())?;
+            let check = Self::check(&mut source, &shape, &factors, &results, chain)?;
             if check.iter().any(|c| !c.holds) {
                 report.head.notes.extend(source.differs(store.manifest()));
             }
             report.check = Some(check);
         }
-        let write = |i: usize, file: &File| outcome.results[i].1.write(file);
-        outputs.publish(write, |trace| write_trace(trace, &outcome.spans))?;
+        let write = |i: usize, file: &File| results[i].1.write(file);
+        outputs.publish(write, |trace| write_trace(trace, &spans))?;
         let mut out = Report::new::<Self>(text(&report), &report)?;
         out.failed = report.check.iter().flatten().any(|c| !c.holds);
         Ok(out)
@@ -253,34 +231,6 @@ impl Run {
     fn refuse_others(&self) -> Result<()> {
         refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         refuse("mttkrp", &[(self.vector.is_some(), "--vector"), (self.temp_dir.is_some(), "--temp-dir")])
-    }
-
-    fn progress(&self) -> Progress {
-        Progress::new(self.common.quiet || self.common.json)
-    }
-
-    /// The passes on the CPU: results of the last, and how each went.
-    fn on_host<T: Real>(
-        &self,
-        sys: &Sys,
-        store: &Store,
-        plan: &Plan,
-        factors: &[Matrix<T>],
-        modes: &[usize],
-    ) -> Result<Outcome<T>> {
-        let progress = self.progress();
-        let vectors = machine::vectors()?;
-        let mut mttkrp = Mttkrp::new(sys, factors, modes, plan.threads)?.with_vectors(vectors);
-        let mut passes = Vec::new();
-        let mut backend = HostBackend::new(store, &mut mttkrp)?.with_vectors(vectors);
-        let mut executor = Executor::new(store, plan, &mut backend)?;
-        let total = Some(store.manifest().nnz);
-        for _ in 0..self.repeat {
-            backend.op().reset();
-            passes.push(executor.pass(&mut backend, &|done| progress.show("computing", done, total))?);
-        }
-        let spans = executor.spans().to_vec();
-        Ok(Outcome { results: mttkrp.finish(), passes, spans })
     }
 
     /// Compares with a naive loop over `source`.
@@ -300,9 +250,9 @@ impl Run {
 }
 
 /// Bytes that the text of `--check` takes while it is read; it is held to the least where memory is bounded.
-fn held_to(text: &mut TnsReader, threads: usize, memory: Option<u64>) -> u64 {
-    let takes = text.memory(threads);
-    let bytes = if memory.is_some() { takes.least } else { takes.most };
+fn held_to(text: &mut TnsReader, engine: &Engine) -> u64 {
+    let takes = text.memory(engine.threads());
+    let bytes = if engine.options().memory.is_some() { takes.least } else { takes.most };
     text.limit(bytes);
     bytes
 }

@@ -1,9 +1,12 @@
 //! What `blco-run` reports of MTTKRP: as JSON and as text.
 
 use super::report::{Head, median, median_of, share_of_bound, stages_text};
+use crate::backend::device::{DevicePlan, KernelReport};
 use crate::cli::counted;
-use crate::cli::device::{self, DevicePlan, KernelReport, Real};
-use crate::cli::engine::{ChosenBackend, backend_text, memory_text};
+use crate::cli::device;
+use crate::cli::engine::{backend_text, memory_text};
+use crate::dense::Real;
+use crate::engine::ExecutionPlan;
 use crate::op::mttkrp::{Strategy, strategies};
 use crate::op::oracle::Comparison;
 use crate::store::Store;
@@ -29,31 +32,20 @@ pub struct RunReport {
 
 impl RunReport {
     /// Of a run that has not begun; modes from 0.
-    pub fn new<T: Real>(
-        store: &Store,
-        modes: Vec<usize>,
-        rank: usize,
-        plan: Plan,
-        chosen: &ChosenBackend,
-    ) -> Self {
+    pub fn new<T: Real>(store: &Store, modes: Vec<usize>, rank: usize, plan: &ExecutionPlan) -> Self {
         let shape = &store.manifest().shape;
-        let on_cpu = if chosen.device.is_some() { Vec::new() } else { strategies(shape, &modes, rank) };
+        let on_cpu = if plan.device.is_some() { Vec::new() } else { strategies(shape, &modes, rank) };
         Self {
             strategies: on_cpu,
-            head: Head::new::<T>(store, "mttkrp", chosen.device.is_some(), chosen.notes.clone()),
+            head: Head::new::<T>(store, "mttkrp", plan.device.is_some(), plan.notes.clone()),
             modes: modes.into_iter().map(|m| m + 1).collect(),
             rank,
-            plan,
-            device: chosen.device.as_ref().map(|(_, plan)| plan.clone()),
+            plan: plan.host.clone(),
+            device: plan.device.clone(),
             kernels: None,
             passes: Vec::new(),
             check: None,
         }
-    }
-
-    /// The longest chain of additions in the precision of the factors.
-    pub fn chain(&self) -> u32 {
-        if self.device.is_some() { device::CHAIN } else { 1 }
     }
 }
 
@@ -92,7 +84,7 @@ pub fn text(report: &RunReport) -> String {
         report.head.store.display(),
         report.modes,
         report.rank,
-        backend_text(report.device.as_ref().map(device::name), report.plan.threads),
+        backend_text(report.device.as_ref().map(|plan| &*plan.device.name), report.plan.threads),
         pass.seconds,
         median_of(&report.passes),
         pass.nnz_per_second / 1e6,

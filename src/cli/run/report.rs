@@ -1,10 +1,9 @@
 //! What the reports of every operation have.
 
-use crate::cli::device::Real;
 use crate::cli::nonzeros;
 use crate::coo::tns::TnsReader;
 use crate::coo::{Batch, Extent, Source};
-use crate::dense::Precision;
+use crate::dense::{Precision, Real};
 use crate::error::Result;
 use crate::store::{Manifest, Store};
 use crate::stream::PassReport;

@@ -1,10 +1,10 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
 use super::report::{Head, median, median_of, share_of_bound, stages_text};
-use super::ttv_device::{self, PipelinePlan};
+use crate::backend::device::{PipelinePlan, TtvVariant};
 use crate::cli::counted;
-use crate::cli::device::TtvVariant;
 use crate::cli::engine::{backend_text, memory_text};
+use crate::engine::TtvPlan;
 use crate::op::oracle::Comparison;
 use crate::op::ttv::streams;
 use crate::pack::SpillReport;
@@ -38,14 +38,14 @@ pub struct TtvReport {
 }
 
 /// The report of a run that has not begun.
-pub fn empty_report(store: &Store, head: Head, mode: usize, plan: Plan) -> TtvReport {
+pub fn empty_report(store: &Store, head: Head, mode: usize, plan: &TtvPlan) -> TtvReport {
     TtvReport {
         head,
         mode: mode + 1,
         streamed: streams(store.manifest(), mode),
-        plan,
-        device: None,
-        kernel: None,
+        plan: plan.uses.host.clone(),
+        device: plan.uses.device.clone(),
+        kernel: plan.kernel,
         elements: 0,
         spilled: SpillReport::default(),
         merge_seconds: 0.0,
@@ -70,15 +70,33 @@ pub fn plan_text(report: &TtvReport) -> String {
         counted(plan.chunks, "chunk"),
     );
     if let Some(device) = &report.device {
-        text.push_str(&ttv_device::plan_text(device));
+        text.push_str(&device_text(device));
     }
     text.push_str(&report.head.notes_text());
     text
 }
 
+/// What `--plan` prints of the device.
+fn device_text(plan: &PipelinePlan) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
+    let link = plan.link_bytes_per_second as u64;
+    format!(
+        "  device  {} = vector and parts of sums {} + {} lanes of {} and results of at most {}; over the link ({}/s) {} in a pass: {:.4} s \
+         at least\n",
+        ByteSize(plan.memory_bytes),
+        ByteSize(plan.operation_bytes),
+        plan.lanes,
+        ByteSize(plan.image_bytes),
+        ByteSize(plan.result_bytes),
+        ByteSize(link),
+        ByteSize(plan.copied_bytes),
+        plan.copy_seconds,
+    )
+}
+
 /// Where it runs.
 fn backend(report: &TtvReport) -> String {
-    backend_text(report.device.as_ref().map(ttv_device::name), report.plan.threads)
+    backend_text(report.device.as_ref().map(|plan| &*plan.device.name), report.plan.threads)
 }
 
 fn how(report: &TtvReport) -> &'static str {

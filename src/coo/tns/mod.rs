@@ -128,6 +128,7 @@ pub struct TnsReader {
     file: Option<(File, FileState)>,
 }
 
+#[doc(hidden)]
 impl TnsReader {
     /// Opens `path`, or standard input where it is `-`, and recognises its compression.
     ///

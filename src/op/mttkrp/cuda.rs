@@ -17,8 +17,9 @@ use crate::backend::cuda::abi::{
     self, ClearArgs, JoinArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::driver::{Device, Memory, Stream};
-use crate::backend::cuda::kernels::{Loaded, LoadedReport, Source, Specialisation, WideKernels};
+use crate::backend::cuda::kernels::{Loaded, Specialisation, WideKernels};
 use crate::backend::cuda::{DeviceOp, Nonzeros, Work};
+use crate::backend::device::{KernelReport, KernelSource};
 use crate::dense::{Matrix, MatrixRef, Precision, Real};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
@@ -160,7 +161,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         store: &Store,
         factors: &[Matrix<T>],
         modes: &[usize],
-        kernels: &Source,
+        kernels: &KernelSource,
     ) -> Result<Self> {
         let mut made = Self::prepare(device, store, factors[0].columns(), modes, kernels)?;
         made.put(factors)?;
@@ -173,7 +174,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         store: &Store,
         rank: usize,
         modes: &[usize],
-        kernels: &Source,
+        kernels: &KernelSource,
     ) -> Result<Self> {
         let mut made = Self::without_targets(device, store, rank, kernels)?;
         let target = |&mode: &usize| {
@@ -191,7 +192,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// MTTKRP of one mode at a time, which [`DeviceMttkrp::aim`] names, with factors of `rank` columns that change between passes.
     /// Part m is mode m. Its sums stay on the device, in one memory for all modes: [`DeviceMttkrp::update`].
-    pub fn alternating(device: &Arc<Device>, store: &Store, rank: usize, kernels: &Source) -> Result<Self> {
+    pub fn alternating(
+        device: &Arc<Device>,
+        store: &Store,
+        rank: usize,
+        kernels: &KernelSource,
+    ) -> Result<Self> {
         let mut made = Self::without_targets(device, store, rank, kernels)?;
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
@@ -206,7 +212,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     }
 
     /// With room for factors.
-    fn without_targets(device: &Arc<Device>, store: &Store, rank: usize, kernels: &Source) -> Result<Self> {
+    fn without_targets(
+        device: &Arc<Device>,
+        store: &Store,
+        rank: usize,
+        kernels: &KernelSource,
+    ) -> Result<Self> {
         let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store));
         let spec = Specialisation { layout: encoding, precision: T::PRECISION, order: shape.order(), rank };
         let bytes = |&dim: &u32| dim as usize * rank * size_of::<T>();
@@ -287,7 +298,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Which kernels serve.
     #[must_use]
-    pub fn kernels(&self) -> &LoadedReport {
+    pub fn kernels(&self) -> &KernelReport {
         &self.kernels.report
     }
 

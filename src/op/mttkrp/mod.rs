@@ -271,8 +271,11 @@ impl<'a, T: Real> Mttkrp<'a, T> {
                 aligned.copy_from(*factor, *stride);
             }
         }
-        let accumulator =
-            |(Accumulator { mode, rows, .. }, sums): (Accumulator<'_>, Sums<'b>)| Accumulator { mode, rows, sums };
+        let accumulator = |(Accumulator { mode, rows, .. }, sums): (Accumulator<'_>, Sums<'b>)| Accumulator {
+            mode,
+            rows,
+            sums,
+        };
         let results = self.results.into_iter().zip(sums).map(accumulator).collect();
         Mttkrp { factors: Factors::Lent(factors), results, scratch: self.scratch }
     }
@@ -427,7 +430,8 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.
-        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, desks, open } = &mut self.scratch;
+        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, desks, open } =
+            &mut self.scratch;
         desks.extend(open.take_if(|(group, _)| group.number != groups.start));
         // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
         let narrow = !*all && *vectors == Vectors::Widest;

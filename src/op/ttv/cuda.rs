@@ -10,7 +10,8 @@ use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::pipeline::{Chunk, Noter, PipelineDemand, PipelineOp};
-use crate::backend::cuda::ttv::{TtvKernels, Variant, windows};
+use crate::backend::cuda::ttv::{TtvKernels, windows};
+use crate::backend::device::TtvVariant;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -85,7 +86,7 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         device: &Arc<Device>,
         store: &Store,
         vector: &[T],
-        variant: Variant,
+        variant: TtvVariant,
         sink: Option<Sink<'s>>,
     ) -> Result<Self> {
         let manifest = store.manifest();

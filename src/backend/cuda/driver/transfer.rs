@@ -130,6 +130,9 @@ pub struct Upload {
     stream: sys::CUstream,
 }
 
+// SAFETY: streams may be used from any thread; each call makes the context current first.
+unsafe impl Send for Upload {}
+
 impl Upload {
     /// Whether the copy has been made.
     pub fn is_done(&self) -> Result<bool> {

@@ -15,9 +15,9 @@ use super::abi::{Chunk, SORTED_TILES};
 use super::derive::order_kernels;
 use super::driver::{Device, Memory, Pinned, Stream};
 use super::order::{self, Derived, Image};
-use super::plan::DevicePlan;
 use super::resident::{blocks_of, chunks_at, list};
 use super::{CudaBackend, DeviceOp, Nonzeros, Work};
+use crate::backend::device::{DevicePlan, HostOrdersPlan};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::Stage;
@@ -26,7 +26,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use plan::HostOrdersPlan;
 pub(super) use plan::{Planner, Room};
 
 /// Threads that copy images to host memory, at most.

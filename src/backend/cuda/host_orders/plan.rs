@@ -1,13 +1,11 @@
 //! Which modes are served by sorted nonzeros from host memory, and what that takes.
 
-use crate::backend::cuda::choose::{ModeOrder, ModeSeconds, Operation, Rates, Sample, values};
-use crate::backend::cuda::driver::Facts;
+use crate::backend::cuda::choose::{ModeSeconds, Operation, Rates, Sample, values};
 use crate::backend::cuda::order::OrderPlan;
 use crate::backend::cuda::plan::resident_bytes;
-use crate::encoding::values::ValueEncoding;
+use crate::backend::device::{Facts, HostOrdersPlan, ModeOrder};
 use crate::error::Result;
 use crate::store::Store;
-use serde::{Serialize, Serializer};
 use std::ops::Range;
 
 /// Nonzeros of an image, unless the store's chunks have more: a launch takes much longer than what goes before and after it.
@@ -20,35 +18,6 @@ const GROUP_NNZ_MAX: u64 = 1 << 31;
 const KEPT_BYTES_PER_SECOND: f64 = 4e9;
 /// `auto` takes what is expected to take at most this part of the time: the model errs by that much.
 const CLEARLY_BETTER: f64 = 0.75;
-
-/// What sorted nonzeros in host memory take.
-#[derive(Clone, Debug, Serialize)]
-pub struct HostOrdersPlan {
-    /// Chunks that are gathered on the device and sorted together.
-    #[serde(serialize_with = "count")]
-    pub groups: Vec<Range<usize>>,
-    /// How values are encoded in images.
-    #[serde(skip)]
-    pub values: ValueEncoding,
-    /// Nonzeros of an image, at most.
-    pub image_nnz: u32,
-    /// Bytes of an image, at most.
-    pub image_bytes: u64,
-    /// Bytes of device memory for the chunks of a group.
-    pub gathered_bytes: u64,
-    /// Bytes of device memory to derive their orders.
-    pub derive_bytes: u64,
-    /// Bytes of device memory for both, and for what the operation holds besides.
-    pub device_bytes: u64,
-    /// Bytes of host memory for all images, at most.
-    pub host_bytes: u64,
-    /// Whether passes need chunks of the store besides.
-    pub with_chunks: bool,
-}
-
-fn count<S: Serializer>(groups: &[Range<usize>], serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.serialize_u64(groups.len() as u64)
-}
 
 impl HostOrdersPlan {
     /// How the order of some chunks by row of `mode` is derived.

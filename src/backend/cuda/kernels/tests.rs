@@ -31,11 +31,11 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
 }
 
 fn embedded(spec: &Specialisation) -> String {
-    spec.embedded_name(&Variant::embedded(spec.precision, spec.order, spec.rank, false))
+    spec.embedded_name(&MttkrpVariant::embedded(spec.precision, spec.order, spec.rank, false))
 }
 
-fn fastest(spec: &Specialisation) -> Variant {
-    Variant::compiled(spec.precision, spec.order, spec.rank, 1 << 30, false)
+fn fastest(spec: &Specialisation) -> MttkrpVariant {
+    MttkrpVariant::compiled(spec.precision, spec.order, spec.rank, 1 << 30, false)
 }
 
 /// Every variant that is chosen fits the shared memory that all devices give, and is what its name says.
@@ -45,8 +45,8 @@ fn variants_suit_what_they_are_chosen_for() {
         let Specialisation { precision, order, rank, .. } = spec;
         for variant in [
             fastest(&spec),
-            Variant::embedded(precision, order, rank, false),
-            Variant::embedded(precision, order, rank, true),
+            MttkrpVariant::embedded(precision, order, rank, false),
+            MttkrpVariant::embedded(precision, order, rank, true),
         ] {
             assert_eq!(variant.suits(precision, order), Ok(()), "{spec:?}");
             assert_eq!(variant.to_string().parse(), Ok(variant));
@@ -62,9 +62,9 @@ fn variants_suit_what_they_are_chosen_for() {
         "t4l16c2b-4",
         "t99999999999l1c1v1b1",
     ] {
-        assert!(text.parse::<Variant>().unwrap_err().contains("not like t4l16c2b4"), "{text}");
+        assert!(text.parse::<MttkrpVariant>().unwrap_err().contains("not like t4l16c2b4"), "{text}");
     }
-    let suits = |text: &str, precision, order| text.parse::<Variant>().unwrap().suits(precision, order);
+    let suits = |text: &str, precision, order| text.parse::<MttkrpVariant>().unwrap().suits(precision, order);
     assert_eq!(suits("t2l8c4b2", F32, 7), Ok(()));
     assert!(suits("t4l16c2b4", F64, 5).unwrap_err().contains("57344 bytes"));
     assert!(suits("t3l16c2b4", F64, 3).unwrap_err().contains("tiles is 3"));
@@ -92,7 +92,7 @@ fn wide_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for spec in all(&[2, 3, 4, 5, 6, 7, 8], &[1]) {
         for tiles in [1, 2, 4] {
-            let variant = Variant { tiles, lanes: 8, columns: 1, batch: 4, split: false };
+            let variant = MttkrpVariant { tiles, lanes: 8, columns: 1, batch: 4, split: false };
             if variant.suits(F32, spec.order).is_ok() {
                 names.insert(spec.wide_name(tiles));
                 names.extend(spec.wide_sorted_name());
@@ -109,7 +109,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
         all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]).iter().map(embedded).collect();
     let tiled = all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 100]);
     asked.extend(tiled.iter().filter(|spec| spec.has_sorted()).map(|spec| {
-        spec.embedded_sorted_name(&Variant::embedded(spec.precision, spec.order, spec.rank, false))
+        spec.embedded_sorted_name(&MttkrpVariant::embedded(spec.precision, spec.order, spec.rank, false))
     }));
     asked.extend(wide_names());
     asked.extend(["f64", "f32"].into_iter().flat_map(of_rows));
@@ -163,10 +163,10 @@ fn a_key_depends_on_all_that_a_kernel_depends_on() {
     ];
     keys.extend(others.iter().map(|other| key((12, 8), &other.options(&variant, (9, 0)))));
     let variants = [
-        Variant { tiles: 2, ..variant },
-        Variant { lanes: 8, ..variant },
-        Variant { columns: 1, ..variant },
-        Variant { batch: 1, ..variant },
+        MttkrpVariant { tiles: 2, ..variant },
+        MttkrpVariant { lanes: 8, ..variant },
+        MttkrpVariant { columns: 1, ..variant },
+        MttkrpVariant { batch: 1, ..variant },
     ];
     keys.extend(variants.iter().map(|other| key((12, 8), &spec.options(other, (9, 0)))));
     assert_eq!(keys.len(), 12);

@@ -1,8 +1,8 @@
 //! What deriving an order takes, and what comes out of it at most.
 
 use super::super::abi::{DIGIT_BITS, OrderTile, SORT_PORTION, TILE};
-use super::super::driver::Facts;
 use super::super::resident::blocks_of;
+use crate::backend::device::Facts;
 use crate::dense::Precision;
 use crate::encoding::tile::record_bytes;
 use crate::encoding::values::ValueEncoding;

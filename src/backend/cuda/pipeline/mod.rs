@@ -11,10 +11,11 @@
 
 mod plan;
 
-pub use plan::{PipelineDemand, PipelinePlan, plan};
+pub use plan::{PipelineDemand, plan};
 
 use super::clock::Clock;
 use super::driver::{Device, Download, Memory, Pinned, Stream, Upload};
+use crate::backend::device::PipelinePlan;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
 use crate::store::{ChunkHeader, Store};

@@ -1,11 +1,10 @@
 //! Planning the memory of a pipeline, before anything is allocated.
 
-use crate::backend::cuda::DeviceLimits;
-use crate::backend::cuda::driver::{Device, Facts};
+use crate::backend::cuda::driver::Device;
+use crate::backend::device::{DeviceLimits, PipelinePlan};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use bytesize::ByteSize;
-use serde::Serialize;
 use std::sync::Arc;
 
 /// Lanes where nobody asks: one for each step, and one whose results are being handed over.
@@ -22,31 +21,6 @@ pub struct PipelineDemand {
     pub operation_bytes: u64,
     /// Bytes that come out of a chunk at most.
     pub result_bytes: u64,
-}
-
-/// What passes will use of a device. Memory is `operation + lanes * (image + result)`; on the host, `lanes * result` is pinned.
-#[derive(Clone, Debug, Serialize)]
-pub struct PipelinePlan {
-    /// The device.
-    pub device: Facts,
-    /// Bytes that are free on it.
-    pub free_bytes: u64,
-    /// Bytes a second that the link to it moves, as measured.
-    pub link_bytes_per_second: f64,
-    /// Bytes that the operation holds.
-    pub operation_bytes: u64,
-    /// Lanes.
-    pub lanes: usize,
-    /// Bytes of a lane's image.
-    pub image_bytes: u64,
-    /// Bytes of a lane's results, on the device as on the host.
-    pub result_bytes: u64,
-    /// Bytes in all.
-    pub memory_bytes: u64,
-    /// Bytes that cross the link to the device in a pass.
-    pub copied_bytes: u64,
-    /// Seconds that this takes at least.
-    pub copy_seconds: f64,
 }
 
 /// Plans passes over `store` on `device`. Measures the link with copies of a chunk's size, at most 16 MiB, which it frees again.
@@ -87,12 +61,6 @@ impl PipelinePlan {
     pub(super) fn bytes(&self) -> u64 {
         let lane = self.image_bytes.saturating_add(self.result_bytes);
         self.operation_bytes.saturating_add(lane.saturating_mul(self.lanes as u64))
-    }
-
-    /// Bytes of host memory that lanes hold.
-    #[must_use]
-    pub fn host_bytes(&self) -> u64 {
-        self.result_bytes.saturating_mul(self.lanes as u64)
     }
 }
 

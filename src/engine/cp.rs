@@ -1,0 +1,183 @@
+//! CP decompositions on whatever there is.
+
+use super::{Demand, Engine, ExecutionPlan};
+use crate::backend::device::KernelReport;
+use crate::backend::host::decoded_bytes;
+use crate::decomp::host::{HostPlace, host_bytes};
+use crate::decomp::{self, Decomposition, Init, Job, Problem, Settings, Watch, factor_bytes, solve};
+use crate::dense::{Matrix, Real};
+use crate::error::Result;
+use crate::op::mttkrp::Mttkrp;
+use crate::shape::Shape;
+use crate::store::Store;
+
+/// What a CP decomposition is to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cp {
+    settings: Settings,
+    tol: f64,
+    max_iters: u32,
+    seed: u64,
+    starts: u32,
+}
+
+impl Cp {
+    /// Of `rank` components: at most 50 iterations, until the fit changes by less than 1e-4, from one start with seed 0.
+    #[must_use]
+    pub fn rank(rank: usize) -> Self {
+        let settings = Settings { rank, ridge: 0.0, nonneg: false };
+        Self { settings, tol: 1e-4, max_iters: 50, seed: 0, starts: 1 }
+    }
+
+    /// Whether factors may have no negative numbers (HALS).
+    #[must_use]
+    pub fn nonneg(mut self, nonneg: bool) -> Self {
+        self.settings.nonneg = nonneg;
+        self
+    }
+
+    /// Added to the diagonal of the Hadamard product of the other modes' Gram matrices, whose columns have length one.
+    #[must_use]
+    pub fn ridge(mut self, ridge: f64) -> Self {
+        self.settings.ridge = ridge;
+        self
+    }
+
+    /// Stop after an iteration that changes the fit by less; 0 never does.
+    #[must_use]
+    pub fn tol(mut self, tol: f64) -> Self {
+        self.tol = tol;
+        self
+    }
+
+    /// Iterations of each start, at most.
+    #[must_use]
+    pub fn max_iters(mut self, iterations: u32) -> Self {
+        self.max_iters = iterations;
+        self
+    }
+
+    /// Starts with seeds from `seed` on, of which the best fit is kept.
+    #[must_use]
+    pub fn starts(mut self, seed: u64, starts: u32) -> Self {
+        (self.seed, self.starts) = (seed, starts);
+        self
+    }
+}
+
+impl<'a> Demand<'a> {
+    /// What a decomposition of `starts` starts with `max_iters` iterations at most asks for; `modes` are all.
+    #[must_use]
+    pub fn cp_als<T: Real>(
+        shape: &Shape,
+        modes: &'a [usize],
+        rank: usize,
+        threads: usize,
+        (starts, max_iters): (u32, u32),
+    ) -> Self {
+        let factors = factor_bytes::<T>(shape, rank);
+        // The best start's factors, besides those of the present one.
+        let best = if starts > 1 { factors } else { 0 };
+        let held = best + solve::host_bytes(shape.order(), rank, starts);
+        Self {
+            modes,
+            rank,
+            // Each iteration is several passes: what stays in memory pays from the first on.
+            passes: starts.saturating_mul(max_iters).max(2),
+            on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + held,
+            beside_gpu: factors + held,
+            afterwards: 0,
+            alternating: true,
+        }
+    }
+}
+
+impl Engine {
+    /// Plans a CP decomposition with factors in the precision `T`.
+    pub fn plan_cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<ExecutionPlan> {
+        let shape = &store.manifest().shape;
+        let modes: Vec<usize> = (0..shape.order()).collect();
+        let count = (cp.starts, cp.max_iters);
+        self.plan::<T>(store, &Demand::cp_als::<T>(shape, &modes, cp.settings.rank, self.threads(), count))
+    }
+
+    /// A CP decomposition by alternating least squares, with factors in the precision `T`, from seeded factors (Nguyen et al., ICS
+    /// 2022, Algorithm 1): the tensor's approximation by weights and columns of length one.
+    ///
+    /// On one machine's CPU the result has the same bits for any number of threads, memory and chunks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) for a store in which coordinates may repeat, or whose norm is zero or not finite.
+    pub fn cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<Decomposition<T>> {
+        self.cp_als_from(store, cp, Init::Seeded { seed: cp.seed, starts: cp.starts })
+    }
+
+    /// The same from these factors, `factors[m]` being `dims[m]` x rank; the seed and the number of starts mean nothing.
+    pub fn cp_als_with<T: Real>(
+        &self,
+        store: &Store,
+        cp: &Cp,
+        factors: Vec<Matrix<T>>,
+    ) -> Result<Decomposition<T>> {
+        let views: Vec<_> = factors.iter().map(Into::into).collect();
+        super::mttkrp::check_factors(&views, &store.manifest().shape, cp.settings.rank)?;
+        self.cp_als_from(store, &Cp { starts: 1, ..*cp }, Init::Given(factors))
+    }
+
+    fn cp_als_from<T: Real>(&self, store: &Store, cp: &Cp, init: Init<T>) -> Result<Decomposition<T>> {
+        let shape = &store.manifest().shape;
+        let problem = Problem::of(store.manifest())?;
+        let plan = self.plan_cp_als::<T>(store, cp)?;
+        let (settings, tol, max_iters) = (cp.settings, cp.tol, cp.max_iters as usize);
+        let mut job = Job { sys: self.sys(), shape, problem, settings, tol, max_iters, checkpoint: None };
+        let watch = |at: &Watch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
+        Ok(self.decompose(store, plan, &mut job, init, &watch)?.outcome)
+    }
+
+    /// Decomposes by `plan`.
+    pub(crate) fn decompose<T: Real>(
+        &self,
+        store: &Store,
+        plan: ExecutionPlan,
+        job: &mut Job<'_>,
+        init: Init<T>,
+        watch: &(dyn Fn(&Watch<'_>) + Sync),
+    ) -> Result<Decomposed<T>> {
+        let store = &store.clone().with_direct_reads(plan.host.direct_reads);
+        self.install(|| match &plan.device {
+            #[cfg(feature = "cuda")]
+            Some(device_plan) => {
+                use crate::decomp::cuda::DevicePlace;
+                use crate::op::mttkrp::cuda::DeviceMttkrp;
+                let Settings { rank, nonneg, .. } = job.settings;
+                let gpu = &self.gpu()?;
+                let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
+                let mut place = DevicePlace::new(gpu, store, (&plan.host, device_plan), op, rank, nonneg)?;
+                let outcome = decomp::run(job, init, &mut place, watch)?;
+                let (device, notes) = place.allocated();
+                let kernels = Some(place.kernels().clone());
+                let notes = plan.notes.iter().cloned().chain(notes).collect();
+                let plan = ExecutionPlan { device: Some(device), notes, ..plan };
+                Ok(Decomposed { outcome, plan, kernels })
+            }
+            _ => {
+                let threads = plan.host.threads;
+                let op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, threads)?;
+                let mut place = HostPlace::new(store, &plan.host, op)?;
+                let outcome = decomp::run(job, init, &mut place, watch)?;
+                Ok(Decomposed { outcome, plan, kernels: None })
+            }
+        })
+    }
+}
+
+/// A decomposition, and what it took.
+#[derive(Debug)]
+pub(crate) struct Decomposed<T> {
+    pub outcome: Decomposition<T>,
+    /// What was used.
+    pub plan: ExecutionPlan,
+    /// Which kernels served on a GPU.
+    pub kernels: Option<KernelReport>,
+}

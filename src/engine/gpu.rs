@@ -1,0 +1,75 @@
+//! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
+
+use super::plan::Demand;
+use crate::backend::device::{DeviceLimits, DevicePlan};
+use crate::dense::Real;
+use crate::error::Result;
+use crate::store::Store;
+
+#[cfg(feature = "cuda")]
+pub(crate) use crate::backend::cuda::driver::is_installed;
+
+/// An open GPU.
+#[cfg(feature = "cuda")]
+pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
+
+/// There is none.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Debug)]
+pub(crate) struct Gpu;
+
+/// The error of whoever asks for one.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn none<T>() -> Result<T> {
+    Err(crate::error::Error::request("this program was built without CUDA (feature `cuda`)"))
+}
+
+/// The longest chain of additions in the precision of the factors.
+#[cfg(feature = "cuda")]
+pub(crate) const CHAIN: u32 = crate::backend::cuda::abi::SHARE;
+#[cfg(not(feature = "cuda"))]
+pub(crate) const CHAIN: u32 = 1;
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn is_installed() -> bool {
+    false
+}
+
+/// Opens the GPU of this number.
+#[cfg(feature = "cuda")]
+pub(super) fn open(number: usize) -> Result<Gpu> {
+    crate::backend::cuda::driver::Device::open(number)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn open(_number: usize) -> Result<Gpu> {
+    none()
+}
+
+/// Plans what an operation on factors uses of a GPU.
+#[cfg(feature = "cuda")]
+pub(super) fn plan<T: Real>(
+    gpu: &Gpu,
+    store: &Store,
+    demand: &Demand<'_>,
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    use crate::backend::cuda::{self, Operation};
+    use crate::decomp::cuda::device_bytes as decomposing_bytes;
+    use crate::op::mttkrp::cuda::{device_bytes, sorted_bytes};
+    let Demand { modes, rank, alternating, .. } = *demand;
+    let shape = &store.manifest().shape;
+    let bytes = if alternating {
+        decomposing_bytes::<T>(shape, rank, gpu.facts.multiprocessors as usize)
+    } else {
+        device_bytes::<T>(shape, modes, rank)
+    };
+    let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes, alternating };
+    cuda::plan(gpu, store, &operation, limits)
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn plan<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>, _: &DeviceLimits) -> Result<DevicePlan> {
+    none()
+}

@@ -1,0 +1,315 @@
+//! What users hold: an [`Engine`] knows where to compute, with which threads and how much memory, and has a function for each
+//! operation. It is the only place below the programs that looks at the machine.
+//!
+//! An operation is planned first ([`ExecutionPlan`], from the store's manifest and the machine, before anything is taken), then
+//! runs. `plan_*` gives the plan alone; [`Engine::prepare_mttkrp`] gives a session, which keeps buffers, and chunks in
+//! host and device memory, from call to call.
+
+mod cp;
+pub(crate) mod gpu;
+pub(crate) mod machine;
+mod mttkrp;
+mod options;
+mod plan;
+mod ttv;
+
+pub use cp::Cp;
+pub(crate) use mttkrp::chain;
+pub use mttkrp::{Modes, MttkrpSession};
+pub use options::{Device, Options};
+pub use plan::{Demand, ExecutionPlan};
+pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
+
+use crate::backend::device::DeviceOrder;
+use crate::coo::Source;
+use crate::coo::tns::{ReadOptions, TnsReader};
+use crate::error::Result;
+use crate::pack::{MEMORY_MIN, PackOptions, PackReport, Phase, memory_least, pack, threads_within};
+use crate::store::Store;
+use crate::stream::{program_bytes, too_little};
+use crate::sys::Sys;
+use gpu::Gpu;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How far an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done, a word.
+    pub what: &'static str,
+    /// Nonzeros that it has done.
+    pub done: u64,
+    /// Of how many, where that is known.
+    pub total: Option<u64>,
+}
+
+/// Is told how far an operation is, by any thread.
+type Watch = Box<dyn Fn(Progress) + Send + Sync>;
+
+/// Stops an engine's operations.
+#[derive(Clone, Debug)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// What runs, and what is begun from now on, ends with [`Error::Cancelled`](crate::Error::Cancelled) and leaves nothing
+    /// half-written, until [`Cancel::reset`].
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Operations run again.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Where to compute, with a pool of threads of its own. A clone is another handle to the same.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    sys: Sys,
+    options: Options,
+    pool: rayon::ThreadPool,
+    /// Once it is asked for.
+    gpu: Mutex<Option<Gpu>>,
+    watch: Option<Watch>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// Makes an [`Engine`]; every choice has a default.
+#[derive(Default)]
+pub struct Builder {
+    sys: Sys,
+    options: Options,
+    watch: Option<Watch>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.options.fmt(f)
+    }
+}
+
+impl Builder {
+    /// Where to compute [default: on a GPU where there is one that has room].
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.options.device = device;
+        self
+    }
+
+    /// Which GPU, from 0 [default: 0].
+    #[must_use]
+    pub fn device_number(mut self, number: usize) -> Self {
+        self.options.device_number = number;
+        self
+    }
+
+    /// Bytes of the GPU's memory to take at most [default: what is free].
+    #[must_use]
+    pub fn device_memory(mut self, bytes: u64) -> Self {
+        self.options.device_memory = Some(bytes);
+        self
+    }
+
+    /// Order of the nonzeros on the GPU for several passes [default: what is expected to take least time].
+    #[must_use]
+    pub fn device_order(mut self, order: DeviceOrder) -> Self {
+        self.options.device_order = order;
+        self
+    }
+
+    /// Compute threads [default: one for each processor].
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.options.threads = threads;
+        self
+    }
+
+    /// Bytes of memory to take at most [default: what is available].
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.options.memory = Some(bytes);
+        self
+    }
+
+    /// Results with the same bits in every run also on a GPU [default: on the CPU alone].
+    #[must_use]
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.options.deterministic = deterministic;
+        self
+    }
+
+    /// All choices at once, in place of those made before.
+    #[must_use]
+    pub(crate) fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Is told how far operations are, by any thread.
+    #[must_use]
+    pub fn progress(mut self, watch: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.watch = Some(Box::new(watch));
+        self
+    }
+
+    /// Works through this handle to the system.
+    #[must_use]
+    pub(crate) fn sys(mut self, sys: &Sys) -> Self {
+        self.sys = sys.clone();
+        self
+    }
+
+    /// Starts the threads. A GPU is opened when an operation is planned.
+    pub fn build(self) -> Result<Engine> {
+        let Self { sys, mut options, watch } = self;
+        if options.threads == 0 {
+            options.threads = machine::processors().clamp(1, 1024);
+        }
+        options.kernel_cache = options.kernel_cache.or_else(machine::cache_directory);
+        let pool = sys.pool(options.threads)?;
+        Ok(Engine { inner: Arc::new(Inner { sys, options, pool, gpu: Mutex::default(), watch }) })
+    }
+}
+
+impl Engine {
+    /// An engine with all defaults.
+    pub fn new() -> Result<Self> {
+        Self::builder().build()
+    }
+
+    /// To make one with other choices than the defaults.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Stops what this engine does.
+    #[must_use]
+    pub fn cancel_handle(&self) -> Cancel {
+        Cancel(self.inner.sys.cancel_flag())
+    }
+
+    /// What was chosen.
+    #[must_use]
+    pub(crate) fn options(&self) -> &Options {
+        &self.inner.options
+    }
+
+    /// Compute threads.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.inner.options.threads
+    }
+
+    /// Opens coordinate text, plain or compressed by gzip or zstd, or standard input where the path is `-`: a source for
+    /// [`Engine::pack`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`](crate::Error::Input) where there is no such file; [`Error::Request`](crate::Error::Request) for dims that no
+    /// tensor has.
+    pub fn read_text(&self, path: impl AsRef<Path>, options: ReadOptions) -> Result<TnsReader> {
+        TnsReader::open(&self.inner.sys, path.as_ref(), options)
+    }
+
+    /// Packs a tensor into a new store. `options.memory` is what the packer takes; without it, what this engine may, or half of
+    /// what is available.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) where something has the store's name and is not to be replaced, and for less memory
+    /// than it takes; [`Error::Input`](crate::Error::Input) for what is no tensor; what the source gives.
+    pub fn pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackReport> {
+        let mut options = options.clone();
+        if options.memory == u64::MAX {
+            let available = || (machine::available_memory() / 2).max(MEMORY_MIN);
+            options.memory = self.options().memory.unwrap_or_else(available);
+            options.memory = options.memory.max(memory_least(source, &options, 1));
+        }
+        let threads = threads_within(source, &options, self.threads());
+        let watch = |phase, done, total| self.tell(phase_name(phase), done, total);
+        let sys = &self.inner.sys;
+        if threads == self.threads() {
+            return self.install(|| pack(sys, source, &options, &watch));
+        }
+        sys.pool(threads)?.install(|| pack(sys, source, &options, &watch))
+    }
+
+    /// Opens a store, where the memory holds its list of chunks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) where there is none; [`Error::Corrupt`](crate::Error::Corrupt) for one whose
+    /// manifest is damaged.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
+        open_store(&self.inner.sys, path.as_ref(), self.options().memory, self.threads(), true)
+    }
+
+    /// Runs `work` on this engine's threads.
+    pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.inner.pool.install(work)
+    }
+
+    pub(crate) fn sys(&self) -> &Sys {
+        &self.inner.sys
+    }
+
+    /// The GPU, opened by now.
+    pub(crate) fn gpu(&self) -> Result<Gpu> {
+        let mut gpu = self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*gpu {
+            Some(gpu) => Ok(gpu.clone()),
+            None => Ok(gpu.insert(gpu::open(self.options().device_number)?).clone()),
+        }
+    }
+
+    /// Tells whoever watches how far an operation is.
+    pub(crate) fn tell(&self, what: &'static str, done: u64, total: Option<u64>) {
+        if let Some(watch) = &self.inner.watch {
+            watch(Progress { what, done, total });
+        }
+    }
+}
+
+/// What the progress calls a phase.
+pub(crate) fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Read => "reading",
+        Phase::Sort => "sorting",
+        Phase::Write => "writing",
+    }
+}
+
+/// Opens a store, where `memory`, or without it what is available, holds its list of chunks: in a pass, or for a look at the list alone.
+pub(crate) fn open_store(
+    sys: &Sys,
+    path: &Path,
+    memory: Option<u64>,
+    threads: usize,
+    passes: bool,
+) -> Result<Store> {
+    /// The plan of a pass counts shorter lists.
+    const LONG: u64 = 4 << 20;
+    /// Room for buffers and an operation beside a long list.
+    const PASS: u64 = 24 << 20;
+    Store::open_if(sys, path, |bytes| {
+        let bound = memory.unwrap_or_else(machine::available_memory);
+        let held = if passes { Store::listed_bytes(bytes) + PASS } else { 0 };
+        let least = program_bytes(threads) + Store::opening_bytes(bytes).max(held);
+        let what = format!(", most of which the list of chunks of {} takes", path.display());
+        let fits = bytes < LONG || least <= bound;
+        if fits { Ok(()) } else { Err(too_little(least, bound, memory.is_some(), &what, "")) }
+    })
+}

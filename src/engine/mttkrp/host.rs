@@ -1,0 +1,84 @@
+//! MTTKRP's passes on the CPU.
+
+use super::Passes;
+use crate::backend::host::HostBackend;
+use crate::dense::{Matrix, MatrixRef, Real};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::op::mttkrp::{ModeMatrix, Mttkrp, Sums};
+use crate::store::Store;
+use crate::stream::{Executor, PassReport, Plan, Span};
+use crate::sys::{PageBuf, Sys};
+
+/// Passes on the CPU.
+#[derive(Debug)]
+pub struct OnHost<T: Real> {
+    sys: Sys,
+    rank: usize,
+    /// `None` once a call has failed.
+    backend: Option<HostBackend<Mttkrp<'static, T>>>,
+    executor: Executor<PageBuf>,
+}
+
+impl<T: Real> OnHost<T> {
+    pub fn new(engine: &Engine, store: &Store, modes: &[usize], rank: usize, plan: &Plan) -> Result<Self> {
+        let (sys, vectors) = (engine.sys().clone(), engine.options().vectors);
+        let rows: Vec<usize> = store.manifest().shape.dims().iter().map(|&dim| dim as usize).collect();
+        let op = Mttkrp::prepare(&sys, &rows, rank, modes, plan.threads)?.with_vectors(vectors);
+        let mut backend = HostBackend::new(store, op)?.with_vectors(vectors);
+        let executor = Executor::new(store, plan, &mut backend)?;
+        Ok(Self { sys, rank, backend: Some(backend), executor })
+    }
+}
+
+impl<T: Real> Passes<T> for OnHost<T> {
+    fn compute(
+        &mut self,
+        factors: &[MatrixRef<'_, T>],
+        times: u32,
+        results: Option<&mut [&mut [T]]>,
+        passes: &mut Vec<PassReport>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<ModeMatrix<T>>> {
+        let backend =
+            self.backend.take().ok_or_else(|| Error::request("an earlier call failed; prepare again"))?;
+        let is_given = results.is_some();
+        // Sums grow where the caller wants them, unless they are to be rounded.
+        let (mut lent, mut rounded) = (Vec::new(), Vec::new());
+        for result in results.into_iter().flatten() {
+            match T::as_f64s(result) {
+                Ok(sums) => lent.push(Sums::Lent(sums)),
+                Err(result) => rounded.push(result),
+            }
+        }
+        let mut backend = backend.try_map(|op| {
+            let sums = if lent.is_empty() { op.own_sums(&self.sys)? } else { lent };
+            Ok(op.lend(factors.to_vec(), sums))
+        })?;
+        for _ in 0..times {
+            backend.op().reset();
+            passes.push(self.executor.pass(&mut backend, progress)?);
+        }
+        let mut sums = Vec::new();
+        self.backend = Some(backend.try_map(|op| {
+            let (taken, op) = op.take();
+            sums = taken.into_iter().map(|(mode, sums)| (mode, sums.into_vec())).collect();
+            Ok(op)
+        })?);
+        for ((_, sums), result) in sums.iter().zip(rounded) {
+            result.iter_mut().zip(sums).for_each(|(to, &from)| *to = T::nearest(from));
+        }
+        if is_given {
+            return Ok(Vec::new());
+        }
+        let matrix = |(mode, sums): (usize, Vec<f64>)| {
+            let rows = sums.len() / self.rank;
+            (mode, Matrix::from_rows(rows, self.rank, T::from_f64s(sums)))
+        };
+        Ok(sums.into_iter().map(matrix).collect())
+    }
+
+    fn spans(&self) -> &[Span] {
+        self.executor.spans()
+    }
+}

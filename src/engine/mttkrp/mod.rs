@@ -1,0 +1,302 @@
+//! MTTKRP on whatever there is.
+
+#[cfg(feature = "cuda")]
+mod gpu;
+mod host;
+
+use super::{Demand, Engine, ExecutionPlan};
+use crate::backend::device::{DevicePlan, KernelReport};
+use crate::backend::host::decoded_bytes;
+use crate::dense::{MatrixRef, Real};
+use crate::error::{Error, Result};
+use crate::op::mttkrp::{ModeMatrix, host_bytes};
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::{PassReport, Span};
+
+/// Which modes' results are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modes<'a> {
+    /// All, from one pass.
+    All,
+    /// These, from 0, from one pass.
+    Only(&'a [usize]),
+}
+
+impl Modes<'_> {
+    fn of(self, order: usize) -> Vec<usize> {
+        match self {
+            Self::All => (0..order).collect(),
+            Self::Only(modes) => modes.to_vec(),
+        }
+    }
+}
+
+/// Bytes of factors of `rank` columns, and of results for `modes`.
+fn matrices_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
+    let rows = |m: usize| u64::from(shape.dims()[m]);
+    let all: u64 = (0..shape.order()).map(rows).sum::<u64>() + modes.iter().map(|&m| rows(m)).sum::<u64>();
+    all * rank as u64 * size_of::<T>() as u64
+}
+
+impl<'a> Demand<'a> {
+    /// What `passes` times MTTKRP of `modes` asks for.
+    #[must_use]
+    pub fn mttkrp<T: Real>(
+        shape: &Shape,
+        modes: &'a [usize],
+        rank: usize,
+        threads: usize,
+        passes: u32,
+    ) -> Self {
+        Self {
+            modes,
+            rank,
+            passes,
+            on_cpu: host_bytes::<T>(shape, modes, rank, threads) + decoded_bytes(shape.order()),
+            beside_gpu: matrices_bytes::<T>(shape, modes, rank),
+            afterwards: 0,
+            alternating: false,
+        }
+    }
+
+    /// The same where results are checked afterwards, beside `bytes` bytes, with factors and results still held.
+    #[must_use]
+    pub fn checked<T: Real>(self, shape: &Shape, bytes: u64) -> Self {
+        Self { afterwards: matrices_bytes::<T>(shape, self.modes, self.rank) + bytes, ..self }
+    }
+}
+
+/// MTTKRP of some modes of a store, again and again: what it takes, and what it keeps of the store in memory, stays from call to
+/// call. Its second call costs what a pass does.
+#[derive(Debug)]
+pub struct MttkrpSession<T: Real> {
+    engine: Engine,
+    store: Store,
+    modes: Vec<usize>,
+    rank: usize,
+    /// What is used, and what was planned.
+    plan: ExecutionPlan,
+    planned: ExecutionPlan,
+    at: Box<dyn Passes<T>>,
+    passes: Vec<PassReport>,
+}
+
+/// Where its passes run.
+trait Passes<T: Real>: std::fmt::Debug + Send {
+    /// Runs `times` passes with these factors, and adds how each went to `passes`: the last one's results, or nothing where they
+    /// go into `results`.
+    fn compute(
+        &mut self,
+        factors: &[MatrixRef<'_, T>],
+        times: u32,
+        results: Option<&mut [&mut [T]]>,
+        passes: &mut Vec<PassReport>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<ModeMatrix<T>>>;
+
+    /// What went on when in the last of them.
+    fn spans(&self) -> &[Span];
+
+    /// What is used of a GPU by now, and where that is less than was planned.
+    fn used(&self) -> Option<(&DevicePlan, &[String])> {
+        None
+    }
+
+    /// Which kernels serve there.
+    fn kernels(&mut self) -> Option<KernelReport> {
+        None
+    }
+}
+
+impl Engine {
+    /// Plans MTTKRP of `modes` with factors of `rank` columns in the precision `T`, of which `calls` are to come.
+    pub fn plan_mttkrp<T: Real>(
+        &self,
+        store: &Store,
+        rank: usize,
+        modes: Modes<'_>,
+        calls: u32,
+    ) -> Result<ExecutionPlan> {
+        let shape = &store.manifest().shape;
+        let modes = modes.of(shape.order());
+        check_modes(&modes, shape.order())?;
+        self.plan::<T>(store, &Demand::mttkrp::<T>(shape, &modes, rank, self.threads(), calls))
+    }
+
+    /// Takes what `plan`, of [`Engine::plan_mttkrp`] for the same, says.
+    pub fn prepare_mttkrp<T: Real>(
+        &self,
+        store: &Store,
+        rank: usize,
+        modes: Modes<'_>,
+        plan: ExecutionPlan,
+    ) -> Result<MttkrpSession<T>> {
+        let modes = modes.of(store.manifest().shape.order());
+        MttkrpSession::new(self, store, modes, rank, plan)
+    }
+
+    /// For each of `modes` with its number, from 0: `M[i, :]`, the sum over the nonzeros with index i in this mode of their values
+    /// times the product, over the other modes, of the rows of their factors. `factors[m]` is `dims[m]` x rank, row-major, a
+    /// [`Matrix`](crate::Matrix) or a view of the caller's memory; so is each result.
+    ///
+    /// On the CPU results have the same bits for any number of threads, memory and chunks; on a GPU where the engine is
+    /// [deterministic](super::Builder::deterministic). (Nguyen et al., ICS 2022, section 2.3.)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] for factors of other shapes; what reading the store gives.
+    pub fn mttkrp<'f, T: Real>(
+        &self,
+        store: &Store,
+        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+        modes: Modes<'_>,
+    ) -> Result<Vec<ModeMatrix<T>>> {
+        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let rank = factors.first().map_or(0, MatrixRef::columns);
+        check_factors(&factors, &store.manifest().shape, rank)?;
+        let plan = self.plan_mttkrp::<T>(store, rank, modes, 1)?;
+        self.prepare_mttkrp(store, rank, modes, plan)?.mttkrp(factors)
+    }
+}
+
+fn check_modes(modes: &[usize], order: usize) -> Result<()> {
+    let wrong = |(i, m): (usize, &usize)| *m >= order || modes[..i].contains(m);
+    if modes.is_empty() || modes.iter().enumerate().any(wrong) {
+        let what = format!(
+            "modes {modes:?}, from 0, of a tensor of order {order}: give some of its modes, each once"
+        );
+        return Err(Error::request(what));
+    }
+    Ok(())
+}
+
+pub(super) fn check_factors<T>(factors: &[MatrixRef<'_, T>], shape: &Shape, rank: usize) -> Result<()> {
+    if factors.len() != shape.order() || rank == 0 {
+        let what =
+            format!("{} factors of rank {rank} for a tensor of order {}", factors.len(), shape.order());
+        return Err(Error::request(what));
+    }
+    for (mode, (factor, &dim)) in factors.iter().zip(shape.dims()).enumerate() {
+        if (factor.rows(), factor.columns()) != (dim as usize, rank) {
+            let is = format!("is {} x {}", factor.rows(), factor.columns());
+            return Err(Error::request(format!("the factor of mode {} {is}, not {dim} x {rank}", mode + 1)));
+        }
+    }
+    Ok(())
+}
+
+impl<T: Real> MttkrpSession<T> {
+    pub(crate) fn new(
+        engine: &Engine,
+        store: &Store,
+        modes: Vec<usize>,
+        rank: usize,
+        plan: ExecutionPlan,
+    ) -> Result<Self> {
+        let order = store.manifest().shape.order();
+        check_modes(&modes, order)?;
+        let store = store.clone().with_direct_reads(plan.host.direct_reads);
+        let at = engine.install(|| -> Result<Box<dyn Passes<T>>> {
+            #[cfg(feature = "cuda")]
+            if let Some(device_plan) = &plan.device {
+                let modes = (&modes[..], rank);
+                return Ok(Box::new(gpu::OnGpu::new(engine, &store, modes, &plan.host, device_plan)?));
+            }
+            Ok(Box::new(host::OnHost::new(engine, &store, &modes, rank, &plan.host)?))
+        })?;
+        let (engine, planned) = (engine.clone(), plan.clone());
+        let mut session = Self { engine, store, modes, rank, plan, planned, at, passes: Vec::new() };
+        session.settle();
+        Ok(session)
+    }
+
+    /// Takes down what is used by now.
+    fn settle(&mut self) {
+        if let Some((device, notes)) = self.at.used() {
+            self.plan.device = Some(device.clone());
+            self.plan.notes = self.planned.notes.iter().chain(notes).cloned().collect();
+        }
+    }
+
+    /// See [`Engine::mttkrp`].
+    pub fn mttkrp<'f>(
+        &mut self,
+        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+    ) -> Result<Vec<ModeMatrix<T>>> {
+        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        self.repeat(&factors, 1)
+    }
+
+    /// The same into memory of the caller's, `dims[mode]` x rank numbers for each mode, row after row, without a copy where the
+    /// precision is `f64`.
+    pub fn mttkrp_into<'f>(
+        &mut self,
+        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+        results: &mut [&mut [T]],
+    ) -> Result<()> {
+        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let dims = self.store.manifest().shape.dims();
+        let lengths = || self.modes.iter().map(|&m| dims[m] as usize * self.rank);
+        if !lengths().eq(results.iter().map(|result| result.len())) {
+            let what = format!("results take {:?} numbers", lengths().collect::<Vec<_>>());
+            return Err(Error::request(what));
+        }
+        self.compute(&factors, 1, Some(results)).map(drop)
+    }
+
+    /// What is used.
+    #[must_use]
+    pub fn plan(&self) -> &ExecutionPlan {
+        &self.plan
+    }
+
+    /// The same, where nothing more is to be computed.
+    pub(crate) fn into_plan(self) -> ExecutionPlan {
+        self.plan
+    }
+
+    /// How the passes of the last call went.
+    #[must_use]
+    pub fn passes(&self) -> &[PassReport] {
+        &self.passes
+    }
+
+    /// What went on when in the last pass.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        self.at.spans()
+    }
+
+    /// Which kernels serve on a GPU.
+    pub(crate) fn kernels(&mut self) -> Option<KernelReport> {
+        self.at.kernels()
+    }
+
+    /// The results of the last of `times` passes with these factors.
+    pub(crate) fn repeat(&mut self, factors: &[MatrixRef<'_, T>], times: u32) -> Result<Vec<ModeMatrix<T>>> {
+        self.compute(factors, times, None)
+    }
+
+    /// The same, or into `results`.
+    fn compute(
+        &mut self,
+        factors: &[MatrixRef<'_, T>],
+        times: u32,
+        results: Option<&mut [&mut [T]]>,
+    ) -> Result<Vec<ModeMatrix<T>>> {
+        check_factors(factors, &self.store.manifest().shape, self.rank)?;
+        self.passes.clear();
+        let nnz = self.store.manifest().nnz;
+        let Self { engine, at, passes, .. } = self;
+        let progress = |done| engine.tell("computing", done, Some(nnz));
+        let computed = engine.install(|| at.compute(factors, times, results, passes, &progress))?;
+        self.settle();
+        Ok(computed)
+    }
+}
+
+/// The longest chain of additions in the precision of the factors: what a check has to know.
+pub(crate) fn chain(plan: &ExecutionPlan) -> u32 {
+    if plan.device.is_some() { super::gpu::CHAIN } else { 1 }
+}

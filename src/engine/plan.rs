@@ -1,0 +1,139 @@
+//! What an operation will use of the machine, settled before anything is taken.
+
+use super::gpu::{self, Gpu};
+use super::{Device, Engine, machine};
+#[cfg(feature = "cuda")]
+use crate::backend::device::KernelSource;
+use crate::backend::device::{DeviceLimits, DevicePlan};
+use crate::dense::Real;
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::stream::{Limits, Plan, buffers_bytes, plan};
+use serde::Serialize;
+
+/// What an operation asks of a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand<'a> {
+    /// Its modes, from 0.
+    pub modes: &'a [usize],
+    /// Columns of its factors.
+    pub rank: usize,
+    /// How often each mode is to be computed.
+    pub passes: u32,
+    /// Bytes of host memory that it holds where it runs on the CPU.
+    pub on_cpu: u64,
+    /// The same where it runs on a GPU.
+    pub beside_gpu: u64,
+    /// Bytes that are held when the passes have ended, where those are more.
+    pub afterwards: u64,
+    /// Whether a pass computes one of the modes, each in turn, and factors change in between: a decomposition.
+    pub alternating: bool,
+}
+
+/// What an operation will use, and why: of the host, and of a GPU where it runs there, `D` being what such an operation plans of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExecutionPlan<D = DevicePlan> {
+    /// Workers, buffers and what is kept in host memory.
+    pub host: Plan,
+    /// What is to be used of the GPU; `None` on the CPU.
+    pub device: Option<D>,
+    /// Why not on a GPU, where it was left to the engine.
+    pub notes: Vec<String>,
+}
+
+/// What an operation runs on.
+pub(crate) type Chosen<D> = (Option<(Gpu, D)>, Vec<String>);
+
+impl Engine {
+    /// The GPU by what `find` plans of it, where it is asked for, or where nobody asks, there is one and it has room.
+    pub(crate) fn choose<D>(
+        &self,
+        passes: u32,
+        find: impl FnOnce(&Gpu, &DeviceLimits) -> Result<D>,
+    ) -> Result<Chosen<D>> {
+        let options = self.options();
+        let found = match options.device {
+            Device::Cpu => return Ok((None, Vec::new())),
+            // Nobody who has no GPU wants to read about it.
+            Device::Auto if !gpu::is_installed() => return Ok((None, Vec::new())),
+            Device::Cuda | Device::Auto => self.gpu().and_then(|gpu| {
+                let limits = DeviceLimits {
+                    memory: options.device_memory,
+                    lanes: options.lanes,
+                    host_memory: options.memory.unwrap_or_else(|| machine::available_memory() / 2),
+                    passes,
+                    order: options.device_order,
+                    deterministic: options.deterministic,
+                };
+                let plan = find(&gpu, &limits)?;
+                Ok((gpu, plan))
+            }),
+        };
+        match found {
+            Ok(found) => Ok((Some(found), Vec::new())),
+            Err(e) if options.device == Device::Auto => Ok((None, vec![format!("on the CPU: {e}")])),
+            Err(e) if !gpu::is_installed() => {
+                Err(Error::request(format!("{e}; install a driver, or take --backend cpu")))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Where a GPU's kernels come from, with what `plan` knows.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kernels(&self, plan: &DevicePlan) -> KernelSource {
+        let options = self.options();
+        KernelSource {
+            compile: options.compile_kernels,
+            cache: options.kernel_cache.clone(),
+            variant: options.mttkrp_kernel,
+            rows_per_nonzero: plan.rows_per_nonzero,
+        }
+    }
+
+    /// What `passes` passes may use of the host.
+    pub(crate) fn limits(&self, passes: u32) -> Limits {
+        let options = self.options();
+        Limits {
+            memory: options.memory,
+            threads: self.threads(),
+            workers: options.workers,
+            available: machine::available_memory(),
+            passes,
+            ..Limits::default()
+        }
+    }
+
+    /// Plans passes over `store` for an operation on factors.
+    pub(crate) fn plan<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
+        let find = |gpu: &Gpu, limits: &DeviceLimits| {
+            let taken = demand.beside_gpu + buffers_bytes(store);
+            let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
+            gpu::plan::<T>(gpu, store, demand, &limits)
+        };
+        let (chosen, notes) = self.choose(demand.passes, find)?;
+        let device = chosen.map(|(_, plan)| plan);
+        let limits = Limits {
+            held: device.as_ref().map_or(0, |plan| plan.held_chunks(store)),
+            afterwards: demand.afterwards,
+            less: if demand.modes.len() > 1 && !demand.alternating {
+                "take fewer modes at a time or a smaller rank"
+            } else {
+                "take a smaller rank"
+            },
+            ..self.limits(demand.passes)
+        };
+        let bytes = match &device {
+            Some(plan) => demand.beside_gpu.saturating_add(plan.host_bytes()),
+            None => demand.on_cpu,
+        };
+        Ok(ExecutionPlan { host: self.plan_host(store, bytes, &limits)?, device, notes })
+    }
+
+    /// Plans what passes over `store` use of the host for an operation that holds `bytes` there.
+    pub(crate) fn plan_host(&self, store: &Store, bytes: u64, limits: &Limits) -> Result<Plan> {
+        let mut plan = plan(store, bytes, limits)?;
+        plan.direct_reads |= self.options().direct_reads;
+        Ok(plan)
+    }
+}

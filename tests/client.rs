@@ -1,0 +1,228 @@
+//! Protects the interface: a client of the library, with nothing that is not public, checked against a loop of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+use blco::{
+    Batch, Cancel, Cp, Device, Engine, Error, Extent, Matrix, MatrixRef, Modes, PackOptions, ReadOptions,
+    Source, Store,
+};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A tensor that is in the client's memory: some nonzeros of a rank-one tensor.
+struct Mine {
+    indices: Vec<u32>,
+    values: Vec<f64>,
+}
+
+const DIMS: [u32; 4] = [60, 50, 40, 30];
+const RANK: usize = 5;
+const COLUMNS: u32 = 5;
+
+impl Mine {
+    fn new(nnz: u32) -> Self {
+        let index = |i: u32, dim: u32| (i.wrapping_mul(2_654_435_761) >> 7).wrapping_mul(dim + 7) % dim;
+        let row = |i: u32| DIMS.map(|dim| index(i.wrapping_mul(dim), dim));
+        let mut rows: Vec<_> = (0..nnz).map(row).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let value = |row: &[u32; 4]| row.iter().map(|&i| 1.0 + f64::from(i % 3)).product();
+        Self { values: rows.iter().map(value).collect(), indices: rows.concat() }
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (&[u32], f64)> {
+        self.indices.chunks_exact(DIMS.len()).zip(self.values.iter().copied())
+    }
+}
+
+impl Source for Mine {
+    fn name(&self) -> String {
+        "a client's tensor".into()
+    }
+
+    fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> blco::Result<()>) -> blco::Result<Extent> {
+        sink(Batch { indices: self.indices.clone(), values: self.values.clone() })?;
+        Ok(Extent { dims: DIMS.map(u64::from).to_vec(), nnz: self.values.len() as u64 })
+    }
+}
+
+fn packed(engine: &Engine, dir: &Path, tensor: &mut Mine) -> Store {
+    let report = engine.pack(tensor, &PackOptions::new(dir.join("mine.blco"))).unwrap();
+    engine.open(report.store).unwrap()
+}
+
+/// Numbers that f32 holds, in the client's memory.
+fn numbers(salt: u32) -> Vec<Vec<f64>> {
+    let number = |i: u32| f64::from((i.wrapping_mul(40_503) ^ salt) % 16) - 7.5;
+    DIMS.iter().map(|&dim| (0..dim * COLUMNS).map(number).collect()).collect()
+}
+
+fn views<T>(numbers: &[Vec<T>]) -> Vec<MatrixRef<'_, T>> {
+    numbers
+        .iter()
+        .zip(&DIMS)
+        .map(|(data, dim)| MatrixRef::from_rows(*dim as usize, RANK, &data[..]))
+        .collect()
+}
+
+/// The definition.
+fn naive(tensor: &Mine, factors: &[Vec<f64>], mode: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; DIMS[mode] as usize * RANK];
+    for (row, value) in tensor.rows() {
+        for r in 0..RANK {
+            let others = (0..DIMS.len()).filter(|&m| m != mode);
+            let product: f64 = others.map(|m| factors[m][row[m] as usize * RANK + r]).product();
+            sums[row[mode] as usize * RANK + r] += value * product;
+        }
+    }
+    sums
+}
+
+/// Whole numbers and halves: every order of additions gives the same.
+fn is_close(found: &[f64], expected: &[f64], tolerance: f64) {
+    let largest = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+    assert_eq!(found.len(), expected.len());
+    for (a, b) in found.iter().zip(expected) {
+        assert!((a - b).abs() <= tolerance * largest, "{a} {b}");
+    }
+}
+
+#[test]
+fn sums_are_those_of_the_definition() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(2).build().unwrap();
+    let mut tensor = Mine::new(20_000);
+    let store = packed(&engine, dir.path(), &mut tensor);
+    assert_eq!((store.dims(), store.nnz()), (&DIMS[..], tensor.values.len() as u64));
+    let factors = numbers(1);
+    for (mode, sums) in engine.mttkrp(&store, views(&factors), Modes::All).unwrap() {
+        is_close(&sums.into_vec(), &naive(&tensor, &factors, mode), 1e-12);
+    }
+    // Some modes, other factors at each call, into memory of the client's, in both precisions.
+    let modes = Modes::Only(&[3, 1]);
+    let plan = engine.plan_mttkrp::<f64>(&store, RANK, modes, 3).unwrap();
+    assert!(serde_json::to_value(&plan).unwrap()["host"]["memory_bytes"].as_u64().unwrap() > 0);
+    let mut session = engine.prepare_mttkrp::<f64>(&store, RANK, modes, plan).unwrap();
+    let plan = engine.plan_mttkrp::<f32>(&store, RANK, modes, 3).unwrap();
+    let mut single = engine.prepare_mttkrp::<f32>(&store, RANK, modes, plan).unwrap();
+    let mut results = [3, 1].map(|mode: usize| vec![7.0; DIMS[mode] as usize * RANK]);
+    for salt in 2..5 {
+        let factors = numbers(salt);
+        let [a, b] = &mut results;
+        session.mttkrp_into(views(&factors), &mut [a, b]).unwrap();
+        #[expect(clippy::cast_possible_truncation, reason = "they are few")]
+        let narrow: Vec<Vec<f32>> =
+            factors.iter().map(|factor| factor.iter().map(|&x| x as f32).collect()).collect();
+        let mut rounded = [3, 1].map(|mode: usize| vec![7.0f32; DIMS[mode] as usize * RANK]);
+        let [a, b] = &mut rounded;
+        single.mttkrp_into(views(&narrow), &mut [a, b]).unwrap();
+        for ((mode, found), rounded) in [3, 1].into_iter().zip(&results).zip(rounded) {
+            let expected = naive(&tensor, &factors, mode);
+            is_close(found, &expected, 1e-12);
+            is_close(&rounded.iter().map(|&x| x.into()).collect::<Vec<f64>>(), &expected, 1e-5);
+        }
+        let owned = session.mttkrp(views(&factors)).unwrap();
+        assert!(owned.iter().zip(&results).all(|((_, sums), result)| sums.data() == result));
+    }
+}
+
+#[test]
+fn text_is_packed_and_decomposed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().device(Device::Cpu).threads(1).memory(200 << 20).build().unwrap();
+    let mut lines = String::new();
+    for (row, value) in Mine::new(u32::MAX >> 16).rows() {
+        let row: Vec<String> = row.iter().map(|i| (i + 1).to_string()).collect();
+        writeln!(lines, "{} {value}", row.join(" ")).unwrap();
+    }
+    let (text, path) = (dir.path().join("mine.tns"), dir.path().join("mine.blco"));
+    std::fs::write(&text, lines).unwrap();
+    let mut source = engine.read_text(&text, ReadOptions::default()).unwrap();
+    engine.pack(&mut source, &PackOptions::new(path.clone())).unwrap();
+    let store = engine.open(&path).unwrap();
+    let cp = Cp::rank(2).tol(0.0).max_iters(4).nonneg(true);
+    let found = engine.cp_als::<f64>(&store, &cp).unwrap();
+    assert_eq!(found.model.factors.len(), DIMS.len());
+    assert_eq!(found.als.history().len(), 4);
+    assert!((0.0..=1.0).contains(&found.fit()), "{}", found.fit());
+    // The same again, from factors of the client's: those that seeded the best start would be.
+    let factors: Vec<Matrix<f64>> = found.model.factors.clone();
+    let on = engine.cp_als_with(&store, &cp, factors).unwrap();
+    assert!(on.fit() >= found.fit() - 1e-3, "{} {}", on.fit(), found.fit());
+    // Each mode's fibers times ones are sums.
+    let ones = vec![1.0; DIMS[2] as usize];
+    let mut sum = 0.0;
+    let mut take = |batches: Vec<Batch>| {
+        sum += batches.iter().flat_map(|batch| &batch.values).sum::<f64>();
+        Ok(())
+    };
+    let elements = engine.ttv(&store, 2, &ones, &mut take).unwrap();
+    let all: f64 = Mine::new(u32::MAX >> 16).values.iter().sum();
+    assert!(elements > 0 && (sum - all).abs() < 1e-9 * all, "{elements} {sum} {all}");
+}
+
+#[test]
+fn what_is_asked_wrongly_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(1).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(2000));
+    let factors = numbers(0);
+    let told = |result: blco::Result<Vec<(usize, Matrix<f64>)>>| result.unwrap_err().to_string();
+    assert!(told(engine.mttkrp(&store, &views(&factors)[..3], Modes::All)).contains("3 factors"));
+    let mut swapped = views(&factors);
+    swapped.swap(0, 1);
+    assert!(told(engine.mttkrp(&store, swapped, Modes::All)).contains("factor of mode 1 is 50 x 5"));
+    for modes in [&[4][..], &[1, 1], &[]] {
+        assert!(told(engine.mttkrp(&store, views(&factors), Modes::Only(modes))).contains("modes ["));
+    }
+    let none: [MatrixRef<'_, f64>; 0] = [];
+    assert!(told(engine.mttkrp(&store, none, Modes::All)).contains("0 factors"));
+    let missing = engine.open(dir.path().join("none")).unwrap_err();
+    assert!(matches!(missing, Error::Request(_)), "{missing}");
+    let again = engine.pack(&mut Mine::new(10), &PackOptions::new(store.path().to_path_buf()));
+    assert!(again.unwrap_err().to_string().contains("mine.blco"));
+    let little = Engine::builder().threads(1).memory(1 << 20).build().unwrap();
+    assert!(told(little.mttkrp(&store, views(&factors), Modes::All)).contains("at least"));
+    assert!(engine.ttv(&store, 4, &[1.0], &mut |_| Ok(())).is_err());
+}
+
+#[test]
+fn an_engine_can_be_stopped_and_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&done);
+    let watch = move |at: blco::Progress| seen.store(at.done, Ordering::Relaxed);
+    let engine = Engine::builder().threads(1).progress(watch).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(2000));
+    let (factors, cancel): (_, Cancel) = (numbers(0), engine.cancel_handle());
+    engine.mttkrp(&store, views(&factors), Modes::All).unwrap();
+    assert_eq!(done.load(Ordering::Relaxed), store.nnz());
+    cancel.cancel();
+    let ended = engine.mttkrp(&store, views(&factors), Modes::All);
+    assert!(matches!(ended, Err(Error::Cancelled)));
+    cancel.reset();
+    engine.mttkrp(&store, views(&factors), Modes::All).unwrap();
+}
+
+/// What a call of a session takes beside its passes. (docs/performance.md has what it takes in a release build.)
+#[test]
+fn a_session_adds_little_to_its_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(2).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(5000));
+    let factors = numbers(0);
+    let plan = engine.plan_mttkrp::<f64>(&store, RANK, Modes::All, 20).unwrap();
+    let mut session = engine.prepare_mttkrp::<f64>(&store, RANK, Modes::All, plan).unwrap();
+    let mut beside: Vec<Duration> = (0..20)
+        .map(|_| {
+            let start = Instant::now();
+            session.mttkrp(views(&factors)).unwrap();
+            start.elapsed().saturating_sub(Duration::from_secs_f64(session.passes()[0].seconds))
+        })
+        .collect();
+    beside.sort_unstable();
+    assert!(beside[0] < Duration::from_millis(2), "{beside:?}");
+}
