@@ -29,7 +29,7 @@
 //! |---|---|
 //! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`] |
 //! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
-//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`] |
+//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`], whose session keeps the store's chunks in memory, the GPU's too |
 //! | know beforehand what that takes | [`Engine::plan_mttkrp`], [`Engine::plan_cp_als`]: an [`ExecutionPlan`] is data |
 //!
@@ -87,6 +87,7 @@ mod stream;
 mod sys;
 
 pub use backend::device::{DeviceOrder, DevicePlan, Facts, HostOrdersPlan, ModeOrder};
+pub use backend::host::{HostOp, Tiles};
 pub use coo::tns::{IndexBase, ReadOptions, TnsReader};
 pub use coo::{Batch, Extent, Size, Source, SourceMemory};
 pub use decomp::{Als, Decomposition, Iteration, Model, StartReport, Stop};
@@ -95,6 +96,7 @@ pub use encoding::{IndexEncoding, LeafRule};
 pub use engine::Builder as EngineBuilder;
 pub use engine::{Cancel, Cp, Device, Engine, ExecutionPlan, Modes, MttkrpSession, Progress};
 pub use error::{Damage, Error, Result};
+pub use format::DecodedTile;
 pub use pack::{Duplicates, FormatOption, PackOptions, PackReport, PackSeconds, SpillReport};
 pub use shape::ModeOrder as LevelOrder;
 pub use store::{Codec, Format, Store};

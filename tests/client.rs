@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use blco::{
-    Batch, Cancel, Cp, Device, Engine, Error, Extent, Matrix, MatrixRef, Modes, PackOptions, ReadOptions,
-    Source, Store,
+    Batch, Cancel, Cp, Device, Engine, Error, Extent, HostOp, Matrix, MatrixRef, Modes, PackOptions,
+    ReadOptions, Source, Store, Tiles,
 };
 use std::fmt::Write as _;
 use std::path::Path;
@@ -126,6 +126,38 @@ fn sums_are_those_of_the_definition() {
         }
         let owned = session.mttkrp(views(&factors)).unwrap();
         assert!(owned.iter().zip(&results).all(|((_, sums), result)| sums.data() == result));
+    }
+}
+
+/// An operation of the client's: the number of nonzeros of each row of a mode.
+struct RowCounts {
+    mode: usize,
+    counts: Vec<u64>,
+}
+
+impl HostOp for RowCounts {
+    fn batch(&mut self, tiles: &Tiles<'_>) -> blco::Result<()> {
+        for t in 0..tiles.tiles() {
+            for &row in tiles.tile(t).column(self.mode) {
+                self.counts[row as usize] += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn an_operation_of_ones_own_sees_every_nonzero() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(2).build().unwrap();
+    let mut tensor = Mine::new(30_000);
+    let store = packed(&engine, dir.path(), &mut tensor);
+    for (mode, dim) in DIMS.into_iter().enumerate() {
+        let mut expected = vec![0; dim as usize];
+        tensor.rows().for_each(|(row, _)| expected[row[mode] as usize] += 1);
+        let mut found = RowCounts { mode, counts: vec![0; dim as usize] };
+        let pass = engine.stream(&store, &mut found, 8 * u64::from(dim)).unwrap();
+        assert_eq!((found.counts, pass.nnz), (expected, store.nnz()));
     }
 }
 

@@ -17,21 +17,23 @@ use std::time::Instant;
 /// Tiles in a batch: its decoded form (1 to 4 MiB) stays in the caches that threads share.
 const BATCH_TILES: usize = 128;
 
-/// What the host backend asks of an operation.
+/// An operation on a store's nonzeros, on the CPU.
 pub trait HostOp {
     /// Looks at the next chunk before its tiles come.
+    #[doc(hidden)]
     fn chunk(&mut self, _chunk: &ChunkView<'_>) -> Result<()> {
         Ok(())
     }
 
     /// Whether it works on tiles: one that takes all it needs from [`HostOp::chunk`] does not.
+    #[doc(hidden)]
     fn takes_tiles(&self) -> bool {
         true
     }
 
     /// Works on the next tiles, in order. A tile that lies in two chunks comes in two parts. What it computes must not depend on how tiles are cut into
     /// batches, nor on the number of threads.
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()>;
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()>;
 }
 
 /// An operation that is lent.
@@ -44,7 +46,7 @@ impl<O: HostOp> HostOp for &mut O {
         (**self).takes_tiles()
     }
 
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         (**self).batch(batch)
     }
 }
@@ -60,7 +62,7 @@ impl<A: HostOp, B: HostOp> HostOp for (A, B) {
         self.0.takes_tiles() || self.1.takes_tiles()
     }
 
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         self.0.batch(batch)?;
         self.1.batch(batch)
     }
@@ -103,7 +105,7 @@ struct TileMeta {
 
 /// Consecutive decoded tiles.
 #[derive(Debug)]
-pub struct Batch<'a> {
+pub struct Tiles<'a> {
     /// The number of the first tile in the store.
     pub first_tile: u64,
     order: usize,
@@ -112,7 +114,7 @@ pub struct Batch<'a> {
     values: &'a [f64],
 }
 
-impl<'a> Batch<'a> {
+impl<'a> Tiles<'a> {
     /// The number of tiles.
     #[must_use]
     pub fn tiles(&self) -> usize {
@@ -310,7 +312,7 @@ impl<O: HostOp> Backend for HostBackend<O> {
             rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
                 vectors.dispatch(DecodeTile { view: &view, t: first + t, indices, values, meta })
             })?;
-            self.op.batch(&Batch {
+            self.op.batch(&Tiles {
                 first_tile: view.first_tile() + first as u64,
                 order,
                 metas: &self.metas[..tiles],

@@ -162,6 +162,15 @@ impl EngineArgs {
     }
 }
 
+/// An engine on the CPU, for programs that only look at nonzeros.
+pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Progress) -> Result<Engine> {
+    let threads = thread_count(common.threads);
+    let options = Options { device: Device::Cpu, threads, memory, ..Options::default() };
+    let bar = progress.clone();
+    let show = move |at: engine::Progress| bar.show(at.what, at.done, at.total);
+    Engine::builder().sys(sys).options(options).progress(show).build()
+}
+
 /// Where a run goes on: `gpu` by its name, or the CPU.
 pub fn backend_text(gpu: Option<&str>, threads: usize) -> String {
     gpu.map_or_else(|| format!("the CPU with {}", counted(threads, "thread")), str::to_owned)

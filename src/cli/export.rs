@@ -1,18 +1,15 @@
 //! `blco-export`.
 
+use super::engine::host_engine;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Progress;
-use super::{Common, Program, Report, STDOUT, machine, nonzeros, refuse_json_beside_output, size};
-use super::{on_pool, thread_count};
-use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use super::{Common, Program, Report, STDOUT, nonzeros, refuse_json_beside_output, size};
 use crate::coo::tns::TnsWriter;
-use crate::engine::open_store;
 use crate::error::{Error, Result};
 use crate::format::DecodedTile;
 use crate::op::export::EachTile;
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
-use crate::stream::{Executor, Limits, Plan, plan};
 use crate::sys::{File, Sys};
 use clap::Parser;
 use npyz::WriterBuilder;
@@ -60,35 +57,6 @@ struct ExportReport {
     output: PathBuf,
     nnz: u64,
     bytes: u64,
-}
-
-/// Plans a pass for an operation that holds `op_bytes`: before it is made. `memory` is what the user allows.
-pub(super) fn plan_once(
-    store: &Store,
-    op_bytes: [u64; 2],
-    memory: Option<u64>,
-    threads: usize,
-) -> Result<Plan> {
-    let operation = op_bytes[0].saturating_add(decoded_bytes(store.manifest().shape.order()));
-    let available = machine::available_memory();
-    plan(
-        store,
-        operation,
-        &Limits { memory, threads, available, afterwards: op_bytes[1], ..Limits::default() },
-    )
-}
-
-/// Streams `store` once through `op`, by `plan`. `progress` with the progress line's label.
-pub(super) fn stream_by<O: HostOp>(
-    store: &Store,
-    op: &mut O,
-    plan: &Plan,
-    progress: (&Progress, &'static str),
-) -> Result<()> {
-    let mut backend = HostBackend::new(store, op)?;
-    let mut executor = Executor::new(store, plan, &mut backend)?;
-    let total = Some(store.manifest().nnz);
-    executor.pass(&mut backend, &|done| progress.0.show(progress.1, done, total)).map(drop)
 }
 
 /// Writes the nonzeros as text.
@@ -231,25 +199,26 @@ impl Program for Export {
         if !ends_in(&self.output, "npz") {
             check_text_name(&self.output)?;
         }
-        let threads = thread_count(self.common.threads);
-        let store = open_store(sys, &self.store, self.memory, threads, true)?;
-        let plan = plan_once(&store, [WRITER_BYTES, 0], self.memory, threads)?;
         let progress = Progress::new(self.common.quiet || self.common.json);
-        let pass = |op: &mut TileSink<'_>| stream_by(&store, op, &plan, (&progress, "exporting"));
+        let engine = host_engine(sys, self.common, self.memory, &progress)?;
+        let store = engine.open(&self.store)?;
+        let plan = engine.plan_stream(&store, [WRITER_BYTES, 0])?;
+        let pass = |op: &mut TileSink<'_>| engine.stream_by(&store, op, &plan, "exporting").map(drop);
         if self.output == Path::new("-") {
             refuse_json_beside_output(self.common)?;
             let out = std::io::stdout();
-            on_pool(sys, self.common.threads, |_| write_text(out, Path::new(STDOUT), pass))?;
+            engine.install(|| write_text(out, Path::new(STDOUT), pass))?;
             return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }
         let out = Pending::create(sys, &self.output, self.force)?;
-        on_pool(sys, self.common.threads, |_| {
+        engine.install(|| {
             if ends_in(&self.output, "npz") {
                 write_arrays(&store, &out, &pass)
             } else {
                 write_text(out.file(), out.target(), pass)
             }
         })?;
+        progress.end();
         let bytes = out.file().metadata()?.len();
         out.publish()?;
         let report = ExportReport {

@@ -1,11 +1,12 @@
 //! `blco-info`.
 
-use super::export::{plan_once, stream_by};
+use super::engine::host_engine;
 use super::outputs::check_temp_dir;
 use super::progress::Progress;
 use super::repair::{RepairArgs, repair};
-use super::{Common, Program, Report, advice, machine, nonzeros, on_pool, thread_count};
-use crate::engine::open_store;
+use super::{Common, Program, Report, advice, nonzeros, thread_count};
+use crate::backend::host::decoded_bytes;
+use crate::engine::{Engine, open_store};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
@@ -324,59 +325,24 @@ fn storage_table(units: &[StorageUnits]) -> Table {
 
 impl Info {
     /// The units of storage, from one pass.
-    fn count(&self, store: &Store, threads: usize) -> Result<Vec<StorageUnits>> {
-        let memory = self.room(store, threads)?;
+    fn count(&self, store: &Store, engine: &Engine) -> Result<Vec<StorageUnits>> {
+        let memory = engine.room(store, decoded_bytes(store.manifest().shape.order()))?;
         let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir);
         if store.manifest().shape.linear_bits() <= u64::BITS {
-            self.count_by::<u64>(store, threads, memory, &directory)
+            count_by::<u64>(store, engine, memory, &directory)
         } else {
-            self.count_by::<Wide>(store, threads, memory, &directory)
+            count_by::<Wide>(store, engine, memory, &directory)
         }
-    }
-
-    fn count_by<K: Key>(
-        &self,
-        store: &Store,
-        threads: usize,
-        memory: u64,
-        directory: &Path,
-    ) -> Result<Vec<StorageUnits>> {
-        let progress = Progress::new(self.common.quiet || self.common.json);
-        let shape = &store.manifest().shape;
-        let modes: Vec<usize> = (0..shape.order()).collect();
-        let takes = SummerMemory::new(shape, store.manifest().nnz, threads);
-        let memory = memory.saturating_sub(Storage::<K>::kept_bytes(threads));
-        // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
-        let at_once = usize::try_from(memory / takes.least()).unwrap_or(usize::MAX).clamp(1, modes.len());
-        let mut units = Vec::new();
-        for modes in modes.chunks(at_once) {
-            let at_once = modes.len() as u64;
-            let share = (memory / at_once).max(takes.least());
-            let taken = takes.taken(share).map(|bytes| bytes * at_once + Storage::<K>::kept_bytes(threads));
-            let plan = plan_once(store, taken, self.repair.memory(), threads)?;
-            let of = (shape, store.manifest().nnz);
-            let mut storage = Storage::<K>::new(store.sys(), of, modes, share * at_once, directory);
-            stream_by(store, &mut storage, &plan, (&progress, "counting"))?;
-            units.extend(storage.finish()?);
-        }
-        Ok(units)
-    }
-
-    /// Bytes that an operation may take beside a pass over `store`: of what is allowed, or of half of what is available.
-    fn room(&self, store: &Store, threads: usize) -> Result<u64> {
-        let memory = self.repair.memory().unwrap_or_else(|| machine::available_memory() / 2);
-        let pass = plan_once(store, [0, 0], None, threads)?.least_bytes();
-        Ok(memory.saturating_sub(pass))
     }
 
     /// The statistics, and the norm where the manifest does not tell it, from one pass; with `--verify` everything is
     /// checked in it.
-    fn look(&self, store: &Store, threads: usize) -> Result<(StoreStatistics, Option<f64>)> {
-        let shape = &store.manifest().shape;
-        let progress = Progress::new(self.common.quiet || self.common.json);
-        let manifest = store.manifest();
+    fn look(&self, store: &Store, engine: &Engine) -> Result<(StoreStatistics, Option<f64>)> {
+        let (manifest, threads) = (store.manifest(), engine.threads());
+        let shape = &manifest.shape;
         let verifying = if self.verify { Verify::host_bytes(store)? } else { 0 };
-        let room = self.room(store, threads)?.saturating_sub(verifying);
+        let room =
+            engine.room(store, decoded_bytes(store.manifest().shape.order()))?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
         // What --storage takes afterwards is refused now, too.
         let [coming, afterwards] = if self.storage {
@@ -386,22 +352,48 @@ impl Info {
             [0, 0]
         };
         let passing = (counters + verifying).max(coming);
-        let plan = plan_once(store, [passing, afterwards], self.repair.memory(), threads)?;
+        let plan = engine.plan_stream(store, [passing, afterwards])?;
         let inspect = Inspect::within(store.sys(), shape, manifest.nnz, room)?;
         let mut inspect = inspect.with_norm(is_inexact(manifest).then(|| largest(manifest)));
         if self.verify {
             let mut both = (inspect, Verify::new(store));
-            stream_by(store, &mut both, &plan, (&progress, "verifying"))?;
+            engine.stream_by(store, &mut both, &plan, "verifying")?;
             both.1.finish()?;
             inspect = both.0;
         } else {
-            stream_by(store, &mut inspect, &plan, (&progress, "reading"))?;
+            engine.stream_by(store, &mut inspect, &plan, "reading")?;
         }
         while inspect.goes_on() {
-            stream_by(store, &mut inspect, &plan, (&progress, "counting rows"))?;
+            engine.stream_by(store, &mut inspect, &plan, "counting rows")?;
         }
         Ok(inspect.finish())
     }
+}
+
+fn count_by<K: Key>(
+    store: &Store,
+    engine: &Engine,
+    memory: u64,
+    directory: &Path,
+) -> Result<Vec<StorageUnits>> {
+    let (shape, threads) = (&store.manifest().shape, engine.threads());
+    let modes: Vec<usize> = (0..shape.order()).collect();
+    let takes = SummerMemory::new(shape, store.manifest().nnz, threads);
+    let memory = memory.saturating_sub(Storage::<K>::kept_bytes(threads));
+    // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
+    let at_once = usize::try_from(memory / takes.least()).unwrap_or(usize::MAX).clamp(1, modes.len());
+    let mut units = Vec::new();
+    for modes in modes.chunks(at_once) {
+        let at_once = modes.len() as u64;
+        let share = (memory / at_once).max(takes.least());
+        let taken = takes.taken(share).map(|bytes| bytes * at_once + Storage::<K>::kept_bytes(threads));
+        let plan = engine.plan_stream(store, taken)?;
+        let of = (shape, store.manifest().nnz);
+        let mut storage = Storage::<K>::new(store.sys(), of, modes, share * at_once, directory);
+        engine.stream_by(store, &mut storage, &plan, "counting")?;
+        units.extend(storage.finish()?);
+    }
+    Ok(units)
 }
 
 /// The report on a store whose manifest cannot be read: a failed check.
@@ -429,8 +421,12 @@ impl Program for Info {
             store => store?,
         };
         let mut info = InfoReport::new(&store)?;
+        let progress = Progress::new(self.common.quiet || self.common.json);
         if !self.quick {
-            match on_pool(sys, self.common.threads, |threads| self.look(&store, threads)) {
+            let engine = host_engine(sys, self.common, self.repair.memory(), &progress)?;
+            let looked = engine.install(|| self.look(&store, &engine));
+            progress.end();
+            match looked {
                 Ok((statistics, norm)) => {
                     info.add(statistics, norm);
                     info.verified = self.verify.then_some(true);
@@ -443,8 +439,9 @@ impl Program for Info {
             }
         }
         if self.storage && info.problem.is_none() {
-            let count = |threads| self.count(&store, threads);
-            info.storage = Some(on_pool(sys, self.common.threads, count)?);
+            let engine = host_engine(sys, self.common, self.repair.memory(), &progress)?;
+            info.storage = Some(engine.install(|| self.count(&store, &engine))?);
+            progress.end();
         }
         let mut report = Report::new::<Self>(info.text()?, &info)?;
         report.failed = info.verified == Some(false);

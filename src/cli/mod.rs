@@ -1,5 +1,5 @@
 //! What the programs share: exit statuses, signals, sizes, progress, reports. The only place below the
-//! binaries that prints, reads the environment or looks at the machine.
+//! binaries that prints or reads what the environment says for tests.
 //!
 //! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
 //! error. 130: interrupted.

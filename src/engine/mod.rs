@@ -11,6 +11,7 @@ pub(crate) mod machine;
 mod mttkrp;
 mod options;
 mod plan;
+mod stream;
 mod ttv;
 
 pub use cp::Cp;

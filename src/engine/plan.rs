@@ -130,6 +130,13 @@ impl Engine {
         Ok(ExecutionPlan { host: self.plan_host(store, bytes, &limits)?, device, notes })
     }
 
+    /// Bytes that an operation may take beside a pass in which `held` are held: of what is allowed, or of half of what is there.
+    pub(crate) fn room(&self, store: &Store, held: u64) -> Result<u64> {
+        let memory = self.options().memory.unwrap_or_else(|| machine::available_memory() / 2);
+        let limits = Limits { threads: self.threads(), ..Limits::default() };
+        Ok(memory.saturating_sub(plan(store, held, &limits)?.least_bytes()))
+    }
+
     /// Plans what passes over `store` use of the host for an operation that holds `bytes` there.
     pub(crate) fn plan_host(&self, store: &Store, bytes: u64, limits: &Limits) -> Result<Plan> {
         let mut plan = plan(store, bytes, limits)?;

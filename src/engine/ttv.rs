@@ -1,6 +1,6 @@
 //! TTV on whatever there is.
 
-use super::{Engine, ExecutionPlan, machine};
+use super::{Engine, ExecutionPlan};
 #[cfg(feature = "cuda")]
 use crate::backend::device::DeviceLimits;
 use crate::backend::device::{PipelinePlan, TtvVariant};
@@ -12,7 +12,7 @@ use crate::op::ttv::{Merged, Sink, Streamed};
 use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streams};
 use crate::pack::{SpillReport, SummerMemory};
 use crate::store::Store;
-use crate::stream::{Executor, Limits, PassReport, Pipeline, Span, Stage, StepSeconds, plan};
+use crate::stream::{Executor, Limits, PassReport, Pipeline, Span, Stage, StepSeconds};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -79,9 +79,7 @@ impl Shares {
         let (nnz, threads) = (store.manifest().nnz, engine.threads());
         let streams = streams(store.manifest(), request.mode);
         let takes = SummerMemory::new(&store.manifest().shape, nnz, threads);
-        let pass = plan(store, held, &Limits { threads, ..Limits::default() })?.least_bytes();
-        let memory = engine.options().memory.unwrap_or_else(|| machine::available_memory() / 2);
-        let room = memory.saturating_sub(pass);
+        let room = engine.room(store, held)?;
         let least = request.memory_min.unwrap_or_else(|| takes.least());
         // What is left to one where the other takes its least.
         let beside = room.saturating_sub(if streams { 0 } else { least });

@@ -1,6 +1,6 @@
 //! Hands every tile, in order, to a function: what exporting and other sequential work are made of.
 
-use crate::backend::host::{Batch, HostOp};
+use crate::backend::host::{HostOp, Tiles};
 use crate::error::Result;
 use crate::format::DecodedTile;
 
@@ -9,7 +9,7 @@ use crate::format::DecodedTile;
 pub struct EachTile<F>(pub F);
 
 impl<F: FnMut(&DecodedTile<'_>) -> Result<()>> HostOp for EachTile<F> {
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         (0..batch.tiles()).try_for_each(|t| (self.0)(&batch.tile(t)))
     }
 }

@@ -1,7 +1,7 @@
 //! Statistics of a store's chunks, tiles and rows, from every nonzero. They do not depend on batches, threads or memory.
 
 use super::rows::Rows;
-use crate::backend::host::{Batch, HostOp};
+use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::width;
 use crate::error::Result;
 use crate::format::ChunkView;
@@ -132,7 +132,7 @@ impl HostOp for Inspect {
         Ok(())
     }
 
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         let statistics = &mut self.statistics;
         for t in 0..batch.tiles() {
             let tile = batch.tile(t);

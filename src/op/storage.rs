@@ -4,7 +4,7 @@
 //! As in those tables, "mode n" is the mode that TTV contracts: fibers run along it, and slices are those of the mode
 //! after it (after the last, the first).
 
-use crate::backend::host::{Batch as Tiles, HostOp, computing_bytes};
+use crate::backend::host::{HostOp, Tiles, computing_bytes};
 use crate::coo::Batch;
 use crate::error::Result;
 use crate::linear::{BitLayout, Key, Linearizer};

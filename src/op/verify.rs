@@ -1,7 +1,7 @@
 //! Verification: encodes the decoded nonzeros again and compares with what is stored, so that order, ranges,
 //! widths, encodings, cuts and statistics are all held against the rules that a packer follows.
 
-use crate::backend::host::{Batch, HostOp};
+use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::hocfs::OPEN_CHUNKS;
@@ -104,7 +104,7 @@ impl<'a> Verify<'a> {
     }
 
     /// Checks the order within a tile and with the one before, and gathers its nonzeros.
-    fn nonzeros(&mut self, batch: &Batch<'_>, t: usize) -> Result<Vec<Nonzero<u128>>> {
+    fn nonzeros(&mut self, batch: &Tiles<'_>, t: usize) -> Result<Vec<Nonzero<u128>>> {
         let tile = batch.tile(t);
         let order = tile.order();
         let mut nonzeros = Vec::with_capacity(tile.nnz);
@@ -219,7 +219,7 @@ impl HostOp for Verify<'_> {
         self.compared.met(chunk)
     }
 
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         for t in 0..batch.tiles() {
             let nonzeros = self.nonzeros(batch, t)?;
             let compared = &mut self.compared;

@@ -4,7 +4,7 @@
 
 use super::kernel::{self, Shared, Single};
 use super::slots::{AHEAD, Finder, Ids, Rows, touch};
-use crate::backend::host::Batch;
+use crate::backend::host::Tiles;
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -128,7 +128,7 @@ impl<T: Real> Tables<T> {
 /// What all groups are computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, T> {
-    pub batch: &'a Batch<'a>,
+    pub batch: &'a Tiles<'a>,
     pub factors: &'a [MatrixRef<'a, T>],
     /// The factors of modes that have copies, their rows aligned, when all modes are computed.
     pub aligned: &'a [Rows<T>],

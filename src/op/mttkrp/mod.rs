@@ -22,7 +22,7 @@ mod slots;
 
 pub use group::Strategy;
 
-use crate::backend::host::{Batch, HostOp, Vectors, computing_bytes};
+use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -426,7 +426,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 }
 
 impl<T: Real> HostOp for Mttkrp<'_, T> {
-    fn batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.

@@ -2,7 +2,7 @@
 
 use super::outlet::handed_bytes;
 use super::{Sink, check_finite};
-use crate::backend::host::{Batch as Tiles, HostOp};
+use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
 use crate::dense::Real;
 use crate::error::Result;

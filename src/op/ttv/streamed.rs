@@ -4,7 +4,7 @@ use super::Sink;
 use super::fibers::AddFibers;
 use super::neighbours::NOTHING;
 use super::outlet::{Ends, Outlet, TASK_FIBERS, group_fibers, handed_bytes};
-use crate::backend::host::{Batch as Tiles, HostOp, Vectors, computing_bytes};
+use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};

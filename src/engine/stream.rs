@@ -1,0 +1,41 @@
+//! Operations of whoever calls: on the CPU, over every nonzero.
+
+use super::Engine;
+use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use crate::error::Result;
+use crate::store::Store;
+use crate::stream::{Executor, Limits, PassReport, Plan};
+
+impl Engine {
+    /// Streams a store once through `op`, on the CPU: every nonzero, in the store's order, decoded by this engine's threads. `op_bytes`
+    /// is what it holds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) where the memory does not suffice; what reading the store and `op` give.
+    pub fn stream(&self, store: &Store, op: &mut (impl HostOp + Send), op_bytes: u64) -> Result<PassReport> {
+        let plan = self.plan_stream(store, [op_bytes, 0])?;
+        self.install(|| self.stream_by(store, op, &plan, "computing"))
+    }
+
+    /// Plans a pass for an operation that holds so many bytes during the pass, and when it has ended.
+    pub(crate) fn plan_stream(&self, store: &Store, [passing, afterwards]: [u64; 2]) -> Result<Plan> {
+        let bytes = passing.saturating_add(decoded_bytes(store.manifest().shape.order()));
+        self.plan_host(store, bytes, &Limits { afterwards, ..self.limits(1) })
+    }
+
+    /// Streams `store` once through `op`, by `plan`, on the current pool; `what` is being done.
+    pub(crate) fn stream_by(
+        &self,
+        store: &Store,
+        op: &mut impl HostOp,
+        plan: &Plan,
+        what: &'static str,
+    ) -> Result<PassReport> {
+        let store = &store.clone().with_direct_reads(plan.direct_reads);
+        let mut backend = HostBackend::new(store, op)?;
+        let mut executor = Executor::new(store, plan, &mut backend)?;
+        let total = Some(store.manifest().nnz);
+        executor.pass(&mut backend, &|done| self.tell(what, done, total))
+    }
+}
