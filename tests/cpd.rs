@@ -9,8 +9,8 @@ mod common;
 mod naive;
 
 use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
-use blco::internals::decomp::host::{HostPlace, host_bytes};
-use blco::internals::decomp::{Decomposition, Init, Job, Model, Problem, Settings, Stop, run};
+use blco::internals::decomp::host::{HostAls, host_bytes};
+use blco::internals::decomp::{CpJob, Decomposition, Init, Model, Problem, Settings, Stop, run};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
 use blco::internals::error::{Error, Result};
 use blco::internals::op::mttkrp::Mttkrp;
@@ -51,7 +51,7 @@ fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Decomposition<T>> {
         let identity = Identity::from([("rank".to_owned(), rank.to_string())]);
         Checkpointer::open(sys, &dir, every, identity, resume)
     };
-    let mut job = Job {
+    let mut job = CpJob {
         sys,
         shape,
         problem: Problem::of(store.manifest())?,
@@ -64,7 +64,7 @@ fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Decomposition<T>> {
     let plan = plan(store, host_bytes::<T>(shape, rank, limits.threads), &limits)?;
     sys.pool(ask.threads)?.install(|| {
         let op = Mttkrp::alternating(sys, shape, rank, ask.threads)?;
-        let mut place = HostPlace::new(store, &plan, op)?;
+        let mut place = HostAls::new(store, &plan, op)?;
         run(&mut job, ask.init, &mut place, &|_| ())
     })
 }

@@ -16,8 +16,8 @@ mod on_a_device;
 use blco::internals::backend::cuda::driver::Device;
 use blco::internals::backend::cuda::{Operation, plan as plan_device};
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource};
-use blco::internals::decomp::cuda::{DevicePlace, device_bytes};
-use blco::internals::decomp::{Decomposition, Init, Job, Settings, run};
+use blco::internals::decomp::cuda::{DeviceAls, device_bytes};
+use blco::internals::decomp::{CpJob, Decomposition, Init, Settings, run};
 use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
 use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
 use blco::internals::store::Store;
@@ -43,7 +43,7 @@ enum Residency {
 
 fn on_device<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
-    job: &mut Job<'_>,
+    job: &mut CpJob<'_>,
     store: &Store,
     init: Init<T>,
     residency: Residency,
@@ -80,7 +80,7 @@ fn on_device<T: Real + bytemuck::Pod>(
     let compile = (T::PRECISION == Precision::F64).then_some(false);
     let kernels = KernelSource { compile, ..KernelSource::default() };
     let op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
-    let mut place = DevicePlace::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap();
+    let mut place = DeviceAls::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap();
     let outcome = run(job, init, &mut place, &|_| ()).unwrap();
     let (plan, notes) = place.allocated();
     assert!(notes.is_empty(), "{notes:?}");
@@ -320,7 +320,7 @@ fn the_largest_ranks_have_no_hals() {
         let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
         let kernels = KernelSource { compile: Some(false), ..KernelSource::default() };
         let op = DeviceMttkrp::<f64>::alternating(device, &store, 4097, &kernels).unwrap();
-        let refused = DevicePlace::new(device, &store, (&plan, &device_plan), op, 4097, true);
+        let refused = DeviceAls::new(device, &store, (&plan, &device_plan), op, 4097, true);
         assert!(refused.unwrap_err().to_string().contains("--backend cpu"));
     });
 }

@@ -1,9 +1,9 @@
-//! Establishes that dependencies between the top-level modules point down: every use of one module by another
-//! stands in the table below, every line of the table is used, and all of them follow the order.
+//! Protects the order of the modules: every use of one top-level module by another stands in the table below, every line of the
+//! table is used, and all of them point down; no files import each other in circles, at any depth.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Each module with what it may use, lowest first: a module uses only those above it in this table.
@@ -82,27 +82,138 @@ fn uses_are_found() {
     assert!(uses("use super::super::error::E;", 2, "crate::").contains("error"));
 }
 
+/// A module holds the files in its folder, which may name what it defines, and it what they do. Beside that no file imports, by
+/// whatever way, a file that imports it.
+#[test]
+fn no_files_import_each_other_in_circles() {
+    let sources = modules();
+    let files: BTreeSet<Vec<String>> = sources.iter().map(|(module, _)| module.clone()).collect();
+    let imports: BTreeMap<&[String], BTreeSet<&[String]>> =
+        sources.iter().map(|(module, text)| (&module[..], imports(module, text, &files))).collect();
+    assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 300, "the imports are not seen");
+    // What imports nothing that is left goes, until nothing is left, or circles and what imports them.
+    let mut left = imports.clone();
+    loop {
+        let done: Vec<&[String]> = left
+            .iter()
+            .filter(|(_, to)| to.iter().all(|to| !left.contains_key(to)))
+            .map(|(m, _)| *m)
+            .collect();
+        if done.is_empty() {
+            break;
+        }
+        for module in done {
+            left.remove(module);
+        }
+    }
+    let circles: Vec<String> = left.keys().map(|module| module.join("::")).collect();
+    assert!(circles.is_empty(), "in circles, or importing them: {circles:?}");
+}
+
+/// Circles are found: otherwise the test above could not fail.
+#[test]
+fn imports_are_found() {
+    let module = |name: &str| name.split("::").map(str::to_owned).collect::<Vec<_>>();
+    let files: BTreeSet<_> = ["a", "a::b", "a::b::c", "a::d", "e"].map(module).into();
+    let found = |from: &str, text: &str| -> Vec<String> {
+        imports(&module(from), text, &files).iter().map(|to| to.join("::")).collect()
+    };
+    assert_eq!(
+        found("a::d", "use super::b::{self, c::{X, Y}};\nlet x = crate::e::f();"),
+        ["a::b", "a::b::c", "e"]
+    );
+    assert_eq!(found("a::b", "use crate::{a::d::D, e};\nuse self::c::C;"), ["a::d", "e"]);
+    // Its own parts, and what holds it.
+    assert!(found("a", "pub use b::c::C;\nuse self::d;").is_empty());
+    assert!(found("a::b::c", "use crate::a::A;\nuse super::super::A;").is_empty());
+}
+
+/// The files that `text`, of file `module`, imports, but for those in its folder and those in whose folder it is.
+fn imports<'f>(module: &[String], text: &str, files: &'f BTreeSet<Vec<String>>) -> BTreeSet<&'f [String]> {
+    let code = text.split("#[cfg(test)]\nmod").next().unwrap();
+    let code: Vec<&str> = code.lines().map(|line| line.split("//").next().unwrap()).collect();
+    let code = code.join("\n");
+    let mut found = BTreeSet::new();
+    for (at, start) in ["crate::", "super::", "self::"].iter().flat_map(|p| code.match_indices(p)) {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let mut base = if start == "crate::" { Vec::new() } else { module.to_vec() };
+        let mut rest = &code[at..];
+        loop {
+            let (part, after) = rest.split_once("::").unwrap_or((rest, ""));
+            match part {
+                "crate" | "self" => {}
+                "super" => drop(base.pop()),
+                _ => break,
+            }
+            rest = after;
+        }
+        for path in paths(rest) {
+            let whole: Vec<String> = base.iter().cloned().chain(path).collect();
+            let file = (1..=whole.len()).rev().find_map(|n| files.get(&whole[..n]));
+            let other = file.filter(|file| !file.starts_with(module) && !module.starts_with(file));
+            found.extend(other.map(Vec::as_slice));
+        }
+    }
+    found
+}
+
+/// The paths that `code` begins with: one, or those of a group in braces.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let code = code.trim_start();
+    let Some(group) = code.strip_prefix('{') else {
+        let name: String = code.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        return match code[name.len()..].strip_prefix("::") {
+            Some(rest) if !name.is_empty() => {
+                paths(rest).into_iter().map(|path| [vec![name.clone()], path].concat()).collect()
+            }
+            _ if name.is_empty() || name == "self" => vec![Vec::new()],
+            _ => vec![vec![name]],
+        };
+    };
+    let (mut depth, mut start, mut found) = (1, 0, Vec::new());
+    for (at, c) in group.char_indices() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if depth == 0 || depth == 1 && c == ',' {
+            found.extend(paths(&group[start..at]));
+            start = at + 1;
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    found
+}
+
 /// Every pair (module, module that it uses) of the sources; tests are left out.
 fn edges() -> BTreeSet<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut edges = BTreeSet::new();
+    for (module, text) in modules() {
+        let known = ALLOWED.iter().any(|(name, _)| *name == module[0]);
+        assert!(known, "{}: a module that the table does not know", module.join("::"));
+        let prefix = if module[0] == "bin" { "blco::" } else { "crate::" };
+        let others = uses(&text, module.len(), prefix).into_iter().filter(|other| *other != module[0]);
+        edges.extend(others.map(|other| (module[0].clone(), other)));
+    }
+    edges
+}
+
+/// The files of the sources as modules, but for those of tests, each with its text.
+fn modules() -> Vec<(Vec<String>, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut modules = Vec::new();
     for path in sources(&root) {
         let inside = path.strip_prefix(&root).unwrap().with_extension("");
         let mut module: Vec<String> = inside.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
         if module.last().unwrap() == "mod" {
             module.pop();
         }
-        if module == ["lib"] || module.last().unwrap() == "tests" {
-            continue;
+        if module != ["lib"] && module.last().unwrap() != "tests" {
+            modules.push((module, std::fs::read_to_string(&path).unwrap()));
         }
-        let known = ALLOWED.iter().any(|(name, _)| *name == module[0]);
-        assert!(known, "{}: a module that the table does not know", path.display());
-        let prefix = if module[0] == "bin" { "blco::" } else { "crate::" };
-        let text = std::fs::read_to_string(&path).unwrap();
-        let others = uses(&text, module.len(), prefix).into_iter().filter(|other| *other != module[0]);
-        edges.extend(others.map(|other| (module[0].clone(), other)));
     }
-    edges
+    modules
 }
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

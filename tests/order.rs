@@ -21,7 +21,7 @@ mod on_a_device;
 use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
 use blco::internals::backend::cuda::driver::{Device, Memory, Stream};
 use blco::internals::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
-use blco::internals::backend::cuda::{DeviceOp, Nonzeros, Work};
+use blco::internals::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use blco::internals::backend::device::KernelSource;
 use blco::internals::dense::{Matrix, Precision, seeded_factors};
 use blco::internals::encoding::tile::TileRecord;
@@ -285,7 +285,7 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
                 op.launch(
                     &[mode],
                     &stream,
-                    &Work { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted },
+                    &Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted },
                 )
                 .unwrap();
                 op.finish(mode, true, &stream).unwrap();
@@ -327,7 +327,7 @@ fn damaged_image(
     list.write(&chunks).unwrap();
     let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
     op.begin(0, Some(&derived.empty), stream).unwrap();
-    let work = Work { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted };
+    let work = Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted };
     op.launch(&[0], stream, &work).unwrap();
     stream.synchronize().unwrap();
     op.damaged_chunk().unwrap()

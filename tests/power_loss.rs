@@ -15,8 +15,8 @@ mod power;
 use blco::cli::Program;
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
 use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
-use blco::internals::decomp::host::{HostPlace, host_bytes};
-use blco::internals::decomp::{self, Decomposition, Init, Job, Problem, Settings};
+use blco::internals::decomp::host::{HostAls, host_bytes};
+use blco::internals::decomp::{self, CpJob, Decomposition, Init, Problem, Settings};
 use blco::internals::error::{Error, Result};
 use blco::internals::op::mttkrp::Mttkrp;
 use blco::internals::pack::{PackOptions, PackReport};
@@ -259,7 +259,7 @@ fn decompose(
 ) -> Result<Decomposition<f64>> {
     const RANK: usize = 2;
     let shape = &store.manifest().shape;
-    let mut job = Job {
+    let mut job = CpJob {
         sys,
         shape,
         problem: Problem::of(store.manifest())?,
@@ -270,7 +270,7 @@ fn decompose(
     };
     let plan = plan(store, host_bytes::<f64>(shape, RANK, 1), &Limits { threads: 1, ..Limits::default() })?;
     let op = Mttkrp::alternating(sys, shape, RANK, 1)?;
-    let mut place = HostPlace::new(store, &plan, op)?;
+    let mut place = HostAls::new(store, &plan, op)?;
     decomp::run(&mut job, Init::Seeded { seed: 1, starts: 2 }, &mut place, &|at| {
         saved(2 * at.start as usize + at.last.map_or(0, |last| last.iteration));
     })

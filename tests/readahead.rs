@@ -11,7 +11,7 @@ use blco::internals::dense::{Matrix, seeded_factors};
 use blco::internals::error::{Error, Result};
 use blco::internals::op::mttkrp::Mttkrp;
 use blco::internals::store::Store;
-use blco::internals::stream::{Backend, Executor, Free, Inspector, Limits, Loaded, Plan, Stage, plan};
+use blco::internals::stream::{Backend, Executor, Free, Inspector, Limits, LoadedChunk, Plan, Stage, plan};
 use blco::internals::sys::fault::{Call, Fault, Faults};
 use blco::internals::sys::{PageBuf, Sys};
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, values};
@@ -85,7 +85,7 @@ impl Backend for Idle {
         Some(Arc::clone(&self.inspect))
     }
 
-    fn submit(&mut self, chunk: Loaded<PageBuf>) -> Result<()> {
+    fn submit(&mut self, chunk: LoadedChunk<PageBuf>) -> Result<()> {
         self.numbers.push(chunk.header.number);
         self.held.push_back(Free { buffer: chunk.buffer, owner: chunk.owner });
         Ok(())

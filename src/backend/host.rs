@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::format::{ChunkView, DecodedTile, Decoder};
 use crate::shape::ORDER_MAX;
 use crate::store::Store;
-use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Span, Stage};
+use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Span, Stage};
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
 use std::path::PathBuf;
@@ -145,10 +145,16 @@ impl<'a> Tiles<'a> {
 /// Runs an operation on the host.
 #[derive(Debug)]
 pub struct HostBackend<O> {
+    op: O,
+    host: Host,
+}
+
+/// All of a backend but the operation.
+#[derive(Debug)]
+struct Host {
     sys: Sys,
     decoder: Arc<Decoder>,
     store_path: PathBuf,
-    op: O,
     metas: Vec<TileMeta>,
     indices: Vec<u32>,
     values: Vec<f64>,
@@ -178,11 +184,10 @@ impl<O: HostOp> HostBackend<O> {
     pub fn new(store: &Store, op: O) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
         let order = manifest.shape.order();
-        Ok(Self {
+        let host = Host {
             sys: sys.clone(),
             decoder: Arc::new(Decoder::new(&manifest.shape, &manifest.format)),
             store_path: store.path().to_path_buf(),
-            op,
             metas: sys.vec(TileMeta::default(), BATCH_TILES)?,
             indices: sys.vec(0, BATCH_TILES * order * TILE_NNZ)?,
             values: sys.vec(0.0, BATCH_TILES * TILE_NNZ)?,
@@ -191,59 +196,56 @@ impl<O: HostOp> HostBackend<O> {
             squares: None,
             begun: Instant::now(),
             spans: Vec::new(),
-        })
+        };
+        Ok(Self { op, host })
     }
 
     /// The same, decoding with other vector instructions than the widest.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
-        self.vectors = vectors.arch();
+        self.host.vectors = vectors.arch();
         self
     }
 
     /// Has the next pass, which brings every chunk from its file, check the store's sum of squares.
     #[must_use]
     pub fn with_squares(mut self, squares: Squares) -> Self {
-        self.squares = Some(squares);
+        self.host.squares = Some(squares);
         self
     }
 
     /// The same with another operation in place of this one, which it may be made of.
     pub fn try_map<P>(self, make: impl FnOnce(O) -> Result<P>) -> Result<HostBackend<P>> {
-        let Self {
-            sys,
-            decoder,
-            store_path,
-            op,
-            metas,
-            indices,
-            values,
-            free,
-            vectors,
-            squares,
-            begun,
-            spans,
-        } = self;
-        let op = make(op)?;
-        Ok(HostBackend {
-            sys,
-            decoder,
-            store_path,
-            op,
-            metas,
-            indices,
-            values,
-            free,
-            vectors,
-            squares,
-            begun,
-            spans,
-        })
+        Ok(HostBackend { op: make(self.op)?, host: self.host })
     }
 
     /// The operation.
     pub fn op(&mut self) -> &mut O {
         &mut self.op
+    }
+}
+
+impl Host {
+    /// Decodes `tiles` tiles of a chunk from `first` on. (Not in the backend, where it would be compiled, and optimised, anew for each
+    /// operation.)
+    fn decode(&mut self, view: &ChunkView<'_>, first: usize, tiles: usize) -> Result<Tiles<'_>> {
+        let (order, vectors) = (self.decoder.shape().order(), self.vectors);
+        let rooms = self
+            .indices
+            .par_chunks_exact_mut(order * TILE_NNZ)
+            .zip(self.values.par_chunks_exact_mut(TILE_NNZ))
+            .zip(&mut self.metas)
+            .take(tiles);
+        rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
+            vectors.dispatch(DecodeTile { view, t: first + t, indices, values, meta })
+        })?;
+        Ok(Tiles {
+            first_tile: view.first_tile() + first as u64,
+            order,
+            metas: &self.metas[..tiles],
+            indices: &self.indices,
+            values: &self.values,
+        })
     }
 }
 
@@ -273,12 +275,12 @@ impl<O: HostOp> Backend for HostBackend<O> {
     type Buffer = PageBuf;
 
     fn buffer(&mut self, bytes: usize) -> Result<PageBuf> {
-        self.sys.page_buf(bytes)
+        self.host.sys.page_buf(bytes)
     }
 
     fn inspector(&self) -> Option<Inspector> {
-        let squares = self.squares.clone()?;
-        let (decoder, directory) = (Arc::clone(&self.decoder), self.store_path.clone());
+        let squares = self.host.squares.clone()?;
+        let (decoder, directory) = (Arc::clone(&self.host.decoder), self.host.store_path.clone());
         Some(Arc::new(move |header, image| {
             let path = Store::chunk_path_in(&directory, header.number as usize);
             squares.add(&ChunkView::open(&decoder, header, image, path)?)
@@ -286,53 +288,37 @@ impl<O: HostOp> Backend for HostBackend<O> {
     }
 
     fn begin(&mut self) -> Result<()> {
-        self.begun = Instant::now();
-        self.spans.clear();
+        self.host.begun = Instant::now();
+        self.host.spans.clear();
         Ok(())
     }
 
-    fn submit(&mut self, chunk: Loaded<PageBuf>) -> Result<()> {
-        let Loaded { header, buffer, owner } = chunk;
-        let start = self.begun.elapsed().as_secs_f64();
+    fn submit(&mut self, chunk: LoadedChunk<PageBuf>) -> Result<()> {
+        let LoadedChunk { header, buffer, owner } = chunk;
+        let Self { op, host } = self;
+        let start = host.begun.elapsed().as_secs_f64();
         let image = &buffer[..header.image_bytes as usize];
-        let path = Store::chunk_path_in(&self.store_path, header.number as usize);
-        let view = ChunkView::open(&self.decoder, &header, image, path)?;
-        self.op.chunk(&view)?;
-        let tiles_of_chunk = if self.op.takes_tiles() { view.tiles() } else { 0 };
-        let order = self.decoder.shape().order();
-        let vectors = self.vectors;
+        let path = Store::chunk_path_in(&host.store_path, header.number as usize);
+        let decoder = Arc::clone(&host.decoder);
+        let view = ChunkView::open(&decoder, &header, image, path)?;
+        op.chunk(&view)?;
+        let tiles_of_chunk = if op.takes_tiles() { view.tiles() } else { 0 };
         for first in (0..tiles_of_chunk).step_by(BATCH_TILES) {
-            let tiles = (tiles_of_chunk - first).min(BATCH_TILES);
-            let rooms = self
-                .indices
-                .par_chunks_exact_mut(order * TILE_NNZ)
-                .zip(self.values.par_chunks_exact_mut(TILE_NNZ))
-                .zip(&mut self.metas)
-                .take(tiles);
-            rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
-                vectors.dispatch(DecodeTile { view: &view, t: first + t, indices, values, meta })
-            })?;
-            self.op.batch(&Tiles {
-                first_tile: view.first_tile() + first as u64,
-                order,
-                metas: &self.metas[..tiles],
-                indices: &self.indices,
-                values: &self.values,
-            })?;
+            op.batch(&host.decode(&view, first, (tiles_of_chunk - first).min(BATCH_TILES))?)?;
         }
-        self.free = Some(Free { buffer, owner });
-        let (chunk, end) = (Some(header.number as usize), self.begun.elapsed().as_secs_f64());
-        self.spans.push(Span { stage: Stage::Compute, lane: 0, chunk, start, end });
+        host.free = Some(Free { buffer, owner });
+        let (chunk, end) = (Some(header.number as usize), host.begun.elapsed().as_secs_f64());
+        host.spans.push(Span { stage: Stage::Compute, lane: 0, chunk, start, end });
         Ok(())
     }
 
     fn take_free(&mut self, _wait: bool) -> Result<Option<Free<PageBuf>>> {
-        Ok(self.free.take())
+        Ok(self.host.free.take())
     }
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
-        spans.append(&mut self.spans);
-        self.squares.take().map_or(Ok(()), |squares| squares.check())?;
+        spans.append(&mut self.host.spans);
+        self.host.squares.take().map_or(Ok(()), |squares| squares.check())?;
         Ok(None)
     }
 }

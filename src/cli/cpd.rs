@@ -3,11 +3,11 @@
 use super::cpd_report::{self, CpdReport};
 use super::engine::{EngineArgs, PrecisionArg};
 use super::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
-use super::progress::Progress;
+use super::progress::Bar;
 use super::{Common, Program, Report, machine};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::score::{self, Pair, Score, score};
-use crate::decomp::{Init, Job, LAMBDA_FILE, Model, Problem, Settings, Watch};
+use crate::decomp::{CpJob, CpWatch, Init, LAMBDA_FILE, Model, Problem, Settings};
 use crate::dense::{Real, factors_rank, load_factors, mode_file};
 use crate::engine::{Demand, Engine};
 use crate::error::{Error, Result};
@@ -133,7 +133,7 @@ impl Program for Cpd {
         refuse_standard_output("--report", self.report.as_deref())?;
         refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         refuse_dash_for_directory("--checkpoint", self.checkpoint.as_deref(), "checkpoints are files")?;
-        let progress = Progress::new(self.common.quiet || self.common.json);
+        let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = self.engine.engine(sys, self.common, &progress)?;
         engine.install(|| match (&self.score, &self.store, self.engine.precision) {
             (Some(dirs), ..) => compare(sys, dirs, self.engine.memory, engine.threads()),
@@ -146,13 +146,7 @@ impl Program for Cpd {
 
 impl Cpd {
     /// Opens, plans, iterates, writes.
-    fn decompose<T: Real>(
-        &self,
-        sys: &Sys,
-        path: &Path,
-        engine: &Engine,
-        progress: &Progress,
-    ) -> Result<Report> {
+    fn decompose<T: Real>(&self, sys: &Sys, path: &Path, engine: &Engine, progress: &Bar) -> Result<Report> {
         let store = engine.open(path)?;
         let problem = Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
@@ -175,7 +169,7 @@ impl Cpd {
         let outputs = Outputs::create(sys, output, names, page, self.force)?;
         let identity = self.identity::<T>(&report);
         let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
-        let mut job = Job {
+        let mut job = CpJob {
             sys,
             shape: &shape,
             problem,
@@ -191,7 +185,7 @@ impl Cpd {
         if plan.device.is_some() {
             self.engine.refuse_ttv_kernel()?;
         }
-        let watch = |at: &Watch<'_>| self.show(progress, &store, at);
+        let watch = |at: &CpWatch<'_>| self.show(progress, &store, at);
         let decomposed = engine.decompose(&store, plan, &mut job, init, &watch)?;
         progress.end();
         let outcome = decomposed.outcome;
@@ -227,7 +221,7 @@ impl Cpd {
         ])
     }
 
-    fn show(&self, progress: &Progress, store: &Store, at: &Watch<'_>) {
+    fn show(&self, progress: &Bar, store: &Store, at: &CpWatch<'_>) {
         let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
         let mut what =
             format!("iteration {} of {}", at.last.map_or(0, |last| last.iteration) + 1, self.max_iters);

@@ -1,26 +1,10 @@
 //! What programs say of a GPU.
 
 use super::engine::{kept_text, memory_text};
-use crate::backend::device::{DevicePlan, ModeOrder, MttkrpVariant, TtvVariant};
+use crate::backend::device::{DevicePlan, ModeOrder};
 use crate::stream::Plan;
 use bytesize::ByteSize;
 use std::path::Path;
-use std::str::FromStr;
-
-/// A kernel's variant by name.
-#[derive(Clone, Copy, Debug)]
-pub enum KernelVariant {
-    Mttkrp(MttkrpVariant),
-    Ttv(TtvVariant),
-}
-
-impl FromStr for KernelVariant {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self::Ttv).or_else(|_| text.parse().map(Self::Mttkrp))
-    }
-}
 
 /// What `--plan` prints of `what` is to be done to a store; `passes` says how many that takes.
 pub fn plan_text(store: &Path, what: &str, passes: &str, plan: &Plan, device: &DevicePlan) -> String {

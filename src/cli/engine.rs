@@ -1,15 +1,15 @@
 //! What the programs that stream a store share: where to compute, with how much memory and which precision.
 
-use super::device::KernelVariant;
-use super::progress::Progress;
+use super::progress::Bar;
 use super::{Common, counted, machine, size, thread_count};
-use crate::backend::device::DeviceOrder;
+use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::engine::{self, Device, Engine, Options};
 use crate::error::{Error, Result};
 use crate::stream::Plan;
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
+use std::str::FromStr;
 
 /// The options of programs that stream a store.
 #[derive(Debug, Args)]
@@ -55,6 +55,21 @@ pub struct EngineArgs {
     pub direct: bool,
 }
 
+/// A kernel's variant by name.
+#[derive(Clone, Copy, Debug)]
+pub enum KernelVariant {
+    Mttkrp(MttkrpVariant),
+    Ttv(TtvVariant),
+}
+
+impl FromStr for KernelVariant {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        text.parse().map(Self::Ttv).or_else(|_| text.parse().map(Self::Mttkrp))
+    }
+}
+
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendArg {
@@ -92,7 +107,7 @@ pub enum PrecisionArg {
 
 impl EngineArgs {
     /// The engine that is asked for, with this many threads and a bar.
-    pub fn engine(&self, sys: &Sys, common: Common, progress: &Progress) -> Result<Engine> {
+    pub fn engine(&self, sys: &Sys, common: Common, progress: &Bar) -> Result<Engine> {
         let (mttkrp_kernel, ttv_kernel) = match self.kernel {
             Some(KernelVariant::Mttkrp(variant)) => (Some(variant), None),
             Some(KernelVariant::Ttv(variant)) => (None, Some(variant)),
@@ -163,7 +178,7 @@ impl EngineArgs {
 }
 
 /// An engine on the CPU, for programs that only look at nonzeros.
-pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Progress) -> Result<Engine> {
+pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Bar) -> Result<Engine> {
     let threads = thread_count(common.threads);
     let options = Options { device: Device::Cpu, threads, memory, ..Options::default() };
     let bar = progress.clone();

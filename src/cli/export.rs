@@ -2,7 +2,7 @@
 
 use super::engine::host_engine;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
-use super::progress::Progress;
+use super::progress::Bar;
 use super::{Common, Program, Report, STDOUT, nonzeros, refuse_json_beside_output, size};
 use crate::coo::tns::TnsWriter;
 use crate::error::{Error, Result};
@@ -199,7 +199,7 @@ impl Program for Export {
         if !ends_in(&self.output, "npz") {
             check_text_name(&self.output)?;
         }
-        let progress = Progress::new(self.common.quiet || self.common.json);
+        let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = host_engine(sys, self.common, self.memory, &progress)?;
         let store = engine.open(&self.store)?;
         let plan = engine.plan_stream(&store, [WRITER_BYTES, 0])?;

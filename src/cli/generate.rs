@@ -4,7 +4,7 @@ use super::outputs::{
     Outputs, Pending, check_tensor_name, check_text_name, ends_in, refuse_dash_for_directory,
 };
 use super::pack::{StoreArgs, text as pack_text};
-use super::progress::Progress;
+use super::progress::Bar;
 use super::{Common, Program, Report, STDOUT, count, nonzeros, on_pool, refuse_json_beside_output};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::text_of;
@@ -133,7 +133,7 @@ impl Gen {
 
     /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
     fn write_text(&self, sys: &Sys, out: &mut dyn Write, threads: usize) -> Result<Extent> {
-        let progress = Progress::new(self.common.quiet || self.common.json || self.output == Path::new("-"));
+        let progress = Bar::new(self.common.quiet || self.common.json || self.output == Path::new("-"));
         let shown = if self.output == Path::new("-") { Path::new(STDOUT) } else { &self.output };
         let mut pending: Vec<Batch> = Vec::with_capacity(threads);
         let mut done = 0;

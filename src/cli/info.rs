@@ -2,7 +2,7 @@
 
 use super::engine::host_engine;
 use super::outputs::check_temp_dir;
-use super::progress::Progress;
+use super::progress::Bar;
 use super::repair::{RepairArgs, repair};
 use super::{Common, Program, Report, advice, nonzeros, thread_count};
 use crate::backend::host::decoded_bytes;
@@ -12,7 +12,7 @@ use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
-use crate::pack::SummerMemory;
+use crate::pack::ExternalSumMemory;
 use crate::store::{Codec, Format, Manifest, Store};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -346,7 +346,7 @@ impl Info {
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
         // What --storage takes afterwards is refused now, too.
         let [coming, afterwards] = if self.storage {
-            let takes = SummerMemory::new(shape, manifest.nnz, threads);
+            let takes = ExternalSumMemory::new(shape, manifest.nnz, threads);
             takes.taken(takes.least()).map(|bytes| bytes + Storage::<Wide>::kept_bytes(threads))
         } else {
             [0, 0]
@@ -378,7 +378,7 @@ fn count_by<K: Key>(
 ) -> Result<Vec<StorageUnits>> {
     let (shape, threads) = (&store.manifest().shape, engine.threads());
     let modes: Vec<usize> = (0..shape.order()).collect();
-    let takes = SummerMemory::new(shape, store.manifest().nnz, threads);
+    let takes = ExternalSumMemory::new(shape, store.manifest().nnz, threads);
     let memory = memory.saturating_sub(Storage::<K>::kept_bytes(threads));
     // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
     let at_once = usize::try_from(memory / takes.least()).unwrap_or(usize::MAX).clamp(1, modes.len());
@@ -413,7 +413,7 @@ impl Program for Info {
     fn run(&self, sys: &Sys) -> Result<Report> {
         check_temp_dir("--storage-dir", self.storage_dir.as_deref())?;
         if let Some(target) = self.repair.target() {
-            return repair(sys, &self.store, target, &self.repair, self.common);
+            return repair::<Self>(sys, &self.store, target, &self.repair, self.common);
         }
         let threads = thread_count(self.common.threads);
         let store = match open_store(sys, &self.store, self.repair.memory(), threads, !self.quick) {
@@ -421,7 +421,7 @@ impl Program for Info {
             store => store?,
         };
         let mut info = InfoReport::new(&store)?;
-        let progress = Progress::new(self.common.quiet || self.common.json);
+        let progress = Bar::new(self.common.quiet || self.common.json);
         if !self.quick {
             let engine = host_engine(sys, self.common, self.repair.memory(), &progress)?;
             let looked = engine.install(|| self.look(&store, &engine));

@@ -1,7 +1,7 @@
 //! `blco-pack`.
 
 use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
-use super::progress::Progress;
+use super::progress::Bar;
 use super::{Common, Program, Report, arguments, count, counted, machine, nonzeros, size, thread_count};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
@@ -245,7 +245,7 @@ impl StoreArgs {
     ) -> Result<PackReport> {
         let options = self.options(source, target)?;
         on_packing_pool(sys, common.threads, source, &options, |source| {
-            let progress = Progress::new(common.quiet || common.json);
+            let progress = Bar::new(common.quiet || common.json);
             pack(sys, source, &options, &|phase, done, total| progress.show(phase_name(phase), done, total))
         })
     }

@@ -5,11 +5,11 @@ use std::io::IsTerminal;
 
 /// A bar, or nothing; a clone is the same bar.
 #[derive(Clone, Debug)]
-pub struct Progress {
+pub struct Bar {
     bar: ProgressBar,
 }
 
-impl Progress {
+impl Bar {
     /// A bar for nonzeros, hidden with `quiet` and where standard error is not a terminal.
     pub fn new(quiet: bool) -> Self {
         let shown = !quiet && std::io::stderr().is_terminal();
@@ -65,7 +65,7 @@ impl Progress {
 }
 
 /// The bar goes when its work ends, however it ends.
-impl Drop for Progress {
+impl Drop for Bar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

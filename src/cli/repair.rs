@@ -1,9 +1,8 @@
 //! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one.
 
-use super::info::Info;
 use super::outputs::{check_temp_dir, refuse_dash_for_directory};
-use super::progress::Progress;
-use super::{Common, Report, arguments, nonzeros, on_pool, pack as packing, size};
+use super::progress::Bar;
+use super::{Common, Program, Report, arguments, nonzeros, on_pool, pack as packing, size};
 use crate::engine::phase_name;
 use crate::error::{Error, Result};
 use crate::op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
@@ -71,7 +70,7 @@ struct RepairReport {
 }
 
 /// Looks at `store` and packs what is intact into `target`.
-pub(super) fn repair(
+pub(super) fn repair<P: Program>(
     sys: &Sys,
     store: &Path,
     target: &Path,
@@ -90,7 +89,7 @@ pub(super) fn repair(
         can_write(target, args.force)?;
     }
     let mut options = PackOptions::new(target.to_path_buf());
-    let progress = Progress::new(common.quiet || common.json);
+    let progress = Bar::new(common.quiet || common.json);
     let mut salvage = on_pool(sys, common.threads, |_| {
         let show = |done, total| progress.show("checking", done, total);
         Salvage::scan(sys, store, options.chunk_bytes, scan_bytes(memory), &show)
@@ -122,7 +121,7 @@ pub(super) fn repair(
     })?;
     drop(progress);
     let report = RepairReport::new(store, salvage.findings(), provenance_problem, &options, packed);
-    let mut finished = Report::new::<Info>(report.text()?, &report)?;
+    let mut finished = Report::new::<P>(report.text()?, &report)?;
     finished.failed = report.nnz_lost != Some(0);
     Ok(finished)
 }

@@ -11,11 +11,12 @@
 //! marker is not touched, but for checkpoints that were complete before there were markers. Factors are stored as they are, numbers in JSON to the bit. `checkpoint.json` holds checksums of its own facts and
 //! of every matrix's numbers. The directory is locked while a program uses it.
 
-use super::cp_als::{Als, Iteration};
-use super::run::{Best, Job, StartReport};
+use super::cp_als::{Als, Iteration, Problem, Settings};
+use super::starts::{Best, StartReport};
 use crate::dense::{Matrix, Real, mode_file};
 use crate::error::{Error, Result};
 use crate::publish::{self, Found, Kind, MARKER, Marker, Place, first_foreign};
+use crate::shape::Shape;
 use crate::store::MANIFEST;
 use crate::sys::{File, Sys, Temporary};
 use serde::{Deserialize, Serialize};
@@ -100,20 +101,20 @@ struct Checkpoint {
     version: u32,
     /// Of the facts as they are written here, without white space.
     checksum: String,
-    facts: Facts,
+    facts: CheckpointFacts,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Facts {
+struct CheckpointFacts {
     identity: Identity,
     finished: Vec<StartReport>,
-    current: State,
-    best: Option<State>,
+    current: CheckpointState,
+    best: Option<CheckpointState>,
 }
 
 /// A start, but for its matrices.
 #[derive(Serialize, Deserialize)]
-struct State {
+struct CheckpointState {
     start: u32,
     lambda: Vec<f64>,
     history: Vec<Iteration>,
@@ -121,7 +122,7 @@ struct State {
     matrices: Vec<[String; 2]>,
 }
 
-impl Facts {
+impl CheckpointFacts {
     /// Whether the starts are those that a run has made: numbers that are believed later.
     fn is_consistent(&self) -> bool {
         let start = self.current.start;
@@ -133,7 +134,7 @@ impl Facts {
     }
 }
 
-impl State {
+impl CheckpointState {
     fn of<T: Real>(start: u32, als: &Als, factors: &[Matrix<T>]) -> Self {
         let each = factors.iter().zip(&als.columns);
         let matrices = each.map(|(factor, columns)| [checksum(factor.data()), checksum(&columns.gram)]);
@@ -153,6 +154,15 @@ fn damaged(path: &Path) -> Error {
 
 fn gram_file(mode: usize) -> String {
     format!("gram-{}.npy", mode + 1)
+}
+
+/// What a checkpoint is to be of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected<'a> {
+    pub sys: &'a Sys,
+    pub shape: &'a Shape,
+    pub problem: Problem,
+    pub settings: Settings,
 }
 
 impl Checkpointer {
@@ -244,11 +254,11 @@ impl Checkpointer {
             sys.create_dir(&dir)?;
             write_matrices(sys, &dir, &best.als, &best.factors)?;
         }
-        let facts = Facts {
+        let facts = CheckpointFacts {
             identity: self.identity.clone(),
             finished: finished.to_vec(),
-            current: State::of(start, als, factors),
-            best: best.map(|best| State::of(best.start, &best.als, &best.factors)),
+            current: CheckpointState::of(start, als, factors),
+            best: best.map(|best| CheckpointState::of(best.start, &best.als, &best.factors)),
         };
         let checksum = checksum(&json(&facts)?);
         let text = json(&Checkpoint { version: VERSION, checksum, facts })?;
@@ -268,8 +278,8 @@ impl Checkpointer {
         Ok(())
     }
 
-    /// The checkpoint to be continued, checked against `job`; `None` where the start is to be from nothing.
-    pub(super) fn load<T: Real>(&self, job: &Job<'_>) -> Result<Option<Saved<T>>> {
+    /// The checkpoint to be continued, checked against what it is `expected` to be of; `None` where the start is to be from nothing.
+    pub(super) fn load<T: Real>(&self, expected: &Expected<'_>) -> Result<Option<Saved<T>>> {
         let dir = self.dir.join(CURRENT);
         if !self.resume {
             return Ok(None);
@@ -288,10 +298,10 @@ impl Checkpointer {
                 return Err(Error::request(format!("{}: {what}; repeat the options", self.dir.display())));
             }
         }
-        let (als, factors) = read_matrices(job, &dir, &facts.current)?;
+        let (als, factors) = read_matrices(expected, &dir, &facts.current)?;
         let best = match &facts.best {
             Some(state) => {
-                let (als, factors) = read_matrices(job, &dir.join(BEST), state)?;
+                let (als, factors) = read_matrices(expected, &dir.join(BEST), state)?;
                 Some(Best { start: state.start, als, factors })
             }
             None => None,
@@ -299,7 +309,7 @@ impl Checkpointer {
         Ok(Some(Saved { start: facts.current.start, als, factors, finished: facts.finished, best }))
     }
 
-    fn read_facts(&self, path: &Path) -> Result<Facts> {
+    fn read_facts(&self, path: &Path) -> Result<CheckpointFacts> {
         let file = self.sys.open(path, false)?;
         let bytes = file.metadata()?.len();
         if bytes > FACTS_BYTES_MAX {
@@ -341,21 +351,26 @@ fn write_matrices<T: Real>(sys: &Sys, dir: &Path, als: &Als, factors: &[Matrix<T
 }
 
 /// The reverse.
-fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(Als, Vec<Matrix<T>>)> {
+fn read_matrices<T: Real>(
+    expected: &Expected<'_>,
+    dir: &Path,
+    state: &CheckpointState,
+) -> Result<(Als, Vec<Matrix<T>>)> {
     let (mut factors, mut grams) = (Vec::new(), Vec::new());
-    let rank = job.settings.rank;
-    if state.matrices.len() != job.shape.order() {
+    let rank = expected.settings.rank;
+    if state.matrices.len() != expected.shape.order() {
         return Err(damaged(&dir.join(FACTS)));
     }
-    for (mode, (&dim, [of_factor, of_gram])) in job.shape.dims().iter().zip(&state.matrices).enumerate() {
+    for (mode, (&dim, [of_factor, of_gram])) in expected.shape.dims().iter().zip(&state.matrices).enumerate()
+    {
         let path = dir.join(mode_file(mode));
-        let factor: Matrix<T> = Matrix::load_exact(job.sys, &path, dim as usize, rank)?;
+        let factor: Matrix<T> = Matrix::load_exact(expected.sys, &path, dim as usize, rank)?;
         if checksum(factor.data()) != *of_factor {
             return Err(damaged(&path));
         }
         factors.push(factor);
         let path = dir.join(gram_file(mode));
-        let gram = Matrix::<f64>::load_exact(job.sys, &path, rank, rank)?;
+        let gram = Matrix::<f64>::load_exact(expected.sys, &path, rank, rank)?;
         if checksum(gram.data()) != *of_gram {
             return Err(damaged(&path));
         }
@@ -367,6 +382,6 @@ fn read_matrices<T: Real>(job: &Job<'_>, dir: &Path, state: &State) -> Result<(A
             format!("has {} weights, not {rank}", state.lambda.len()),
         ));
     }
-    let als = Als::new(job.problem, job.settings, grams);
+    let als = Als::new(expected.problem, expected.settings, grams);
     Ok((als.resumed(state.lambda.clone(), state.history.clone()), factors))
 }

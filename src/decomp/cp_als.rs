@@ -16,15 +16,15 @@
 //! **Precision.** Gram matrices and all that is made of them are in f64 or more, whatever the factors are in: they are those of the
 //! factors as stored, so that an update is the least-squares solution for these. From condition [`extended::CONDITION`] on they are
 //! added up again in twice the digits. Sums of products in f32 have seven digits: where the condition takes all of them, passes
-//! multiply in f64 ([`Place::mttkrp`]).
+//! multiply in f64 ([`AlsBackend::mttkrp`]).
 //!
 //! **Fit.** `1 - |X - model| / |X|` with `|X - model|^2 = |X|^2 + |model|^2 - 2 <X, model>`; the inner product is that of the last
 //! mode's sums with its new factor, so no pass is needed for it. Where the model is close, these terms cancel: what rounding
 //! leaves is [`Iteration::fit_floor`].
 
 use super::extended::{self, Double};
-use super::solve::{Columns, Inverse, hadamard, inverse};
-use super::update::{Moments, Rule};
+use super::solve::{Columns, EXTENDED_RANK_MAX, Inverse, hadamard, inverse};
+use super::update::{Gram, Rule};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -35,9 +35,9 @@ use std::time::Instant;
 const VANISHED: f64 = 1e-12;
 
 /// Where factors live, passes run and factors are updated.
-pub trait Place<T: Real> {
-    /// Takes factors of the tensor's shape and the rank that the place was made for, instead of any before.
-    fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()>;
+pub trait AlsBackend<T: Real> {
+    /// Takes factors of the tensor's shape and the rank that the backend was made for, instead of any before.
+    fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()>;
 
     /// The factors as they are.
     fn factors(&mut self) -> Result<Cow<'_, [Matrix<T>]>>;
@@ -46,11 +46,11 @@ pub trait Place<T: Real> {
     fn take(&mut self) -> Result<Vec<Matrix<T>>>;
 
     /// Computes the MTTKRP of `mode`, from 0, in one pass; its sums stay here. With `wide`, products are in f64, not in `T`,
-    /// if the place can. `progress` gets nonzeros done.
+    /// if it can. `progress` gets nonzeros done.
     fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()>;
 
     /// Makes the factor of the mode whose MTTKRP was last computed, from its sums, by `rule`.
-    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Moments>;
+    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram>;
 
     /// The Gram matrix of the factor of `mode` in twice f64's digits, rank x rank: [`extended::gram`].
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>>;
@@ -106,7 +106,7 @@ pub struct Iteration {
 
 /// What an iteration is doing, for progress.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct CpStep {
     /// The mode, from 0.
     pub mode: usize,
     /// Nonzeros that its pass has done.
@@ -181,8 +181,8 @@ impl Als {
     #[doc(hidden)]
     pub fn iterate<T: Real>(
         &mut self,
-        place: &mut impl Place<T>,
-        progress: &(dyn Fn(Step) + Sync),
+        backend: &mut impl AlsBackend<T>,
+        progress: &(dyn Fn(CpStep) + Sync),
     ) -> Result<()> {
         let begun = Instant::now();
         let mut done = Iteration {
@@ -200,12 +200,12 @@ impl Als {
         };
         for mode in 0..self.problem.order {
             let started = Instant::now();
-            let solution = self.solve(mode, place, &mut done)?;
+            let solution = self.solve(mode, backend, &mut done)?;
             let wide = solution.condition * self.settings.rank as f64 * 2.0 * T::ROUNDOFF > 1.0;
             let solved = Instant::now();
-            place.mttkrp(mode, wide, &|nnz| progress(Step { mode, nnz }))?;
+            backend.mttkrp(mode, wide, &|nnz| progress(CpStep { mode, nnz }))?;
             let passed = Instant::now();
-            let moments = place.update(mode, &solution.rule)?;
+            let moments = backend.update(mode, &solution.rule)?;
             done.update_seconds += passed.elapsed().as_secs_f64();
             done.mttkrp_seconds += (passed - solved).as_secs_f64();
             done.solve_seconds += (solved - started).as_secs_f64();
@@ -217,7 +217,7 @@ impl Als {
             let lengths = &self.columns[mode].norms;
             self.lambda = solution.scale.iter().zip(lengths).map(|(p, d)| p * d).collect();
             if mode + 1 == self.problem.order {
-                let square = if solution.extended { Some(self.extended_square(place)?) } else { None };
+                let square = if solution.extended { Some(self.extended_square(backend)?) } else { None };
                 self.measure::<T>(&solution.scale, &moments.inner, square, &mut done);
             }
         }
@@ -239,7 +239,7 @@ impl Als {
     fn solve<T: Real>(
         &mut self,
         mode: usize,
-        place: &mut impl Place<T>,
+        backend: &mut impl AlsBackend<T>,
         done: &mut Iteration,
     ) -> Result<Solution> {
         let Settings { rank, ridge, nonneg } = self.settings;
@@ -263,8 +263,8 @@ impl Als {
         }
         let mut inverse = inverse(&gram, rank, f64::EPSILON)?;
         let mut extended = false;
-        if rank <= extended::RANK_MAX && (inverse.kept.is_some() || inverse.condition > extended::CONDITION) {
-            let mut gram = self.extended_hadamard(place, |m| m != mode)?;
+        if rank <= EXTENDED_RANK_MAX && (inverse.kept.is_some() || inverse.condition > extended::CONDITION) {
+            let mut gram = self.extended_hadamard(backend, |m| m != mode)?;
             (0..rank).for_each(|r| gram[r * rank + r] = gram[r * rank + r] + ridge.into());
             if let Some(better) = extended::inverse(&gram, rank) {
                 (inverse, extended) = (better, true);
@@ -282,13 +282,13 @@ impl Als {
     /// The Hadamard product of the cosines of the factors of some modes, in twice the digits.
     fn extended_hadamard<T: Real>(
         &mut self,
-        place: &mut impl Place<T>,
+        backend: &mut impl AlsBackend<T>,
         of: impl Fn(usize) -> bool,
     ) -> Result<Vec<Double>> {
         let modes: Vec<usize> = (0..self.problem.order).filter(|&m| of(m)).collect();
         for &m in &modes {
             if self.extended[m].is_none() {
-                self.extended[m] = Some(place.extended_gram(m)?);
+                self.extended[m] = Some(backend.extended_gram(m)?);
             }
         }
         let grams =
@@ -297,8 +297,8 @@ impl Als {
     }
 
     /// The squared norm of the model, in twice the digits until it is rounded.
-    fn extended_square<T: Real>(&mut self, place: &mut impl Place<T>) -> Result<f64> {
-        let gram = self.extended_hadamard(place, |_| true)?;
+    fn extended_square<T: Real>(&mut self, backend: &mut impl AlsBackend<T>) -> Result<f64> {
+        let gram = self.extended_hadamard(backend, |_| true)?;
         Ok(extended::square(&gram, &self.lambda))
     }
 

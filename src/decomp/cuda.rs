@@ -4,9 +4,9 @@
 //! The dense update adds up in an order that depends on the device alone, so that a decomposition is as deterministic as its passes
 //! ([`crate::op::mttkrp::cuda`]): in the store's order the last bits differ from run to run, from sorted nonzeros they do not.
 
-use super::cp_als::Place;
+use super::cp_als::AlsBackend;
 use super::extended::Double;
-use super::update::{Moments, Rule};
+use super::update::{Gram, Rule};
 use crate::backend::Squares;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
@@ -32,7 +32,7 @@ const PARTIAL_BYTES_MAX: usize = 256 << 20;
 
 /// Passes and factors on a GPU. Chunks that the plans keep stay from pass to pass.
 #[derive(Debug)]
-pub struct DevicePlace<T: Real + Pod> {
+pub struct DeviceAls<T: Real + Pod> {
     executor: Executor<Pinned>,
     backend: CudaBackend<DeviceMttkrp<T>>,
     store: Store,
@@ -97,7 +97,7 @@ impl Dense {
     }
 
     /// Runs the update that `arguments` describe, by `rule`.
-    fn update(&mut self, mut arguments: DenseArgs, rule: &Rule) -> Result<Moments> {
+    fn update(&mut self, mut arguments: DenseArgs, rule: &Rule) -> Result<Gram> {
         let rank = arguments.rank as usize;
         match rule {
             Rule::Linear { matrix } => self.matrix.write(matrix)?,
@@ -116,7 +116,7 @@ impl Dense {
         let mut moments = vec![0.0; numbers(rank)];
         self.partials.read(&mut moments)?;
         let inner = moments.split_off(rank * rank);
-        Ok(Moments { gram: moments, inner })
+        Ok(Gram { gram: moments, inner })
     }
 
     /// The Gram matrix of the factor that `arguments` describe, in twice f64's digits.
@@ -177,8 +177,8 @@ impl Dense {
     }
 }
 
-impl<T: Real + Pod> DevicePlace<T> {
-    /// A place for a decomposition of `store` by these plans; `op` is one of [`DeviceMttkrp::alternating`] for factors of `rank`
+impl<T: Real + Pod> DeviceAls<T> {
+    /// A backend for a decomposition of `store` by these plans; `op` is one of [`DeviceMttkrp::alternating`] for factors of `rank`
     /// columns, which may have negative numbers unless `nonneg`.
     ///
     /// # Errors
@@ -221,8 +221,8 @@ impl<T: Real + Pod> DevicePlace<T> {
     }
 }
 
-impl<T: Real + Pod> Place<T> for DevicePlace<T> {
-    fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
+impl<T: Real + Pod> AlsBackend<T> for DeviceAls<T> {
+    fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
         self.backend.op().put(&factors)
     }
 
@@ -239,7 +239,7 @@ impl<T: Real + Pod> Place<T> for DevicePlace<T> {
         self.executor.pass(&mut self.backend, progress).map(drop)
     }
 
-    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Moments> {
+    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram> {
         let Update { sums, copies, rounded, factor } = self.backend.op().update(mode);
         let arguments = DenseArgs { sums, copies, rounded: rounded.into(), ..self.arguments(mode, factor) };
         self.dense.update(arguments, rule)

@@ -17,8 +17,6 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// The condition from which on these matrices serve: below, f64 has eight digits left.
 pub const CONDITION: f64 = 1e8;
-/// The largest rank for which they do: a solution takes rank^3 steps of some 25 operations.
-pub const RANK_MAX: usize = 256;
 
 /// The sum of two f64, of which `low` is at most half a unit in the last place of `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -115,12 +113,12 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<Double> {
     let (rows, rank) = (factor.rows(), factor.columns());
     let chunk = rows.div_ceil(parts(rows, rank)) * rank;
     let part = |rows: &[T]| {
-        let mut sums = Sums { high: vec![0.0; rank * rank], low: vec![0.0; rank * rank] };
+        let mut sums = DoubleSums { high: vec![0.0; rank * rank], low: vec![0.0; rank * rank] };
         let mut row = vec![0.0; rank];
         pulp::Arch::new().dispatch(AddRows { rows, row: &mut row, sums: &mut sums });
         sums
     };
-    let all: Vec<Sums> = factor.data().par_chunks(chunk).with_max_len(1).map(part).collect();
+    let all: Vec<DoubleSums> = factor.data().par_chunks(chunk).with_max_len(1).map(part).collect();
     let element = |i: usize| {
         let (r, q) = (i / rank, i % rank);
         let at = r.min(q) * rank + r.max(q);
@@ -130,7 +128,7 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<Double> {
 }
 
 /// Sums of the upper triangle, rounded, and what rounding took.
-struct Sums {
+struct DoubleSums {
     high: Vec<f64>,
     low: Vec<f64>,
 }
@@ -139,7 +137,7 @@ struct Sums {
 struct AddRows<'a, T> {
     rows: &'a [T],
     row: &'a mut [f64],
-    sums: &'a mut Sums,
+    sums: &'a mut DoubleSums,
 }
 
 /// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.

@@ -3,9 +3,9 @@
 //! On one machine a decomposition is independent of threads, workers and chunks, to the bit: MTTKRP is, and so is the update.
 //! Machines with other vector instructions may differ in the last bits, which the matrix products of the update depend on.
 
-use super::cp_als::Place;
+use super::cp_als::AlsBackend;
 use super::extended::{self, Double};
-use super::update::{self, Moments, Rule};
+use super::update::{self, Gram, Rule};
 use crate::backend::Squares;
 use crate::backend::host::HostBackend;
 use crate::dense::{Matrix, Real};
@@ -19,7 +19,7 @@ use std::borrow::Cow;
 
 /// Passes and factors on the host, on the current rayon pool. Chunks that the plan keeps stay from pass to pass.
 #[derive(Debug)]
-pub struct HostPlace<T: Real> {
+pub struct HostAls<T: Real> {
     backend: HostBackend<Mttkrp<'static, T>>,
     executor: Executor<PageBuf>,
 }
@@ -31,8 +31,8 @@ pub fn host_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
     alternating_bytes::<T>(shape, rank, threads) + update.unwrap_or(0)
 }
 
-impl<T: Real> HostPlace<T> {
-    /// A place for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
+impl<T: Real> HostAls<T> {
+    /// A backend for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
     pub fn new(store: &Store, plan: &Plan, op: Mttkrp<'static, T>) -> Result<Self> {
         let mut backend = HostBackend::new(store, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
@@ -40,8 +40,8 @@ impl<T: Real> HostPlace<T> {
     }
 }
 
-impl<T: Real> Place<T> for HostPlace<T> {
-    fn put(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
+impl<T: Real> AlsBackend<T> for HostAls<T> {
+    fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
         self.backend.op().put(factors);
         Ok(())
     }
@@ -59,7 +59,7 @@ impl<T: Real> Place<T> for HostPlace<T> {
         self.executor.pass(&mut self.backend, progress).map(drop)
     }
 
-    fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Moments> {
+    fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Gram> {
         let (sums, factor) = self.backend.op().sums_and_factor();
         Ok(update::update(sums, factor, rule))
     }

@@ -4,7 +4,7 @@
 //! length one in each mode's factor. [`run`] is the main path: it starts from given or seeded factors, iterates
 //! ([`Als::iterate`]), keeps the best of several **starts** and writes **checkpoints**.
 //!
-//! A [`Place`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
+//! A [`AlsBackend`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
 //! there are matrices of rank x rank.
 
 pub mod checkpoint;
@@ -17,10 +17,12 @@ pub mod report;
 mod run;
 pub mod score;
 pub mod solve;
+mod starts;
 pub mod update;
 
-pub use cp_als::{Als, Iteration, Place, Problem, Settings, Step};
-pub use run::{Decomposition, Init, Job, StartReport, Stop, Watch, run};
+pub use cp_als::{Als, AlsBackend, CpStep, Iteration, Problem, Settings};
+pub use run::{CpJob, CpWatch, Decomposition, Init, run};
+pub use starts::{StartReport, Stop};
 
 use crate::dense::{Matrix, Real, factor_axes, mode_file};
 use crate::error::{Error, Result};

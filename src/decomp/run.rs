@@ -1,7 +1,8 @@
 //! The main path of a decomposition: starts, iterations, checkpoints.
 
-use super::checkpoint::{Checkpointer, Saved};
-use super::cp_als::{Als, Iteration, Place, Problem, Settings};
+use super::checkpoint::{Checkpointer, Expected, Saved};
+use super::cp_als::{Als, AlsBackend, Iteration, Problem, Settings};
+use super::starts::{Best, StartReport, Stop};
 use super::update::{FLOOR, gram};
 use super::{Model, check_non_negative};
 use crate::dense::{Matrix, Real, seeded_factors};
@@ -9,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::store::Manifest;
 use crate::sys::Sys;
-use serde::{Deserialize, Serialize};
 
 /// What to start from.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub enum Init<T> {
 
 /// A decomposition to be made.
 #[derive(Debug)]
-pub struct Job<'a> {
+pub struct CpJob<'a> {
     /// The handle to the system.
     pub sys: &'a Sys,
     /// The tensor's shape.
@@ -42,31 +42,6 @@ pub struct Job<'a> {
     pub max_iters: usize,
     /// Where checkpoints go.
     pub checkpoint: Option<Checkpointer>,
-}
-
-/// Why iterations ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Stop {
-    /// The fit changed by less than the tolerance.
-    Tolerance,
-    /// As many as were allowed have been made.
-    Iterations,
-}
-
-/// How a start went.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StartReport {
-    /// Its number, from 1.
-    pub start: u32,
-    /// Its seed; `None` for given factors.
-    pub seed: Option<u64>,
-    /// Iterations.
-    pub iterations: usize,
-    /// The last fit.
-    pub fit: f64,
-    /// Why it ended.
-    pub stop: Stop,
 }
 
 /// What a decomposition gives.
@@ -94,7 +69,7 @@ impl<T> Decomposition<T> {
 
 /// Where a decomposition is, for progress.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch<'a> {
+pub struct CpWatch<'a> {
     /// The start, from 0.
     pub start: u32,
     /// The last iteration that it has made.
@@ -103,13 +78,6 @@ pub struct Watch<'a> {
     pub mode: usize,
     /// Nonzeros that its pass has done.
     pub nnz: u64,
-}
-
-/// A start that may be the best.
-pub(super) struct Best<T> {
-    pub start: u32,
-    pub als: Als,
-    pub factors: Vec<Matrix<T>>,
 }
 
 impl Problem {
@@ -150,7 +118,7 @@ impl<T: Real> Init<T> {
     }
 
     /// The factors of a start. Given ones are handed out once.
-    fn factors(&mut self, job: &Job<'_>, start: u32) -> Result<Vec<Matrix<T>>> {
+    fn factors(&mut self, job: &CpJob<'_>, start: u32) -> Result<Vec<Matrix<T>>> {
         let factors = match (self.seed(start), &mut *self) {
             (Some(seed), _) => seeded_factors(job.sys, job.shape, job.settings.rank, seed)?,
             (None, Self::Given(factors)) => std::mem::take(factors),
@@ -163,7 +131,12 @@ impl<T: Real> Init<T> {
     }
 }
 
-impl Job<'_> {
+impl CpJob<'_> {
+    /// What a checkpoint is to be of.
+    fn expected(&self) -> Expected<'_> {
+        Expected { sys: self.sys, shape: self.shape, problem: self.problem, settings: self.settings }
+    }
+
     fn stop(&self, als: &Als) -> Option<Stop> {
         let done = als.history().len();
         let change = als.history().last().map_or(f64::INFINITY, |last| last.change);
@@ -177,16 +150,16 @@ impl Job<'_> {
 
 /// Decomposes from each start in turn and keeps the model of the best fit, the first of equals.
 ///
-/// The result depends on the tensor, the job and the initial factors, and on what [`Place`] says of itself; a checkpoint at any
+/// The result depends on the tensor, the job and the initial factors, and on what [`AlsBackend`] says of itself; a checkpoint at any
 /// iteration does not change it.
 pub fn run<T: Real>(
-    job: &mut Job<'_>,
+    job: &mut CpJob<'_>,
     mut init: Init<T>,
-    place: &mut impl Place<T>,
-    watch: &(dyn Fn(&Watch<'_>) + Sync),
+    backend: &mut impl AlsBackend<T>,
+    watch: &(dyn Fn(&CpWatch<'_>) + Sync),
 ) -> Result<Decomposition<T>> {
     let mut saved = match &job.checkpoint {
-        Some(checkpoint) => checkpoint.load::<T>(job)?,
+        Some(checkpoint) => checkpoint.load::<T>(&job.expected())?,
         None => None,
     };
     let resumed = saved.as_ref().map(|s| (s.start + 1, s.als.history().len()));
@@ -201,18 +174,18 @@ pub fn run<T: Real>(
             let factors = init.factors(job, start)?;
             (Als::new(job.problem, job.settings, factors.iter().map(gram).collect()), factors)
         };
-        place.put(factors)?;
+        backend.set_factors(factors)?;
         let stop = loop {
             if let Some(stop) = job.stop(&als) {
                 break stop;
             }
             let last = als.history().last().cloned();
-            als.iterate(place, &|step| {
-                watch(&Watch { start, last: last.as_ref(), mode: step.mode, nnz: step.nnz });
+            als.iterate(backend, &|step| {
+                watch(&CpWatch { start, last: last.as_ref(), mode: step.mode, nnz: step.nnz });
             })?;
             let ended = job.stop(&als).is_some();
             if let Some(checkpoint) = job.checkpoint.as_mut().filter(|c| ended || c.is_due(&als)) {
-                checkpoint.save(start, &als, &place.factors()?, &starts, best.as_ref())?;
+                checkpoint.save(start, &als, &backend.factors()?, &starts, best.as_ref())?;
             }
         };
         let iterations = als.history().len();
@@ -223,7 +196,7 @@ pub fn run<T: Real>(
             fit: als.fit(),
             stop,
         });
-        let factors = place.take()?;
+        let factors = backend.take()?;
         if best.as_ref().is_none_or(|best: &Best<T>| als.fit() > best.als.fit()) {
             best = Some(Best { start, als, factors });
         }

@@ -78,14 +78,14 @@ impl Magnitude {
 }
 
 /// What is known of a factor's columns.
-struct Columns {
+struct ScoreColumns {
     /// Powers of two that bring each column's number of largest magnitude near 1.
     scales: Vec<f64>,
     /// Their lengths when they are multiplied by these.
     lengths: Vec<f64>,
 }
 
-impl Columns {
+impl ScoreColumns {
     fn of<T: Real>(factor: &Matrix<T>) -> Self {
         let rows = || factor.data().chunks_exact(factor.columns());
         let mut peaks = vec![0.0f64; factor.columns()];
@@ -141,7 +141,7 @@ pub(super) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -
     let of = |model: &Model<T>| model.lambda.data().iter().map(|&w| Magnitude::of(w)).collect();
     let (mut of_a, mut of_b): (Vec<Magnitude>, Vec<Magnitude>) = (of(a), of(b));
     for (a, b) in a.factors.iter().zip(&b.factors) {
-        let (columns_a, columns_b) = (Columns::of(a), Columns::of(b));
+        let (columns_a, columns_b) = (ScoreColumns::of(a), ScoreColumns::of(b));
         let dots = products(a, b, [&columns_a.scales, &columns_b.scales]);
         for (i, (score, dot)) in scores.iter_mut().zip(dots).enumerate() {
             let length = columns_a.lengths[i / q] * columns_b.lengths[i % q];

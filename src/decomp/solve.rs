@@ -7,6 +7,9 @@ use crate::error::{Error, Result};
 use faer::linalg::solvers::DenseSolveCore;
 use faer::{MatRef, Side};
 
+/// The largest rank for which [`super::extended`] serves: a solution takes rank^3 steps of some 25 operations.
+pub const EXTENDED_RANK_MAX: usize = 256;
+
 /// The columns of a factor as it is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Columns {
@@ -42,7 +45,7 @@ pub fn host_bytes(order: usize, rank: usize, starts: u32) -> u64 {
     const UPDATE: usize = 8;
     let kept = if starts > 1 { 4 * order } else { 2 * order };
     // In twice the digits: Gram matrices, their Hadamard product, its factor.
-    let extended = if rank <= super::extended::RANK_MAX { 2 * (order + 2) } else { 0 };
+    let extended = if rank <= EXTENDED_RANK_MAX { 2 * (order + 2) } else { 0 };
     ((kept + extended + UPDATE) * rank * rank * size_of::<f64>()) as u64
 }
 

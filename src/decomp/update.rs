@@ -52,7 +52,7 @@ pub enum Rule {
 
 /// What is known of a new factor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Moments {
+pub struct Gram {
     /// Inner products of its columns, rank x rank.
     pub gram: Vec<f64>,
     /// Of each column: its inner product with the same column of the sums.
@@ -73,16 +73,16 @@ pub fn host_bytes(rows: usize, rank: usize) -> u64 {
 /// Makes `factor` from `sums`, which has its shape and is zero afterwards, by `rule`.
 ///
 /// What is stored is rounded to `T`; the moments are those of what is stored.
-pub fn update<T: Real>(sums: &mut [f64], factor: &mut Matrix<T>, rule: &Rule) -> Moments {
+pub fn update<T: Real>(sums: &mut [f64], factor: &mut Matrix<T>, rule: &Rule) -> Gram {
     let (rows, rank) = (factor.rows(), factor.columns());
     let chunk = rows.div_ceil(parts(rows, rank)) * rank;
     let parts = sums.par_chunks_mut(chunk).zip(factor.data_mut().par_chunks_mut(chunk)).with_max_len(1);
     let part = |(sums, rows): (&mut [f64], &mut [T])| {
-        let mut part = Part::new(rank);
+        let mut part = FactorPart::new(rank);
         part.update(rule, sums, rows);
         part
     };
-    Part::add_up(parts.map(part).collect(), rank)
+    FactorPart::add_up(parts.map(part).collect(), rank)
 }
 
 /// The Gram matrix of `factor`, added up as [`update`] does.
@@ -91,15 +91,15 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     let (rows, rank) = (factor.rows(), factor.columns());
     let chunk = rows.div_ceil(parts(rows, rank)) * rank;
     let part = |rows: &[T]| {
-        let mut part = Part::new(rank);
+        let mut part = FactorPart::new(rank);
         part.measure(rows);
         part
     };
-    Part::add_up(factor.data().par_chunks(chunk).with_max_len(1).map(part).collect(), rank).gram
+    FactorPart::add_up(factor.data().par_chunks(chunk).with_max_len(1).map(part).collect(), rank).gram
 }
 
 /// What is added up of a part's rows.
-struct Part {
+struct FactorPart {
     rank: usize,
     /// The upper triangle; the rest is not used.
     gram: Vec<f64>,
@@ -108,7 +108,7 @@ struct Part {
     block: Vec<f64>,
 }
 
-impl Part {
+impl FactorPart {
     fn new(rank: usize) -> Self {
         let zeros = |n: usize| vec![0.0; n];
         Self { rank, gram: zeros(rank * rank), inner: zeros(rank), block: zeros(ROWS * rank) }
@@ -159,7 +159,7 @@ impl Part {
     }
 
     /// All parts, in order.
-    fn add_up(parts: Vec<Self>, rank: usize) -> Moments {
+    fn add_up(parts: Vec<Self>, rank: usize) -> Gram {
         let mut parts = parts.into_iter();
         let mut all = parts.next().unwrap_or_else(|| Self::new(rank));
         for part in parts {
@@ -170,7 +170,7 @@ impl Part {
             let (r, q) = (i / rank, i % rank);
             all.gram[r.min(q) * rank + r.max(q)]
         };
-        Moments { gram: (0..rank * rank).map(element).collect(), inner: all.inner }
+        Gram { gram: (0..rank * rank).map(element).collect(), inner: all.inner }
     }
 }
 

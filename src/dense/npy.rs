@@ -73,11 +73,11 @@ fn parse(bytes: &[u8]) -> StdResult<Header, String> {
 }
 
 /// Type, whether the first axis runs fastest, shape.
-type Facts<'a> = (&'a str, bool, Vec<u64>);
+type NpyFacts<'a> = (&'a str, bool, Vec<u64>);
 
 /// `{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }`, keys in any order; `None` where it is anything else.
-fn dictionary(text: &str) -> StdResult<Option<Facts<'_>>, String> {
-    let mut scan = Scan(text);
+fn dictionary(text: &str) -> StdResult<Option<NpyFacts<'_>>, String> {
+    let mut scan = NpyScan(text);
     let (mut descr, mut fortran, mut shape) = (None, None, None);
     let mut more = scan.take('{');
     while more && !scan.take('}') {
@@ -100,9 +100,9 @@ fn dictionary(text: &str) -> StdResult<Option<Facts<'_>>, String> {
 }
 
 /// The rest of a header's text; white space before a token is skipped.
-struct Scan<'a>(&'a str);
+struct NpyScan<'a>(&'a str);
 
-impl<'a> Scan<'a> {
+impl<'a> NpyScan<'a> {
     fn take(&mut self, token: char) -> bool {
         let rest = self.0.trim_ascii_start().strip_prefix(token);
         self.0 = rest.unwrap_or(self.0);

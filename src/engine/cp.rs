@@ -3,8 +3,8 @@
 use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
-use crate::decomp::host::{HostPlace, host_bytes};
-use crate::decomp::{self, Decomposition, Init, Job, Problem, Settings, Watch, factor_bytes, solve};
+use crate::decomp::host::{HostAls, host_bytes};
+use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use crate::op::mttkrp::Mttkrp;
@@ -130,8 +130,8 @@ impl Engine {
         let problem = Problem::of(store.manifest())?;
         let plan = self.plan_cp_als::<T>(store, cp)?;
         let (settings, tol, max_iters) = (cp.settings, cp.tol, cp.max_iters as usize);
-        let mut job = Job { sys: self.sys(), shape, problem, settings, tol, max_iters, checkpoint: None };
-        let watch = |at: &Watch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
+        let mut job = CpJob { sys: self.sys(), shape, problem, settings, tol, max_iters, checkpoint: None };
+        let watch = |at: &CpWatch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
         Ok(self.decompose(store, plan, &mut job, init, &watch)?.outcome)
     }
 
@@ -140,23 +140,23 @@ impl Engine {
         &self,
         store: &Store,
         plan: ExecutionPlan,
-        job: &mut Job<'_>,
+        job: &mut CpJob<'_>,
         init: Init<T>,
-        watch: &(dyn Fn(&Watch<'_>) + Sync),
+        watch: &(dyn Fn(&CpWatch<'_>) + Sync),
     ) -> Result<Decomposed<T>> {
         let store = &store.clone().with_direct_reads(plan.host.direct_reads);
         self.install(|| match &plan.device {
             #[cfg(feature = "cuda")]
             Some(device_plan) => {
-                use crate::decomp::cuda::DevicePlace;
+                use crate::decomp::cuda::DeviceAls;
                 use crate::op::mttkrp::cuda::DeviceMttkrp;
                 let Settings { rank, nonneg, .. } = job.settings;
                 let gpu = &self.gpu()?;
                 let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
-                let mut place = DevicePlace::new(gpu, store, (&plan.host, device_plan), op, rank, nonneg)?;
-                let outcome = decomp::run(job, init, &mut place, watch)?;
-                let (device, notes) = place.allocated();
-                let kernels = Some(place.kernels().clone());
+                let mut backend = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, nonneg)?;
+                let outcome = decomp::run(job, init, &mut backend, watch)?;
+                let (device, notes) = backend.allocated();
+                let kernels = Some(backend.kernels().clone());
                 let notes = plan.notes.iter().cloned().chain(notes).collect();
                 let plan = ExecutionPlan { device: Some(device), notes, ..plan };
                 Ok(Decomposed { outcome, plan, kernels })
@@ -164,8 +164,8 @@ impl Engine {
             _ => {
                 let threads = plan.host.threads;
                 let op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, threads)?;
-                let mut place = HostPlace::new(store, &plan.host, op)?;
-                let outcome = decomp::run(job, init, &mut place, watch)?;
+                let mut backend = HostAls::new(store, &plan.host, op)?;
+                let outcome = decomp::run(job, init, &mut backend, watch)?;
                 Ok(Decomposed { outcome, plan, kernels: None })
             }
         })

@@ -1,6 +1,6 @@
 //! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
 
-use super::plan::Demand;
+use super::demand::Demand;
 use crate::backend::device::{DeviceLimits, DevicePlan};
 use crate::dense::Real;
 use crate::error::Result;

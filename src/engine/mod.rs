@@ -6,6 +6,7 @@
 //! host and device memory, from call to call.
 
 mod cp;
+mod demand;
 pub(crate) mod gpu;
 pub(crate) mod machine;
 mod mttkrp;
@@ -15,10 +16,11 @@ mod stream;
 mod ttv;
 
 pub use cp::Cp;
+pub use demand::Demand;
 pub(crate) use mttkrp::chain;
 pub use mttkrp::{Modes, MttkrpSession};
 pub use options::{Device, Options};
-pub use plan::{Demand, ExecutionPlan};
+pub use plan::ExecutionPlan;
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;
@@ -47,7 +49,7 @@ pub struct Progress {
 }
 
 /// Is told how far an operation is, by any thread.
-type Watch = Box<dyn Fn(Progress) + Send + Sync>;
+type ProgressWatch = Box<dyn Fn(Progress) + Send + Sync>;
 
 /// Stops an engine's operations.
 #[derive(Clone, Debug)]
@@ -78,7 +80,7 @@ struct Inner {
     pool: rayon::ThreadPool,
     /// Once it is asked for.
     gpu: Mutex<Option<Gpu>>,
-    watch: Option<Watch>,
+    watch: Option<ProgressWatch>,
 }
 
 impl fmt::Debug for Inner {
@@ -89,19 +91,19 @@ impl fmt::Debug for Inner {
 
 /// Makes an [`Engine`]; every choice has a default.
 #[derive(Default)]
-pub struct Builder {
+pub struct EngineBuilder {
     sys: Sys,
     options: Options,
-    watch: Option<Watch>,
+    watch: Option<ProgressWatch>,
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for EngineBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.options.fmt(f)
     }
 }
 
-impl Builder {
+impl EngineBuilder {
     /// Where to compute [default: on a GPU where there is one that has room].
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
@@ -192,8 +194,8 @@ impl Engine {
 
     /// To make one with other choices than the defaults.
     #[must_use]
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
     }
 
     /// Stops what this engine does.

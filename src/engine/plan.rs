@@ -1,5 +1,6 @@
 //! What an operation will use of the machine, settled before anything is taken.
 
+use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Device, Engine, machine};
 #[cfg(feature = "cuda")]
@@ -10,25 +11,6 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
 use serde::Serialize;
-
-/// What an operation asks of a machine.
-#[derive(Clone, Copy, Debug)]
-pub struct Demand<'a> {
-    /// Its modes, from 0.
-    pub modes: &'a [usize],
-    /// Columns of its factors.
-    pub rank: usize,
-    /// How often each mode is to be computed.
-    pub passes: u32,
-    /// Bytes of host memory that it holds where it runs on the CPU.
-    pub on_cpu: u64,
-    /// The same where it runs on a GPU.
-    pub beside_gpu: u64,
-    /// Bytes that are held when the passes have ended, where those are more.
-    pub afterwards: u64,
-    /// Whether a pass computes one of the modes, each in turn, and factors change in between: a decomposition.
-    pub alternating: bool,
-}
 
 /// What an operation will use, and why: of the host, and of a GPU where it runs there, `D` being what such an operation plans of it.
 #[derive(Clone, Debug, Serialize)]

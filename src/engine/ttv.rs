@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::ttv::{Merged, Sink, Streamed};
 use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streams};
-use crate::pack::{SpillReport, SummerMemory};
+use crate::pack::{ExternalSumMemory, SpillReport};
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Pipeline, Span, Stage, StepSeconds};
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ impl Shares {
     fn of(engine: &Engine, store: &Store, request: &TtvRequest, held: u64) -> Result<Self> {
         let (nnz, threads) = (store.manifest().nnz, engine.threads());
         let streams = streams(store.manifest(), request.mode);
-        let takes = SummerMemory::new(&store.manifest().shape, nnz, threads);
+        let takes = ExternalSumMemory::new(&store.manifest().shape, nnz, threads);
         let room = engine.room(store, held)?;
         let least = request.memory_min.unwrap_or_else(|| takes.least());
         // What is left to one where the other takes its least.
@@ -176,7 +176,7 @@ impl Engine {
         sink: Option<Sink<'_>>,
     ) -> Result<TtvOutcome> {
         let store = &store.clone().with_direct_reads(plan.uses.host.direct_reads);
-        let run = Run { engine: self, store, request, vector };
+        let run = TtvRun { engine: self, store, request, vector };
         let streamed = streams(store.manifest(), request.mode);
         self.install(|| match plan.uses.device {
             #[cfg(feature = "cuda")]
@@ -195,14 +195,14 @@ impl Engine {
 }
 
 /// One run.
-struct Run<'a, T> {
+struct TtvRun<'a, T> {
     engine: &'a Engine,
     store: &'a Store,
     request: &'a TtvRequest,
     vector: &'a [T],
 }
 
-impl<T: Real> Run<'_, T> {
+impl<T: Real> TtvRun<'_, T> {
     /// Streams elements out of the last pass.
     fn streamed(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
         let op = Streamed::new(self.store, self.vector, sink)?.with_vectors(self.engine.options().vectors);

@@ -1,8 +1,8 @@
 //! Cutting: sorted nonzeros to the chunks of any format; statistics on the way. Tiles are encoded in parallel, chunks
 //! assembled in order.
 
-use super::blco::{ChunkBuilder, EncodedTile, TileEncoder};
-use super::hocfs::{HocfsBuilder, Sink};
+use super::blco::{BlcoBuilder, EncodedTile, TileEncoder};
+use super::hocfs::{ChunkSink, HocfsBuilder};
 use super::{BuiltChunk, Statistics};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -47,7 +47,7 @@ impl GatheredTile {
 
 /// What threads make of a tile.
 #[derive(Debug)]
-enum Piece {
+enum CutPiece {
     Blco(Box<EncodedTile>),
     Tree(GatheredTile),
 }
@@ -61,18 +61,18 @@ enum Encoder<K> {
 
 impl<K: Key> Encoder<K> {
     /// A piece without nonzeros.
-    fn piece(&self) -> Piece {
+    fn piece(&self) -> CutPiece {
         match self {
-            Self::Blco(_) => Piece::Blco(Box::default()),
-            Self::Tree(..) => Piece::Tree(GatheredTile::default()),
+            Self::Blco(_) => CutPiece::Blco(Box::default()),
+            Self::Tree(..) => CutPiece::Tree(GatheredTile::default()),
         }
     }
 
     /// Makes `piece` that of `tile`.
-    fn encode(&self, tile: &[Nonzero<K>], piece: &mut Piece) {
+    fn encode(&self, tile: &[Nonzero<K>], piece: &mut CutPiece) {
         match (self, piece) {
-            (Self::Blco(encoder), Piece::Blco(piece)) => encoder.encode(tile, piece),
-            (Self::Tree(linearizer, order), Piece::Tree(piece)) => piece.gather(linearizer, *order, tile),
+            (Self::Blco(encoder), CutPiece::Blco(piece)) => encoder.encode(tile, piece),
+            (Self::Tree(linearizer, order), CutPiece::Tree(piece)) => piece.gather(linearizer, *order, tile),
             _ => unreachable!("pieces are of the encoder's format"),
         }
     }
@@ -80,19 +80,19 @@ impl<K: Key> Encoder<K> {
 
 /// Makes chunks of pieces, in order.
 #[derive(Debug)]
-enum Builder {
-    Blco(ChunkBuilder),
+enum ChunkBuilder {
+    Blco(BlcoBuilder),
     Hocfs(HocfsBuilder),
 }
 
-impl Builder {
-    fn push(&mut self, piece: &Piece, statistics: &mut Statistics, sink: Sink<'_>) -> Result<()> {
+impl ChunkBuilder {
+    fn push(&mut self, piece: &CutPiece, statistics: &mut Statistics, sink: ChunkSink<'_>) -> Result<()> {
         match (self, piece) {
-            (Self::Blco(builder), Piece::Blco(tile)) => {
+            (Self::Blco(builder), CutPiece::Blco(tile)) => {
                 statistics.add(tile.gathered());
                 builder.push(tile).map_or(Ok(()), sink)
             }
-            (Self::Hocfs(builder), Piece::Tree(tile)) => {
+            (Self::Hocfs(builder), CutPiece::Tree(tile)) => {
                 statistics.add(tile);
                 let order = tile.indices.len() / TILE_NNZ;
                 let mut at = [0; ORDER_MAX];
@@ -105,7 +105,7 @@ impl Builder {
         }
     }
 
-    fn finish(&mut self, sink: Sink<'_>) -> Result<()> {
+    fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
         match self {
             Self::Blco(builder) => builder.close().map_or(Ok(()), sink),
             Self::Hocfs(builder) => builder.finish(sink),
@@ -117,15 +117,15 @@ impl Builder {
 #[derive(Debug)]
 pub struct Cutter<K> {
     encoder: Encoder<K>,
-    builder: Builder,
+    builder: ChunkBuilder,
     statistics: Statistics,
     pending: Vec<Nonzero<K>>,
     /// The first `filled` wait to be assembled.
-    encoded: Vec<Piece>,
+    encoded: Vec<CutPiece>,
     filled: usize,
     /// What the next group goes into. Pieces are used again: what a thread allocates anew and another one frees stays with
     /// the first, for each thread.
-    next: Vec<Piece>,
+    next: Vec<CutPiece>,
 }
 
 impl<K: Key> Cutter<K> {
@@ -136,11 +136,11 @@ impl<K: Key> Cutter<K> {
         let (encoder, builder) = match format {
             Format::Blco(encoding) => (
                 Encoder::Blco(TileEncoder::new(&layout, *encoding)),
-                Builder::Blco(ChunkBuilder::new(shape, *encoding, chunk_bytes)),
+                ChunkBuilder::Blco(BlcoBuilder::new(shape, *encoding, chunk_bytes)),
             ),
             Format::Hocfs { levels, leaf } => (
                 Encoder::Tree(Linearizer::new(&layout), shape.order()),
-                Builder::Hocfs(HocfsBuilder::new(shape, levels, *leaf, chunk_bytes)),
+                ChunkBuilder::Hocfs(HocfsBuilder::new(shape, levels, *leaf, chunk_bytes)),
             ),
         };
         let statistics = Statistics::new(shape.order());

@@ -87,7 +87,7 @@ pub struct HocfsBuilder {
 }
 
 /// Takes finished chunks.
-pub(crate) type Sink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
+pub(crate) type ChunkSink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
 
 impl HocfsBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
@@ -107,7 +107,7 @@ impl HocfsBuilder {
     }
 
     /// Adds the next nonzero, `at` its coordinates mode by mode.
-    pub fn push(&mut self, at: &[u32], value: f64, sink: Sink<'_>) -> Result<()> {
+    pub fn push(&mut self, at: &[u32], value: f64, sink: ChunkSink<'_>) -> Result<()> {
         let mut path = [0; ORDER_MAX];
         for (index, &mode) in path.iter_mut().zip(self.levels.modes()) {
             *index = at[usize::from(mode)];
@@ -115,7 +115,7 @@ impl HocfsBuilder {
         self.push_path(&path[..at.len()], value, sink)
     }
 
-    fn push_path(&mut self, path: &[u32], value: f64, sink: Sink<'_>) -> Result<()> {
+    fn push_path(&mut self, path: &[u32], value: f64, sink: ChunkSink<'_>) -> Result<()> {
         let first = self.tree.push(path, value);
         let surprise = self.meter.pushed(&self.tree, first);
         if self.room > 0 && !surprise {
@@ -140,7 +140,7 @@ impl HocfsBuilder {
 
     /// Closes the chunk, whose last nonzero is too much: before the last slice, or where that is the first, before its
     /// last fiber, or where that is the first, before the nonzero.
-    fn cut(&mut self, sink: Sink<'_>) -> Result<()> {
+    fn cut(&mut self, sink: ChunkSink<'_>) -> Result<()> {
         let tree = &mut self.tree;
         let places = [tree.last_start(0), tree.last_start(tree.order() - 2), tree.nnz() - 1];
         let Some(at) = places.into_iter().find(|&at| at > 0) else { return Ok(()) };
@@ -162,7 +162,7 @@ impl HocfsBuilder {
     }
 
     /// Closes the last chunk.
-    pub fn finish(&mut self, sink: Sink<'_>) -> Result<()> {
+    pub fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
         let order = self.levels.modes().len();
         let closed = std::mem::replace(&mut self.tree, Tree::new(order));
         self.meter = Meter::new(order);

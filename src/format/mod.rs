@@ -26,7 +26,7 @@ use values::{ValueSection, check_frame, value_section};
 /// The nonzeros of one tile of the store, or of the part of it that a chunk holds, decoded: what operations on the host
 /// work on.
 ///
-/// `indices` has one column of [`TILE_NNZ`] for each mode; slots from `nnz` on hold indices that are inside
+/// `indices` has one column of 512 for each mode; slots from `nnz` on hold indices that are inside
 /// the dims and values that mean nothing.
 #[derive(Debug)]
 pub struct DecodedTile<'a> {
@@ -95,9 +95,9 @@ pub struct BuiltChunk {
 #[derive(Debug)]
 pub enum Decoder {
     /// Of a BLCO store.
-    Blco(blco::Decoder),
+    Blco(blco::BlcoDecoder),
     /// Of a store of trees.
-    Tree(tree::Decoder),
+    Tree(tree::TreeDecoder),
 }
 
 impl Decoder {
@@ -105,8 +105,8 @@ impl Decoder {
     #[must_use]
     pub fn new(shape: &Shape, format: &Format) -> Self {
         match format {
-            Format::Blco(encoding) => Self::Blco(blco::Decoder::new(shape, *encoding)),
-            Format::Hocfs { levels, leaf } => Self::Tree(tree::Decoder::new(shape, levels, *leaf)),
+            Format::Blco(encoding) => Self::Blco(blco::BlcoDecoder::new(shape, *encoding)),
+            Format::Hocfs { levels, leaf } => Self::Tree(tree::TreeDecoder::new(shape, levels, *leaf)),
         }
     }
 
@@ -124,7 +124,7 @@ impl Decoder {
 #[derive(Debug)]
 pub enum ChunkView<'a> {
     /// Of a BLCO store.
-    Blco(blco::ChunkView<'a>),
+    Blco(blco::BlcoView<'a>),
     /// Of a store of trees.
     Tree(tree::TreeView<'a>),
 }
@@ -143,7 +143,7 @@ impl<'a> ChunkView<'a> {
     /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
     pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
         match decoder {
-            Decoder::Blco(decoder) => blco::ChunkView::open(decoder, header, image, path).map(Self::Blco),
+            Decoder::Blco(decoder) => blco::BlcoView::open(decoder, header, image, path).map(Self::Blco),
             Decoder::Tree(decoder) => tree::TreeView::open(decoder, header, image, path).map(Self::Tree),
         }
     }

@@ -1,6 +1,6 @@
 //! Statistics of a store's chunks, tiles and rows, from every nonzero. They do not depend on batches, threads or memory.
 
-use super::rows::Rows;
+use super::rows::RowCounts;
 use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::width;
 use crate::error::Result;
@@ -49,7 +49,7 @@ pub struct StoreStatistics {
 /// The operation.
 #[derive(Debug)]
 pub struct Inspect {
-    rows: Rows,
+    rows: RowCounts,
     /// Whether everything but rows has been seen in a pass before.
     seen: bool,
     statistics: StoreStatistics,
@@ -73,7 +73,7 @@ impl Inspect {
     pub fn within(sys: &Sys, shape: &Shape, nnz: u64, room: u64) -> Result<Self> {
         let modes = vec![ModeStatistics::default(); shape.order()];
         Ok(Self {
-            rows: Rows::new(sys, shape, nnz, room)?,
+            rows: RowCounts::new(sys, shape, nnz, room)?,
             seen: false,
             statistics: StoreStatistics { modes, ..StoreStatistics::default() },
             scaled: None,
@@ -90,7 +90,7 @@ impl Inspect {
     /// Host bytes that it holds of a store of `nnz` nonzeros: at most `room`, where that is enough for a few counters.
     #[must_use]
     pub fn host_bytes(shape: &Shape, nnz: u64, room: u64) -> u64 {
-        Rows::host_bytes(shape, nnz, room)
+        RowCounts::host_bytes(shape, nnz, room)
     }
 
     /// Ends a pass: whether another one has rows left to count.

@@ -19,12 +19,12 @@ const COUNTERS_MIN: u64 = 1 << 18;
 
 /// What was counted of a mode.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct RowTally {
     rows: u64,
     longest: u32,
 }
 
-impl Tally {
+impl RowTally {
     fn add<'a>(&mut self, counts: impl Iterator<Item = &'a u32>) {
         for &count in counts.filter(|&&count| count > 0) {
             self.rows += 1;
@@ -46,10 +46,10 @@ enum Way {
 
 /// The counters.
 #[derive(Debug)]
-pub(super) struct Rows {
+pub(super) struct RowCounts {
     dims: Vec<u32>,
     ways: Vec<Way>,
-    tallies: Vec<Tally>,
+    tallies: Vec<RowTally>,
     /// Counters for the rows from `first` on, of `all`.
     counters: Vec<u32>,
     first: u64,
@@ -76,7 +76,7 @@ fn counters(rows: u64, tables: u64, room: u64) -> u64 {
     rows.min((room.saturating_sub(tables) / COUNTER_BYTES).max(COUNTERS_MIN))
 }
 
-impl Rows {
+impl RowCounts {
     /// Bytes that counting takes within `room`; more where that is less than a few counters need.
     pub fn host_bytes(shape: &Shape, nnz: u64, room: u64) -> u64 {
         let (rows, tables) = extent(shape, nnz, room);
@@ -102,7 +102,7 @@ impl Rows {
         let counters = usize::try_from(counters(all, tables, room)).unwrap_or(usize::MAX);
         Ok(Self {
             dims: shape.dims().to_vec(),
-            tallies: vec![Tally::default(); ways.len()],
+            tallies: vec![RowTally::default(); ways.len()],
             ways,
             counters: sys.vec(0, counters)?,
             first: 0,
@@ -155,7 +155,7 @@ impl Rows {
 
     /// Rows with at least one nonzero, and the most nonzeros of a row, of each mode, when no pass is left; `None` where they were not counted.
     pub fn found(&self) -> Vec<Option<(u64, u64)>> {
-        let found = |(way, tally): (&Way, &Tally)| {
+        let found = |(way, tally): (&Way, &RowTally)| {
             (!matches!(way, Way::Never)).then(|| (tally.rows, tally.longest.into()))
         };
         self.ways.iter().zip(&self.tallies).map(found).collect()
@@ -187,8 +187,8 @@ mod tests {
             })
             .collect();
         let counted = |room: u64, nnz_said: u64| {
-            let mut rows = Rows::new(&Sys::default(), &shape, nnz_said, room).unwrap();
-            assert!(Rows::host_bytes(&shape, nnz_said, room) >= rows.counters.len() as u64 * 4);
+            let mut rows = RowCounts::new(&Sys::default(), &shape, nnz_said, room).unwrap();
+            assert!(RowCounts::host_bytes(&shape, nnz_said, room) >= rows.counters.len() as u64 * 4);
             let mut passes = 0;
             loop {
                 columns.iter().enumerate().for_each(|(mode, column)| rows.count(mode, column));
@@ -203,6 +203,6 @@ mod tests {
         assert_eq!(counted(6 << 20, nnz.into()), (wanted.clone(), 1));
         assert_eq!(counted(0, 10), (wanted.clone(), 19));
         let one = Shape::new(&[1 << 28; 4]).unwrap();
-        assert!(Rows::host_bytes(&one, 1, u64::MAX) < 1 << 10);
+        assert!(RowCounts::host_bytes(&one, 1, u64::MAX) < 1 << 10);
     }
 }

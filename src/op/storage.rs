@@ -8,7 +8,7 @@ use crate::backend::host::{HostOp, Tiles, computing_bytes};
 use crate::coo::Batch;
 use crate::error::Result;
 use crate::linear::{BitLayout, Key, Linearizer};
-use crate::pack::Summer;
+use crate::pack::ExternalSum;
 use crate::shape::{ModeOrder, Shape};
 use crate::sys::Sys;
 use rayon::prelude::*;
@@ -73,7 +73,7 @@ struct LevelCounts<K> {
     layout: BitLayout,
     /// The modes of the levels above the leaves.
     levels: Vec<usize>,
-    summer: Summer<K>,
+    summer: ExternalSum<K>,
 }
 
 impl<K: Key> Storage<K> {
@@ -92,7 +92,7 @@ impl<K: Key> Storage<K> {
             let levels: Vec<usize> = (1..order).map(|at| (mode + at) % order).collect();
             let modes = ModeOrder::new(&levels).expect("modes of a shape, each once");
             let layout = BitLayout::concatenated(shape, &modes);
-            let summer = Summer::new(sys, &layout, nnz, memory, temporary);
+            let summer = ExternalSum::new(sys, &layout, nnz, memory, temporary);
             LevelCounts { mode, layout, levels, summer }
         };
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }

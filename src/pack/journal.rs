@@ -5,9 +5,8 @@
 //! that only the job's directory for temporary files holds ([`crate::sys::SpillOwner`]): so the lines, and that directory,
 //! are believed together or not at all.
 
-use super::spill::FRAME_HEADER;
+use super::spilled::{RUN, STAGED, SpilledFile};
 use crate::coo::Extent;
-use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::{File, Sys, is_spill_name};
@@ -51,48 +50,12 @@ impl Job {
     }
 }
 
-/// A finished temporary file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
-    /// Its name in the spill directory.
-    pub name: String,
-    /// Its nonzeros.
-    pub nnz: u64,
-    /// Its bytes.
-    pub bytes: u64,
-    /// Of all its frames.
-    pub checksum: u64,
-}
-
-impl Done {
-    /// The number in the name of a file of this `kind`.
-    fn number(&self, kind: &str) -> Option<u32> {
-        let number: u32 = self.name.strip_prefix(kind)?.strip_prefix('-')?.parse().ok()?;
-        (self.name == file_name(kind, number)).then_some(number)
-    }
-
-    /// Whether a file of so many nonzeros can have so many bytes: a tile takes more than 16.
-    fn is_plausible(&self) -> bool {
-        let nnz_max = self.bytes.saturating_mul(TILE_NNZ as u64 / 16);
-        (1..=nnz_max).contains(&self.nnz) && self.bytes > FRAME_HEADER as u64
-    }
-}
-
-/// The name of temporary file `number`.
-pub fn file_name(kind: &str, number: u32) -> String {
-    format!("{kind}-{number}")
-}
-
-/// The names of temporary files begin so.
-pub const STAGED: &str = "staged";
-pub const RUN: &str = "run";
-
 /// One thing that was finished.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
     /// A staged file.
-    Staged(Done),
+    Staged(SpilledFile),
     /// The input: everything is in staged files and runs.
     Drained {
         /// The tensor's dims.
@@ -103,7 +66,7 @@ pub enum Entry {
     /// A run, made from the files named, which are not needed any more.
     Run {
         /// The run.
-        run: Done,
+        run: SpilledFile,
         /// What it was made from: nothing but the input, staged files, or runs.
         from: Vec<String>,
     },
@@ -113,9 +76,9 @@ pub enum Entry {
 #[derive(Clone, Debug, Default)]
 pub struct Finished {
     /// Staged files that have not become runs, in order.
-    pub staged: Vec<Done>,
+    pub staged: Vec<SpilledFile>,
     /// Runs.
-    pub runs: Vec<Done>,
+    pub runs: Vec<SpilledFile>,
     /// The tensor's extent, once the input has been read to its end.
     pub extent: Option<Extent>,
     /// A number that is in no file's name, nor is any above it.
@@ -123,7 +86,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    fn files(&self) -> impl Iterator<Item = &Done> {
+    fn files(&self) -> impl Iterator<Item = &SpilledFile> {
         self.staged.iter().chain(&self.runs)
     }
 
@@ -147,7 +110,7 @@ impl Finished {
 #[derive(Default)]
 struct Tally {
     /// Files in the order in which they were finished, with whether they are runs; `None` where one became part of a run.
-    files: Vec<Option<(bool, Done)>>,
+    files: Vec<Option<(bool, SpilledFile)>>,
     /// Where in `files` a name is.
     places: HashMap<String, usize>,
     extent: Option<Extent>,
@@ -183,7 +146,7 @@ impl Tally {
         }
     }
 
-    fn insert(&mut self, kind: &str, done: Done) -> std::result::Result<(), &'static str> {
+    fn insert(&mut self, kind: &str, done: SpilledFile) -> std::result::Result<(), &'static str> {
         let number = done.number(kind).ok_or("no temporary file has such a name")?;
         // Numbers are given once.
         if number < self.next_number {
@@ -200,7 +163,7 @@ impl Tally {
 
     fn finish(self) -> std::result::Result<Finished, &'static str> {
         let (runs, staged): (Vec<_>, Vec<_>) = self.files.into_iter().flatten().partition(|(run, _)| *run);
-        let done = |files: Vec<(bool, Done)>| files.into_iter().map(|(_, done)| done).collect();
+        let done = |files: Vec<(bool, SpilledFile)>| files.into_iter().map(|(_, done)| done).collect();
         let (extent, next_number) = (self.extent, self.next_number);
         let finished = Finished { staged: done(staged), runs: done(runs), extent, next_number };
         let add = |sum: u64, n: u64| sum.checked_add(n).ok_or("no files hold so much");
@@ -361,13 +324,16 @@ mod tests {
         }
     }
 
-    fn done(name: &str) -> Done {
-        Done { name: name.into(), nnz: 10, bytes: 99, checksum: 7 }
+    fn done(name: &str) -> SpilledFile {
+        SpilledFile { name: name.into(), nnz: 10, bytes: 99, checksum: 7 }
     }
 
     fn run(name: &str, from: &[&str]) -> Entry {
         let nnz = 10 * from.len().max(1) as u64;
-        Entry::Run { run: Done { nnz, ..done(name) }, from: from.iter().map(ToString::to_string).collect() }
+        Entry::Run {
+            run: SpilledFile { nnz, ..done(name) },
+            from: from.iter().map(ToString::to_string).collect(),
+        }
     }
 
     fn read(dir: &Path) -> Result<Finished> {
@@ -424,7 +390,7 @@ mod tests {
     #[test]
     fn entries_that_cannot_be_are_errors() {
         let staged = |name: &str| Entry::Staged(done(name));
-        let of = |nnz, bytes| Entry::Staged(Done { nnz, bytes, ..done("staged-0") });
+        let of = |nnz, bytes| Entry::Staged(SpilledFile { nnz, bytes, ..done("staged-0") });
         let drained = |dims: &[u64], nnz| Entry::Drained { dims: dims.to_vec(), nnz };
         let huge = 1 << 58;
         let cases: [(&[Entry], &str); 17] = [
@@ -443,7 +409,10 @@ mod tests {
             (
                 &[
                     staged("staged-0"),
-                    Entry::Run { run: Done { nnz: 11, ..done("run-1") }, from: vec!["staged-0".into()] },
+                    Entry::Run {
+                        run: SpilledFile { nnz: 11, ..done("run-1") },
+                        from: vec!["staged-0".into()],
+                    },
                 ],
                 "does not hold what it was made from",
             ),
@@ -452,7 +421,7 @@ mod tests {
             (&[drained(&[4, 4], 0), staged("staged-0")], "goes on behind its end"),
             (
                 &(0..64)
-                    .map(|i| Entry::Staged(Done { bytes: huge, ..done(&format!("staged-{i}")) }))
+                    .map(|i| Entry::Staged(SpilledFile { bytes: huge, ..done(&format!("staged-{i}")) }))
                     .collect::<Vec<_>>(),
                 "no files hold so much",
             ),

@@ -146,8 +146,8 @@ fn merge<K: Key>(part: &[&[Nonzero<K>]], target: &mut [Nonzero<K>], ends: &mut V
 
 #[cfg(test)]
 mod tests {
-    use super::super::journal::Done;
     use super::super::spill::{FRAME_NNZ, SpillReader, SpillWriter, run_frame};
+    use super::super::spilled::SpilledFile;
     use super::*;
     use crate::random::Counter;
     use crate::sys::Sys;
@@ -159,7 +159,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let random = Counter::new(runs as u64, 0);
             let mut all = Vec::new();
-            let spilled: Vec<Done> = (0..runs as u64)
+            let spilled: Vec<SpilledFile> = (0..runs as u64)
                 .map(|run| {
                     let nnz = if run == 1 { 1 } else { 9000 };
                     // Ranges that overlap in part, so that runs end at different times.
@@ -180,8 +180,9 @@ mod tests {
             for memory in [0, 1 << 30] {
                 let budget = Budget::new(memory, 0, 1 << 16);
                 let mut merged = Vec::new();
-                let open =
-                    |run: &Done| SpillReader::new(sys.open(&dir.path().join(&run.name), false).unwrap(), run);
+                let open = |run: &SpilledFile| {
+                    SpillReader::new(sys.open(&dir.path().join(&run.name), false).unwrap(), run)
+                };
                 Merge::<u64>::new(spilled.iter().map(open).collect(), budget)
                     .for_each_slice(|slice| {
                         merged.extend_from_slice(slice);

@@ -6,6 +6,7 @@
 
 mod budget;
 mod combine;
+mod external_sum;
 mod journal;
 mod merge;
 mod options;
@@ -16,15 +17,15 @@ mod runs;
 mod scratch;
 mod sort;
 mod spill;
+mod spilled;
 mod stage;
-mod sum;
 
 pub use budget::{MEMORY_MIN, memory_least, scan_bytes, threads_within};
+pub use external_sum::{ExternalSum, ExternalSumMemory};
 pub use options::{Duplicates, FormatOption, PackOptions};
 pub use plan::{PackPlan, plan};
-pub use report::{PackReport, PackSeconds, Phase, Watch};
+pub use report::{PackReport, PackSeconds, PackWatch, Phase};
 pub use scratch::SpillReport;
-pub use sum::{Summer, SummerMemory};
 
 use crate::coo::{Batch, Extent, Source};
 use crate::error::{Error, Result};
@@ -36,8 +37,8 @@ use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
 use resume::{Beginning, Complete, Prepared, prepare};
-use runs::{Runs, Sorted};
-use scratch::Scratch;
+use runs::{Runs, SortedRuns};
+use scratch::ScratchDir;
 use stage::StagedBatches;
 use std::time::Instant;
 
@@ -48,7 +49,7 @@ pub fn pack(
     sys: &Sys,
     source: &mut dyn Source,
     options: &PackOptions,
-    watch: Watch<'_>,
+    watch: PackWatch<'_>,
 ) -> Result<PackReport> {
     let start = Instant::now();
     let budget = Budget::of(source, options)?;
@@ -60,7 +61,7 @@ pub fn pack(
     let input_read = extent.is_none();
     let declared = if input_read { source.declared()? } else { None };
     let (input, shape) = if let Some(shape) = declared {
-        (Input::Direct(scratch), shape)
+        (PackInput::Direct(scratch), shape)
     } else {
         let resumed_nnz = scratch.report().resumed_nnz;
         let mut stage = StagedBatches::new(sys, budget, scratch);
@@ -74,11 +75,12 @@ pub fn pack(
         };
         stage.drained(&extent)?;
         let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
-        (Input::Staged(stage, extent), shape)
+        (PackInput::Staged(stage, extent), shape)
     };
     let format = options.format.resolve(shape.order())?;
     let layout = format.bit_layout(&shape);
-    let job = Job { sys, options, budget, watch, shape: &shape, format, layout: &layout, start, identity };
+    let job =
+        PackJob { sys, options, budget, watch, shape: &shape, format, layout: &layout, start, identity };
     let written = if layout.bits() <= u64::BITS {
         job.write::<u64>(input, source, staging)?
     } else {
@@ -112,7 +114,7 @@ fn drain(
     sys: &Sys,
     source: &mut dyn Source,
     mut skip: u64,
-    watch: Watch<'_>,
+    watch: PackWatch<'_>,
     mut sink: impl FnMut(Batch) -> Result<()>,
 ) -> Result<Extent> {
     let mut done = 0;
@@ -136,19 +138,19 @@ fn drain(
 
 /// What there is to be sorted.
 #[expect(clippy::large_enum_variant, reason = "a job has one, and moves it once")]
-enum Input {
+enum PackInput {
     /// The source, whose dims are declared, and what an earlier job has made of it.
-    Direct(Scratch),
+    Direct(ScratchDir),
     /// What was kept and staged of a source of this extent.
     Staged(StagedBatches, Extent),
 }
 
 /// One packing job once the shape is known.
-struct Job<'a> {
+struct PackJob<'a> {
     sys: &'a Sys,
     options: &'a PackOptions,
     budget: Budget,
-    watch: Watch<'a>,
+    watch: PackWatch<'a>,
     shape: &'a Shape,
     format: Format,
     layout: &'a BitLayout,
@@ -168,13 +170,13 @@ struct Written {
     seconds: PackSeconds,
 }
 
-impl Job<'_> {
+impl PackJob<'_> {
     /// Sorts by a linear index of type `K` and writes the store.
-    fn write<K: Key>(&self, input: Input, source: &mut dyn Source, staging: Staging) -> Result<Written> {
-        let mut clock = Clock(self.start);
+    fn write<K: Key>(&self, input: PackInput, source: &mut dyn Source, staging: Staging) -> Result<Written> {
+        let mut clock = LapClock(self.start);
         let mut seconds = PackSeconds::default();
         let (runs, input_nnz) = match input {
-            Input::Direct(scratch) => {
+            PackInput::Direct(scratch) => {
                 let resumed_nnz = scratch.report().resumed_nnz;
                 let dims: Vec<u64> = self.shape.dims().iter().map(|&dim| dim.into()).collect();
                 scratch.check_runs::<K>(&dims, self.layout)?;
@@ -184,7 +186,7 @@ impl Job<'_> {
                 seconds.read = clock.lap();
                 (runs, extent.nnz)
             }
-            Input::Staged(stage, extent) => {
+            PackInput::Staged(stage, extent) => {
                 seconds.read = clock.lap();
                 (stage.into_runs(&extent, self.layout, self.watch)?, extent.nnz)
             }
@@ -227,7 +229,7 @@ impl Job<'_> {
     /// Settles duplicates and cuts everything into chunks.
     fn cut<K: Key>(
         &self,
-        sorted: &Sorted<K>,
+        sorted: &SortedRuns<K>,
         combiner: &mut Combiner<K>,
         staging: &mut Staging,
         total: u64,
@@ -270,9 +272,9 @@ impl Job<'_> {
 }
 
 /// Measures one phase after the other.
-struct Clock(Instant);
+struct LapClock(Instant);
 
-impl Clock {
+impl LapClock {
     /// Seconds since the last lap.
     fn lap(&mut self) -> f64 {
         let last = std::mem::replace(&mut self.0, Instant::now());

@@ -19,7 +19,7 @@ pub enum Phase {
 }
 
 /// Called with the phase, the nonzeros that it has done, and how many it will do where that is known.
-pub type Watch<'a> = &'a (dyn Fn(Phase, u64, Option<u64>) + Sync);
+pub type PackWatch<'a> = &'a (dyn Fn(Phase, u64, Option<u64>) + Sync);
 
 /// What was packed.
 #[derive(Clone, Debug, Serialize)]

@@ -2,7 +2,7 @@
 
 use super::PackOptions;
 use super::journal::{self, Finished, Found, Journal};
-use super::scratch::{Place, Scratch};
+use super::scratch::{Place, ScratchDir};
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
 use crate::publish::finished;
@@ -17,7 +17,7 @@ pub struct Prepared {
     /// Where the store is written.
     pub staging: Staging,
     /// Where temporary files go, with those that are there.
-    pub scratch: Scratch,
+    pub scratch: ScratchDir,
     /// The input's extent, where an earlier job has read all of it.
     pub extent: Option<Extent>,
     /// The job.
@@ -176,7 +176,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         }
         let extent = finished.extent.clone();
         let found_job = found.job.clone();
-        let scratch = Scratch::resumed(sys, dir, found.resume(), finished);
+        let scratch = ScratchDir::resumed(sys, dir, found.resume(), finished);
         return Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent, job: found_job })));
     }
     // Nobody will resume it: its temporary files go, wherever they are.
@@ -186,7 +186,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
     let (place, named) = place(sys, options, staging.partial())?;
     job.spill_dir = named;
     let journal = Journal::create(sys, staging.partial(), &job, place.owner.key)?;
-    let scratch = Scratch::new(sys, place, journal);
+    let scratch = ScratchDir::new(sys, place, journal);
     Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent: None, job })))
 }
 

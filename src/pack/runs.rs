@@ -4,11 +4,11 @@
 //! it is sorted and written as a run, and in the end the runs are merged.
 
 use super::budget::Budget;
-use super::journal::{Done, RUN};
 use super::merge::Merge;
-use super::scratch::{Scratch, SpillReport};
+use super::scratch::{ScratchDir, SpillReport};
 use super::sort::sort;
 use super::spill::{FRAME_NNZ, SpillReader, SpillWriter, run_frame};
+use super::spilled::{RUN, SpilledFile};
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
@@ -23,7 +23,7 @@ const PENDING_NNZ: usize = 1 << 18;
 pub struct Runs<K> {
     sys: Sys,
     budget: Budget,
-    scratch: Scratch,
+    scratch: ScratchDir,
     linearizer: Linearizer<K>,
     pending: Vec<Batch>,
     pending_nnz: usize,
@@ -36,7 +36,7 @@ pub struct Runs<K> {
 
 impl<K: Key> Runs<K> {
     /// Nothing but the runs in `scratch`.
-    pub fn new(sys: &Sys, budget: Budget, scratch: Scratch, layout: &BitLayout) -> Self {
+    pub fn new(sys: &Sys, budget: Budget, scratch: ScratchDir, layout: &BitLayout) -> Self {
         Self {
             sys: sys.clone(),
             budget,
@@ -61,7 +61,7 @@ impl<K: Key> Runs<K> {
     }
 
     /// Reads a finished staged file.
-    pub fn open_staged(&self, file: &Done) -> Result<SpillReader> {
+    pub fn open_staged(&self, file: &SpilledFile) -> Result<SpillReader> {
         self.scratch.open(file)
     }
 
@@ -96,7 +96,7 @@ impl<K: Key> Runs<K> {
     }
 
     /// Sorts what is there and writes it as a run, which holds what was in the staged files `from`.
-    pub fn spill(&mut self, from: Vec<Done>) -> Result<()> {
+    pub fn spill(&mut self, from: Vec<SpilledFile>) -> Result<()> {
         self.linearize()?;
         let nonzeros = &mut self.nonzeros[..self.filled];
         sort(nonzeros);
@@ -120,17 +120,17 @@ impl<K: Key> Runs<K> {
     }
 
     /// Sorts by linear index, then by the total order of the values, so that the order of the input leaves no trace.
-    pub fn sort(mut self) -> Result<Sorted<K>> {
+    pub fn sort(mut self) -> Result<SortedRuns<K>> {
         self.linearize()?;
         if self.scratch.is_empty() {
             self.nonzeros.truncate(self.filled);
             sort(&mut self.nonzeros);
-            return Ok(Sorted::InMemory(self.nonzeros));
+            return Ok(SortedRuns::InMemory(self.nonzeros));
         }
         let mut merger = Merger { sys: self.sys, budget: self.budget, scratch: self.scratch };
         drop(self.nonzeros);
         merger.reduce::<K>()?;
-        Ok(Sorted::Runs(Box::new(merger)))
+        Ok(SortedRuns::Runs(Box::new(merger)))
     }
 }
 
@@ -160,7 +160,7 @@ fn write_frames<K: Key>(writer: &mut SpillWriter, nonzeros: &[Nonzero<K>], budge
 pub struct Merger {
     sys: Sys,
     budget: Budget,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl Merger {
@@ -175,7 +175,7 @@ impl Merger {
 
     /// Merges the first `count` runs into one.
     fn merge_first<K: Key>(&mut self, count: usize) -> Result<()> {
-        let some: Vec<Done> = self.scratch.runs.drain(..count).collect();
+        let some: Vec<SpilledFile> = self.scratch.runs.drain(..count).collect();
         let mut writer = self.scratch.create(RUN)?;
         let merge = self.merge::<K>(&some)?;
         merge.for_each_slice(|slice| {
@@ -186,7 +186,7 @@ impl Merger {
     }
 
     /// A merge of finished runs, from their beginnings.
-    fn merge<K: Key>(&self, runs: &[Done]) -> Result<Merge<K>> {
+    fn merge<K: Key>(&self, runs: &[SpilledFile]) -> Result<Merge<K>> {
         let readers = runs.iter().map(|run| self.scratch.open(run)).collect::<Result<_>>()?;
         Ok(Merge::new(readers, self.budget))
     }
@@ -194,14 +194,14 @@ impl Merger {
 
 /// Nonzeros in linear order.
 #[derive(Debug)]
-pub enum Sorted<K> {
+pub enum SortedRuns<K> {
     /// All of them.
     InMemory(Vec<Nonzero<K>>),
     /// Runs that are merged while they are read.
     Runs(Box<Merger>),
 }
 
-impl<K: Key> Sorted<K> {
+impl<K: Key> SortedRuns<K> {
     /// Hands over all nonzeros in order.
     pub fn for_each_slice(&self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()> + Send) -> Result<()> {
         match self {
@@ -249,12 +249,12 @@ mod tests {
     }
 
     /// Of a new job in `dir`.
-    fn begun(sys: &Sys, dir: &Path) -> Scratch {
+    fn begun(sys: &Sys, dir: &Path) -> ScratchDir {
         let place = Place::new(sys, dir, Some(dir.to_path_buf()));
         let (input, options, spill_dir) = (String::new(), String::new(), place.path.clone());
         let job = Job { version: VERSION, input, identity: None, options, spill_dir };
         let journal = Journal::create(sys, dir, &job, place.owner.key).unwrap();
-        Scratch::new(sys, place, journal)
+        ScratchDir::new(sys, place, journal)
     }
 
     fn collect<K: Key>(
@@ -316,7 +316,7 @@ mod tests {
                 assert!(spill_dir.take().unwrap());
                 let finished = found.finished(spill_dir.owner().key).unwrap();
                 let runs = finished.runs.len();
-                let scratch = Scratch::resumed(&sys, spill_dir, found.resume(), finished);
+                let scratch = ScratchDir::resumed(&sys, spill_dir, found.resume(), finished);
                 assert_eq!(scratch.report().runs, runs, "the report counts those that were there");
                 scratch.check_runs::<u64>(&dims, &layout).unwrap();
                 scratch

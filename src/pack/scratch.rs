@@ -1,8 +1,9 @@
 //! The temporary files of a packing job: where they are, what the journal says of them, how much there is.
 
-use super::journal::{self, Done, Entry, Finished, Journal};
+use super::journal::{self, Entry, Finished, Journal};
 use super::plan::no_room;
 use super::spill::{SpillReader, SpillWriter};
+use super::spilled::{self, SpilledFile};
 use crate::coo::Extent;
 use crate::error::{Error, Result};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
@@ -45,7 +46,7 @@ impl Place {
 
 /// Finished temporary files. Each is in the journal before what it was made from is removed.
 #[derive(Debug)]
-pub struct Scratch {
+pub struct ScratchDir {
     sys: Sys,
     place: Place,
     /// The directory, once something is in it.
@@ -53,16 +54,16 @@ pub struct Scratch {
     /// `None` for a job that nobody will resume.
     journal: Option<Journal>,
     /// Batches that wait to become runs.
-    pub staged: Vec<Done>,
+    pub staged: Vec<SpilledFile>,
     /// Sorted nonzeros.
-    pub runs: Vec<Done>,
+    pub runs: Vec<SpilledFile>,
     /// The number in the name of the next file.
     next_number: u32,
     on_disk: u64,
     report: SpillReport,
 }
 
-impl Scratch {
+impl ScratchDir {
     /// Of a job that nobody will resume: nothing yet, and what comes goes to a directory in `parent`.
     pub fn passing(sys: &Sys, parent: &Path) -> Self {
         Self::of(sys, Place::new(sys, parent, None), None)
@@ -137,7 +138,7 @@ impl Scratch {
 
     /// A new file, whose name no finished one has. What a killed job left unfinished under that name is of no use, and goes.
     pub fn create(&mut self, kind: &str) -> Result<SpillWriter> {
-        let name = journal::file_name(kind, self.next_number);
+        let name = spilled::file_name(kind, self.next_number);
         self.next_number =
             self.next_number.checked_add(1).ok_or_else(|| Error::request("too many temporary files"))?;
         let file = self.dir()?.create(&name)?;
@@ -145,7 +146,7 @@ impl Scratch {
     }
 
     /// Reads a finished file.
-    pub fn open(&self, done: &Done) -> Result<SpillReader> {
+    pub fn open(&self, done: &SpilledFile) -> Result<SpillReader> {
         Ok(SpillReader::new(self.existing()?.open(&done.name)?, done))
     }
 
@@ -189,7 +190,7 @@ impl Scratch {
     }
 
     /// Takes note of a finished staged file.
-    pub fn add_staged(&mut self, file: Done) -> Result<()> {
+    pub fn add_staged(&mut self, file: SpilledFile) -> Result<()> {
         self.note(|| Entry::Staged(file.clone()))?;
         self.grow(file.bytes);
         self.staged.push(file);
@@ -198,7 +199,7 @@ impl Scratch {
 
     /// Takes note of a finished run, then removes what it was made from: staged files, runs, or, where it comes
     /// straight from the input, nothing.
-    pub fn add_run(&mut self, run: Done, from: Vec<Done>) -> Result<()> {
+    pub fn add_run(&mut self, run: SpilledFile, from: Vec<SpilledFile>) -> Result<()> {
         let names = from.iter().map(|file| file.name.clone()).collect();
         self.note(|| Entry::Run { run: run.clone(), from: names })?;
         self.grow(run.bytes);

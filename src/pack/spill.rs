@@ -5,7 +5,7 @@
 //! Two kinds: *staged* files hold batches in input order, coordinates as packed columns, while the shape is not
 //! known yet; *runs* hold nonzeros in linear order, as packed differences.
 
-use super::journal::Done;
+use super::spilled::{FRAME_HEADER, SpilledFile};
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::column::{self, Numbers};
@@ -22,8 +22,6 @@ pub const FRAME_NNZ: usize = 8 * TILE_NNZ;
 /// Nonzeros of a staged frame, at most.
 pub const STAGE_NNZ: usize = 32 * TILE_NNZ;
 
-/// Bytes of a frame's header: payload bytes, nonzeros, checksum.
-pub const FRAME_HEADER: usize = 16;
 /// No payload is longer: of a staged frame, each tile with an index column for every mode and 64-bit values.
 const PAYLOAD_MAX: usize = STAGE_NNZ / TILE_NNZ * (ORDER_MAX * (5 + 4 * TILE_NNZ) + 9 + 8 * TILE_NNZ);
 /// Marks differences that 64 bits do not hold, and values that are not integers.
@@ -38,13 +36,13 @@ fn chained(checksum: u64, frame: [u8; 8]) -> u64 {
 #[derive(Debug)]
 pub struct SpillWriter {
     file: File,
-    done: Done,
+    done: SpilledFile,
 }
 
 impl SpillWriter {
     /// Writes to `file`, which is empty and called `name`.
     pub fn new(file: File, name: String) -> Self {
-        Self { file, done: Done { name, nnz: 0, bytes: 0, checksum: 0 } }
+        Self { file, done: SpilledFile { name, nnz: 0, bytes: 0, checksum: 0 } }
     }
 
     /// Nonzeros so far.
@@ -63,7 +61,7 @@ impl SpillWriter {
     }
 
     /// The finished file.
-    pub fn finish(self) -> Done {
+    pub fn finish(self) -> SpilledFile {
         self.done
     }
 }
@@ -73,9 +71,9 @@ impl SpillWriter {
 pub struct SpillReader {
     file: File,
     /// What it is to hold.
-    done: Done,
+    done: SpilledFile,
     /// What has been read of it.
-    read: Done,
+    read: SpilledFile,
     payload: Vec<u8>,
     /// The last linear index of a run.
     last: u128,
@@ -83,8 +81,8 @@ pub struct SpillReader {
 
 impl SpillReader {
     /// Starts at the first frame of the finished file `done`.
-    pub fn new(file: File, done: &Done) -> Self {
-        let read = Done { nnz: 0, bytes: 0, checksum: 0, ..done.clone() };
+    pub fn new(file: File, done: &SpilledFile) -> Self {
+        let read = SpilledFile { nnz: 0, bytes: 0, checksum: 0, ..done.clone() };
         Self { file, done: done.clone(), read, payload: Vec::new(), last: 0 }
     }
 
@@ -376,7 +374,7 @@ mod tests {
     }
 
     /// A file of these frames, and a reader of it.
-    fn written(dir: &Path, frames: &[Vec<u8>]) -> (Done, SpillReader) {
+    fn written(dir: &Path, frames: &[Vec<u8>]) -> (SpilledFile, SpillReader) {
         let (path, sys) = (dir.join("file"), Sys::default());
         drop(std::fs::remove_file(&path));
         let mut writer = SpillWriter::new(sys.create(&path).unwrap(), "file".into());
@@ -455,8 +453,9 @@ mod tests {
         let path = dir.path().join("file");
         let (done, reader) = written(dir.path(), &[run_frame(&run(100))]);
         assert_eq!(read_all::<u64>(reader).unwrap(), 100);
-        let read =
-            |done: &Done| read_all::<u64>(SpillReader::new(Sys::default().open(&path, false).unwrap(), done));
+        let read = |done: &SpilledFile| {
+            read_all::<u64>(SpillReader::new(Sys::default().open(&path, false).unwrap(), done))
+        };
         let bytes = std::fs::read(&path).unwrap();
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
@@ -466,10 +465,10 @@ mod tests {
         }
         std::fs::write(&path, &bytes).unwrap();
         for lie in [
-            Done { nnz: 99, ..done.clone() },
-            Done { checksum: done.checksum ^ 1, ..done.clone() },
-            Done { bytes: done.bytes - 1, ..done.clone() },
-            Done { bytes: done.bytes + 8, ..done.clone() },
+            SpilledFile { nnz: 99, ..done.clone() },
+            SpilledFile { checksum: done.checksum ^ 1, ..done.clone() },
+            SpilledFile { bytes: done.bytes - 1, ..done.clone() },
+            SpilledFile { bytes: done.bytes + 8, ..done.clone() },
         ] {
             assert!(read(&lie).is_err(), "{lie:?}");
         }

@@ -3,11 +3,11 @@
 //! each future run.
 
 use super::budget::Budget;
-use super::journal::STAGED;
 use super::runs::Runs;
-use super::scratch::Scratch;
+use super::scratch::ScratchDir;
 use super::spill::{STAGE_NNZ, SpillWriter, stage_frame};
-use super::{Phase, Watch};
+use super::spilled::STAGED;
+use super::{PackWatch, Phase};
 use crate::coo::{Batch, Extent};
 use crate::error::{Error, Result};
 use crate::linear::{BitLayout, Key};
@@ -19,7 +19,7 @@ use rayon::prelude::*;
 pub struct StagedBatches {
     sys: Sys,
     budget: Budget,
-    scratch: Scratch,
+    scratch: ScratchDir,
     order: usize,
     batches: Vec<Batch>,
     kept_nnz: u64,
@@ -28,7 +28,7 @@ pub struct StagedBatches {
 
 impl StagedBatches {
     /// Nothing but what `scratch` holds from an earlier job.
-    pub fn new(sys: &Sys, budget: Budget, scratch: Scratch) -> Self {
+    pub fn new(sys: &Sys, budget: Budget, scratch: ScratchDir) -> Self {
         Self { sys: sys.clone(), budget, scratch, order: 0, batches: Vec::new(), kept_nnz: 0, open: None }
     }
 
@@ -102,7 +102,7 @@ impl StagedBatches {
         mut self,
         extent: &Extent,
         layout: &BitLayout,
-        watch: Watch<'_>,
+        watch: PackWatch<'_>,
     ) -> Result<Runs<K>> {
         let staged = std::mem::take(&mut self.scratch.staged);
         let mut done: u64 = self.scratch.runs.iter().map(|run| run.nnz).sum();

@@ -23,7 +23,7 @@ const PARTIAL: Kind =
 
 /// What is written before names change.
 #[derive(Serialize, Deserialize)]
-struct Record<F> {
+struct NameRecord<F> {
     /// The numbers of what gets the name and, where there is one, of what has it.
     inodes: Vec<u64>,
     /// The maker's own.
@@ -61,7 +61,7 @@ fn resolve(target: &Path) -> Result<PathBuf> {
 
 /// What the maker of what is called `target` noted when it gave the name, where it was killed before it was done.
 pub fn finished(sys: &Sys, target: &Path) -> Result<Option<serde_json::Value>> {
-    let record: Option<Record<serde_json::Value>> = read_json(sys, &partial_path(target).join(RECORD))?;
+    let record: Option<NameRecord<serde_json::Value>> = read_json(sys, &partial_path(target).join(RECORD))?;
     let named = behind_links(target)?.symlink_metadata().map(|found| found.ino()).ok();
     Ok(record.filter(|record| named.is_some() && record.inodes.first().copied() == named).map(|r| r.facts))
 }
@@ -136,7 +136,7 @@ impl Partial {
         }
         let before = self.place.before().map(|held| held.facts().ino());
         let inodes = std::iter::once(kind.ino()).chain(before).collect();
-        write_record(sys, self.path(), &Record { inodes, facts })?;
+        write_record(sys, self.path(), &NameRecord { inodes, facts })?;
         sys.sync_name(self.path())
     }
 
@@ -158,7 +158,7 @@ impl Partial {
     }
 }
 
-fn write_record(sys: &Sys, dir: &Path, record: &Record<impl Serialize>) -> Result<()> {
+fn write_record(sys: &Sys, dir: &Path, record: &NameRecord<impl Serialize>) -> Result<()> {
     let text = serde_json::to_vec(record).map_err(|e| Error::request(format!("{}: {e}", dir.display())))?;
     let file = sys.create(&dir.join(RECORD))?;
     file.write_all_at(&text, 0)?;
@@ -245,7 +245,7 @@ fn put_back(sys: &Sys, dir: &Path, target: &Path) -> Result<()> {
 fn clear(sys: &Sys, kind: &Kind, dir: &Path, keep: bool) -> Result<()> {
     let new = dir.join(kind.name);
     if let Ok(found) = new.symlink_metadata()
-        && let Some(record) = read_json::<Record<serde_json::Value>>(sys, &dir.join(RECORD))?
+        && let Some(record) = read_json::<NameRecord<serde_json::Value>>(sys, &dir.join(RECORD))?
     {
         // After an exchange it is what had the name, which a killed program may not have looked at.
         match record.inodes.iter().position(|&inode| inode == found.ino()) {

@@ -51,7 +51,7 @@ pub trait Backend {
     }
 
     /// Starts or does the work on the next chunk in order, and keeps its buffer until [`Backend::take_free`].
-    fn submit(&mut self, chunk: Loaded<Self::Buffer>) -> Result<()>;
+    fn submit(&mut self, chunk: LoadedChunk<Self::Buffer>) -> Result<()>;
 
     /// A buffer whose work is done; with `wait`, waits for one if any is at work. `None` if there is none.
     fn take_free(&mut self, wait: bool) -> Result<Option<Free<Self::Buffer>>>;
@@ -65,7 +65,7 @@ pub trait Backend {
 
 /// A chunk as a worker hands it over.
 #[derive(Debug)]
-pub struct Loaded<B> {
+pub struct LoadedChunk<B> {
     /// Its checked header.
     pub header: ChunkHeader,
     /// Holds the image in its first `header.image_bytes` bytes.
@@ -94,7 +94,7 @@ pub enum Owner {
 
 /// A buffer that keeps a chunk between passes.
 #[derive(Debug)]
-struct Kept<B> {
+struct KeptChunk<B> {
     /// `None` until it was loaded.
     header: Option<ChunkHeader>,
     /// `None` while it is with a worker or the backend.
@@ -109,7 +109,7 @@ pub struct Executor<B> {
     /// Free buffers of each worker between passes.
     buffers: Vec<Vec<B>>,
     /// By chunk number; `None` for chunks that are read in each pass.
-    kept: Vec<Option<Box<Kept<B>>>>,
+    kept: Vec<Option<Box<KeptChunk<B>>>>,
     spans: Vec<Span>,
 }
 
@@ -118,11 +118,11 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
     pub fn new(store: &Store, plan: &Plan, backend: &mut impl Backend<Buffer = B>) -> Result<Self> {
         store.check_long_chunks()?;
         let entries = &store.manifest().chunks;
-        let mut kept: Vec<Option<Box<Kept<_>>>> = Vec::new();
+        let mut kept: Vec<Option<Box<KeptChunk<_>>>> = Vec::new();
         kept.resize_with(entries.len(), || None);
         for &number in &plan.kept {
             let buffer = Some(backend.buffer(store.chunk_buffer_bytes(number))?);
-            kept[number] = Some(Box::new(Kept { header: None, buffer }));
+            kept[number] = Some(Box::new(KeptChunk { header: None, buffer }));
         }
         let mut worker =
             |_| (0..plan.buffers_per_worker).map(|_| backend.buffer(plan.buffer_bytes)).collect();
@@ -221,18 +221,18 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
     }
 
     /// Notes what a kept chunk is, when its worker has loaded it.
-    fn loaded(&mut self, number: usize, chunk: &Loaded<B>) {
+    fn loaded(&mut self, number: usize, chunk: &LoadedChunk<B>) {
         if let (Owner::Chunk(_), Some(kept)) = (chunk.owner, &mut self.kept[number]) {
             kept.header = Some(chunk.header.clone());
         }
     }
 
     /// A chunk that is kept in its buffer.
-    fn take_kept(&mut self, number: usize) -> Loaded<B> {
+    fn take_kept(&mut self, number: usize) -> LoadedChunk<B> {
         let kept = self.kept[number].as_mut().expect("only loaded chunks are not loaded");
         let header = kept.header.clone().expect("loaded in an earlier pass");
         let buffer = kept.buffer.take().expect("given back at the end of that pass");
-        Loaded { header, buffer, owner: Owner::Chunk(number) }
+        LoadedChunk { header, buffer, owner: Owner::Chunk(number) }
     }
 
     /// Whether the next chunk of a line may wait for buffers that the backend holds. A reader that goes on while a chunk is

@@ -1,6 +1,6 @@
 //! What a pass did, and when.
 
-use super::Loaded;
+use super::LoadedChunk;
 use super::worker::{Line, Steps};
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -135,7 +135,7 @@ impl PassReport {
     }
 
     /// Waits for the next chunk of a line and books where the time went.
-    pub(super) fn next_chunk<B>(&mut self, line: &Line<B>) -> Result<(Loaded<B>, Steps)> {
+    pub(super) fn next_chunk<B>(&mut self, line: &Line<B>) -> Result<(LoadedChunk<B>, Steps)> {
         let start = Instant::now();
         let received = line.full.recv().map_err(|_| Error::Resource {
             action: "continue: a reading thread ended early",

@@ -4,7 +4,7 @@
 //! are read directly it is two, so that the disk does not wait for a core: the reader reads a file into the next free buffer
 //! while the checker verifies, decodes and inspects the one before. Both ways chunks, and the first error, come in order.
 
-use super::{Inspector, Loaded, Owner};
+use super::{Inspector, LoadedChunk, Owner};
 use crate::error::Result;
 use crate::store::{ChunkHeader, DecodeScratch, LoadTimes, Store};
 use crate::sys::Sys;
@@ -12,7 +12,7 @@ use crate::sys::sync::{Receiver, Scope, ScopedJoinHandle, Sender, bounded};
 use std::time::{Duration, Instant};
 
 /// A chunk, or why there is none, with when its worker did what.
-pub(super) type Message<B> = Result<(Loaded<B>, Steps)>;
+pub(super) type Message<B> = Result<(LoadedChunk<B>, Steps)>;
 
 /// When a worker did what with a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ struct Coming<B> {
 }
 
 /// A worker's chunks and its free buffers.
-struct Turns<B> {
+struct WorkerTurns<B> {
     worker: usize,
     chunks: Vec<(usize, Option<B>)>,
     free: Receiver<B>,
@@ -88,7 +88,7 @@ pub(super) fn start<'scope, B: Send + AsMut<[u8]> + 'scope>(
         // The channel has room for every buffer, and its receiver is right here.
         drop(empty.send(buffer));
     }
-    let turns = Turns { worker, chunks, free };
+    let turns = WorkerTurns { worker, chunks, free };
     let mut checker = Checker { store, scratch: store.scratch()?, inspect, full: full_sender };
     let reader = format!("read-{worker}");
     if !store.reads_directly() {
@@ -118,7 +118,7 @@ impl<B> Line<'_, B> {
     }
 }
 
-impl<B> Turns<B> {
+impl<B> WorkerTurns<B> {
     /// Calls `bring` for each chunk, in order, when there is a buffer for it, until it says that there is no more to do.
     /// Gives the worker's buffers when they have come back; none where the pass has ended early.
     fn each(self, mut bring: impl FnMut(Coming<B>) -> bool) -> Vec<B> {
@@ -178,7 +178,7 @@ impl<B: AsMut<[u8]>> Checker<'_, B> {
             inspect(&header, &buffer.as_mut()[..header.image_bytes as usize])?;
         }
         times.verify = verify.elapsed().saturating_sub(times.decode);
-        Ok((Loaded { header, buffer, owner }, Steps { stall, read, verify, times }))
+        Ok((LoadedChunk { header, buffer, owner }, Steps { stall, read, verify, times }))
     }
 
     /// Whether another chunk may follow: not after an error, nor where the pass has ended early.

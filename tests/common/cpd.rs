@@ -6,8 +6,8 @@
 
 use super::Tensor;
 use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
-use blco::internals::decomp::host::{HostPlace, host_bytes};
-use blco::internals::decomp::{Decomposition, Init, Job, Model, Problem, Settings, run};
+use blco::internals::decomp::host::{HostAls, host_bytes};
+use blco::internals::decomp::{CpJob, Decomposition, Init, Model, Problem, Settings, run};
 use blco::internals::dense::{Matrix, Real};
 use blco::internals::op::mttkrp::Mttkrp;
 use blco::internals::random::Counter;
@@ -135,11 +135,11 @@ pub fn job(
     settings: Settings,
     max_iters: usize,
     checkpoint: Option<(PathBuf, bool)>,
-) -> Job<'_> {
+) -> CpJob<'_> {
     let open = |(dir, resume): (PathBuf, bool)| {
         Checkpointer::open(store.sys(), &dir, 1, Identity::new(), resume).unwrap()
     };
-    Job {
+    CpJob {
         sys: store.sys(),
         shape: &store.manifest().shape,
         problem: Problem::of(store.manifest()).unwrap(),
@@ -160,7 +160,7 @@ pub fn on_host<T: Real>(
     let shape = &store.manifest().shape;
     let plan = plan(store, host_bytes::<T>(shape, settings.rank, 2), &Limits::default()).unwrap();
     let op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
-    let mut place = HostPlace::new(store, &plan, op).unwrap();
+    let mut place = HostAls::new(store, &plan, op).unwrap();
     run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()
 }
 

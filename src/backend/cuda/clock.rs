@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Times what goes on in a pass, with events made beforehand.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct EventClock {
     /// The pass's zero.
     pub(super) base: Event,
     events: Vec<Arc<Event>>,
@@ -16,7 +16,7 @@ pub(super) struct Clock {
     marks: Vec<(Stage, usize, Option<usize>)>,
 }
 
-impl Clock {
+impl EventClock {
     /// With events for so many pairs.
     pub(super) fn new(device: &Arc<Device>, pairs: usize) -> Result<Self> {
         let mut clock = Self { base: device.event(true)?, events: Vec::new(), used: 0, marks: Vec::new() };

@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// The chunks of one launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct Launch {
     /// Thread blocks in all, for one part.
     pub blocks: u32,
     /// Address and length of a list of [`Chunk`]s on the device; 0 where `one` is the only chunk.
@@ -50,7 +50,7 @@ pub trait DeviceOp {
     fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()>;
 
     /// Starts the work of some parts (one, where nonzeros are sorted) on some chunks.
-    fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()>;
+    fn launch(&self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<()>;
 
     /// Starts what completes a part's results when all chunks are done; `written`: by one launch of [`Nonzeros::Sorted`].
     fn finish(&mut self, part: usize, written: bool, stream: &Stream) -> Result<()>;

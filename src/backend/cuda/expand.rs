@@ -17,14 +17,14 @@ pub const KERNEL: &str = "expand_tree";
 const ALIGN: u64 = 64;
 
 /// Where the sections of an image begin, and how long it is.
-struct Layout {
+struct ExpandLayout {
     tiles_at: u64,
     columns_at: u64,
     values_at: u64,
     bytes: u64,
 }
 
-impl Layout {
+impl ExpandLayout {
     fn new(nnz: u64, order: u64) -> Self {
         let tiles = nnz.div_ceil(TILE_NNZ as u64);
         let tiles_at = HEADER_BYTES as u64;
@@ -43,7 +43,7 @@ fn is_expanded(format: &Format) -> bool {
 pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
     let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
     if is_expanded(&manifest.format) {
-        Layout::new(entry.nnz, manifest.shape.order() as u64).bytes
+        ExpandLayout::new(entry.nnz, manifest.shape.order() as u64).bytes
     } else {
         entry.image_bytes
     }
@@ -91,7 +91,7 @@ impl Expander {
 
     /// Makes the image of the tree at address `tree` at `image`.
     pub fn launch(&self, stream: &Stream, header: &ChunkHeader, tree: u64, image: u64) -> Result<()> {
-        let layout = Layout::new(header.nnz.into(), self.order.into());
+        let layout = ExpandLayout::new(header.nnz.into(), self.order.into());
         let at = |offset: u64| u32::try_from(offset).expect("images are shorter than 4 GiB");
         let arguments = ExpandArgs {
             tree,

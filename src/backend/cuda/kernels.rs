@@ -40,7 +40,7 @@ const HEADERS: [SourceFile; 12] = [
     source!("ttv.cuh"),
 ];
 
-/// The names of the kernels in a specialised [`Image`].
+/// The names of the kernels in a specialised [`KernelImage`].
 const SPECIALISED_NAME: &str = "mttkrp";
 const SPECIALISED_SORTED: &str = "mttkrp_sorted";
 
@@ -72,7 +72,7 @@ pub fn embedded_ptx(names: &[&str]) -> Vec<u8> {
 
 /// The kernels of an operation, and where they came from.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct MttkrpKernels {
     /// Adds chunks to sums.
     pub mttkrp: Kernel,
     /// Adds up sorted nonzeros; for `tiled` chunks.
@@ -97,7 +97,7 @@ impl KernelSource {
         sys: &Sys,
         spec: &Specialisation,
         factor_bytes: u64,
-    ) -> error::Result<Loaded> {
+    ) -> error::Result<MttkrpKernels> {
         let Specialisation { precision, order, rank, .. } = *spec;
         if let Some(variant) = self.variant {
             let refused = |why| Error::request(format!("kernel {variant}: {why}"));
@@ -113,7 +113,7 @@ impl KernelSource {
                 let name = spec.report_name(&variant) + &format!(", rank {rank}");
                 let report = KernelReport { name, origin: image.origin, why: image.cache_refused };
                 let sorted = spec.has_sorted().then(|| SPECIALISED_SORTED.to_owned());
-                return Loaded::new(&module, SPECIALISED_NAME, sorted, "real", variant, report);
+                return MttkrpKernels::new(&module, SPECIALISED_NAME, sorted, "real", variant, report);
             }
             Err(why) if self.compile == Some(true) || self.variant.is_some() => {
                 return Err(Error::request(format!("kernels cannot be compiled: {why}")));
@@ -128,7 +128,7 @@ impl KernelSource {
         let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
         let report =
             KernelReport { name: spec.report_name(&variant), origin: Origin::Embedded, why: Some(why) };
-        Loaded::new(&module, &name, sorted, precision.name(), variant, report)
+        MttkrpKernels::new(&module, &name, sorted, precision.name(), variant, report)
     }
 
     fn compiled(
@@ -137,7 +137,7 @@ impl KernelSource {
         sys: &Sys,
         spec: &Specialisation,
         variant: &MttkrpVariant,
-    ) -> Result<Image, String> {
+    ) -> Result<KernelImage, String> {
         if self.compile == Some(false) {
             return Err("embedded kernels were asked for".into());
         }
@@ -152,7 +152,7 @@ fn of_rows(real: &str) -> [String; 3] {
     ["finish", "join", "clear"].map(|what| format!("{what}_{real}"))
 }
 
-impl Loaded {
+impl MttkrpKernels {
     /// From a module that has them by these names.
     fn new(
         module: &Arc<Module>,
@@ -396,7 +396,7 @@ impl Specialisation {
 
 /// A specialised kernel for one kind of device.
 #[derive(Debug)]
-pub struct Image {
+pub struct KernelImage {
     /// A device binary with the kernels that kernels/blco.cu names.
     pub bytes: Vec<u8>,
     /// Where it comes from.
@@ -415,7 +415,7 @@ pub fn specialised(
     variant: &MttkrpVariant,
     capability: (u32, u32),
     cache: Option<&Path>,
-) -> Result<Image, String> {
+) -> Result<KernelImage, String> {
     let options = spec.options(variant, capability);
     let key = key(nvrtc.version(), &options);
     let (cache, mut cache_refused) = match cache.map(|path| Cache::open(sys, path)) {
@@ -424,13 +424,13 @@ pub fn specialised(
         Some(Err(refused)) => (None, Some(refused.to_string())),
     };
     if let Some(bytes) = cache.as_ref().and_then(|cache| cache.get(key)) {
-        return Ok(Image { bytes, origin: Origin::Cache, cache_refused });
+        return Ok(KernelImage { bytes, origin: Origin::Cache, cache_refused });
     }
     let bytes = nvrtc.compile(SOURCE, &HEADERS, &options)?;
     if let Some(Err(refused)) = cache.map(|cache| cache.put(key, &bytes)) {
         cache_refused = Some(refused.to_string());
     }
-    Ok(Image { bytes, origin: Origin::Compiled, cache_refused })
+    Ok(KernelImage { bytes, origin: Origin::Compiled, cache_refused })
 }
 
 /// Identifies what a compilation depends on: sources, compiler, options.

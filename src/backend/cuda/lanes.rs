@@ -1,6 +1,6 @@
 //! The streams and buffers through which chunks come to the device, and the streams on which they are launched.
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::driver::{Device, Event, Memory, Stream};
 use crate::backend::device::DevicePlan;
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A copy stream with its device buffer.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CopyLane {
     pub(super) copy: Stream,
     /// `None` where all chunks are resident.
     pub(super) memory: Option<Memory>,
@@ -21,8 +21,8 @@ pub(super) struct Lane {
 
 /// All lanes, which take turns.
 #[derive(Debug)]
-pub(super) struct Lanes {
-    pub(super) all: Vec<Lane>,
+pub(super) struct CopyLanes {
+    pub(super) all: Vec<CopyLane>,
     next: usize,
     /// Copies of this pass.
     copies: usize,
@@ -30,7 +30,7 @@ pub(super) struct Lanes {
     first_copy: Option<Arc<Event>>,
 }
 
-impl Lanes {
+impl CopyLanes {
     /// As many as there is memory for, at least one.
     pub(super) fn new(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Self> {
         Ok(Self { all: make_lanes(device, plan, notes)?, next: 0, copies: 0, first_copy: None })
@@ -48,7 +48,7 @@ impl Lanes {
 
     /// Starts a copy of chunk or image `number` on the next lane, whose buffer is free then: the lane, and what is to be recorded behind
     /// the copy.
-    pub(super) fn start(&mut self, clock: &mut Clock, number: usize) -> Result<(usize, Arc<Event>)> {
+    pub(super) fn start(&mut self, clock: &mut EventClock, number: usize) -> Result<(usize, Arc<Event>)> {
         let at = self.next;
         self.next = (at + 1) % self.all.len();
         self.copies += 1;
@@ -71,7 +71,7 @@ impl Lanes {
 }
 
 /// As many lanes as there is memory for, at least one.
-fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<Lane>> {
+fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<CopyLane>> {
     let room = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         (bytes > 0).then(|| device.memory(bytes)).transpose()
@@ -86,21 +86,21 @@ fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) 
             }
             other => other?,
         };
-        lanes.push(Lane { copy: device.stream(true)?, memory, staging, used: None });
+        lanes.push(CopyLane { copy: device.stream(true)?, memory, staging, used: None });
     }
     Ok(lanes)
 }
 
 /// The streams on which streamed chunks are launched, in turn.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct LaunchTurns {
     pub(super) streams: [Stream; 2],
     /// When their launches are done.
     pub(super) done: [Event; 2],
     pub(super) next: usize,
 }
 
-impl Turns {
+impl LaunchTurns {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
         Ok(Self {
             streams: [device.stream(true)?, device.stream(true)?],

@@ -47,23 +47,23 @@ use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
 use crate::store::Store;
-use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
+use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
-use clock::Clock;
+use clock::EventClock;
 use derive::PartOrder;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::Expander;
 use host_orders::{Gathering, HostOrder, make_gathering};
-use lanes::{Lanes, Turns};
+use lanes::{CopyLanes, LaunchTurns};
 use order::OrderKernels;
-use resident::{Resident, blocks_of, make_resident};
+use resident::{Resident, blocks_of, make_resident, resident_bytes};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 pub use choose::Operation;
-pub use device_op::{DeviceOp, Nonzeros, Work};
+pub use device_op::{DeviceOp, Launch, Nonzeros};
 pub use plan::plan;
 
 /// A part's streams, and its order. Parts that share a launch on what is resident use the first one's stream for it.
@@ -100,13 +100,13 @@ pub struct CudaBackend<O> {
     device: Arc<Device>,
     store: Store,
     op: O,
-    lanes: Lanes,
+    lanes: CopyLanes,
     parts: Vec<Part>,
-    turns: Turns,
+    turns: LaunchTurns,
     /// The parts that read the store's order in this pass.
     sharing: Vec<usize>,
     resident: Option<Resident>,
-    clock: Clock,
+    clock: EventClock,
     begun: Instant,
     /// Bytes of all images, as often as parts read them.
     image_bytes: u64,
@@ -152,7 +152,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             })
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
-        let mut lanes = Lanes::new(device, &plan, &mut notes)?;
+        let mut lanes = CopyLanes::new(device, &plan, &mut notes)?;
         // Where there is no memory for it, chunks stay there instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
         let tiles = op.tiles_per_block(false);
@@ -160,7 +160,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
             // Not all chunks stay, after all: lanes come first, and chunks get what these leave.
             drop((lanes, resident));
-            lanes = Lanes::new(device, &plan, &mut notes)?;
+            lanes = CopyLanes::new(device, &plan, &mut notes)?;
             resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         }
         plan.check_sorted(store)?;
@@ -169,7 +169,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = store.manifest().chunks.len();
         let expander = Expander::new(device, store)?;
         let expansions = if expander.is_some() { chunks } else { 0 };
-        let clock = Clock::new(device, 2 * chunks + parts.len() + expansions)?;
+        let clock = EventClock::new(device, 2 * chunks + parts.len() + expansions)?;
         Ok(Self {
             uploads: VecDeque::with_capacity(plan.lanes),
             lent: VecDeque::new(),
@@ -178,7 +178,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             op,
             lanes,
             parts,
-            turns: Turns::new(device)?,
+            turns: LaunchTurns::new(device)?,
             sharing: Vec::new(),
             resident,
             clock,
@@ -236,7 +236,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.pass.resident_chunks = resident.offsets.len();
         let count = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
-        let work = |list: &Memory, images, blocks, nonzeros| Work {
+        let work = |list: &Memory, images, blocks, nonzeros| Launch {
             blocks,
             chunks: (list.address(), images),
             one: Chunk::default(),
@@ -359,8 +359,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         if self.plan.deterministic && !self.is_there() { Ok(()) } else { self.begin_parts() }
     }
 
-    fn submit(&mut self, chunk: Loaded<Pinned>) -> Result<()> {
-        let Loaded { header, buffer, owner } = chunk;
+    fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
+        let LoadedChunk { header, buffer, owner } = chunk;
         let number = header.number as usize;
         self.encodings.extend(ValueEncoding::from_code(header.value_encoding));
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
@@ -371,7 +371,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
             (Some(resident), ..) => (&resident.memory, resident.offsets[number]),
-            (None, Some(gathering), _) => gathering.place(plan::resident_bytes(&self.store, number)),
+            (None, Some(gathering), _) => gathering.place(resident_bytes(&self.store, number)),
             (None, None, Some(memory)) => (memory, 0),
             (None, None, None) => unreachable!("lanes have memory unless all chunks are resident"),
         };
@@ -393,7 +393,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             _ => copied,
         };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
-        let work = Work { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder };
+        let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder };
         // Nothing, where orders are to be derived first.
         if self.sharing.is_empty() {
             return Ok(());

@@ -16,7 +16,7 @@ const MAJORS: [u32; 2] = [13, 12];
 const DIRECTORIES: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 
 /// `nvrtcProgram`.
-type Program = *mut c_void;
+type NvrtcProgram = *mut c_void;
 /// `nvrtcResult`; 0 is success.
 type Status = c_int;
 
@@ -37,19 +37,19 @@ struct Functions {
     architectures: unsafe extern "C" fn(*mut c_int) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     create: unsafe extern "C" fn(
-        *mut Program,
+        *mut NvrtcProgram,
         *const c_char,
         *const c_char,
         c_int,
         *const *const c_char,
         *const *const c_char,
     ) -> Status,
-    destroy: unsafe extern "C" fn(*mut Program) -> Status,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
-    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
-    cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    destroy: unsafe extern "C" fn(*mut NvrtcProgram) -> Status,
+    compile: unsafe extern "C" fn(NvrtcProgram, c_int, *const *const c_char) -> Status,
+    log_size: unsafe extern "C" fn(NvrtcProgram, *mut usize) -> Status,
+    log: unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> Status,
+    cubin_size: unsafe extern "C" fn(NvrtcProgram, *mut usize) -> Status,
+    cubin: unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> Status,
 }
 
 impl Functions {
@@ -228,15 +228,15 @@ impl Nvrtc {
 /// A program, destroyed when dropped. The handle is null until it is created.
 struct Created<'a> {
     nvrtc: &'a Nvrtc,
-    handle: Program,
+    handle: NvrtcProgram,
 }
 
 impl Created<'_> {
     /// What a pair of functions tells of the program: its length, then the bytes.
     fn bytes(
         &self,
-        size: unsafe extern "C" fn(Program, *mut usize) -> Status,
-        get: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+        size: unsafe extern "C" fn(NvrtcProgram, *mut usize) -> Status,
+        get: unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> Status,
     ) -> Result<Vec<u8>, String> {
         let mut bytes = 0;
         // SAFETY: the program is created, the pointer is to a live integer.

@@ -3,7 +3,8 @@
 use super::choose::{self, Operation, Sample};
 use super::driver::Device;
 use super::expand;
-use super::host_orders::{Planner, Room};
+use super::host_orders::{HostRoom, Planner};
+use super::resident::resident_bytes;
 use crate::backend::device::{DeviceLimits, DeviceOrder, DevicePlan};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
@@ -11,8 +12,6 @@ use crate::store::{Format, Store};
 use bytesize::ByteSize;
 use std::sync::Arc;
 
-/// What images on the device are aligned to, in bytes.
-const ALIGN: u64 = 256;
 /// Lanes where nobody asks: one copies, one computes, one waits for either.
 const LANES: usize = 4;
 /// Part of the free memory that is left to the driver and to others.
@@ -21,11 +20,6 @@ const RESERVE: u64 = 16;
 const CACHED_BYTES: u64 = 64 << 20;
 /// The largest copy that the link is measured with: larger ones are no faster.
 const PROBE_BYTES: usize = 16 << 20;
-
-/// Bytes that chunk `number` takes among the resident ones.
-pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
-    expand::bytes_there(store, number).next_multiple_of(ALIGN)
-}
 
 /// Bytes of the longest chunk on the device.
 fn longest(store: &Store) -> u64 {
@@ -154,7 +148,7 @@ impl DevicePlan {
         limits: &DeviceLimits,
         bound: u64,
     ) -> Result<()> {
-        let room = Room {
+        let room = HostRoom {
             device_bytes: bound - self.operation_bytes,
             lanes: limits.lanes.unwrap_or(LANES) as u64,
             lane_bytes: longest(store),

@@ -2,12 +2,20 @@
 
 use super::abi::Chunk;
 use super::driver::{Device, Memory};
-use super::plan;
+use super::expand;
 use crate::backend::device::DevicePlan;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::store::{Manifest, Store};
 use std::sync::Arc;
+
+/// What images on the device are aligned to, in bytes.
+const ALIGN: u64 = 256;
+
+/// Bytes that chunk `number` takes among the resident ones.
+pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
+    expand::bytes_there(store, number).next_multiple_of(ALIGN)
+}
 
 /// Chunks that stay on the device.
 #[derive(Debug)]
@@ -57,7 +65,7 @@ impl Resident {
         let (mut offsets, mut at, mut blocks) = (Vec::with_capacity(chunks.len()), 0, 0);
         for (number, entry) in chunks.iter().enumerate() {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
-            at += plan::resident_bytes(store, number);
+            at += resident_bytes(store, number);
             blocks += blocks_of(entry.nnz, tiles_per_block);
         }
         let list =

@@ -8,7 +8,7 @@ mod ttv_report;
 use crate::cli::engine::{EngineArgs, PrecisionArg};
 use crate::cli::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
-use crate::cli::progress::Progress;
+use crate::cli::progress::Bar;
 use crate::cli::{Common, Program, Report};
 use crate::coo::Source;
 use crate::coo::tns::TnsReader;
@@ -144,7 +144,7 @@ impl Program for Run {
             let what = "says how the text of --check is read; give that, or leave it out";
             return Err(Error::request(format!("{option} {what}")));
         }
-        let progress = Progress::new(self.common.quiet || self.common.json);
+        let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = self.engine.engine(sys, self.common, &progress)?;
         engine.install(|| match (self.op, self.engine.precision) {
             (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, &engine, &progress),
@@ -163,7 +163,7 @@ fn refuse(op: &str, options: &[(bool, &str)]) -> Result<()> {
 
 impl Run {
     /// Opens, plans, streams, checks, writes.
-    fn mttkrp<T: Real>(&self, sys: &Sys, engine: &Engine, progress: &Progress) -> Result<Report> {
+    fn mttkrp<T: Real>(&self, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
         self.refuse_others()?;
         let store = engine.open(&self.store)?;
         let shape = store.manifest().shape.clone();

@@ -1,6 +1,6 @@
 //! What `blco-run` reports of MTTKRP: as JSON and as text.
 
-use super::report::{Head, median, median_of, share_of_bound, stages_text};
+use super::report::{ReportHead, median, median_of, share_of_bound, stages_text};
 use crate::backend::device::{DevicePlan, KernelReport};
 use crate::cli::counted;
 use crate::cli::device;
@@ -18,7 +18,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub struct RunReport {
     #[serde(flatten)]
-    pub head: Head,
+    pub head: ReportHead,
     pub modes: Vec<usize>,
     pub rank: usize,
     pub plan: Plan,
@@ -37,7 +37,7 @@ impl RunReport {
         let on_cpu = if plan.device.is_some() { Vec::new() } else { strategies(shape, &modes, rank) };
         Self {
             strategies: on_cpu,
-            head: Head::new::<T>(store, "mttkrp", plan.device.is_some(), plan.notes.clone()),
+            head: ReportHead::new::<T>(store, "mttkrp", plan.device.is_some(), plan.notes.clone()),
             modes: modes.into_iter().map(|m| m + 1).collect(),
             rank,
             plan: plan.host.clone(),

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 /// What a report begins with.
 #[derive(Debug, Serialize)]
-pub struct Head {
+pub struct ReportHead {
     #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     pub digest: String,
@@ -26,7 +26,7 @@ pub struct Head {
     pub nnz: u64,
 }
 
-impl Head {
+impl ReportHead {
     /// Of a run on `store`.
     pub fn new<T: Real>(store: &Store, op: &'static str, on_device: bool, notes: Vec<String>) -> Self {
         let manifest = store.manifest();

@@ -1,10 +1,10 @@
 //! `blco-run --op ttv`.
 
-use super::report::{Checked, Head};
+use super::report::{Checked, ReportHead};
 use super::ttv_report::{empty_report, plan_text, text};
 use super::{Run, held_to, parse_modes, refuse};
 use crate::cli::outputs::{Outputs, check_temp_dir, is_standard_output};
-use crate::cli::progress::Progress;
+use crate::cli::progress::Bar;
 use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
 use crate::coo::Batch;
 use crate::coo::tns::{TnsReader, text_of};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// The result's file name.
 const RESULT: &str = "result.tns";
 /// Opens, plans, streams, writes.
-pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Progress) -> Result<Report> {
+pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
     let store = engine.open(&run.store)?;
     let manifest = store.manifest();
     let &[mode] = &parse_modes(&run.modes, manifest.shape.order())?[..] else {
@@ -46,7 +46,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Pro
     };
     let plan = engine.plan_ttv::<T>(&store, &request)?;
     run.engine.refuse_on_cpu(plan.uses.device.is_none())?;
-    let head = Head::new::<T>(&store, "ttv", plan.uses.device.is_some(), plan.uses.notes.clone());
+    let head = ReportHead::new::<T>(&store, "ttv", plan.uses.device.is_some(), plan.uses.notes.clone());
     let mut report = empty_report(&store, head, mode, &plan);
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);

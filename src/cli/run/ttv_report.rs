@@ -1,6 +1,6 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
-use super::report::{Head, median, median_of, share_of_bound, stages_text};
+use super::report::{ReportHead, median, median_of, share_of_bound, stages_text};
 use crate::backend::device::{PipelinePlan, TtvVariant};
 use crate::cli::counted;
 use crate::cli::engine::{backend_text, memory_text};
@@ -17,7 +17,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub struct TtvReport {
     #[serde(flatten)]
-    pub head: Head,
+    pub head: ReportHead,
     pub mode: usize,
     /// Whether elements come in the store's order, with no partial results.
     pub streamed: bool,
@@ -38,7 +38,7 @@ pub struct TtvReport {
 }
 
 /// The report of a run that has not begun.
-pub fn empty_report(store: &Store, head: Head, mode: usize, plan: &TtvPlan) -> TtvReport {
+pub fn empty_report(store: &Store, head: ReportHead, mode: usize, plan: &TtvPlan) -> TtvReport {
     TtvReport {
         head,
         mode: mode + 1,

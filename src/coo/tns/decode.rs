@@ -26,7 +26,7 @@ enum Compression {
 }
 
 /// Decoded text, and what to call it in messages.
-pub(super) struct Input {
+pub(super) struct TextInput {
     name: String,
     compression: Compression,
     /// The largest window of a zstd frame that is read.
@@ -34,7 +34,7 @@ pub(super) struct Input {
     text: Box<dyn Read + Send>,
 }
 
-impl Input {
+impl TextInput {
     /// Reads the first bytes of `raw` and puts the right decoder in front of it.
     pub(super) fn sniff(raw: Box<dyn Read + Send>, name: &str) -> Result<Self> {
         let mut raw = Retry(raw);
@@ -115,9 +115,9 @@ impl Input {
     }
 }
 
-impl std::fmt::Debug for Input {
+impl std::fmt::Debug for TextInput {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Input")
+        f.debug_struct("TextInput")
             .field("name", &self.name)
             .field("compression", &self.compression)
             .finish_non_exhaustive()

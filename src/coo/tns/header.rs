@@ -1,7 +1,7 @@
 //! What stands before the first row: comments and headers. It decides the order.
 
 use super::parse::{Declared, Rules, fields, not_text, quoted, too_long};
-use super::pieces::{Piece, Pieces};
+use super::pieces::{Pieces, TextPiece};
 use super::{IndexBase, ReadOptions};
 use crate::error::{Error, Result};
 use crate::shape::{DIM_MAX, ORDER_MAX, ORDER_MIN, Shape};
@@ -16,7 +16,7 @@ const OTHER_TOOLBOX: [&[u8]; 8] =
 
 /// What is known before the first row.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(super) struct TextHeader {
     pub(super) rules: Rules,
     /// The dims, from the user or else the header.
     pub(super) dims: Option<Vec<u64>>,
@@ -38,9 +38,13 @@ enum Expect {
 }
 
 /// Reads up to the first row, and returns it at the beginning of a piece; `None` if there is none.
-pub(super) fn read(pieces: &mut Pieces, name: &str, options: &ReadOptions) -> Result<Option<(Head, Piece)>> {
+pub(super) fn read(
+    pieces: &mut Pieces,
+    name: &str,
+    options: &ReadOptions,
+) -> Result<Option<(TextHeader, TextPiece)>> {
     let mut scan =
-        Scan { options, expect: Expect::Anything, toolbox: false, order: None, dims: None, nnz: None };
+        HeaderScan { options, expect: Expect::Anything, toolbox: false, order: None, dims: None, nnz: None };
     let mut lines = 0;
     let mut buffer = Vec::new();
     while let Some(mut piece) = pieces.next(buffer)? {
@@ -62,7 +66,7 @@ pub(super) fn read(pieces: &mut Pieces, name: &str, options: &ReadOptions) -> Re
 }
 
 /// The state of the scan.
-struct Scan<'a> {
+struct HeaderScan<'a> {
     options: &'a ReadOptions,
     expect: Expect,
     /// Whether the header is the toolbox's, which has a line for the nnz.
@@ -72,7 +76,7 @@ struct Scan<'a> {
     nnz: Option<u64>,
 }
 
-impl Scan<'_> {
+impl HeaderScan<'_> {
     /// Takes one line of the header in; true if it is a row instead.
     fn is_row(&mut self, line: &[u8]) -> StdResult<bool, String> {
         if ends_in_cr_alone(line) {
@@ -177,7 +181,7 @@ impl Scan<'_> {
     }
 
     /// The rules for the rows, when the first of them has been found.
-    fn head(self, lines: u64) -> StdResult<Head, String> {
+    fn head(self, lines: u64) -> StdResult<TextHeader, String> {
         let given = self.options.dims.clone();
         let declared = match (&given, &self.dims) {
             (Some(_), _) => Declared::ByUser,
@@ -195,7 +199,7 @@ impl Scan<'_> {
             IndexBase::Zero => 0,
             IndexBase::One => 1,
         };
-        Ok(Head { rules: Rules { order, base, limits, declared }, dims, nnz: self.nnz, lines })
+        Ok(TextHeader { rules: Rules { order, base, limits, declared }, dims, nnz: self.nnz, lines })
     }
 }
 

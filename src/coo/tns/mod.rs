@@ -36,10 +36,10 @@ use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use crate::sys::{File, FileState, Sys};
-use decode::Input;
-use header::Head;
+use decode::TextInput;
+use header::TextHeader;
 use parse::{Parsed, Rules};
-use pieces::{Piece, Pieces};
+use pieces::{Pieces, TextPiece};
 use rayon::prelude::*;
 use std::fmt;
 use std::io::Read;
@@ -115,7 +115,7 @@ pub struct TnsReader {
     name: String,
     options: ReadOptions,
     /// The input, until the first of it is read.
-    input: Option<Input>,
+    input: Option<TextInput>,
     /// What was read of it to learn the dims, until it is drained.
     begun: Option<Begun>,
     plain: bool,
@@ -169,7 +169,7 @@ impl TnsReader {
         if let Some(dims) = &options.dims {
             Shape::new(dims).map_err(|e| Error::request(format!("--dims: {e}")))?;
         }
-        let input = Input::sniff(text, name)?;
+        let input = TextInput::sniff(text, name)?;
         Ok(Self {
             sys: sys.clone(),
             name: name.to_string(),
@@ -202,7 +202,7 @@ impl TnsReader {
 struct Begun {
     pieces: Pieces,
     /// What the header says, and the piece that begins with the first row; `None` without a row.
-    head: Option<(Head, Piece)>,
+    head: Option<(TextHeader, TextPiece)>,
 }
 
 /// The size of plain text, from its length and its first lines of data.
@@ -294,7 +294,7 @@ impl TnsReader {
     fn hand_over(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let Begun { pieces, head } = self.begin()?;
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
-        let mut tally = Tally::new(&self.name, &head);
+        let mut tally = TextTally::new(&self.name, &head);
         scope(|scope| {
             // Both channels live in here, so that a return ends the reading thread before it is waited for.
             let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
@@ -323,7 +323,7 @@ impl TnsReader {
 }
 
 /// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
-fn read_pieces(mut pieces: Pieces, full: &Sender<Result<Piece>>, empty: &Receiver<Vec<u8>>) {
+fn read_pieces(mut pieces: Pieces, full: &Sender<Result<TextPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();
         if full.send(item).is_err() || last {
@@ -333,7 +333,7 @@ fn read_pieces(mut pieces: Pieces, full: &Sender<Result<Piece>>, empty: &Receive
 }
 
 /// Parses the pieces of a group in parallel; the results keep their order, and bring the buffers back.
-fn parse_group(sys: &Sys, rules: &Rules, group: Vec<Result<Piece>>) -> Vec<Result<(Vec<u8>, Parsed)>> {
+fn parse_group(sys: &Sys, rules: &Rules, group: Vec<Result<TextPiece>>) -> Vec<Result<(Vec<u8>, Parsed)>> {
     group
         .into_par_iter()
         .map(|piece| {
@@ -349,15 +349,15 @@ fn no_nonzeros(name: &str) -> Error {
 }
 
 /// What has been handed over so far.
-struct Tally<'a> {
+struct TextTally<'a> {
     name: &'a str,
     lines: u64,
     nnz: u64,
     maxima: [u32; ORDER_MAX],
 }
 
-impl<'a> Tally<'a> {
-    fn new(name: &'a str, head: &Head) -> Self {
+impl<'a> TextTally<'a> {
+    fn new(name: &'a str, head: &TextHeader) -> Self {
         Self { name, lines: head.lines, nnz: 0, maxima: [0; ORDER_MAX] }
     }
 
@@ -373,7 +373,7 @@ impl<'a> Tally<'a> {
         if parsed.batch.nnz() > 0 { sink(parsed.batch) } else { Ok(()) }
     }
 
-    fn extent(self, head: &Head) -> Result<Extent> {
+    fn extent(self, head: &TextHeader) -> Result<Extent> {
         if self.nnz == 0 {
             return Err(no_nonzeros(self.name));
         }

@@ -1,6 +1,6 @@
 //! Cuts text into pieces of whole lines.
 
-use super::decode::Input;
+use super::decode::TextInput;
 use crate::error::{Error, Result};
 use crate::sys::Sys;
 use memchr::memrchr;
@@ -11,13 +11,13 @@ pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 /// Some whole lines, each ended by a newline. Where a line is longer than [`LINE_BYTES_MAX`], the piece may
 /// end inside it, and is the last.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct TextPiece {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Piece {
+impl TextPiece {
     pub(super) fn text(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -37,7 +37,7 @@ impl Piece {
 #[derive(Debug)]
 pub(super) struct Pieces {
     sys: Sys,
-    input: Input,
+    input: TextInput,
     piece_bytes: usize,
     /// The beginning of a line whose end has not been read yet.
     carry: Vec<u8>,
@@ -47,13 +47,13 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn new(sys: Sys, input: Input, piece_bytes: usize) -> Self {
+    pub(super) fn new(sys: Sys, input: TextInput, piece_bytes: usize) -> Self {
         Self { sys, input, piece_bytes, carry: Vec::new(), ended: false, failure: None }
     }
 
     /// The next lines, read into `buffer`; `None` at the end. A failure of the input comes after the lines
     /// that are whole without it.
-    pub(super) fn next(&mut self, mut buffer: Vec<u8>) -> Result<Option<Piece>> {
+    pub(super) fn next(&mut self, mut buffer: Vec<u8>) -> Result<Option<TextPiece>> {
         let mut len = self.carry.len();
         if buffer.len() < len + 1 {
             buffer = self.sys.vec(0, (len + 1).max(self.piece_bytes + 1))?;
@@ -79,7 +79,7 @@ impl Pieces {
             if let Some(newline) = memrchr(b'\n', &buffer[fresh..len]) {
                 let end = fresh + newline + 1;
                 self.carry.extend_from_slice(&buffer[end..len]);
-                return Ok(Some(Piece { buffer, start: 0, end }));
+                return Ok(Some(TextPiece { buffer, start: 0, end }));
             }
             self.ended = len > LINE_BYTES_MAX;
         }
@@ -87,7 +87,7 @@ impl Pieces {
     }
 
     /// What is left when the input has ended: whole lines, the last line, then the failure or `None`.
-    fn last(&mut self, mut buffer: Vec<u8>, len: usize) -> Result<Option<Piece>> {
+    fn last(&mut self, mut buffer: Vec<u8>, len: usize) -> Result<Option<TextPiece>> {
         let mut end = len;
         if self.failure.is_some() {
             end = memrchr(b'\n', &buffer[..len]).map_or(0, |newline| newline + 1);
@@ -96,7 +96,7 @@ impl Pieces {
             end = len + 1;
         }
         if end > 0 {
-            return Ok(Some(Piece { buffer, start: 0, end }));
+            return Ok(Some(TextPiece { buffer, start: 0, end }));
         }
         self.failure.take().map_or(Ok(None), Err)
     }

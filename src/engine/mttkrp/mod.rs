@@ -141,7 +141,7 @@ impl Engine {
     /// [`Matrix`](crate::Matrix) or a view of the caller's memory; so is each result.
     ///
     /// On the CPU results have the same bits for any number of threads, memory and chunks; on a GPU where the engine is
-    /// [deterministic](super::Builder::deterministic). (Nguyen et al., ICS 2022, section 2.3.)
+    /// [deterministic](super::EngineBuilder::deterministic). (Nguyen et al., ICS 2022, section 2.3.)
     ///
     /// # Errors
     ///

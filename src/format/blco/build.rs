@@ -112,7 +112,7 @@ impl<K: Key> TileEncoder<K> {
 
 /// Assembles tiles into chunks, by the rule of formats-spec/blco.md, "Cutting".
 #[derive(Debug)]
-pub struct ChunkBuilder {
+pub struct BlcoBuilder {
     shape: Shape,
     encoding: IndexEncoding,
     chunk_bytes: u64,
@@ -149,7 +149,7 @@ fn value_cost(columns: usize) -> impl Fn(ValueBytes) -> u64 {
     move |values| aligned(columns as u64 + values.columns) + aligned(values.section)
 }
 
-impl ChunkBuilder {
+impl BlcoBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
     #[must_use]
     pub fn new(shape: &Shape, encoding: IndexEncoding, chunk_bytes: u64) -> Self {

@@ -14,13 +14,13 @@ use std::path::PathBuf;
 
 /// What decoding the chunks of one store needs, made once.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct BlcoDecoder {
     shape: Shape,
     encoding: IndexEncoding,
     reencoding: Reencoding,
 }
 
-impl Decoder {
+impl BlcoDecoder {
     /// A decoder for stores of `shape`.
     #[must_use]
     pub fn new(shape: &Shape, encoding: IndexEncoding) -> Self {
@@ -40,8 +40,8 @@ impl Decoder {
 
 /// A chunk's image, checked down to its tiles.
 #[derive(Debug)]
-pub struct ChunkView<'a> {
-    decoder: &'a Decoder,
+pub struct BlcoView<'a> {
+    decoder: &'a BlcoDecoder,
     path: PathBuf,
     number: u32,
     image: &'a [u8],
@@ -57,9 +57,14 @@ enum IndexSections {
     Tiled { tiles: Range<usize>, columns: Range<usize> },
 }
 
-impl<'a> ChunkView<'a> {
+impl<'a> BlcoView<'a> {
     /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
-    pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
+    pub fn open(
+        decoder: &'a BlcoDecoder,
+        header: &ChunkHeader,
+        image: &'a [u8],
+        path: PathBuf,
+    ) -> Result<Self> {
         let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
         check_frame(&decoder.shape, header, image).map_err(wrong)?;
         let index = Self::index_sections(decoder, header).ok_or_else(|| wrong("sections of the index"))?;
@@ -83,7 +88,7 @@ impl<'a> ChunkView<'a> {
         Ok(Self { path, ..view })
     }
 
-    fn index_sections(decoder: &Decoder, header: &ChunkHeader) -> Option<IndexSections> {
+    fn index_sections(decoder: &BlcoDecoder, header: &ChunkHeader) -> Option<IndexSections> {
         let nnz = header.nnz as usize;
         let section = |kind| header.section(kind);
         let absent = |kinds: [SectionKind; 3]| kinds.iter().all(|&k| section(k).is_none());

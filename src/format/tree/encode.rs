@@ -1,7 +1,7 @@
 //! A chunk's image of a tree.
 
 use super::measure::{other_bytes, section_bytes};
-use super::record::{Head, LevelRecord};
+use super::record::{LevelRecord, TreeHead};
 use super::{PADDING, Tree};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::values::{
@@ -36,7 +36,7 @@ struct Slots<'a> {
 
 /// Tile records and packed columns while they grow.
 #[derive(Default)]
-struct Columns {
+struct LevelColumns {
     records: Vec<LevelRecord>,
     bytes: Vec<u8>,
 }
@@ -60,7 +60,7 @@ impl TreeEncoder {
     fn image(&self, tree: &Tree, rule: LeafRule) -> BuiltChunk {
         let slots = Slots::new(tree, rule);
         let order = tree.order();
-        let inner: Vec<Columns> = (0..order - 1)
+        let inner: Vec<LevelColumns> = (0..order - 1)
             .map(|l| {
                 let starts = if l == order - 2 { &slots.starts } else { &tree.levels[l].starts };
                 inner_columns(&tree.levels[l].indices, starts)
@@ -86,7 +86,7 @@ impl TreeEncoder {
             let count = if l == order - 1 { slots.count } else { tree.level_nodes(l) };
             *n = u32::try_from(count).expect("a chunk has fewer than 2^32 nodes");
         }
-        let head = Head::new(&self.levels, self.leaf, nodes);
+        let head = TreeHead::new(&self.levels, self.leaf, nodes);
         let tiles = leaves.len() + inner.iter().map(|columns| columns.records.len()).sum::<usize>();
         let value_bytes =
             8 * if value_encoding == ValueEncoding::Dictionary { dictionary.len() } else { slots.count };
@@ -292,8 +292,8 @@ fn fibers_of(tree: &Tree, slice: usize) -> std::ops::Range<usize> {
 }
 
 /// Records and columns of an inner level.
-fn inner_columns(indices: &[u32], starts: &[u32]) -> Columns {
-    let mut columns = Columns::default();
+fn inner_columns(indices: &[u32], starts: &[u32]) -> LevelColumns {
+    let mut columns = LevelColumns::default();
     for (indices, starts) in indices.chunks(TILE_NNZ).zip(starts.chunks(TILE_NNZ)) {
         let stride = starts.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0);
         let low = indices.iter().copied().min().unwrap_or(0);

@@ -21,7 +21,7 @@ pub(crate) use record::RECORD_BYTES;
 pub(crate) use record::nodes_max;
 pub(crate) use tiles::walk;
 pub(crate) use view::chunk_format;
-pub use view::{Decoder, Leaves, Nodes, TreeView};
+pub use view::{Leaves, Nodes, TreeDecoder, TreeView};
 
 use crate::shape::ORDER_MAX;
 

@@ -12,7 +12,7 @@ pub const RECORD_BYTES: usize = 32;
 
 /// The section's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct TreeHead {
     /// The mode of each level, 0 beyond.
     pub level_modes: [u8; ORDER_MAX],
     /// The code of the leaf rule.
@@ -27,7 +27,7 @@ pub(crate) fn nodes_max(header: &ChunkHeader) -> u64 {
     (section.saturating_sub(HEAD_BYTES) / RECORD_BYTES * TILE_NNZ) as u64
 }
 
-impl Head {
+impl TreeHead {
     /// The head of a tree of these levels.
     pub fn new(levels: &ModeOrder, leaf: LeafRule, nodes: [u32; ORDER_MAX]) -> Self {
         Self { level_modes: level_bytes(levels), leaf_rule: leaf as u32, nodes }

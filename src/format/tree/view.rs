@@ -2,7 +2,7 @@
 //! its nodes. No coordinate outside the shape and no place outside a level ever comes out.
 
 use super::PADDING;
-use super::record::{HEAD_BYTES, Head, LevelRecord, RECORD_BYTES, u32_at};
+use super::record::{HEAD_BYTES, LevelRecord, RECORD_BYTES, TreeHead, u32_at};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::tile::reach_at_most;
 use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 
 /// What decoding the chunks of one store needs, made once.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct TreeDecoder {
     shape: Shape,
     levels: ModeOrder,
     leaf: LeafRule,
 }
 
-impl Decoder {
+impl TreeDecoder {
     /// A decoder for stores of `shape` whose level l has mode `levels.mode(l)`.
     #[must_use]
     pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
@@ -40,7 +40,7 @@ impl Decoder {
 pub(crate) fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
     let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
     let section = header.section(SectionKind::Levels).and_then(|section| image.get(section));
-    let head = section.and_then(Head::read).ok_or_else(|| wrong("LEVELS section"))?;
+    let head = section.and_then(TreeHead::read).ok_or_else(|| wrong("LEVELS section"))?;
     Format::tree(head.leaf_rule, head.level_modes, header.order.into()).map_err(wrong)
 }
 
@@ -83,7 +83,7 @@ impl Default for Leaves {
 /// A chunk's image, checked down to its tiles.
 #[derive(Debug)]
 pub struct TreeView<'a> {
-    decoder: &'a Decoder,
+    decoder: &'a TreeDecoder,
     path: PathBuf,
     number: u32,
     image: &'a [u8],
@@ -100,7 +100,12 @@ pub struct TreeView<'a> {
 
 impl<'a> TreeView<'a> {
     /// Checks `image`, whose header `header` has been checked by the store. `path` is for messages.
-    pub fn open(decoder: &'a Decoder, header: &ChunkHeader, image: &'a [u8], path: PathBuf) -> Result<Self> {
+    pub fn open(
+        decoder: &'a TreeDecoder,
+        header: &ChunkHeader,
+        image: &'a [u8],
+        path: PathBuf,
+    ) -> Result<Self> {
         let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
         check_frame(&decoder.shape, header, image).map_err(wrong)?;
         let (columns, levels) = (header.section(SectionKind::Columns), header.section(SectionKind::Levels));
@@ -111,7 +116,7 @@ impl<'a> TreeView<'a> {
         if absent.iter().any(|&kind| header.section(kind).is_some()) {
             return Err(wrong("sections of the index"));
         }
-        let head = Head::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
+        let head = TreeHead::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
         let order = decoder.shape.order();
         let due = (level_bytes(&decoder.levels), decoder.leaf as u32);
         if (head.level_modes, head.leaf_rule) != due {

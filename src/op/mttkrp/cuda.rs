@@ -17,8 +17,8 @@ use crate::backend::cuda::abi::{
     self, ClearArgs, JoinArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::driver::{Device, Memory, Stream};
-use crate::backend::cuda::kernels::{Loaded, Specialisation, WideKernels};
-use crate::backend::cuda::{DeviceOp, Nonzeros, Work};
+use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
+use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::dense::{Matrix, MatrixRef, Precision, Real};
 use crate::encoding::IndexEncoding;
@@ -68,10 +68,10 @@ pub struct DeviceMttkrp<T> {
     fault: Memory,
     /// What targets' sums are in.
     sums: Vec<Memory>,
-    targets: Vec<Target>,
+    targets: Vec<ModeSums>,
     /// The only target that passes compute, where it is not all of them.
     active: Option<usize>,
-    kernels: Loaded,
+    kernels: MttkrpKernels,
     spec: Specialisation,
     /// Kernels with products in f64, once a pass has asked for them, and whether the next pass takes them.
     wide: Option<WideKernels>,
@@ -83,7 +83,7 @@ pub struct DeviceMttkrp<T> {
 
 /// The sums of one mode while they grow.
 #[derive(Debug)]
-struct Target {
+struct ModeSums {
     mode: usize,
     rows: usize,
     copies: u32,
@@ -92,12 +92,12 @@ struct Target {
     /// `None` where the sums' memory becomes the result's.
     result: Option<Memory>,
     /// Once nonzeros are sorted.
-    ends: Option<[Ends; 2]>,
+    ends: Option<[CarryOut; 2]>,
     /// Whether the last pass has written the result itself, not sums.
     written: bool,
 }
 
-impl Target {
+impl ModeSums {
     /// Bytes of all copies of its sums.
     fn sum_bytes(&self, rank: usize) -> usize {
         self.copies as usize * self.rows * rank * size_of::<f64>()
@@ -119,12 +119,12 @@ pub struct Update {
 
 /// Rows at the ends of stretches of sorted nonzeros, which can go on in the next stretch, and their sums.
 #[derive(Debug)]
-struct Ends {
+struct CarryOut {
     rows: Memory,
     sums: Memory,
 }
 
-impl Ends {
+impl CarryOut {
     fn new(device: &Arc<Device>, count: u64, rank: usize) -> Result<Self> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let sums = count.saturating_mul(rank * size_of::<f64>());
@@ -132,7 +132,7 @@ impl Ends {
     }
 }
 
-/// Ends that are left when so many are joined: two of each warp.
+/// Carry-outs that are left when so many are joined: two of each warp.
 fn joined(ends: u64) -> u64 {
     2 * ends.div_ceil(abi::JOIN.into())
 }
@@ -184,7 +184,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
             let copies = u32::try_from(copies).unwrap_or(1);
-            Ok(Target { mode, rows, copies, sums: made.sums.len() - 1, result, ends: None, written: false })
+            Ok(ModeSums { mode, rows, copies, sums: made.sums.len() - 1, result, ends: None, written: false })
         };
         made.targets = modes.iter().map(target).collect::<Result<_>>()?;
         Ok(made)
@@ -202,7 +202,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
-            Target { mode, rows, copies, sums: 0, result: None, ends: None, written: false }
+            ModeSums { mode, rows, copies, sums: 0, result: None, ends: None, written: false }
         };
         made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
         let bytes = made.targets.iter().map(|target| target.sum_bytes(rank)).max();
@@ -259,7 +259,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
     pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
-        let read = |(memory, target): (&Memory, &Target)| {
+        let read = |(memory, target): (&Memory, &ModeSums)| {
             let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
             memory.read(&mut data)?;
             Ok(Matrix::from_rows(target.rows, self.rank, data))
@@ -292,7 +292,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     }
 
     /// What becomes `dims[mode]` x rank numbers in the precision of the factors.
-    fn result<'s>(&'s self, target: &'s Target) -> &'s Memory {
+    fn result<'s>(&'s self, target: &'s ModeSums) -> &'s Memory {
         target.result.as_ref().unwrap_or(&self.sums[target.sums])
     }
 
@@ -310,7 +310,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// The results of the last pass, with their modes.
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
-        let read = |target: &Target| {
+        let read = |target: &ModeSums| {
             let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
             self.result(target).read(&mut data)?;
             Ok((target.mode, Matrix::from_rows(target.rows, self.rank, data)))
@@ -323,9 +323,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     /// Starts the work on sorted nonzeros, and joins what their thread blocks leave, level by level.
     fn launch_sorted(
         &self,
-        target: &Target,
+        target: &ModeSums,
         stream: &Stream,
-        work: &Work,
+        work: &Launch,
         mut arguments: MttkrpArgs,
     ) -> Result<()> {
         let (sorted, join) = match self.wide() {
@@ -401,7 +401,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn sort(&mut self, part: usize, blocks: u32) -> Result<()> {
         let ends = 2 * u64::from(blocks);
-        let of = |count| Ends::new(&self.device, count, self.rank);
+        let of = |count| CarryOut::new(&self.device, count, self.rank);
         self.targets[part].ends = Some([of(ends)?, of(joined(ends))?]);
         Ok(())
     }
@@ -427,7 +427,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         stream.launch(clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
 
-    fn launch(&self, parts: &[usize], stream: &Stream, work: &Work) -> Result<()> {
+    fn launch(&self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<()> {
         let (chunks, chunk_count) = work.chunks;
         let mut arguments = MttkrpArgs { chunks, chunk_count, one: work.one, ..self.arguments };
         for (to, target) in arguments.targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {

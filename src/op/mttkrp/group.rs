@@ -3,7 +3,7 @@
 //! afterwards.
 
 use super::kernel::{self, Shared, Single};
-use super::slots::{AHEAD, Finder, Ids, Rows, touch};
+use super::rows::{AHEAD, AlignedRows, Ids, RowMap, touch};
 use crate::backend::host::Tiles;
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
@@ -53,7 +53,7 @@ pub struct ModeSums {
     /// The row of each slot, in the order in which they were met.
     pub rows: Vec<u32>,
     /// The slots, each a row of the kernel's stride.
-    pub sums: Rows<f64>,
+    pub sums: AlignedRows<f64>,
 }
 
 /// A group, as far as its nonzeros have come.
@@ -74,7 +74,7 @@ impl Group {
         let mode = |&slots: &usize| {
             let mut rows = Vec::new();
             sys.reserve(&mut rows, slots, slots)?;
-            Ok(ModeSums { rows, sums: Rows::new(sys, slots * stride)? })
+            Ok(ModeSums { rows, sums: AlignedRows::new(sys, slots * stride)? })
         };
         let modes = slots.iter().map(mode).collect::<Result<_>>()?;
         Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes })
@@ -82,7 +82,7 @@ impl Group {
 
     /// Bytes of that room.
     pub fn bytes(slots: &[usize], stride: usize) -> u64 {
-        let mode = |&slots: &usize| Rows::<f64>::bytes(slots * stride) + 4 * slots as u64;
+        let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 4 * slots as u64;
         slots.iter().map(mode).sum()
     }
 
@@ -99,18 +99,18 @@ impl Group {
 /// What a thread needs beside the group that it works on.
 #[derive(Debug)]
 pub struct Tables<T> {
-    finders: Vec<Finder>,
+    row_maps: Vec<RowMap>,
     ids: Vec<Ids>,
     /// Rows of the factors in slots, when all modes are computed.
-    factors: Vec<Rows<T>>,
+    factors: Vec<AlignedRows<T>>,
 }
 
 impl<T: Real> Tables<T> {
     /// For modes of at most so many slots of `stride` elements; with `all`, for all modes at once.
     pub fn new(sys: &Sys, slots: &[usize], stride: usize, all: bool) -> Result<Self> {
-        let factor = |&slots: &usize| Rows::new(sys, if all { slots * stride } else { 0 });
+        let factor = |&slots: &usize| AlignedRows::new(sys, if all { slots * stride } else { 0 });
         Ok(Self {
-            finders: slots.iter().map(|_| Finder::new(sys)).collect::<Result<_>>()?,
+            row_maps: slots.iter().map(|_| RowMap::new(sys)).collect::<Result<_>>()?,
             ids: sys.vec([0; TILE_NNZ], slots.len())?,
             factors: slots.iter().map(factor).collect::<Result<_>>()?,
         })
@@ -119,8 +119,9 @@ impl<T: Real> Tables<T> {
     /// Bytes that it takes.
     pub fn bytes(slots: &[usize], stride: usize, all: bool) -> u64 {
         let elements = |slots: usize| if all { slots * stride } else { 0 };
-        let mode =
-            |&slots: &usize| Finder::BYTES + size_of::<Ids>() as u64 + Rows::<T>::bytes(elements(slots));
+        let mode = |&slots: &usize| {
+            RowMap::BYTES + size_of::<Ids>() as u64 + AlignedRows::<T>::bytes(elements(slots))
+        };
         slots.iter().map(mode).sum()
     }
 }
@@ -131,7 +132,7 @@ pub struct Inputs<'a, T> {
     pub batch: &'a Tiles<'a>,
     pub factors: &'a [MatrixRef<'a, T>],
     /// The factors of modes that have copies, their rows aligned, when all modes are computed.
-    pub aligned: &'a [Rows<T>],
+    pub aligned: &'a [AlignedRows<T>],
     pub rank: usize,
     /// The kernel's stride.
     pub stride: usize,
@@ -144,16 +145,16 @@ pub struct Inputs<'a, T> {
 }
 
 /// Adds a group's nonzeros of a batch to its slots and its copy.
-pub struct Work<'a, T> {
+pub struct GroupWork<'a, T> {
     pub group: &'a mut Group,
     /// The copy of each mode that is computed, empty where there are none.
-    pub copy: &'a mut [Rows<f64>],
+    pub copy: &'a mut [AlignedRows<f64>],
     pub tables: &'a mut Tables<T>,
     pub inputs: Inputs<'a, T>,
 }
 
 /// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
-impl<T: Real> pulp::WithSimd for Work<'_, T> {
+impl<T: Real> pulp::WithSimd for GroupWork<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -165,13 +166,13 @@ impl<T: Real> pulp::WithSimd for Work<'_, T> {
             self.find_slots(&tile);
             if self.inputs.all { self.add_all(simd, &tile) } else { self.add_each(simd, &tile) }
         }
-        for (finder, sums) in self.tables.finders.iter_mut().zip(&self.group.modes) {
-            finder.stop(&sums.rows);
+        for (row_map, sums) in self.tables.row_maps.iter_mut().zip(&self.group.modes) {
+            row_map.stop(&sums.rows);
         }
     }
 }
 
-impl<T: Real> Work<'_, T> {
+impl<T: Real> GroupWork<'_, T> {
     /// Makes the tables ready for the rows that are to come and those that were met before.
     #[inline(always)]
     fn start(&mut self) {
@@ -185,7 +186,7 @@ impl<T: Real> Work<'_, T> {
             for (first, last) in of_tiles.chain(sums.rows.iter().map(|&row| (row, row))) {
                 (low, high) = (low.min(first), high.max(last));
             }
-            self.tables.finders[k].start(low, high, &sums.rows);
+            self.tables.row_maps[k].start(low, high, &sums.rows);
             self.tables.factors[k].clear();
             if all {
                 for &row in &sums.rows {
@@ -199,13 +200,13 @@ impl<T: Real> Work<'_, T> {
     #[inline(always)]
     fn find_slots(&mut self, tile: &DecodedTile<'_>) {
         let Inputs { factors, stride, modes, all, .. } = self.inputs;
-        let Tables { finders, ids, factors: factor_rows } = &mut *self.tables;
+        let Tables { row_maps, ids, factors: factor_rows } = &mut *self.tables;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
             if strategy == Strategy::Copies {
                 continue;
             }
             let met = sums.rows.len();
-            finders[k].assign(tile.column(m), &mut sums.rows, &mut ids[k]);
+            row_maps[k].assign(tile.column(m), &mut sums.rows, &mut ids[k]);
             sums.sums.grow(sums.rows.len() * stride);
             if all {
                 for rows in sums.rows[met..].chunks(AHEAD) {

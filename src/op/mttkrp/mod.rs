@@ -15,10 +15,10 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
-mod deal;
 mod group;
 mod kernel;
-mod slots;
+mod queue;
+mod rows;
 
 pub use group::Strategy;
 
@@ -29,10 +29,10 @@ use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::sys::Sys;
 use crate::sys::sync::{Mutex, at_once};
-use deal::{Dealer, Desk, Shift, Turn};
 use group::{COPIES, Commit, Group, Inputs, Tables};
+use queue::{OrderedCommit, Shift, WorkQueue, Workspace};
 use rayon::prelude::*;
-use slots::Rows;
+use rows::AlignedRows;
 use std::sync::PoisonError;
 
 /// Tiles of a group, which is cut by position in the store.
@@ -73,13 +73,13 @@ struct Scratch<T: Clone> {
     /// Whether products of one mode are in f64 whatever the factors are in.
     wide: bool,
     /// The factors of modes with copies, aligned, when all modes are computed.
-    aligned: Vec<Rows<T>>,
+    aligned: Vec<AlignedRows<T>>,
     /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
-    copies: Vec<Mutex<Vec<Rows<f64>>>>,
+    copies: Vec<Mutex<Vec<AlignedRows<f64>>>>,
     /// One for each thread that works at a time; all of them between batches, but for the open one.
-    desks: Vec<Desk<T>>,
+    workspaces: Vec<Workspace<T>>,
     /// Has a group that is not whole yet: it goes on with the next batch.
-    open: Option<Desk<T>>,
+    open: Option<Workspace<T>>,
 }
 
 /// The sums of one mode while they grow.
@@ -136,8 +136,8 @@ impl<T: Real> Factors<'_, T> {
 }
 
 /// The memory that is taken apart from factors and results.
-struct Room {
-    desks: usize,
+struct MttkrpMemory {
+    workspaces: usize,
     rank: usize,
     stride: usize,
     /// The most slots of each mode that is computed.
@@ -147,18 +147,18 @@ struct Room {
     all: bool,
 }
 
-impl Room {
+impl MttkrpMemory {
     /// For modes of `rows` rows each, factors in `T`.
     fn new<T>(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
         // No more than there are copies, so that no two groups in work share one.
-        let desks = threads.min(COPIES);
+        let workspaces = threads.min(COPIES);
         let of = |strategy| {
             let rows_of = move |&rows: &usize| if Strategy::of(rows, rank) == strategy { rows } else { 0 };
             rows.iter().map(rows_of)
         };
         let slots = of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect();
         Self {
-            desks,
+            workspaces,
             rank,
             stride: kernel::stride::<T>(rank),
             slots,
@@ -180,10 +180,10 @@ impl Room {
     fn bytes<T: Real>(&self) -> u64 {
         let copied: usize = self.copied.iter().map(|rows| rows * self.stride).sum();
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
-        let desk =
+        let workspace =
             Group::bytes(&self.slots, self.stride) + Tables::<T>::bytes(&self.slots, self.stride, self.all);
-        let desks = self.desks as u64 * desk + computing_bytes(self.desks);
-        desks + (COPIES * copied * size_of::<f64>() + aligned) as u64
+        let workspaces = self.workspaces as u64 * workspace + computing_bytes(self.workspaces);
+        workspaces + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
 }
 
@@ -204,7 +204,7 @@ pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) ->
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
     let factors: u64 = shape.dims().iter().map(elements).sum();
     let sums = shape.dims().iter().map(elements).max();
-    let room = Room::for_any::<T>(shape, rank, threads);
+    let room = MttkrpMemory::for_any::<T>(shape, rank, threads);
     factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>()
 }
 
@@ -215,7 +215,7 @@ pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads:
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
     let converted = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
     let rows: Vec<usize> = modes.iter().map(|&m| shape.dims()[m] as usize).collect();
-    let room = Room::new::<T>(&rows, rank, are_all(modes, shape.order()), threads);
+    let room = MttkrpMemory::new::<T>(&rows, rank, are_all(modes, shape.order()), threads);
     factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>()
 }
 
@@ -242,13 +242,13 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         }
         let accumulator = |&mode: &usize| Accumulator { mode, rows: rows[mode], sums: Sums::Own(Vec::new()) };
         let of_modes: Vec<usize> = modes.iter().map(|&m| rows[m]).collect();
-        let room = Room::new::<T>(&of_modes, rank, are_all(modes, rows.len()), threads);
+        let room = MttkrpMemory::new::<T>(&of_modes, rank, are_all(modes, rows.len()), threads);
         let results = modes.iter().map(accumulator).collect();
         let mut mttkrp = Mttkrp::with_room(sys, Factors::Lent(Vec::new()), results, &room)?;
         if room.all {
             let aligned = |(rows, &(_, strategy)): (&usize, &(usize, Strategy))| match strategy {
-                Strategy::Copies => Rows::new(sys, rows * room.stride),
-                Strategy::Slots => Rows::new(sys, 0),
+                Strategy::Copies => AlignedRows::new(sys, rows * room.stride),
+                Strategy::Slots => AlignedRows::new(sys, 0),
             };
             let scratch = &mut mttkrp.scratch;
             scratch.aligned = rows.iter().zip(&scratch.modes).map(aligned).collect::<Result<_>>()?;
@@ -296,15 +296,15 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         sys: &Sys,
         factors: Factors<'a, T>,
         results: Vec<Accumulator<'a>>,
-        room: &Room,
+        room: &MttkrpMemory,
     ) -> Result<Self> {
         let (rank, stride) = (room.rank, room.stride);
-        let desk = |_| -> Result<_> {
+        let workspace = |_| -> Result<_> {
             let tables = Tables::new(sys, &room.slots, stride, room.all)?;
             Ok((Group::new(sys, &room.slots, stride)?, tables))
         };
         let copy = |&rows: &usize| {
-            let mut sums = Rows::new(sys, rows * stride)?;
+            let mut sums = AlignedRows::new(sys, rows * stride)?;
             sums.grow(rows * stride);
             Ok(sums)
         };
@@ -318,7 +318,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             wide: false,
             aligned: Vec::new(),
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
-            desks: (0..room.desks).map(desk).collect::<Result<_>>()?,
+            workspaces: (0..room.workspaces).map(workspace).collect::<Result<_>>()?,
             open: None,
         };
         Ok(Self { factors, results, scratch })
@@ -330,7 +330,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
         let sums = Sums::Own(sys.vec(0.0, rows * rank)?);
         let results = vec![Accumulator { mode: 0, rows: 0, sums }];
-        let room = Room::for_any::<T>(shape, rank, threads);
+        let room = MttkrpMemory::for_any::<T>(shape, rank, threads);
         Mttkrp::with_room(sys, Factors::Own(Vec::new()), results, &room)
     }
 
@@ -399,14 +399,14 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     fn close(&mut self) {
         let scratch = &mut self.scratch;
         let (rank, stride) = (scratch.rank, scratch.stride);
-        if let Some(desk) = scratch.open.take() {
+        if let Some(workspace) = scratch.open.take() {
             for (mode, result) in self.results.iter_mut().enumerate() {
                 if scratch.modes[mode].1 == Strategy::Slots {
                     let sums = result.sums_mut(rank);
-                    scratch.vectors.arch().dispatch(Commit { group: &desk.0, mode, rank, stride, sums });
+                    scratch.vectors.arch().dispatch(Commit { group: &workspace.0, mode, rank, stride, sums });
                 }
             }
-            scratch.desks.push(desk);
+            scratch.workspaces.push(workspace);
         }
         for (k, result) in self.results.iter_mut().enumerate() {
             if scratch.modes[k].1 == Strategy::Slots {
@@ -430,9 +430,9 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.
-        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, desks, open } =
+        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open } =
             &mut self.scratch;
-        desks.extend(open.take_if(|(group, _)| group.number != groups.start));
+        workspaces.extend(open.take_if(|(group, _)| group.number != groups.start));
         // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
         let narrow = !*all && *vectors == Vectors::Widest;
         let vectors = vectors.arch();
@@ -441,10 +441,11 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let factors = &self.factors.views();
         let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide };
         let first = groups.start;
-        let turns = self.results.iter_mut().map(|result| Turn::new(first, result.sums_mut(rank))).collect();
-        let threads = desks.len() + usize::from(open.is_some());
-        let dealer = Mutex::new(Dealer { groups, desks, open });
-        let shift = Shift { inputs, copies, dealer, turns, vectors };
+        let commits =
+            self.results.iter_mut().map(|result| OrderedCommit::new(first, result.sums_mut(rank))).collect();
+        let threads = workspaces.len() + usize::from(open.is_some());
+        let queue = Mutex::new(WorkQueue { groups, workspaces, open });
+        let shift = Shift { inputs, copies, queue, commits, vectors };
         at_once(threads, || shift.work());
         Ok(())
     }
@@ -453,7 +454,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
 impl<T: Clone> Scratch<T> {
     /// Forgets the group that is not whole.
     fn forget_open(&mut self) {
-        self.desks.extend(self.open.take());
+        self.workspaces.extend(self.open.take());
     }
 }
 

@@ -4,7 +4,7 @@
 //! Nonzeros come in the store's order; neither they nor the findings depend on threads.
 
 mod examine;
-mod sort_out;
+mod reconcile;
 
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
@@ -96,7 +96,7 @@ impl Findings {
 
 /// How the salvaged nonzeros are to be packed, so that an undamaged store comes out as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct StoreLayout {
     /// The format.
     pub format: Format,
     /// The codec; without a manifest zstd's level is a guess.
@@ -112,7 +112,7 @@ pub struct Salvage {
     store: PathBuf,
     examiner: Examiner,
     shape: Shape,
-    layout: Layout,
+    layout: StoreLayout,
     chunks: Vec<(PathBuf, ChunkHeader)>,
     findings: Findings,
 }
@@ -151,8 +151,8 @@ impl Salvage {
             watch(done, total);
         }
         let sorted = match &manifest {
-            Some(store) => sort_out::by_manifest(store.manifest(), &examined),
-            None => sort_out::by_headers(&examined),
+            Some(store) => reconcile::by_manifest(store.manifest(), &examined),
+            None => reconcile::by_headers(&examined),
         };
         let used: Vec<_> = sorted.used.iter().filter_map(|&i| Used::new(&examined[i])).collect();
         let Some(first) = used.first() else { return Err(nothing(store, &examined)) };
@@ -182,7 +182,7 @@ impl Salvage {
 
     /// How to pack what was found.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> StoreLayout {
         self.layout
     }
 }
@@ -297,9 +297,9 @@ fn repeats(used: &[Used<'_>]) -> bool {
 }
 
 /// The manifest's layout.
-fn known(store: &Store, used: &[Used<'_>]) -> Layout {
+fn known(store: &Store, used: &[Used<'_>]) -> StoreLayout {
     let manifest = store.manifest();
-    Layout {
+    StoreLayout {
         format: manifest.format,
         codec: manifest.codec,
         chunk_bytes: manifest.chunk_bytes,
@@ -315,14 +315,14 @@ fn guess(
     losses: &[Loss],
     examined: &[Examined],
     chunk_bytes: u64,
-) -> Layout {
+) -> StoreLayout {
     let format = *first.format;
     let headers = examined.iter().filter_map(|e| e.header.as_ref());
     let same = headers.filter(|h| h.store_id == first.header.store_id);
     let least = same.map(|h| chunk_bytes_least(&format, h.nnz, h.image_bytes)).max().unwrap_or(0);
     let bound = least.next_power_of_two().clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     let single = used.len() == 1 && losses.iter().all(|loss| loss.last_chunk.is_none());
-    Layout {
+    StoreLayout {
         format,
         codec: if first.header.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) },
         chunk_bytes: if single { bound.max(chunk_bytes) } else { bound },

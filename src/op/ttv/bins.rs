@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Some of what belongs to one element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Record {
+pub(super) struct BinRecord {
     /// The element's number among all coordinates, low and high half.
     place: [u64; 2],
     /// A sum of its products, and over their absolute values.
@@ -19,13 +19,13 @@ pub(super) struct Record {
 }
 
 /// Bytes of records for each element while a bin is looked at: what was computed and what was expected, each with as many that are to be added up yet.
-const ELEMENT_BYTES: u64 = 4 * size_of::<Record>() as u64;
+const ELEMENT_BYTES: u64 = 4 * size_of::<BinRecord>() as u64;
 /// No more bins.
 const BINS_MAX: u64 = 1 << 12;
 /// Records of a bin that are read from its file at once, at least.
 const READ_RECORDS: usize = 1 << 12;
 
-impl Record {
+impl BinRecord {
     pub fn new(place: u128, sum: f64) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "halves")]
         let place = [place as u64, (place >> 64) as u64];
@@ -47,7 +47,7 @@ impl Record {
 }
 
 /// Sorts records by bin, of which there are `bins`, and place, and adds up those of one element; those that were first come first.
-fn add_up(records: &mut Vec<Record>, bins: u64) {
+fn add_up(records: &mut Vec<BinRecord>, bins: u64) {
     records.sort_by_key(|record| (record.bin(bins), record.place()));
     records.dedup_by(|next, first| {
         let same = next.place == first.place;
@@ -75,7 +75,7 @@ impl Overflow {
         Self { sys: sys.clone(), parent, open: None, bytes: 0 }
     }
 
-    fn write(&mut self, records: &[Record]) -> Result<u64> {
+    fn write(&mut self, records: &[BinRecord]) -> Result<u64> {
         if self.open.is_none() {
             let owner = SpillOwner::new(None);
             let directory = self.sys.make_spill_dir(&self.parent.join(spill_name()), &owner)?;
@@ -90,7 +90,7 @@ impl Overflow {
     }
 
     /// Fills `records` from byte `at` on.
-    fn read(&self, at: u64, records: &mut [Record]) -> Result<()> {
+    fn read(&self, at: u64, records: &mut [BinRecord]) -> Result<()> {
         let bytes = bytemuck::cast_slice_mut(records);
         let Some((file, _)) = &self.open else { return Ok(()) };
         let read = file.read_at(bytes, at)?;
@@ -103,7 +103,7 @@ impl Overflow {
 #[derive(Debug)]
 pub(super) struct Bins {
     /// What is in memory, and how many records may be there.
-    held: Vec<Record>,
+    held: Vec<BinRecord>,
     room: usize,
     /// Where pieces of each bin lie in the file, and how many records are in each.
     pieces: Vec<Vec<(u64, usize)>>,
@@ -114,7 +114,7 @@ impl Bins {
     pub fn new(elements: u64, memory: u64) -> Self {
         let bins = (elements.saturating_mul(ELEMENT_BYTES) / memory.max(1) + 1).min(BINS_MAX);
         // Sorting takes half as much again.
-        let room = memory / 3 * 2 / size_of::<Record>() as u64;
+        let room = memory / 3 * 2 / size_of::<BinRecord>() as u64;
         let pieces = vec![Vec::new(); usize::try_from(bins).unwrap_or(1)];
         // A list that grows leaves behind what it was.
         let held = Vec::with_capacity(usize::try_from(room.min(elements)).unwrap_or(0));
@@ -127,7 +127,7 @@ impl Bins {
     }
 
     /// Takes note of a record.
-    pub fn push(&mut self, record: Record, overflow: &mut Overflow) -> Result<()> {
+    pub fn push(&mut self, record: BinRecord, overflow: &mut Overflow) -> Result<()> {
         self.held.push(record);
         if self.held.len() < self.room { Ok(()) } else { self.shed(overflow) }
     }
@@ -160,7 +160,7 @@ impl Bins {
     }
 
     /// The records of a bin, after the [`Bins::end`], in the order of their places, one for each element. They are forgotten here.
-    pub fn take(&mut self, bin: usize, overflow: &Overflow) -> Result<Vec<Record>> {
+    pub fn take(&mut self, bin: usize, overflow: &Overflow) -> Result<Vec<BinRecord>> {
         let bins = self.pieces.len() as u64;
         if bins == 1 && self.pieces[0].is_empty() {
             return Ok(std::mem::take(&mut self.held));
@@ -173,9 +173,9 @@ impl Bins {
             while count > 0 {
                 let some = count.min(READ_RECORDS);
                 let before = records.len();
-                records.resize(before + some, Record::default());
+                records.resize(before + some, BinRecord::default());
                 overflow.read(at, &mut records[before..])?;
-                (at, count) = (at + (some * size_of::<Record>()) as u64, count - some);
+                (at, count) = (at + (some * size_of::<BinRecord>()) as u64, count - some);
                 if records.len() >= read_to {
                     add_up(&mut records, bins);
                     read_to = READ_RECORDS.max(2 * records.len());
@@ -200,14 +200,14 @@ mod tests {
             let mut bins = Bins::new(5000, memory);
             for i in 0..40_000u64 {
                 let place = u128::from(i * 7919 % 5000) << 60;
-                bins.push(Record::new(place, (i % 9) as f64 - 3.0), &mut overflow).unwrap();
+                bins.push(BinRecord::new(place, (i % 9) as f64 - 3.0), &mut overflow).unwrap();
             }
             let mut all = Vec::new();
             bins.end(&mut overflow).unwrap();
             for bin in 0..bins.count() {
                 all.extend(bins.take(bin, &overflow).unwrap());
             }
-            all.sort_by_key(Record::place);
+            all.sort_by_key(BinRecord::place);
             (all, bins.count(), overflow.bytes)
         };
         let (in_memory, bins, bytes) = taken(1 << 30);

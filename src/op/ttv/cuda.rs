@@ -5,11 +5,11 @@
 //! into segments of [`TTV_SEGMENT`]; a segment is added up in f64 in the store's order, then the segments are. So results have the
 //! same bits for every kernel, for any chunks and lanes, and those of the host where no fiber is longer than a segment.
 
-use super::outlet::{Ends, Outlet, group_fibers, handed_bytes};
+use super::result_writer::{FiberEnds, ResultWriter, group_fibers, handed_bytes};
 use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
-use crate::backend::cuda::pipeline::{Chunk, Noter, PipelineDemand, PipelineOp};
+use crate::backend::cuda::pipeline::{Noter, PipelineChunk, PipelineDemand, PipelineOp};
 use crate::backend::cuda::ttv::{TtvKernels, windows};
 use crate::backend::device::TtvVariant;
 use crate::dense::Real;
@@ -28,8 +28,8 @@ const CARRY: usize = 2;
 
 /// What a worker notes of a chunk.
 #[derive(Clone, Copy, Debug)]
-pub struct Note {
-    ends: Ends,
+pub struct ChunkNote {
+    ends: FiberEnds,
     slices: u32,
     /// Slots, but for padding behind the last nonzero.
     end: u32,
@@ -59,7 +59,7 @@ pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: u
 /// A fiber that the next chunk may go on with, and its slots so far, padding behind its last nonzero left out.
 #[derive(Clone, Copy, Debug)]
 struct Unfinished {
-    ends: Ends,
+    ends: FiberEnds,
     slots: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct DeviceTtv<'s, T> {
     order: u32,
     launched: u64,
     unfinished: Option<Unfinished>,
-    outlet: Outlet<'s>,
+    outlet: ResultWriter<'s>,
     marker: std::marker::PhantomData<T>,
 }
 
@@ -108,7 +108,7 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
             order: u32::try_from(manifest.shape.order()).unwrap_or(0),
             launched: 0,
             unfinished: None,
-            outlet: Outlet::new(&levels, sink),
+            outlet: ResultWriter::new(&levels, sink),
             marker: std::marker::PhantomData,
         })
     }
@@ -131,8 +131,8 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
 }
 
 /// What the chunk of `view` is to those before and behind it.
-fn note(view: &TreeView<'_>) -> Result<Note> {
-    let (order, ends) = (view.order(), Ends::of(view)?);
+fn note(view: &TreeView<'_>) -> Result<ChunkNote> {
+    let (order, ends) = (view.order(), FiberEnds::of(view)?);
     let leaf = order - 1;
     let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
     let last = ends.fibers - 1;
@@ -147,7 +147,7 @@ fn note(view: &TreeView<'_>) -> Result<Note> {
     let last_slots = last_slots.ok_or_else(|| view.damaged(leaf, tile))?;
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let slices = narrow(view.level_nodes(0));
-    Ok(Note { ends, slices, end: narrow(end), last_slots: last_slots as u64 })
+    Ok(ChunkNote { ends, slices, end: narrow(end), last_slots: last_slots as u64 })
 }
 
 fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
@@ -158,9 +158,9 @@ fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
 }
 
 impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
-    type Note = Note;
+    type Note = ChunkNote;
 
-    fn noter(&self) -> Noter<Note> {
+    fn noter(&self) -> Noter<ChunkNote> {
         Arc::new(|view| note(tree(view)?))
     }
 
@@ -173,11 +173,11 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
     fn launch(
         &mut self,
         stream: &Stream,
-        chunk: &Chunk<'_, Note>,
+        chunk: &PipelineChunk<'_, ChunkNote>,
         image: u64,
         results: u64,
     ) -> Result<usize> {
-        let Note { ends, slices, end, last_slots } = *chunk.note;
+        let ChunkNote { ends, slices, end, last_slots } = *chunk.note;
         let goes_on = self.unfinished.filter(|fiber| fiber.ends.last == ends.first);
         let carried = goes_on.map_or(0, |fiber| (fiber.slots - 1) % u64::from(TTV_SEGMENT) + 1);
         let arguments = TtvArgs {
@@ -206,7 +206,12 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
         self.outlet.hands_over()
     }
 
-    fn take(&mut self, chunk: &Chunk<'_, Note>, view: Option<&ChunkView<'_>>, results: &[u8]) -> Result<()> {
+    fn take(
+        &mut self,
+        chunk: &PipelineChunk<'_, ChunkNote>,
+        view: Option<&ChunkView<'_>>,
+        results: &[u8],
+    ) -> Result<()> {
         let view = view.map(tree).transpose()?;
         self.outlet.put::<T, T>(&chunk.note.ends, view, bytemuck::cast_slice(results))
     }

@@ -1,6 +1,6 @@
 //! TTV along any mode of any store: products, added up in the packer's runs.
 
-use super::outlet::handed_bytes;
+use super::result_writer::handed_bytes;
 use super::{Sink, check_finite};
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
@@ -8,7 +8,7 @@ use crate::dense::Real;
 use crate::error::Result;
 use crate::format::{DecodedTile, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
-use crate::pack::{SpillReport, Summer};
+use crate::pack::{ExternalSum, SpillReport};
 use crate::shape::{ModeOrder, Shape};
 use crate::store::Manifest;
 use crate::sys::Sys;
@@ -24,7 +24,7 @@ pub struct Merged<'a, T, K> {
     vector: &'a [T],
     mode: usize,
     layout: BitLayout,
-    summer: Summer<K>,
+    summer: ExternalSum<K>,
 }
 
 /// The layout by which elements are sorted: the modes but `mode`, in order.
@@ -54,7 +54,7 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
         temporary: &Path,
     ) -> Self {
         let layout = layout(shape, mode);
-        let summer = Summer::new(sys, &layout, nnz, memory, temporary);
+        let summer = ExternalSum::new(sys, &layout, nnz, memory, temporary);
         Self { vector, mode, layout, summer }
     }
 
@@ -85,7 +85,11 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
 /// The products of one tile.
 fn products<T: Real>(tile: &DecodedTile<'_>, mode: usize, vector: &[T]) -> Batch {
     let order = tile.order();
-    let indices = (0..tile.nnz).flat_map(|i| (0..order).map(move |m| tile.column(m)[i])).collect();
+    let mut indices = vec![0; tile.nnz * order];
+    for m in 0..order {
+        let places = indices[m..].iter_mut().step_by(order);
+        places.zip(tile.column(m)).for_each(|(place, &index)| *place = index);
+    }
     let product = |(&index, &value): (&u32, &f64)| (T::nearest(value) * vector[index as usize]).widen();
     let values = tile.column(mode).iter().zip(tile.values).map(product).collect();
     Batch { indices, values }

@@ -21,7 +21,7 @@ mod marks;
 mod merged;
 mod neighbours;
 mod oracle;
-mod outlet;
+mod result_writer;
 mod rounds;
 mod streamed;
 #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@
 //! The last term is for subnormal numbers, as in [`crate::op::oracle`]: value, product and, once, result may each err by half of
 //! the least positive number, and the oracle's by the other half.
 
-use super::bins::{Bins, Overflow, Record};
+use super::bins::{BinRecord, Bins, Overflow};
 use crate::coo::{Batch, Source};
 use crate::dense::Real;
 use crate::error::{Error, Result};
@@ -86,7 +86,7 @@ impl Oracle {
                 }
                 let left = (0..all.len()).filter(|&m| m != mode).map(|m| at[m]);
                 let product = value * vector[at[mode] as usize].widen();
-                wanted.push(Record::new(place(&dims, left), product), &mut overflow)?;
+                wanted.push(BinRecord::new(place(&dims, left), product), &mut overflow)?;
             }
             Ok(())
         })?;
@@ -98,7 +98,7 @@ impl Oracle {
     pub fn compare(&mut self, batch: &Batch) -> Result<()> {
         let rows = batch.indices.chunks_exact(self.dims.len()).zip(&batch.values);
         for (at, &value) in rows {
-            let record = Record::new(place(&self.dims, at.iter().copied()), value);
+            let record = BinRecord::new(place(&self.dims, at.iter().copied()), value);
             self.found.push(record, &mut self.overflow)?;
         }
         Ok(())
@@ -127,7 +127,7 @@ impl Oracle {
         Ok(comparison)
     }
 
-    fn compare_one(&self, comparison: &mut Comparison, wanted: &Record, value: f64) {
+    fn compare_one(&self, comparison: &mut Comparison, wanted: &BinRecord, value: f64) {
         let in_f64 = f64::EPSILON / 2.0 * (wanted.added + 2) as f64;
         let subnormal = 3.0 * wanted.added as f64 * self.least;
         let bound = wanted.absolute * (4.0 * self.roundoff + in_f64) + subnormal;

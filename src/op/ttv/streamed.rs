@@ -3,7 +3,7 @@
 use super::Sink;
 use super::fibers::AddFibers;
 use super::neighbours::NOTHING;
-use super::outlet::{Ends, Outlet, TASK_FIBERS, group_fibers, handed_bytes};
+use super::result_writer::{FiberEnds, ResultWriter, TASK_FIBERS, group_fibers, handed_bytes};
 use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
@@ -20,7 +20,7 @@ pub struct Streamed<'a, 's, T> {
     vectors: pulp::Arch,
     /// Sums of some of a chunk's fibers.
     sums: Vec<f64>,
-    outlet: Outlet<'s>,
+    outlet: ResultWriter<'s>,
     /// Seconds of computing and of handing over, for each chunk.
     steps: Vec<[f64; 2]>,
 }
@@ -45,7 +45,7 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
             vector,
             vectors: Vectors::Widest.arch(),
             sums: sys.vec(0.0, group_fibers(rayon::current_num_threads()))?,
-            outlet: Outlet::new(&levels, sink),
+            outlet: ResultWriter::new(&levels, sink),
             steps: sys.vec([0.0; 2], 0)?,
         })
     }
@@ -87,7 +87,7 @@ impl<T: Real> HostOp for Streamed<'_, '_, T> {
             return Err(Error::request("elements stream out of trees alone"));
         };
         let (start, mut computing) = (Instant::now(), Duration::ZERO);
-        let ends = Ends::of(view)?;
+        let ends = FiberEnds::of(view)?;
         let mut before = self.outlet.carried(&ends).unwrap_or(NOTHING);
         for first in (0..ends.fibers).step_by(self.sums.len()) {
             let begun = Instant::now();

@@ -14,9 +14,9 @@ mod plan;
 use super::abi::{Chunk, SORTED_TILES};
 use super::derive::order_kernels;
 use super::driver::{Device, Memory, Pinned, Stream};
-use super::order::{self, Derived, Image};
+use super::order::{self, Derived, SortedImage};
 use super::resident::{blocks_of, chunks_at, list};
-use super::{CudaBackend, DeviceOp, Nonzeros, Work};
+use super::{CudaBackend, DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{DevicePlan, HostOrdersPlan};
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(super) use plan::{Planner, Room};
+pub(super) use plan::{HostRoom, Planner};
 
 /// Threads that copy images to host memory, at most.
 const KEEPERS_MAX: usize = 8;
@@ -110,7 +110,7 @@ pub(super) fn make_gathering(
 /// Copies derived images to host memory, with some threads: it is allocated on the way, which takes longer than the copies.
 fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostImage>> {
     let memory = derived.memory();
-    let keep = |image: &Image| {
+    let keep = |image: &SortedImage| {
         let bytes = usize::try_from(image.bytes).unwrap_or(usize::MAX);
         let offset = usize::try_from(image.address - memory.address()).unwrap_or(usize::MAX);
         let mut buffer = device.pinned(sys, bytes)?;
@@ -120,7 +120,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(KEEPERS_MAX);
     let each = derived.images.len().div_ceil(threads).max(1);
     crate::sys::sync::scope(|scope| {
-        let start = |(number, images): (usize, &[Image])| {
+        let start = |(number, images): (usize, &[SortedImage])| {
             let images = images.to_vec();
             let keep = &keep;
             sys.spawn(scope, format!("keep-{number}"), move || {
@@ -222,7 +222,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                     number: u32::try_from(number).unwrap_or(u32::MAX),
                 };
                 let blocks = blocks_of(image.nnz.into(), SORTED_TILES);
-                let work = Work { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart };
+                let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart };
                 let (op, stream) = (&self.op, &part.streamed);
                 stream.wait(&copied)?;
                 let launch = || op.launch(&[p], stream, &work);

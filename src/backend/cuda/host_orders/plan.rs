@@ -2,7 +2,7 @@
 
 use crate::backend::cuda::choose::{ModeSeconds, Operation, Rates, Sample, values};
 use crate::backend::cuda::order::OrderPlan;
-use crate::backend::cuda::plan::resident_bytes;
+use crate::backend::cuda::resident::resident_bytes;
 use crate::backend::device::{Facts, HostOrdersPlan, ModeOrder};
 use crate::error::Result;
 use crate::store::Store;
@@ -34,7 +34,7 @@ impl HostOrdersPlan {
 
 /// What there is for it, and what it is to be better than.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct HostRoom {
     /// Bytes of device memory, lanes included.
     pub device_bytes: u64,
     /// Lanes.
@@ -72,7 +72,7 @@ pub struct Planner<'a> {
     pub store: &'a Store,
     pub sample: &'a Sample,
     pub operation: &'a Operation<'a>,
-    pub room: Room,
+    pub room: HostRoom,
 }
 
 impl Planner<'_> {

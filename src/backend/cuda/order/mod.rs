@@ -51,7 +51,7 @@ impl OrderKernels {
 
 /// A part of an order.
 #[derive(Clone, Copy, Debug)]
-pub struct Image {
+pub struct SortedImage {
     /// Its address on the device.
     pub address: u64,
     /// Its nonzeros.
@@ -67,7 +67,7 @@ pub struct Derived {
     /// A bit for each row of the mode, set where it has no nonzero: bit r % 32 of 32-bit word r / 32.
     pub empty: Memory,
     /// The images, in order; all but the last have whole tiles.
-    pub images: Vec<Image>,
+    pub images: Vec<SortedImage>,
     /// Bytes of device memory that the images take.
     pub bytes: u64,
     /// How long it took.
@@ -129,7 +129,7 @@ pub fn derive(
     plan: &OrderPlan,
     chunks: (u64, u32),
 ) -> Result<Derived> {
-    let mut job = Job::new(device, kernels, stream, store, plan, chunks)?;
+    let mut job = BuildJob::new(device, kernels, stream, store, plan, chunks)?;
     let (rows, positions) = job.sort()?;
     (job.arguments.rows, job.arguments.positions) = (rows.address(), positions.address());
     let records = device.memory(bytes(plan.record_bytes()))?;
@@ -156,7 +156,7 @@ fn bytes(x: u64) -> usize {
 }
 
 /// A derivation under way. Nothing is left on the stream when one of its functions returns.
-struct Job<'a> {
+struct BuildJob<'a> {
     device: &'a Arc<Device>,
     kernels: &'a OrderKernels,
     stream: &'a Stream,
@@ -166,10 +166,10 @@ struct Job<'a> {
     fault: Memory,
     /// Held for its address.
     _tiles: Memory,
-    clock: Clock<'a>,
+    clock: BuildClock<'a>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> BuildJob<'a> {
     fn new(
         device: &'a Arc<Device>,
         kernels: &'a OrderKernels,
@@ -193,7 +193,7 @@ impl<'a> Job<'a> {
             value_encoding: plan.values as u32,
             ..bytemuck::Zeroable::zeroed()
         };
-        let clock = Clock { device, stream, events: Vec::new() };
+        let clock = BuildClock { device, stream, events: Vec::new() };
         Ok(Self { device, kernels, stream, store, plan, arguments, fault, _tiles: tiles, clock })
     }
 
@@ -296,7 +296,7 @@ impl<'a> Job<'a> {
             header.first_nonzero = u64::from(number) * u64::from(plan.image_tiles * TILE);
             memory.write_at(bytes(at), &[&header.encode()[..], &dims].concat())?;
             let bytes = plan.image_bytes(number, units);
-            images.push(Image { address: memory.address() + at, nnz: header.nnz, bytes });
+            images.push(SortedImage { address: memory.address() + at, nnz: header.nnz, bytes });
             at += bytes;
         }
         let addresses: Vec<u64> = images.iter().map(|image| image.address).collect();
@@ -328,13 +328,13 @@ impl<'a> Job<'a> {
 }
 
 /// Events between the steps.
-struct Clock<'a> {
+struct BuildClock<'a> {
     device: &'a Arc<Device>,
     stream: &'a Stream,
     events: Vec<Event>,
 }
 
-impl Clock<'_> {
+impl BuildClock<'_> {
     fn mark(&mut self) -> Result<()> {
         let event = self.device.event(true)?;
         event.record(self.stream)?;

@@ -13,13 +13,13 @@ mod plan;
 
 pub use plan::{PipelineDemand, plan};
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::driver::{Device, Download, Memory, Pinned, Stream, Upload};
 use crate::backend::device::PipelinePlan;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
 use crate::store::{ChunkHeader, Store};
-use crate::stream::{Backend, DevicePass, Free, Inspector, Loaded, Owner, Span, Stage};
+use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub type Noter<N> = Arc<dyn Fn(&ChunkView<'_>) -> Result<N> + Send + Sync>;
 
 /// A chunk on its way through the pipeline.
 #[derive(Debug)]
-pub struct Chunk<'a, N> {
+pub struct PipelineChunk<'a, N> {
     /// Its header.
     pub header: &'a ChunkHeader,
     /// What a worker noted of it.
@@ -52,7 +52,7 @@ pub trait PipelineOp {
     fn launch(
         &mut self,
         stream: &Stream,
-        chunk: &Chunk<'_, Self::Note>,
+        chunk: &PipelineChunk<'_, Self::Note>,
         image: u64,
         results: u64,
     ) -> Result<usize>;
@@ -63,7 +63,7 @@ pub trait PipelineOp {
     /// Takes what came out of the next chunk in order.
     fn take(
         &mut self,
-        chunk: &Chunk<'_, Self::Note>,
+        chunk: &PipelineChunk<'_, Self::Note>,
         view: Option<&ChunkView<'_>>,
         results: &[u8],
     ) -> Result<()>;
@@ -74,7 +74,7 @@ pub trait PipelineOp {
 
 /// The buffers that a chunk goes through.
 #[derive(Debug)]
-struct Lane {
+struct PipelineLane {
     image: Memory,
     results: Memory,
     /// Where results come to on the host; `None` while they do.
@@ -107,10 +107,10 @@ pub struct PipelineBackend<O: PipelineOp> {
     inward: Stream,
     compute: Stream,
     outward: Stream,
-    lanes: Vec<Lane>,
+    lanes: Vec<PipelineLane>,
     next_lane: usize,
     notes_of_chunks: Notes<O::Note>,
-    clock: Clock,
+    clock: EventClock,
     begun: Instant,
     pass: DevicePass,
     plan: PipelinePlan,
@@ -149,7 +149,7 @@ impl<O: PipelineOp> PipelineBackend<O> {
             lanes,
             next_lane: 0,
             notes_of_chunks: Arc::new(Mutex::new(sys.vec(None, chunks)?)),
-            clock: Clock::new(device, 3 * chunks)?,
+            clock: EventClock::new(device, 3 * chunks)?,
             begun: Instant::now(),
             pass: DevicePass::default(),
             plan,
@@ -188,7 +188,7 @@ impl<O: PipelineOp> PipelineBackend<O> {
             }
             _ => None,
         };
-        let chunk = Chunk { header: &first.header, note: &first.note };
+        let chunk = PipelineChunk { header: &first.header, note: &first.note };
         self.op.take(&chunk, view.as_ref(), &arrived.as_ref()[..first.result_bytes])?;
         drop(view);
         self.freed.extend(image.map(|(buffer, owner)| Free { buffer, owner }));
@@ -227,13 +227,13 @@ fn make_lanes(
     store: &Store,
     plan: &PipelinePlan,
     notes: &mut Vec<String>,
-) -> Result<Vec<Lane>> {
+) -> Result<Vec<PipelineLane>> {
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let lane = || {
         let (image, results) =
             (device.memory(bytes(plan.image_bytes))?, device.zeros(bytes(plan.result_bytes))?);
         let arrived = Some(device.pinned(store.sys(), bytes(plan.result_bytes))?);
-        Ok(Lane { image, results, arrived })
+        Ok(PipelineLane { image, results, arrived })
     };
     let mut lanes = Vec::with_capacity(plan.lanes);
     for _ in 0..plan.lanes {
@@ -281,8 +281,8 @@ impl<O: PipelineOp> Backend for PipelineBackend<O> {
         self.outward.wait(&self.clock.base)
     }
 
-    fn submit(&mut self, chunk: Loaded<Pinned>) -> Result<()> {
-        let Loaded { header, buffer, owner } = chunk;
+    fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
+        let LoadedChunk { header, buffer, owner } = chunk;
         let number = header.number as usize;
         let note = self.notes_of_chunks.lock().unwrap_or_else(PoisonError::into_inner)[number].clone();
         let note = note.expect("a worker has looked at each chunk that it has loaded");
@@ -298,7 +298,7 @@ impl<O: PipelineOp> Backend for PipelineBackend<O> {
         let upload = self.inward.upload(buffer, image_bytes, &lane.image, 0, &copied)?;
         self.compute.wait(&copied)?;
         let (op, compute) = (&mut self.op, &self.compute);
-        let chunk = Chunk { header: &header, note: &note };
+        let chunk = PipelineChunk { header: &header, note: &note };
         let (image, results) = (lane.image.address(), lane.results.address());
         let mut result_bytes = 0;
         let computed = self.clock.time(Stage::Kernel, 0, Some(number), compute, || {

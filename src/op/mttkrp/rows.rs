@@ -8,7 +8,7 @@ use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::sys::Sys;
 
-/// Entries of a [`Finder`]: four times the most rows of a group.
+/// Entries of a [`RowMap`]: four times the most rows of a group.
 const ENTRIES: usize = 4 * GROUP_NNZ;
 /// Marks an entry without a slot.
 const NONE: u16 = u16::MAX;
@@ -33,14 +33,14 @@ pub fn touch<T: Real>(table: &[T], rows: &[u32], rank: usize) {
 
 /// Finds the slot of a row: by the row's last bits where the rows span fewer than its entries, else an open hash table.
 #[derive(Debug)]
-pub struct Finder {
+pub struct RowMap {
     slots: Vec<u16>,
     /// The row of each entry that has a slot, where rows span more.
     rows: Vec<u32>,
     near: bool,
 }
 
-impl Finder {
+impl RowMap {
     /// An empty one.
     pub fn new(sys: &Sys) -> Result<Self> {
         Ok(Self { slots: sys.vec(NONE, ENTRIES)?, rows: sys.vec(0, ENTRIES)?, near: true })
@@ -109,14 +109,14 @@ impl Finder {
 
 /// Rows of `stride` elements one behind the other, the first at the start of a cache line.
 #[derive(Clone, Debug)]
-pub struct Rows<T> {
+pub struct AlignedRows<T> {
     data: Vec<T>,
     /// Elements before the first row.
     before: usize,
     room: usize,
 }
 
-impl<T: Real> Rows<T> {
+impl<T: Real> AlignedRows<T> {
     /// None yet, with room for `elements`, which is not touched before it is used.
     pub fn new(sys: &Sys, elements: usize) -> Result<Self> {
         let mut data: Vec<T> = Vec::new();

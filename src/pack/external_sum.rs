@@ -3,7 +3,7 @@
 use super::budget::Budget;
 use super::combine::Combiner;
 use super::runs::Runs;
-use super::scratch::Scratch;
+use super::scratch::ScratchDir;
 use super::{Duplicates, SpillReport};
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
@@ -21,9 +21,9 @@ const THREAD_BYTES: u64 = 384 << 10;
 /// Slices where no runs are merged.
 const UNMERGED_BYTES: u64 = 3 << 20;
 
-/// What a [`Summer`]'s memory depends on.
+/// What a [`ExternalSum`]'s memory depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct SummerMemory {
+pub struct ExternalSumMemory {
     /// Values that come, at most.
     pub nnz: u64,
     /// The tensor's order.
@@ -34,7 +34,7 @@ pub struct SummerMemory {
     pub threads: usize,
 }
 
-impl SummerMemory {
+impl ExternalSumMemory {
     /// Of `nnz` values of tensors of `shape` at most, on `threads` threads.
     #[must_use]
     pub fn new(shape: &Shape, nnz: u64, threads: usize) -> Self {
@@ -100,22 +100,22 @@ impl SummerMemory {
 /// What comes out is in the order of the layout, each sum taken in the total order of its values, starting from the
 /// first: it depends neither on the order in which they came nor on the memory.
 #[derive(Debug)]
-pub struct Summer<K> {
+pub struct ExternalSum<K> {
     sys: Sys,
     layout: BitLayout,
     runs: Runs<K>,
     nnz: u64,
 }
 
-impl<K: Key> Summer<K> {
+impl<K: Key> ExternalSum<K> {
     /// A summer of at most `nnz` values by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
-    /// [`SummerMemory::least`] is exceeded), and writes what exceeds them to files in a private directory in `temporary`, which
+    /// [`ExternalSumMemory::least`] is exceeded), and writes what exceeds them to files in a private directory in `temporary`, which
     /// is made when it is needed and goes with this; what killed programs left in `temporary` goes too. Runs on the current
     /// rayon pool.
     #[must_use]
     pub fn new(sys: &Sys, layout: &BitLayout, nnz: u64, memory: u64, temporary: &Path) -> Self {
-        let takes = SummerMemory::by::<K>(layout.order(), nnz, rayon::current_num_threads());
-        let runs = Runs::new(sys, takes.budget(memory), Scratch::passing(sys, temporary), layout);
+        let takes = ExternalSumMemory::by::<K>(layout.order(), nnz, rayon::current_num_threads());
+        let runs = Runs::new(sys, takes.budget(memory), ScratchDir::passing(sys, temporary), layout);
         Self { sys: sys.clone(), layout: layout.clone(), runs, nnz: 0 }
     }
 
@@ -155,7 +155,7 @@ mod tests {
         let row = |i: u32| [i * 7 % 40, i % 5, i * 13 % 300];
         let sums = |memory, backwards: bool| {
             let dir = tempfile::tempdir().unwrap();
-            let mut summer = Summer::<u64>::new(&Sys::default(), &layout, 40_000, memory, dir.path());
+            let mut summer = ExternalSum::<u64>::new(&Sys::default(), &layout, 40_000, memory, dir.path());
             for part in 0..40u32 {
                 let part = if backwards { 39 - part } else { part };
                 let rows = part * 1000..(part + 1) * 1000;

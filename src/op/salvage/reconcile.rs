@@ -12,7 +12,7 @@ const NAMES_MAX: usize = 3;
 
 /// What is used and what is lost.
 #[derive(Debug)]
-pub(super) struct Sorted {
+pub(super) struct Reconciled {
     /// Places of the chunks to use, in the store's order.
     pub used: Vec<usize>,
     /// What is lost, in the store's order.
@@ -37,7 +37,7 @@ fn in_place(file: &str, number: u32) -> bool {
 }
 
 /// With the manifest: the intact file of each chunk that it lists, under whatever name, its own first.
-pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Sorted {
+pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconciled {
     let mut places: HashMap<u64, usize> = HashMap::new();
     for (i, header) in examined.iter().enumerate().filter_map(|(i, e)| Some((i, intact(e)?))) {
         let place = places.entry(header.number.into()).or_insert(i);
@@ -60,7 +60,7 @@ pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Sorted 
         nnz: Some(entry.nnz),
         reason: files.reason(number..=number),
     };
-    Sorted { losses: lost.into_iter().map(loss).collect(), unused: files.unused(&HashMap::new()), used }
+    Reconciled { losses: lost.into_iter().map(loss).collect(), unused: files.unused(&HashMap::new()), used }
 }
 
 /// What chunks of one store have in common: id, dims, index encoding, codec.
@@ -83,9 +83,9 @@ fn largest_kin(examined: &[Examined]) -> Option<Kin> {
 }
 
 /// Without the manifest: the largest kin, put in order by its headers; what is missing is what they leave out.
-pub(super) fn by_headers(examined: &[Examined]) -> Sorted {
+pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
     let Some(chosen) = largest_kin(examined) else {
-        return Sorted { used: Vec::new(), losses: Vec::new(), unused: Vec::new() };
+        return Reconciled { used: Vec::new(), losses: Vec::new(), unused: Vec::new() };
     };
     let mut members: Vec<(usize, &ChunkHeader)> = Vec::new();
     let mut refused: HashMap<usize, String> = HashMap::new();
@@ -121,7 +121,7 @@ pub(super) fn by_headers(examined: &[Examined]) -> Sorted {
     gaps.extend(tail(examined, chosen.0, next, end));
     let files = Files::new(examined, &used);
     let losses = gaps.into_iter().map(|gap| gap.loss(&files)).collect();
-    Sorted { losses, unused: files.unused(&refused), used }
+    Reconciled { losses, unused: files.unused(&refused), used }
 }
 
 /// Chunks that no intact file holds.

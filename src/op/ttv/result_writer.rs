@@ -37,14 +37,14 @@ pub(super) type Path = [u32; ORDER_MAX];
 
 /// The fibers of a chunk, as far as other chunks can have more of them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
+pub(super) struct FiberEnds {
     /// How many there are.
     pub fibers: usize,
     pub first: Path,
     pub last: Path,
 }
 
-impl Ends {
+impl FiberEnds {
     pub fn of(view: &TreeView<'_>) -> Result<Self> {
         let fibers = view.level_nodes(view.order() - 2);
         Ok(Self { fibers, first: path(view, 0)?, last: path(view, fibers - 1)? })
@@ -59,7 +59,7 @@ struct Open {
 }
 
 /// Takes the sums of fibers, chunk after chunk, and hands elements over when they are complete.
-pub(super) struct Outlet<'s> {
+pub(super) struct ResultWriter<'s> {
     levels: ModeOrder,
     open: Option<Open>,
     sink: Option<Sink<'s>>,
@@ -68,7 +68,7 @@ pub(super) struct Outlet<'s> {
     elements: u64,
 }
 
-impl<'s> Outlet<'s> {
+impl<'s> ResultWriter<'s> {
     /// Of trees of these levels. Without a sink, elements are counted.
     pub fn new(levels: &ModeOrder, sink: Option<Sink<'s>>) -> Self {
         Self { levels: *levels, open: None, sink, last: true, elements: 0 }
@@ -81,13 +81,13 @@ impl<'s> Outlet<'s> {
         self.elements = 0;
     }
 
-    /// Whether elements are handed over, so that [`Outlet::put`] needs the chunk's view.
+    /// Whether elements are handed over, so that [`ResultWriter::put`] needs the chunk's view.
     pub fn hands_over(&self) -> bool {
         self.last && self.sink.is_some()
     }
 
     /// The sum that the first fiber of a chunk goes on with, if it does.
-    pub fn carried(&self, ends: &Ends) -> Option<f64> {
+    pub fn carried(&self, ends: &FiberEnds) -> Option<f64> {
         self.open.filter(|open| open.path == ends.first).map(|open| open.sum)
     }
 
@@ -96,7 +96,7 @@ impl<'s> Outlet<'s> {
     #[cfg(feature = "cuda")]
     pub fn put<T: Real, S: Real>(
         &mut self,
-        ends: &Ends,
+        ends: &FiberEnds,
         view: Option<&TreeView<'_>>,
         sums: &[S],
     ) -> Result<()> {
@@ -108,7 +108,7 @@ impl<'s> Outlet<'s> {
     /// The same of a group of a chunk's fibers, from `first` on, which begins a tile.
     pub fn put_group<T: Real, S: Real>(
         &mut self,
-        ends: &Ends,
+        ends: &FiberEnds,
         view: Option<&TreeView<'_>>,
         first: usize,
         sums: &[S],

@@ -1,9 +1,9 @@
-//! The groups of a batch between threads. A thread is given the next group and a desk to work at; what the group adds up, the thread adds to the results when
-//! the groups before have ([`Turn`]), while it is still in the thread's cache, and only then takes another group. So groups in work lie closer together
-//! than there are desks, at most [`COPIES`]: no two share a copy, and each copy gets its groups in order.
+//! The groups of a batch between threads. A thread is given the next group and a workspace to work at; what the group adds up, the thread adds to the results when
+//! the groups before have ([`OrderedCommit`]), while it is still in the thread's cache, and only then takes another group. So groups in work lie closer together
+//! than there are workspaces, at most [`COPIES`]: no two share a copy, and each copy gets its groups in order.
 
-use super::group::{COPIES, Commit, Group, Inputs, Strategy, Tables, Work};
-use super::slots::Rows;
+use super::group::{COPIES, Commit, Group, GroupWork, Inputs, Strategy, Tables};
+use super::rows::AlignedRows;
 use super::{GROUP_NNZ, GROUP_TILES};
 use crate::dense::Real;
 use crate::sys::sync::{AtomicU64, Condvar, LOOKS, Mutex, MutexGuard, Ordering, spin_loop};
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 /// What a thread works at: its group's slots and what it needs beside them.
-pub type Desk<T> = (Group, Tables<T>);
+pub type Workspace<T> = (Group, Tables<T>);
 
 /// Locks what no panic leaves half done: a panic ends the pass.
 fn lock<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
@@ -20,32 +20,36 @@ fn lock<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
 
 /// Gives out groups, in order.
 #[derive(Debug)]
-pub struct Dealer<'s, T> {
+pub struct WorkQueue<'s, T> {
     /// The numbers of those that are still to be given.
     pub groups: Range<u64>,
-    pub desks: &'s mut Vec<Desk<T>>,
-    /// The desk of a group that is not whole: of the first, until that is given; of the last, when it is back.
-    pub open: &'s mut Option<Desk<T>>,
+    pub workspaces: &'s mut Vec<Workspace<T>>,
+    /// The workspace of a group that is not whole: of the first, until that is given; of the last, when it is back.
+    pub open: &'s mut Option<Workspace<T>>,
 }
 
-impl<T: Real> Dealer<'_, T> {
-    fn take(&mut self) -> Option<Desk<T>> {
+impl<T: Real> WorkQueue<'_, T> {
+    fn take(&mut self) -> Option<Workspace<T>> {
         let number = self.groups.next()?;
         self.open.take().or_else(|| {
-            let mut desk = self.desks.pop().expect("threads have a desk each");
-            desk.0.begin(number);
-            Some(desk)
+            let mut workspace = self.workspaces.pop().expect("threads have a workspace each");
+            workspace.0.begin(number);
+            Some(workspace)
         })
     }
 
-    fn put_back(&mut self, desk: Desk<T>) {
-        if desk.0.nnz == GROUP_NNZ { self.desks.push(desk) } else { *self.open = Some(desk) }
+    fn put_back(&mut self, workspace: Workspace<T>) {
+        if workspace.0.nnz == GROUP_NNZ {
+            self.workspaces.push(workspace);
+        } else {
+            *self.open = Some(workspace);
+        }
     }
 }
 
 /// Lets groups at a result in order.
 #[derive(Debug)]
-pub struct Turn<'s> {
+pub struct OrderedCommit<'s> {
     /// The group whose turn it is, and the result's sums.
     state: Mutex<(u64, &'s mut [f64])>,
     passed: Condvar,
@@ -56,7 +60,7 @@ pub struct Turn<'s> {
 /// Nobody's turn any more: a thread has panicked.
 const NOBODY: u64 = u64::MAX;
 
-impl<'s> Turn<'s> {
+impl<'s> OrderedCommit<'s> {
     /// First that of group `first`.
     pub fn new(first: u64, sums: &'s mut [f64]) -> Self {
         Self { state: Mutex::new((first, sums)), passed: Condvar::new(), shown: AtomicU64::new(first) }
@@ -81,8 +85,8 @@ impl<'s> Turn<'s> {
     }
 }
 
-/// Ends all turns when its thread panics, so that nobody waits for it.
-struct Guard<'a, 's>(&'a [Turn<'s>]);
+/// Ends all commits when its thread panics, so that nobody waits for it.
+struct Guard<'a, 's>(&'a [OrderedCommit<'s>]);
 
 impl Drop for Guard<'_, '_> {
     fn drop(&mut self) {
@@ -99,10 +103,10 @@ impl Drop for Guard<'_, '_> {
 #[derive(Debug)]
 pub struct Shift<'s, T> {
     pub inputs: Inputs<'s, T>,
-    pub copies: &'s [Mutex<Vec<Rows<f64>>>],
-    pub dealer: Mutex<Dealer<'s, T>>,
+    pub copies: &'s [Mutex<Vec<AlignedRows<f64>>>],
+    pub queue: Mutex<WorkQueue<'s, T>>,
     /// By mode that is computed.
-    pub turns: Vec<Turn<'s>>,
+    pub commits: Vec<OrderedCommit<'s>>,
     /// What groups are worked on with, and what adds them to results.
     pub vectors: [pulp::Arch; 2],
 }
@@ -110,18 +114,18 @@ pub struct Shift<'s, T> {
 impl<T: Real> Shift<'_, T> {
     /// Takes groups until there are none.
     pub fn work(&self) {
-        let _guard = Guard(&self.turns);
-        let take = || lock(&self.dealer).take();
-        while let Some(mut desk) = take() {
-            let (group, tables) = &mut desk;
+        let _guard = Guard(&self.commits);
+        let take = || lock(&self.queue).take();
+        while let Some(mut workspace) = take() {
+            let (group, tables) = &mut workspace;
             group.tiles = self.tiles(group.number);
             #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
             let copy = &self.copies[(group.number % COPIES as u64) as usize];
-            self.vectors[0].dispatch(Work { group, copy: &mut lock(copy), tables, inputs: self.inputs });
+            self.vectors[0].dispatch(GroupWork { group, copy: &mut lock(copy), tables, inputs: self.inputs });
             if group.nnz == GROUP_NNZ {
                 self.add_to_results(group);
             }
-            lock(&self.dealer).put_back(desk);
+            lock(&self.queue).put_back(workspace);
         }
     }
 
@@ -135,7 +139,7 @@ impl<T: Real> Shift<'_, T> {
 
     fn add_to_results(&self, group: &Group) {
         let Inputs { rank, stride, modes, .. } = self.inputs;
-        for (mode, (turn, (_, strategy))) in self.turns.iter().zip(modes).enumerate() {
+        for (mode, (turn, (_, strategy))) in self.commits.iter().zip(modes).enumerate() {
             // The turn passes where there are copies too: it keeps groups in work near one another.
             turn.take(group.number, |sums| {
                 if *strategy == Strategy::Slots {

@@ -1,0 +1,37 @@
+//! How the starts of a decomposition went.
+
+use super::cp_als::Als;
+use crate::dense::Matrix;
+use serde::{Deserialize, Serialize};
+
+/// Why iterations ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stop {
+    /// The fit changed by less than the tolerance.
+    Tolerance,
+    /// As many as were allowed have been made.
+    Iterations,
+}
+
+/// How a start went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartReport {
+    /// Its number, from 1.
+    pub start: u32,
+    /// Its seed; `None` for given factors.
+    pub seed: Option<u64>,
+    /// Iterations.
+    pub iterations: usize,
+    /// The last fit.
+    pub fit: f64,
+    /// Why it ended.
+    pub stop: Stop,
+}
+
+/// A start that may be the best.
+pub(super) struct Best<T> {
+    pub start: u32,
+    pub als: Als,
+    pub factors: Vec<Matrix<T>>,
+}
