@@ -10,6 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// Each prints as one line: where, what, and what to do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The input text or array is wrong: mend the input, or pass the flag that the hint names.
     #[error("{place}: {what}")]
@@ -67,6 +68,7 @@ pub enum Error {
 
 /// Kinds of damage, by what can be done about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Damage {
     /// A file of a store, in the store's directory, has lost what was written to it: what is intact can be salvaged.
     OfStore,

@@ -97,7 +97,7 @@ pub use engine::{Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, Modes
 pub use error::{Damage, Error, Result};
 pub use format::DecodedTile;
 pub use pack::{Duplicates, FormatOption, PackOptions, PackReport, PackSeconds, SpillReport};
-pub use shape::ModeOrder as LevelOrder;
+pub use shape::{ModeOrder as LevelOrder, Shape};
 pub use store::{Codec, Format, Store};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
 

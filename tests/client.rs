@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use blco::{
-    Batch, Cancel, Cp, Device, Engine, Error, Extent, HostOp, Matrix, MatrixRef, Modes, PackOptions,
-    ReadOptions, Source, Store, Tiles,
+    Batch, Cancel, Codec, Cp, Device, Engine, Error, Extent, Format, FormatOption, HostOp, LeafRule,
+    LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions, Source, Store, Tiles,
 };
 use std::fmt::Write as _;
 use std::path::Path;
@@ -222,6 +222,60 @@ fn what_is_asked_wrongly_is_an_error() {
 }
 
 #[test]
+fn what_is_no_tensor_is_not_packed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(1).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(2000));
+    let options = PackOptions { replace: true, ..PackOptions::new(store.path().to_path_buf()) };
+    let pack = |change: &dyn Fn(&mut Mine), options: &PackOptions| {
+        let mut tensor = Mine::new(2000);
+        change(&mut tensor);
+        engine.pack(&mut tensor, options).unwrap_err().to_string()
+    };
+    let said = pack(&|tensor| tensor.values[7] = f64::NAN, &options);
+    assert!(said.contains("a client's tensor: the value NaN"), "{said}");
+    let said = pack(&|tensor| tensor.indices[5] = DIMS[1], &options);
+    assert!(said.contains("indices up to"), "{said}");
+    let said = pack(&|tensor| tensor.indices.truncate(7), &options);
+    assert!(said.contains("nonzeros of order"), "{said}");
+    for codec in [Codec::Zstd(0), Codec::Zstd(-3), Codec::Zstd(23)] {
+        let said = pack(&|_| (), &PackOptions { codec, ..options.clone() });
+        assert!(said.contains("give 1 to 22"), "{said}");
+    }
+    for chunk_bytes in [0, 1000, u64::MAX] {
+        let said = pack(&|_| (), &PackOptions { chunk_bytes, ..options.clone() });
+        assert!(said.contains("chunks of at most"), "{said}");
+    }
+    let levels = LevelOrder::new(&[0, 1, 2]).unwrap();
+    let format = FormatOption::Known(Format::Hocfs { levels, leaf: LeafRule::Auto });
+    let said = pack(&|_| (), &PackOptions { format, ..options });
+    assert!(said.contains("3 levels for a tensor of order 4"), "{said}");
+    // What was there is there.
+    assert_eq!(engine.open(store.path()).unwrap().id(), store.id());
+}
+
+#[test]
+fn a_plan_serves_what_it_was_made_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(1).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(2000));
+    let plan = || engine.plan_mttkrp::<f64>(&store, RANK, Modes::Only(&[0, 1]), 2).unwrap();
+    assert!(engine.prepare_mttkrp::<f64>(&store, RANK, Modes::Only(&[0, 1]), plan()).is_ok());
+    for modes in [Modes::All, Modes::Only(&[1, 0]), Modes::Only(&[0])] {
+        assert!(engine.prepare_mttkrp::<f64>(&store, RANK, modes, plan()).is_err());
+    }
+    assert!(engine.prepare_mttkrp::<f64>(&store, RANK + 1, Modes::Only(&[0, 1]), plan()).is_err());
+    assert!(engine.prepare_mttkrp::<f32>(&store, RANK, Modes::Only(&[0, 1]), plan()).is_err());
+    let other = engine.pack(&mut Mine::new(1000), &PackOptions::new(dir.path().join("other.blco"))).unwrap();
+    let other = engine.open(other.store).unwrap();
+    assert!(engine.prepare_mttkrp::<f64>(&other, RANK, Modes::Only(&[0, 1]), plan()).is_err());
+    assert!(engine.plan_mttkrp::<f64>(&store, 0, Modes::All, 1).is_err());
+    for cp in [Cp::rank(0), Cp::rank(usize::MAX), Cp::rank(1).ridge(-2.0), Cp::rank(1).tol(f64::NAN)] {
+        assert!(engine.cp_als::<f64>(&store, &cp).is_err(), "{cp:?}");
+    }
+}
+
+#[test]
 fn an_engine_can_be_stopped_and_watched() {
     let dir = tempfile::tempdir().unwrap();
     let done = Arc::new(AtomicU64::new(0));
@@ -237,6 +291,15 @@ fn an_engine_can_be_stopped_and_watched() {
     assert!(matches!(ended, Err(Error::Cancelled)));
     cancel.reset();
     engine.mttkrp(&store, views(&factors), Modes::All).unwrap();
+    // A session that was stopped before it began goes on; another engine's work on this store has a handle of its own.
+    let plan = engine.plan_mttkrp::<f64>(&store, RANK, Modes::All, 2).unwrap();
+    let mut session = engine.prepare_mttkrp::<f64>(&store, RANK, Modes::All, plan).unwrap();
+    let other = Engine::builder().threads(1).build().unwrap();
+    cancel.cancel();
+    assert!(matches!(session.mttkrp(views(&factors)), Err(Error::Cancelled)));
+    other.mttkrp(&store, views(&factors), Modes::All).unwrap();
+    cancel.reset();
+    session.mttkrp(views(&factors)).unwrap();
 }
 
 /// What a call of a session takes beside its passes. (docs/performance.md has what it takes in a release build.)

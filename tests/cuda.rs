@@ -537,7 +537,7 @@ impl Failing {
 /// All of 1 to `calls`, or the first, the last and some between.
 fn selection(calls: u64) -> Vec<u64> {
     let every = std::env::var_os("BLCO_EVERY_CALL").is_some();
-    let step = (calls / 40).max(1);
+    let step = (calls / 50).max(1);
     (1..=calls).filter(|&k| every || k <= 25 || k > calls - 10 || k % step == 0).collect()
 }
 

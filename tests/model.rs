@@ -15,7 +15,7 @@ mod common;
 use blco::internals::dense::Matrix;
 use blco::internals::error::{Error, Result};
 use blco::internals::store::Store;
-use blco::internals::stream::{Backend, Executor, Free, Inspector, Limits, Loaded, Plan, plan};
+use blco::internals::stream::{Backend, Executor, Free, Inspector, Limits, LoadedChunk, Plan, plan};
 use blco::internals::sys::sync::{AtomicBool, AtomicU64, Ordering};
 use blco::internals::sys::{PageBuf, Sys, Temporary};
 use common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, run_planned, values};
@@ -98,7 +98,7 @@ fn groups_are_added_in_order() {
 /// A backend that holds chunks for a while, as a GPU does, and looks whether anybody else has written to their buffers then.
 struct Holding {
     sys: Sys,
-    held: VecDeque<(Loaded<PageBuf>, Vec<u8>)>,
+    held: VecDeque<(LoadedChunk<PageBuf>, Vec<u8>)>,
     /// The numbers of the chunks that came.
     came: Vec<u32>,
     inspected: Arc<AtomicU64>,
@@ -133,7 +133,7 @@ impl Backend for Holding {
         Some(Arc::clone(&self.inspect))
     }
 
-    fn submit(&mut self, chunk: Loaded<PageBuf>) -> Result<()> {
+    fn submit(&mut self, chunk: LoadedChunk<PageBuf>) -> Result<()> {
         self.came.push(chunk.header.number);
         let image = chunk.buffer[..chunk.header.image_bytes as usize].to_vec();
         self.held.push_back((chunk, image));

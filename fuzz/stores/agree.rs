@@ -81,8 +81,8 @@ fn alike(what: &str, read: &std::result::Result<Tensor, String>, result: Result<
 /// Modes along which TTV runs: that which streams, if one does, and one that does not.
 pub fn modes(store: &Store) -> Vec<usize> {
     match store.manifest().format {
-        Format::Blco(_) => vec![0],
         Format::Hocfs { levels, .. } => vec![levels.last(), levels.mode(0)],
+        _ => vec![0],
     }
 }
 

@@ -40,6 +40,7 @@ impl Facts {
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DeviceOrder {
     /// For each mode, what takes less time over the passes that are to come.
     #[default]

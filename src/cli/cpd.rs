@@ -158,6 +158,7 @@ impl Cpd {
         let modes: Vec<usize> = (0..shape.order()).collect();
         let count = (self.starts, self.max_iters);
         let demand = Demand::cp_als::<T>(&shape, &modes, rank, engine.threads(), count);
+        self.engine.refuse_on_cpu(false)?;
         let plan = engine.plan::<T>(&store, &demand)?;
         self.engine.refuse_on_cpu(plan.device.is_none())?;
         let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), &plan);

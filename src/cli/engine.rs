@@ -141,6 +141,7 @@ impl EngineArgs {
             workers: self.workers.map(usize::from),
             memory: self.memory,
             direct_reads: self.direct,
+            temp_dir: None,
             vectors: machine::vectors()?,
         };
         let bar = progress.clone();

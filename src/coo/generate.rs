@@ -280,6 +280,10 @@ fn planted(factors: &[Counter], row: &[u32], rank: u64) -> f64 {
 }
 
 impl Source for Generator {
+    fn is_checked(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         "generated tensor".into()
     }

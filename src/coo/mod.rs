@@ -94,7 +94,13 @@ pub trait Source {
         let _ = bytes;
     }
 
+    /// Whether it is known that what it hands over is as [`Source::drain`] says.
+    #[doc(hidden)]
+    fn is_checked(&self) -> bool {
+        false
+    }
+
     /// Hands every batch to `sink`, in order, on the calling thread, and returns what was there.
-    /// Every index is below its dim. An error, its own or the sink's, ends it. A source is drained once.
+    /// Every index is below its dim, every value finite. An error, its own or the sink's, ends it. A source is drained once.
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent>;
 }

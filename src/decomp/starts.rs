@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Why iterations ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Stop {
     /// The fit changed by less than the tolerance.
     Tolerance,

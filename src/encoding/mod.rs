@@ -14,6 +14,7 @@ pub const TILE_NNZ: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum IndexEncoding {
     /// The BLCO paper's layout: keys, BLCO blocks, 64-bit re-encoded indices.
     Raw = 1,
@@ -33,6 +34,7 @@ impl IndexEncoding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum LeafRule {
     /// Fibers behind one another.
     Csr = 1,

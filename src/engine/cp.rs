@@ -6,7 +6,7 @@ use crate::backend::host::decoded_bytes;
 use crate::decomp::host::{HostAls, host_bytes};
 use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
 use crate::dense::{Matrix, Real};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::mttkrp::Mttkrp;
 use crate::shape::Shape;
 use crate::store::Store;
@@ -65,6 +65,18 @@ impl Cp {
     }
 }
 
+impl Cp {
+    fn check(&self) -> Result<()> {
+        super::mttkrp::check_rank(self.settings.rank)?;
+        let is_amount = |x: f64| x >= 0.0 && x.is_finite();
+        if is_amount(self.tol) && is_amount(self.settings.ridge) && self.max_iters > 0 && self.starts > 0 {
+            return Ok(());
+        }
+        let what = "tolerance and ridge are finite and not negative, iterations and starts at least 1";
+        Err(Error::request(format!("{what}: {self:?}")))
+    }
+}
+
 impl<'a> Demand<'a> {
     /// What a decomposition of `starts` starts with `max_iters` iterations at most asks for; `modes` are all.
     #[must_use]
@@ -95,6 +107,7 @@ impl<'a> Demand<'a> {
 impl Engine {
     /// Plans a CP decomposition with factors in the precision `T`.
     pub fn plan_cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<ExecutionPlan> {
+        cp.check()?;
         let shape = &store.manifest().shape;
         let modes: Vec<usize> = (0..shape.order()).collect();
         let count = (cp.starts, cp.max_iters);
@@ -144,7 +157,7 @@ impl Engine {
         init: Init<T>,
         watch: &(dyn Fn(&CpWatch<'_>) + Sync),
     ) -> Result<Decomposed<T>> {
-        let store = &store.clone().with_direct_reads(plan.host.direct_reads);
+        let store = &store.clone().with_direct_reads(plan.host.direct_reads).with_sys(self.sys());
         self.install(|| match &plan.device {
             #[cfg(feature = "cuda")]
             Some(device_plan) => {

@@ -12,6 +12,7 @@ pub(crate) mod machine;
 mod mttkrp;
 mod options;
 mod plan;
+mod source;
 mod stream;
 mod ttv;
 
@@ -26,15 +27,16 @@ pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 use crate::backend::device::DeviceOrder;
 use crate::coo::Source;
 use crate::coo::tns::{ReadOptions, TnsReader};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pack::{MEMORY_MIN, PackOptions, PackReport, Phase, memory_least, pack, threads_within};
 use crate::store::Store;
 use crate::stream::{program_bytes, too_little};
 use crate::sys::Sys;
 use gpu::Gpu;
+use source::Checked;
 use std::fmt;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How far an operation is.
@@ -53,18 +55,18 @@ type ProgressWatch = Box<dyn Fn(Progress) + Send + Sync>;
 
 /// Stops an engine's operations.
 #[derive(Clone, Debug)]
-pub struct Cancel(Arc<AtomicBool>);
+pub struct Cancel(Sys);
 
 impl Cancel {
     /// What runs, and what is begun from now on, ends with [`Error::Cancelled`](crate::Error::Cancelled) and leaves nothing
     /// half-written, until [`Cancel::reset`].
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.cancel_flag().store(true, Ordering::Relaxed);
     }
 
     /// Operations run again.
     pub fn reset(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.0.cancel_flag().store(false, Ordering::Relaxed);
     }
 }
 
@@ -139,10 +141,45 @@ impl EngineBuilder {
         self
     }
 
-    /// Bytes of memory to take at most [default: what is available].
+    /// Bytes of memory that each operation, and each session, takes at most [default: what is available].
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.options.memory = Some(bytes);
+        self
+    }
+
+    /// Reading threads [default: as many as compute threads, 2 to 4].
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.options.workers = Some(workers.max(1));
+        self
+    }
+
+    /// Copies to the GPU under way at once [default: 4].
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.options.lanes = Some(lanes.max(1));
+        self
+    }
+
+    /// Whether GPU kernels are compiled for an operation by NVRTC [default: where one is installed].
+    #[must_use]
+    pub fn compile_kernels(mut self, compile: bool) -> Self {
+        self.options.compile_kernels = Some(compile);
+        self
+    }
+
+    /// Where compiled kernels are kept between runs [default: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`].
+    #[must_use]
+    pub fn kernel_cache(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.options.kernel_cache = Some(directory.into());
+        self
+    }
+
+    /// Where directories for temporary files are made [default: the system's directory for them].
+    #[must_use]
+    pub fn temp_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.options.temp_dir = Some(directory.into());
         self
     }
 
@@ -201,7 +238,7 @@ impl Engine {
     /// Stops what this engine does.
     #[must_use]
     pub fn cancel_handle(&self) -> Cancel {
-        Cancel(self.inner.sys.cancel_flag())
+        Cancel(self.inner.sys.clone())
     }
 
     /// What was chosen.
@@ -235,12 +272,21 @@ impl Engine {
     /// [`Error::Request`](crate::Error::Request) where something has the store's name and is not to be replaced, and for less memory
     /// than it takes; [`Error::Input`](crate::Error::Input) for what is no tensor; what the source gives.
     pub fn pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackReport> {
+        options.check()?;
         let mut options = options.clone();
         if options.memory == u64::MAX {
             let available = || (machine::available_memory() / 2).max(MEMORY_MIN);
-            options.memory = self.options().memory.unwrap_or_else(available);
-            options.memory = options.memory.max(memory_least(source, &options, 1));
+            let least = |options| memory_least(source, options, 1);
+            options.memory = match self.options().memory {
+                None => available().max(least(&options)),
+                Some(memory) if memory < MEMORY_MIN => {
+                    let what = format!("packing takes at least {MEMORY_MIN} bytes of memory, not {memory}");
+                    return Err(Error::request(what));
+                }
+                Some(memory) => memory,
+            };
         }
+        let source = &mut Checked(source);
         let threads = threads_within(source, &options, self.threads());
         let watch = |phase, done, total| self.tell(phase_name(phase), done, total);
         let sys = &self.inner.sys;
@@ -276,6 +322,11 @@ impl Engine {
             Some(gpu) => Ok(gpu.clone()),
             None => Ok(gpu.insert(gpu::open(self.options().device_number)?).clone()),
         }
+    }
+
+    /// Lets go of the GPU.
+    pub(crate) fn close_gpu(&self) {
+        *self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Tells whoever watches how far an operation is.

@@ -48,6 +48,8 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Whether stores are read past the page cache also where it could hold them.
     pub direct_reads: bool,
+    /// Where directories for temporary files are made; without it, in the system's directory for them.
+    pub temp_dir: Option<PathBuf>,
     /// Vector instructions to take; results are the same with all.
     pub vectors: Vectors,
 }

@@ -6,7 +6,7 @@ use super::{Device, Engine, machine};
 #[cfg(feature = "cuda")]
 use crate::backend::device::KernelSource;
 use crate::backend::device::{DeviceLimits, DevicePlan};
-use crate::dense::Real;
+use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
@@ -15,12 +15,41 @@ use serde::Serialize;
 /// What an operation will use, and why: of the host, and of a GPU where it runs there, `D` being what such an operation plans of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExecutionPlan<D = DevicePlan> {
+    pub(crate) host: Plan,
+    pub(crate) device: Option<D>,
+    pub(crate) notes: Vec<String>,
+    /// What it was made for, which is all that it serves.
+    #[serde(skip)]
+    pub(crate) made_for: Option<Subject>,
+}
+
+/// What an operation on factors is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub store: u64,
+    pub modes: Vec<usize>,
+    pub rank: usize,
+    pub precision: Precision,
+}
+
+impl<D> ExecutionPlan<D> {
     /// Workers, buffers and what is kept in host memory.
-    pub host: Plan,
+    #[must_use]
+    pub fn host(&self) -> &Plan {
+        &self.host
+    }
+
     /// What is to be used of the GPU; `None` on the CPU.
-    pub device: Option<D>,
-    /// Why not on a GPU, where it was left to the engine.
-    pub notes: Vec<String>,
+    #[must_use]
+    pub fn device(&self) -> Option<&D> {
+        self.device.as_ref()
+    }
+
+    /// Why not on a GPU, where it was left to the engine, and where less was there than planned.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
 }
 
 /// What an operation runs on.
@@ -53,7 +82,10 @@ impl Engine {
         };
         match found {
             Ok(found) => Ok((Some(found), Vec::new())),
-            Err(e) if options.device == Device::Auto => Ok((None, vec![format!("on the CPU: {e}")])),
+            Err(e) if options.device == Device::Auto => {
+                self.close_gpu();
+                Ok((None, vec![format!("on the CPU: {e}")]))
+            }
             Err(e) if !gpu::is_installed() => {
                 Err(Error::request(format!("{e}; install a driver, or take --backend cpu")))
             }
@@ -109,7 +141,9 @@ impl Engine {
             Some(plan) => demand.beside_gpu.saturating_add(plan.host_bytes()),
             None => demand.on_cpu,
         };
-        Ok(ExecutionPlan { host: self.plan_host(store, bytes, &limits)?, device, notes })
+        let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);
+        let made_for = Some(Subject { store: store.id(), modes, rank, precision });
+        Ok(ExecutionPlan { host: self.plan_host(store, bytes, &limits)?, device, notes, made_for })
     }
 
     /// Bytes that an operation may take beside a pass in which `held` are held: of what is allowed, or of half of what is there.

@@ -32,7 +32,7 @@ impl Engine {
         plan: &Plan,
         what: &'static str,
     ) -> Result<PassReport> {
-        let store = &store.clone().with_direct_reads(plan.direct_reads);
+        let store = &store.clone().with_sys(self.sys());
         let mut backend = HostBackend::new(store, op)?;
         let mut executor = Executor::new(store, plan, &mut backend)?;
         let total = Some(store.manifest().nnz);

@@ -113,7 +113,7 @@ impl Engine {
                 format!("a vector of {} numbers along mode {mode}, from 0, of dims {dims:?}", vector.len());
             return Err(Error::request(what));
         }
-        let temporary = std::env::temp_dir();
+        let temporary = self.options().temp_dir.clone().unwrap_or_else(std::env::temp_dir);
         let request = TtvRequest { mode, passes: 1, checked: None, temporary, memory_min: None };
         let plan = self.plan_ttv::<T>(store, &request)?;
         Ok(self.run_ttv(store, &request, plan, vector, Some(sink))?.elements)
@@ -163,7 +163,7 @@ impl Engine {
         let afterwards = vector + reading.max(handed + shares.afterwards);
         let limits = Limits { afterwards, less, ..self.limits(request.passes) };
         let host = self.plan_host(store, bytes, &limits)?;
-        Ok(TtvPlan { uses: ExecutionPlan { host, device, notes }, kernel, shares })
+        Ok(TtvPlan { uses: ExecutionPlan { host, device, notes, made_for: None }, kernel, shares })
     }
 
     /// Runs it by `plan`. Elements go to `sink`; without one they are counted.
@@ -175,7 +175,7 @@ impl Engine {
         vector: &[T],
         sink: Option<Sink<'_>>,
     ) -> Result<TtvOutcome> {
-        let store = &store.clone().with_direct_reads(plan.uses.host.direct_reads);
+        let store = &store.clone().with_direct_reads(plan.uses.host.direct_reads).with_sys(self.sys());
         let run = TtvRun { engine: self, store, request, vector };
         let streamed = streams(store.manifest(), request.mode);
         self.install(|| match plan.uses.device {

@@ -51,6 +51,7 @@ pub fn pack(
     options: &PackOptions,
     watch: PackWatch<'_>,
 ) -> Result<PackReport> {
+    options.check()?;
     let start = Instant::now();
     let budget = Budget::of(source, options)?;
     plan(sys, source, options)?.check()?;

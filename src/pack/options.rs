@@ -4,13 +4,14 @@ use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
 use crate::format;
 use crate::shape::ModeOrder;
-use crate::store::{Codec, Format};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
 use serde::Serialize;
 use std::path::PathBuf;
 
 /// What to do with nonzeros that have the same coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Duplicates {
     /// Add them up, in the total order of their values, starting from the first.
     Sum,
@@ -22,6 +23,7 @@ pub enum Duplicates {
 
 /// A format, or what can be said of it before the tensor's order is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FormatOption {
     /// All of it.
     Known(Format),
@@ -38,6 +40,10 @@ impl FormatOption {
     /// The format for tensors of `order`.
     pub fn resolve(self, order: usize) -> Result<Format> {
         match self {
+            Self::Known(Format::Hocfs { levels, .. }) if levels.modes().len() != order => {
+                let levels = levels.modes().len();
+                Err(Error::request(format!("{levels} levels for a tensor of order {order}")))
+            }
             Self::Known(format) => Ok(format),
             Self::Hocfs { main_mode, leaf } if main_mode < order => {
                 Ok(Format::Hocfs { levels: ModeOrder::rotated(order, main_mode), leaf })
@@ -70,7 +76,7 @@ pub struct PackOptions {
     pub format: FormatOption,
     /// How payloads are stored.
     pub codec: Codec,
-    /// The bound on a chunk's image, bytes, from `store::CHUNK_BYTES_MIN` to `CHUNK_BYTES_MAX`.
+    /// The bound on a chunk's image, bytes, from 64 KiB to 1 GiB.
     pub chunk_bytes: u64,
     /// What to do with duplicates.
     pub duplicates: Duplicates,
@@ -98,6 +104,20 @@ impl PackOptions {
             memory: u64::MAX,
             temp_dir: None,
             provenance: "{}\n".into(),
+        }
+    }
+
+    /// An error where no store can be so.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
+            let what = format!("{} bytes: give {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}", self.chunk_bytes);
+            return Err(Error::request(format!("chunks of at most {what}")));
+        }
+        match self.codec {
+            Codec::Zstd(level) if !(1..=22).contains(&level) => {
+                Err(Error::request(format!("zstd level {level}: give 1 to 22")))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -9,6 +9,7 @@ pub const TREE_CODE: u8 = 3;
 
 /// A format. Which order nonzeros are in, and how a chunk's sections are to be read, follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Format {
     /// Blocked linearized coordinates, the modes' bits interleaved (formats-spec/blco.md).
     Blco(IndexEncoding),

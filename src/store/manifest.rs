@@ -78,6 +78,7 @@ pub struct ChunkEntry {
 
 /// How payloads are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Codec {
     /// As they are.
     None,

@@ -87,6 +87,12 @@ impl Store {
         self.manifest.shape.dims()
     }
 
+    /// What its chunks hold.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.manifest.format
+    }
+
     /// Nonzeros.
     #[must_use]
     pub fn nnz(&self) -> u64 {
@@ -179,6 +185,13 @@ impl Store {
     #[must_use]
     pub fn with_direct_reads(mut self, direct: bool) -> Self {
         self.direct = direct;
+        self
+    }
+
+    /// Reads through another handle to the system from now on.
+    #[must_use]
+    pub fn with_sys(mut self, sys: &Sys) -> Self {
+        self.sys = sys.clone();
         self
     }
 

@@ -148,11 +148,11 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
         // Another handle: what follows changes this.
         let (store, start) = (&self.store.clone(), Instant::now());
         let sys = store.sys();
+        sys.check_cancelled()?;
         let mut buffers: Vec<_> = self.buffers.drain(..).collect();
         if buffers.len() != self.plan.workers {
-            return Err(Error::request("an earlier pass failed; open the store again"));
+            return Err(Error::request("an earlier pass failed; prepare again"));
         }
-        sys.check_cancelled()?;
         self.spans.clear();
         let mut report = PassReport::default();
         let numbers: Vec<usize> = (0..self.kept.len()).filter(|&n| !backend.holds(n)).collect();

@@ -86,6 +86,7 @@ pub struct Span {
 /// What a [`Span`] can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Stage {
     /// A worker reads a file.
     Read,

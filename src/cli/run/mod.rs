@@ -182,6 +182,7 @@ impl Run {
                 demand.checked::<T>(&shape, oracle + held_to(text, engine))
             }
         };
+        self.engine.refuse_on_cpu(false)?;
         let plan = engine.plan::<T>(&store, &demand)?;
         self.engine.refuse_on_cpu(plan.device.is_none())?;
         let mut report = RunReport::new::<T>(&store, modes.clone(), rank, &plan);

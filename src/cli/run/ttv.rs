@@ -35,6 +35,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
         return Err(Error::request(format!("{what}; leave it out")));
     }
     run.engine.refuse_mttkrp_kernel()?;
+    run.engine.refuse_on_cpu(false)?;
     let mut text_to_check =
         run.check.as_ref().map(|input| TnsReader::open(sys, input, run.text.options())).transpose()?;
     let request = TtvRequest {

@@ -236,6 +236,10 @@ fn file_identity(file: &File) -> Result<String> {
 }
 
 impl Source for TnsReader {
+    fn is_checked(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }

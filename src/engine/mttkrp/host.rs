@@ -9,6 +9,7 @@ use crate::op::mttkrp::{ModeMatrix, Mttkrp, Sums};
 use crate::store::Store;
 use crate::stream::{Executor, PassReport, Plan, Span};
 use crate::sys::{PageBuf, Sys};
+use rayon::prelude::*;
 
 /// Passes on the CPU.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ impl<T: Real> Passes<T> for OnHost<T> {
         passes: &mut Vec<PassReport>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<ModeMatrix<T>>> {
+        self.sys.check_cancelled()?;
         let backend =
             self.backend.take().ok_or_else(|| Error::request("an earlier call failed; prepare again"))?;
         let is_given = results.is_some();
@@ -47,7 +49,10 @@ impl<T: Real> Passes<T> for OnHost<T> {
         let (mut lent, mut rounded) = (Vec::new(), Vec::new());
         for result in results.into_iter().flatten() {
             match T::as_f64s(result) {
-                Ok(sums) => lent.push(Sums::Lent(sums)),
+                Ok(sums) => {
+                    sums.par_iter_mut().for_each(|sum| *sum = 0.0);
+                    lent.push(Sums::Lent(sums));
+                }
                 Err(result) => rounded.push(result),
             }
         }
@@ -55,8 +60,11 @@ impl<T: Real> Passes<T> for OnHost<T> {
             let sums = if lent.is_empty() { op.own_sums(&self.sys)? } else { lent };
             Ok(op.lend(factors.to_vec(), sums))
         })?;
-        for _ in 0..times {
-            backend.op().reset();
+        for pass in 0..times {
+            // Before the first, all sums are zero.
+            if pass > 0 {
+                backend.op().reset();
+            }
             passes.push(self.executor.pass(&mut backend, progress)?);
         }
         let mut sums = Vec::new();

@@ -4,6 +4,7 @@
 mod gpu;
 mod host;
 
+use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::{DevicePlan, KernelReport};
 use crate::backend::host::decoded_bytes;
@@ -16,6 +17,7 @@ use crate::stream::{PassReport, Span};
 
 /// Which modes' results are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Modes<'a> {
     /// All, from one pass.
     All,
@@ -68,7 +70,7 @@ impl<'a> Demand<'a> {
 }
 
 /// MTTKRP of some modes of a store, again and again: what it takes, and what it keeps of the store in memory, stays from call to
-/// call. Its second call costs what a pass does.
+/// call. Its second call costs what a pass does. A call that fails, or is cancelled, ends it.
 #[derive(Debug)]
 pub struct MttkrpSession<T: Real> {
     engine: Engine,
@@ -121,6 +123,7 @@ impl Engine {
         let shape = &store.manifest().shape;
         let modes = modes.of(shape.order());
         check_modes(&modes, shape.order())?;
+        check_rank(rank)?;
         self.plan::<T>(store, &Demand::mttkrp::<T>(shape, &modes, rank, self.threads(), calls))
     }
 
@@ -160,6 +163,14 @@ impl Engine {
     }
 }
 
+/// The largest rank that anything here is for.
+const RANK_MAX: usize = 1 << 20;
+
+pub(super) fn check_rank(rank: usize) -> Result<()> {
+    let what = || Error::request(format!("rank {rank}: give 1 to {RANK_MAX}"));
+    if (1..=RANK_MAX).contains(&rank) { Ok(()) } else { Err(what()) }
+}
+
 fn check_modes(modes: &[usize], order: usize) -> Result<()> {
     let wrong = |(i, m): (usize, &usize)| *m >= order || modes[..i].contains(m);
     if modes.is_empty() || modes.iter().enumerate().any(wrong) {
@@ -196,7 +207,11 @@ impl<T: Real> MttkrpSession<T> {
     ) -> Result<Self> {
         let order = store.manifest().shape.order();
         check_modes(&modes, order)?;
-        let store = store.clone().with_direct_reads(plan.host.direct_reads);
+        let subject = Subject { store: store.id(), modes: modes.clone(), rank, precision: T::PRECISION };
+        if plan.made_for != Some(subject) {
+            return Err(Error::request("the plan is of another store, rank, precision, or other modes"));
+        }
+        let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(engine.sys());
         let at = engine.install(|| -> Result<Box<dyn Passes<T>>> {
             #[cfg(feature = "cuda")]
             if let Some(device_plan) = &plan.device {
@@ -229,7 +244,7 @@ impl<T: Real> MttkrpSession<T> {
     }
 
     /// The same into memory of the caller's, `dims[mode]` x rank numbers for each mode, row after row, without a copy where the
-    /// precision is `f64`.
+    /// precision is `f64`. After an error they hold anything.
     pub fn mttkrp_into<'f>(
         &mut self,
         factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,

@@ -10,7 +10,7 @@
 //! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
 //! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
 //!
-//! **Threads.** A thread takes the next group, adds up what its nonzeros contribute, and adds that to the results when the group before has (module `deal`): what it
+//! **Threads.** A thread takes the next group, adds up what its nonzeros contribute, and adds that to the results when the group before has (module `queue`): what it
 //! adds up is still in its cache then.
 
 #[cfg(feature = "cuda")]

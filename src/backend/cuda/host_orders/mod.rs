@@ -117,7 +117,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
         memory.read_at(offset, &mut buffer.as_mut()[..bytes])?;
         Ok(HostImage { buffer: Some(buffer), bytes, nnz: image.nnz })
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(KEEPERS_MAX);
+    let threads = rayon::current_num_threads().min(KEEPERS_MAX);
     let each = derived.images.len().div_ceil(threads).max(1);
     crate::sys::sync::scope(|scope| {
         let start = |(number, images): (usize, &[SortedImage])| {
@@ -210,7 +210,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 let (at, copied) = self.lanes.start(&mut self.clock, number)?;
                 let lane = &mut self.lanes.all[at];
                 let (Some(buffer), Some(memory)) = (image.buffer.take(), &lane.memory) else {
-                    return Err(Error::request("an earlier pass failed; open the store again"));
+                    return Err(Error::request("an earlier pass failed; prepare again"));
                 };
                 let upload = lane.copy.upload(buffer, image.bytes, memory, 0, &copied)?;
                 self.lent.push_back((upload, p, image_number));
