@@ -12,7 +12,7 @@ pub const DIM_MAX: u64 = u32::MAX as u64;
 pub const LINEAR_BITS_MAX: u32 = 128;
 
 /// The dims of a tensor of order 2 to 8. Holding one means that every dim is in `1..=DIM_MAX` and that
-/// the linear index has at most [`LINEAR_BITS_MAX`] bits.
+/// the linear index has at most 128 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     dims: Vec<u32>,
