@@ -4,7 +4,7 @@ use super::{Engine, ExecutionPlan};
 #[cfg(feature = "cuda")]
 use crate::backend::device::DeviceLimits;
 use crate::backend::device::{PipelinePlan, TtvVariant};
-use crate::backend::host::{HostBackend, HostOp, computing_bytes, decoded_bytes};
+use crate::backend::host::{HostBackend, computing_bytes, decoded_bytes};
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
@@ -12,7 +12,7 @@ use crate::op::ttv::{Merged, Sink, Streamed};
 use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streams};
 use crate::pack::{ExternalSumMemory, SpillReport};
 use crate::store::Store;
-use crate::stream::{Executor, Limits, PassReport, Pipeline, Span, Stage, StepSeconds};
+use crate::stream::{Backend, Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -207,14 +207,8 @@ impl<T: Real> TtvRun<'_, T> {
     fn streamed(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
         let op = Streamed::new(self.store, self.vector, sink)?.with_vectors(self.engine.options().vectors);
         let mut backend = HostBackend::new(self.store, op)?;
-        let mut executor = Executor::new(self.store, &plan.uses.host, &mut backend)?;
-        let mut passes = Vec::new();
-        for pass in 1..=self.request.passes {
-            backend.op().reset(pass == self.request.passes);
-            passes.push(executor.pass(&mut backend, &|done| self.tell(done))?);
-        }
-        let spans = executor.spans().to_vec();
-        drop(executor);
+        let (passes, spans) =
+            self.passes(&plan.uses.host, &mut backend, |backend, last| backend.op().reset(last))?;
         let (elements, steps) = backend.op().finish()?;
         let pipeline = Some(pipeline(&spans, &steps));
         let (spilled, uses) = (SpillReport::default(), plan.uses);
@@ -230,14 +224,8 @@ impl<T: Real> TtvRun<'_, T> {
         let planned = uses.device.as_ref().expect("planned for a GPU");
         let op = DeviceTtv::new(gpu, self.store, self.vector, plan.kernel.unwrap_or_default(), sink)?;
         let mut backend = PipelineBackend::new(gpu, self.store, planned, op)?;
-        let mut executor = Executor::new(self.store, &uses.host, &mut backend)?;
-        let mut passes = Vec::new();
-        for pass in 1..=self.request.passes {
-            backend.op().reset(pass == self.request.passes);
-            passes.push(executor.pass(&mut backend, &|done| self.tell(done))?);
-        }
-        let spans = executor.spans().to_vec();
-        drop(executor);
+        let (passes, spans) =
+            self.passes(&uses.host, &mut backend, |backend, last| backend.op().reset(last))?;
         uses.device = Some(backend.plan().clone());
         uses.notes.extend_from_slice(backend.notes());
         Ok(TtvOutcome {
@@ -258,22 +246,33 @@ impl<T: Real> TtvRun<'_, T> {
         let temporary: &Path = &self.request.temporary;
         let merging = plan.shares.merging;
         let mut op = Merged::<T, K>::new(self.engine.sys(), tensor, mode, self.vector, merging, temporary);
-        let (pass, spans) = self.once(&plan, &mut op)?;
+        let mut backend = HostBackend::new(self.store, &mut op)?;
+        let (passes, spans) = self.passes(&plan.uses.host, &mut backend, |_, _| ())?;
+        drop(backend);
         let start = Instant::now();
         let (elements, spilled) = match sink {
             Some(sink) => op.finish(sink)?,
             None => op.finish(&mut |_| Ok(()))?,
         };
         let merge_seconds = start.elapsed().as_secs_f64();
-        let (passes, uses) = (vec![pass], plan.uses);
+        let uses = plan.uses;
         Ok(TtvOutcome { elements, spilled, merge_seconds, pipeline: None, passes, spans, uses })
     }
 
-    fn once(&self, plan: &TtvPlan, op: &mut impl HostOp) -> Result<(PassReport, Vec<Span>)> {
-        let mut backend = HostBackend::new(self.store, op)?;
-        let mut executor = Executor::new(self.store, &plan.uses.host, &mut backend)?;
-        let pass = executor.pass(&mut backend, &|done| self.tell(done))?;
-        Ok((pass, executor.spans().to_vec()))
+    /// Streams the store as often as is asked for; `reset` is told before each pass whether it is the last.
+    fn passes<B: Backend>(
+        &self,
+        plan: &Plan,
+        backend: &mut B,
+        reset: impl Fn(&mut B, bool),
+    ) -> Result<(Vec<PassReport>, Vec<Span>)> {
+        let mut executor = Executor::new(self.store, plan, backend)?;
+        let mut passes = Vec::new();
+        for pass in 1..=self.request.passes {
+            reset(backend, pass == self.request.passes);
+            passes.push(executor.pass(backend, &|done| self.tell(done))?);
+        }
+        Ok((passes, executor.spans().to_vec()))
     }
 
     fn tell(&self, done: u64) {
