@@ -942,6 +942,11 @@ def decode_tree(chunk: Chunk, m: Manifest) -> tuple[list[np.ndarray], np.ndarray
     numbers = unpack_columns(columns, places[-1][:, 1], second[-1])
     check_slots(chunk, numbers, levels.nodes[-1])
     values = decode_values(chunk, levels.records[-1], numbers.ravel()[: levels.nodes[-1]], dictionary)
+    for level, index in enumerate(indices):
+        rises = np.append(True, index[1:] > index[:-1])
+        # A node's first child is above nothing.
+        rises[children[level - 1] if level else 0] = True
+        verify(rises.all(), name, f"an index of level {level} is not above the one before it in its node")
     check_leaves(chunk, m, levels, children, slots, values)
     there = slots >= 0
     out: list[np.ndarray] = [np.empty(0, np.uint32)] * m.order
