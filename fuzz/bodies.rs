@@ -1,4 +1,4 @@
-//! What the fuzz targets do with an input, and tests/corpora.rs with the inputs that are kept: each calls the library
+//! What the fuzz targets do with an input, and tests/stores/corpora.rs with the inputs that are kept: each calls the library
 //! as the programs do and panics where a promise does not hold. Inputs that carry checksums are tried as they are and
 //! once more with lengths and checksums made to fit, so that what lies behind these is reached.
 
@@ -17,6 +17,7 @@ use blco::internals::op::mttkrp::Mttkrp;
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::ttv::Streamed;
 use blco::internals::op::verify::Verify;
+use blco::internals::pack::{FormatOption, PackOptions};
 use blco::internals::shape::Shape;
 use blco::internals::store::{ChunkEntry, ChunkHeader, Format, Manifest, Store};
 use blco::internals::stream::{Executor, Limits, plan};
@@ -175,7 +176,8 @@ fn try_chunk(bytes: &[u8]) {
 /// A manifest of which the chunk is the only one; its statistics are not the chunk's.
 fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_bytes: u64) -> Manifest {
     let shape = Shape::new(&extent.dims).expect("the dims of a chunk make a shape");
-    let layout = salvage.layout();
+    let options = salvage.options(PackOptions::new("t.blco".into()));
+    let FormatOption::Known(format) = options.format else { panic!("what is there has a format") };
     let dims = shape.dims();
     let entry = ChunkEntry {
         first_nonzero: 0,
@@ -189,10 +191,10 @@ fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_by
         row_high: std::array::from_fn(|m| dims.get(m).map_or(0, |dim| dim - 1)),
     };
     Manifest {
-        format: layout.format,
-        codec: layout.codec,
+        format,
+        codec: options.codec,
         may_repeat: true,
-        chunk_bytes: layout.chunk_bytes,
+        chunk_bytes: options.chunk_bytes,
         nnz: extent.nnz,
         sum_squares: 0.0,
         value_min: 0.0,

@@ -1,4 +1,4 @@
-//! What the fuzz targets for checkpoints and for `--score` do with an input, and tests/corpora.rs with the inputs that are
+//! What the fuzz targets for checkpoints and for `--score` do with an input, and tests/stores/corpora.rs with the inputs that are
 //! kept. An input is files that take the place of those of a valid directory: of each its number, the bytes that it has
 //! (two, little-endian) and these.
 

@@ -5,7 +5,7 @@ use super::pass;
 use blco::internals::coo::{Batch, Extent, Source};
 use blco::internals::error::Result;
 use blco::internals::op::verify::Verify;
-use blco::internals::pack::{PackOptions, Phase, pack};
+use blco::internals::pack::{PackOptions, pack};
 use blco::internals::random::Counter;
 use blco::internals::store::Store;
 use blco::internals::sys::Sys;
@@ -80,8 +80,8 @@ pub fn killed() -> &'static Killed {
         let partial = dir.path().join("t.blco.partial");
         let left = Mutex::new(None);
         // A kill at this moment leaves just these files.
-        let copy = |phase: Phase, done: u64, _: Option<u64>| {
-            if phase == Phase::Sort && done == NNZ {
+        let copy = |what: &str, done: u64, _: Option<u64>| {
+            if what == "sorting" && done == NNZ {
                 let text = String::from_utf8(files(&partial)["journal"].clone()).expect("text");
                 let name = std::fs::read_dir(&partial)
                     .expect("a directory")

@@ -1,5 +1,5 @@
-// What the kernels and the engine agree on. src/backend/cuda/abi.rs is the same in Rust; both sides hold the
-// sizes with static assertions, offsets in a test. Plain C: no includes, so that NVRTC needs no headers.
+// What the kernels and the engine agree on. Written from src/backend/cuda/abi.rs by
+// `BLCO_WRITE=1 cargo test --lib abi`. No includes, so that NVRTC needs no headers.
 #pragma once
 
 typedef unsigned char u8;
@@ -7,6 +7,13 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
+
+#define BLCO_SIZE(of, bytes) static_assert(sizeof(of) == bytes, #of " has other bytes in abi.rs");
+#ifdef __CUDACC_RTC__
+#define BLCO_OFFSET(of, field, at) // NVRTC has no offsetof; the mock driver's compiler does.
+#else
+#define BLCO_OFFSET(of, field, at) static_assert(__builtin_offsetof(of, field) == at, #of "::" #field " is elsewhere in abi.rs");
+#endif
 
 // Modes that a tensor can have.
 #define BLCO_ORDER_MAX 8
@@ -16,243 +23,396 @@ typedef long long i64;
 #define BLCO_TILE_THREADS 128
 // Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
 #define BLCO_SHARE 64
-
-// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first of a launch's thread
-// blocks, or groups of them, that work on it.
-struct Chunk {
-    u64 image;
-    u32 first_block;
-    u32 number;
-};
-
-// A mode whose MTTKRP a launch computes, and where its sums lie.
-struct Target {
-    // `copies` matrices of dims[mode] x rank sums, in f64 or the kernel's precision, as the kernel was made for.
-    u64 sums;
-    u32 mode;
-    u32 copies;
-};
-
-// The arguments of an MTTKRP launch. Addresses are the device's.
-struct MttkrpArgs {
-    // Factor of each mode, dims[m] x rank, row-major, in the kernel's precision.
-    u64 factors[BLCO_ORDER_MAX];
-    // The first `target_count` are computed.
-    struct Target targets[BLCO_ORDER_MAX];
-    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
-    u64 fault;
-    // `chunk_count` chunks in order of first_block, or 0: `one` is the only chunk.
-    u64 chunks;
-    struct Chunk one;
-    u32 chunk_count;
-    u32 order;
-    u32 rank;
-    u32 target_count;
-    u32 dims[BLCO_ORDER_MAX];
-    // `raw`: bits of each mode inside the re-encoded index.
-    u32 block_bits[BLCO_ORDER_MAX];
-    // `raw`: bits of a key, and the mode of each from the lowest up.
-    u32 key_bits;
-    u8 key_modes[64];
-    // Of sorted nonzeros: 1 where rows are added to `sums`, in f64; 0 where they are written there, in the kernel's precision.
-    u32 add;
-    // Of sorted nonzeros: u32[2] and f64[2][rank] of each thread block, the rows of its first and last nonzero and their sums.
-    u64 end_rows;
-    u64 end_sums;
-};
-
 // Tiles that a thread block takes of sorted nonzeros.
 #define BLCO_SORTED_TILES 1
 // Threads of a thread block of what clears, joins and finishes rows.
 #define BLCO_ROW_THREADS 256
 // Ends that a warp joins.
 #define BLCO_JOIN 64
-
-// The arguments of a launch that joins ends.
-struct JoinArgs {
-    // u32 and f64[rank] of each end.
-    u64 rows;
-    u64 sums;
-    // The same of the ends that are left: two of each warp.
-    u64 end_rows;
-    u64 end_sums;
-    // dims[mode] x rank.
-    u64 result;
-    u32 count;
-    u32 rank;
-    // As in MttkrpArgs.
-    u32 add;
-    u32 unused;
-};
-
-// The arguments of a launch that clears rows.
-struct ClearArgs {
-    // u32[(rows + 31) / 32]: bit r % 32 of word r / 32 is set where row r is cleared.
-    u64 empty;
-    // rows x rank.
-    u64 result;
-    u32 rows;
-    u32 rank;
-};
-
-// Threads of a thread block that sorts, and pairs that it holds at a time.
+// Threads of a thread block that sorts.
 #define BLCO_SORT_THREADS 256
+// Pairs that such a thread block holds at a time.
 #define BLCO_SORT_PORTION 3584
 // Bits of a digit, at most; a thread for each digit.
 #define BLCO_DIGIT_BITS 8
+// Threads of a thread block of the dense update.
+#define BLCO_DENSE_THREADS 256
+// Numbers of a factor that such a thread block holds at a time.
+#define BLCO_DENSE_TILE 1024
+// Numbers of rows that a thread block of `dense::hals` holds: the largest rank that it updates.
+#define BLCO_DENSE_HALS 4096
+// Threads of a thread block of TTV.
+#define BLCO_TTV_THREADS 128
+// Nonzeros of a fiber that are added up on their own.
+#define BLCO_TTV_SEGMENT 128
 
-// Where a tile of the resident chunks lies: what decoding one of its nonzeros needs, but for its record.
+// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first of a launch's thread
+// blocks, or groups of them, that work on it.
+struct Chunk {
+    // Address of the image.
+    u64 image;
+    // The first of its thread blocks, where a launch has one target.
+    u32 first_block;
+    // Its number in the store; images of sorted nonzeros are counted behind the store's chunks.
+    u32 number;
+};
+BLCO_SIZE(Chunk, 16)
+BLCO_OFFSET(Chunk, image, 0)
+BLCO_OFFSET(Chunk, first_block, 8)
+BLCO_OFFSET(Chunk, number, 12)
+
+// A mode whose MTTKRP a launch computes.
+struct Target {
+    // Address of `copies` matrices of `dims[mode] x rank` sums, in f64 or the kernel's precision, as the kernel was made for.
+    u64 sums;
+    // The mode.
+    u32 mode;
+    // Copies of its sums.
+    u32 copies;
+};
+BLCO_SIZE(Target, 16)
+BLCO_OFFSET(Target, sums, 0)
+BLCO_OFFSET(Target, mode, 8)
+BLCO_OFFSET(Target, copies, 12)
+
+// The arguments of an MTTKRP launch.
+struct MttkrpArgs {
+    // Address of the factor of each mode, `dims[m] x rank`, row-major, in the kernel's precision.
+    u64 factors[BLCO_ORDER_MAX];
+    // What is computed: the first `target_count`.
+    Target targets[BLCO_ORDER_MAX];
+    // Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    u64 fault;
+    // Address of the launch's chunks, in order of `first_block`, or 0 where `one` is the only one.
+    u64 chunks;
+    // The only chunk.
+    Chunk one;
+    // How many chunks `chunks` lists.
+    u32 chunk_count;
+    // The tensor's order.
+    u32 order;
+    // Columns of the factors.
+    u32 rank;
+    // Modes that are computed.
+    u32 target_count;
+    // The dims.
+    u32 dims[BLCO_ORDER_MAX];
+    // `raw`: bits of each mode inside the re-encoded index.
+    u32 block_bits[BLCO_ORDER_MAX];
+    // `raw`: bits of a key.
+    u32 key_bits;
+    // `raw`: the mode of each bit of a key, from the lowest up.
+    u8 key_modes[64];
+    // Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
+    u32 add;
+    // Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
+    u64 end_rows;
+    // Address of the sums of those rows, `f64[2][rank]` of each thread block.
+    u64 end_sums;
+};
+BLCO_SIZE(MttkrpArgs, 392)
+BLCO_OFFSET(MttkrpArgs, factors, 0)
+BLCO_OFFSET(MttkrpArgs, targets, 64)
+BLCO_OFFSET(MttkrpArgs, fault, 192)
+BLCO_OFFSET(MttkrpArgs, chunks, 200)
+BLCO_OFFSET(MttkrpArgs, one, 208)
+BLCO_OFFSET(MttkrpArgs, chunk_count, 224)
+BLCO_OFFSET(MttkrpArgs, order, 228)
+BLCO_OFFSET(MttkrpArgs, rank, 232)
+BLCO_OFFSET(MttkrpArgs, target_count, 236)
+BLCO_OFFSET(MttkrpArgs, dims, 240)
+BLCO_OFFSET(MttkrpArgs, block_bits, 272)
+BLCO_OFFSET(MttkrpArgs, key_bits, 304)
+BLCO_OFFSET(MttkrpArgs, key_modes, 308)
+BLCO_OFFSET(MttkrpArgs, add, 372)
+BLCO_OFFSET(MttkrpArgs, end_rows, 376)
+BLCO_OFFSET(MttkrpArgs, end_sums, 384)
+
+// The arguments of a launch that joins ends.
+struct JoinArgs {
+    // Address of the row of each end, a `u32`.
+    u64 rows;
+    // Address of its sums, `f64[rank]`.
+    u64 sums;
+    // Address of the rows of the ends that are left, two of each warp.
+    u64 end_rows;
+    // Address of their sums.
+    u64 end_sums;
+    // Address of the result, `dims[mode] x rank`.
+    u64 result;
+    // Ends.
+    u32 count;
+    // Columns.
+    u32 rank;
+    // As in `MttkrpArgs`.
+    u32 add;
+    // Not used.
+    u32 unused;
+};
+BLCO_SIZE(JoinArgs, 56)
+BLCO_OFFSET(JoinArgs, rows, 0)
+BLCO_OFFSET(JoinArgs, sums, 8)
+BLCO_OFFSET(JoinArgs, end_rows, 16)
+BLCO_OFFSET(JoinArgs, end_sums, 24)
+BLCO_OFFSET(JoinArgs, result, 32)
+BLCO_OFFSET(JoinArgs, count, 40)
+BLCO_OFFSET(JoinArgs, rank, 44)
+BLCO_OFFSET(JoinArgs, add, 48)
+BLCO_OFFSET(JoinArgs, unused, 52)
+
+// The arguments of a launch that clears rows.
+struct ClearArgs {
+    // Address of `u32[(rows + 31) / 32]`: bit `r % 32` of word `r / 32` is set where row r is cleared.
+    u64 empty;
+    // Address of the matrix, `rows x rank`.
+    u64 result;
+    // Its rows.
+    u32 rows;
+    // Its columns.
+    u32 rank;
+};
+BLCO_SIZE(ClearArgs, 24)
+BLCO_OFFSET(ClearArgs, empty, 0)
+BLCO_OFFSET(ClearArgs, result, 8)
+BLCO_OFFSET(ClearArgs, rows, 16)
+BLCO_OFFSET(ClearArgs, rank, 20)
+
+// Where a tile of the resident chunks lies: what decoding one of its nonzeros needs. Only kernels write and read it.
 struct OrderTile {
+    // Address of its record.
     u64 record;
+    // Address of its columns.
     u64 columns;
-    // Its first value in the VALUES section, or the dictionary.
+    // Address of its first value in the VALUES section, or of the dictionary.
     u64 values;
+    // The chunk's value encoding.
     u32 value_encoding;
     // Entries of the dictionary.
     u32 entries;
-    // Of the chunk.
+    // The chunk's number in the store.
     u32 number;
+    // Not used.
     u32 unused;
 };
+BLCO_SIZE(OrderTile, 40)
+BLCO_OFFSET(OrderTile, record, 0)
+BLCO_OFFSET(OrderTile, columns, 8)
+BLCO_OFFSET(OrderTile, values, 16)
+BLCO_OFFSET(OrderTile, value_encoding, 24)
+BLCO_OFFSET(OrderTile, entries, 28)
+BLCO_OFFSET(OrderTile, number, 32)
+BLCO_OFFSET(OrderTile, unused, 36)
 
-// The arguments of launches that derive a target-major order, but for the sort. Nonzeros have positions: 512 times
-// the tile's number in the list, and the place in it.
+// The arguments of launches that derive a target-major order, but for the sort. A nonzero's position is 512 times its
+// tile's number in the list and its place in the tile.
 struct OrderArgs {
-    // `chunk_count` chunks in order of first_block, a thread block for each tile, of whole tiles but for the last.
+    // Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile, of whole tiles but for the last.
     u64 chunks;
-    // OrderTile of each tile of the chunks.
+    // Address of an `OrderTile` for each of their tiles.
     u64 tiles;
-    // u32[nnz]: the row of each nonzero, in the chunks' order before the sort, in the derived one after.
+    // Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the derived one after.
     u64 rows;
-    // u32[nnz], of the derived order.
+    // Address of `u32[nnz]`: each nonzero's position, in the derived order.
     u64 positions;
-    // A record of 16 + 8 order bytes for each derived tile, without where its columns start.
+    // Address of the derived tiles' records, `16 + 8 order` bytes each, without where their columns start.
     u64 records;
-    // u32 of each derived tile: the sum of its widths, or where its columns start in its image.
+    // Address of a `u32` of each derived tile: the sum of its widths, then where its columns start in its image.
     u64 offsets;
-    // u64 of each derived image: its address.
+    // Address of the derived images' addresses.
     u64 images;
-    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    // Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
-    // u32[(dims[mode] + 31) / 32], ~0 at first: bit r % 32 of word r / 32 is cleared where row r has a nonzero.
+    // Address of `u32[(dims[mode] + 31) / 32]`, ~0 at first: bit `r % 32` of word `r / 32` is cleared where row r has a nonzero.
     u64 empty;
+    // How many chunks `chunks` lists.
     u32 chunk_count;
+    // Nonzeros.
     u32 nnz;
+    // The tensor's order.
     u32 order;
+    // The target mode.
     u32 mode;
     // Tiles of a derived image; the last may have fewer.
     u32 image_tiles;
     // Value encoding of derived images: INTEGER where all chunks have it, F32 or F64.
     u32 value_encoding;
 };
+BLCO_SIZE(OrderArgs, 96)
+BLCO_OFFSET(OrderArgs, chunks, 0)
+BLCO_OFFSET(OrderArgs, tiles, 8)
+BLCO_OFFSET(OrderArgs, rows, 16)
+BLCO_OFFSET(OrderArgs, positions, 24)
+BLCO_OFFSET(OrderArgs, records, 32)
+BLCO_OFFSET(OrderArgs, offsets, 40)
+BLCO_OFFSET(OrderArgs, images, 48)
+BLCO_OFFSET(OrderArgs, fault, 56)
+BLCO_OFFSET(OrderArgs, empty, 64)
+BLCO_OFFSET(OrderArgs, chunk_count, 72)
+BLCO_OFFSET(OrderArgs, nnz, 76)
+BLCO_OFFSET(OrderArgs, order, 80)
+BLCO_OFFSET(OrderArgs, mode, 84)
+BLCO_OFFSET(OrderArgs, image_tiles, 88)
+BLCO_OFFSET(OrderArgs, value_encoding, 92)
 
 // The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
 struct SortArgs {
+    // Address of the rows.
     u64 rows_in;
-    // 0: pair i has position i.
+    // Address of their positions, or 0: pair i has position i.
     u64 positions_in;
+    // Address of the rows once ordered.
     u64 rows_out;
+    // Address of the positions once ordered.
     u64 positions_out;
-    // u32[digits][thread blocks]: pairs of a digit that a thread block meets; once scanned, that those before it meet.
+    // Address of `u32[digits][thread blocks]`: pairs of a digit that a thread block meets; once scanned, that those before it meet.
     u64 counts;
-    // u32[digits]: pairs of a digit.
+    // Address of `u32[digits]`: pairs of a digit.
     u64 totals;
+    // Pairs.
     u32 nnz;
-    // The digit is `bits` bits from `shift` on.
+    // The digit's lowest bit.
     u32 shift;
+    // Bits of the digit.
     u32 bits;
+    // Not used.
     u32 unused;
 };
+BLCO_SIZE(SortArgs, 64)
+BLCO_OFFSET(SortArgs, rows_in, 0)
+BLCO_OFFSET(SortArgs, positions_in, 8)
+BLCO_OFFSET(SortArgs, rows_out, 16)
+BLCO_OFFSET(SortArgs, positions_out, 24)
+BLCO_OFFSET(SortArgs, counts, 32)
+BLCO_OFFSET(SortArgs, totals, 40)
+BLCO_OFFSET(SortArgs, nnz, 48)
+BLCO_OFFSET(SortArgs, shift, 52)
+BLCO_OFFSET(SortArgs, bits, 56)
+BLCO_OFFSET(SortArgs, unused, 60)
 
-// The arguments of a scan: each row of `row` numbers (the last may have fewer) becomes the sums of those before each.
+// The arguments of a scan of rows of numbers: each number becomes the sum of those before it in its row.
 struct ScanArgs {
+    // Address of the numbers.
     u64 numbers;
-    // u32 of each row: the sum of all.
+    // Address of a `u32` of each row: the sum of all.
     u64 totals;
+    // Numbers in all.
     u32 count;
+    // Numbers of a row; the last may have fewer.
     u32 row;
 };
-
-// Threads of a thread block of the dense update, and numbers of a factor that it holds at a time.
-#define BLCO_DENSE_THREADS 256
-#define BLCO_DENSE_TILE 1024
-// Numbers of rows that a thread block of `dense::hals` holds: the largest rank that it updates.
-#define BLCO_DENSE_HALS 4096
+BLCO_SIZE(ScanArgs, 24)
+BLCO_OFFSET(ScanArgs, numbers, 0)
+BLCO_OFFSET(ScanArgs, totals, 8)
+BLCO_OFFSET(ScanArgs, count, 16)
+BLCO_OFFSET(ScanArgs, row, 20)
 
 // The arguments of a dense update. All matrices are row-major, in f64 but for the factor.
 struct DenseArgs {
-    // `copies` matrices of rows x rank: the MTTKRP, in f64, or where `rounded` in the kernel's precision.
+    // Address of `copies` matrices of `rows x rank`: the MTTKRP, in f64, or where `rounded` in the kernel's precision.
     u64 sums;
-    // rows x rank, in the kernel's precision: the old factor where `scales` is not 0; the new one afterwards.
+    // Address of the factor, `rows x rank`, in the kernel's precision: the old one where `scales` is not 0; the new one afterwards.
     u64 factor;
-    // rank x rank: what rows of the sums are multiplied by, or for HALS the inner products of the other modes' columns.
+    // Address of the `rank x rank` matrix that rows of the sums are multiplied by, or for HALS of the inner products of the
+    // other modes' columns.
     u64 matrix;
-    // 0, or for HALS three times rank numbers: what columns of the sums, the old factor and the new one are multiplied by.
+    // 0, or for HALS address of three times `rank` numbers: what columns of the sums, the old factor and the new one are
+    // multiplied by.
     u64 scales;
-    // `slabs` times rank x rank inner products of the new columns and rank inner products of them with the sums'.
+    // Address of `slabs` times `rank x rank` inner products of the new columns and `rank` inner products of them with the sums'.
     u64 partials;
+    // Rows of the factor.
     u64 rows;
+    // Copies of the sums.
     u32 copies;
+    // Columns of the factor.
     u32 rank;
+    // How many partials there are.
     u32 slabs;
+    // Whether the sums are in the precision of the factor, not in f64.
     u32 rounded;
 };
-
-// Threads of a thread block of TTV.
-#define BLCO_TTV_THREADS 128
-// Nonzeros of a fiber that are added up on their own.
-#define BLCO_TTV_SEGMENT 128
+BLCO_SIZE(DenseArgs, 64)
+BLCO_OFFSET(DenseArgs, sums, 0)
+BLCO_OFFSET(DenseArgs, factor, 8)
+BLCO_OFFSET(DenseArgs, matrix, 16)
+BLCO_OFFSET(DenseArgs, scales, 24)
+BLCO_OFFSET(DenseArgs, partials, 32)
+BLCO_OFFSET(DenseArgs, rows, 40)
+BLCO_OFFSET(DenseArgs, copies, 48)
+BLCO_OFFSET(DenseArgs, rank, 52)
+BLCO_OFFSET(DenseArgs, slabs, 56)
+BLCO_OFFSET(DenseArgs, rounded, 60)
 
 // The arguments of a TTV launch on a chunk of trees.
 struct TtvArgs {
+    // Address of the image.
     u64 image;
-    // A number of the kernel's precision for each index of the leaves' mode.
+    // Address of a number of the kernel's precision for each index of the leaves' mode.
     u64 vector;
-    // The result: a number of the kernel's precision for each fiber of the chunk.
+    // Address of the result: a number of the kernel's precision for each fiber of the chunk.
     u64 sums;
-    // f64[2] of each window of BLCO_TTV_SEGMENT spots: sums of segments (ttv.cuh); of whole tiles of spots, and one window more.
+    // Address of sums of segments (ttv.cuh), `f64[2]` of each window of `TTV_SEGMENT` spots; of whole tiles of spots, and one
+    // window more.
     u64 parts;
-    // u32 of each window: the fiber that begins there and has several segments, or ~0.
+    // Address of a `u32` of each window: the fiber that begins there and has several segments, or ~0.
     u64 owners;
-    // f64[2]: what the first fiber has of the chunk before, and what the last one leaves.
+    // Address of `f64[2]`: what the first fiber has of the chunk before.
     u64 carry_in;
+    // Address of `f64[2]`: what the last fiber leaves.
     u64 carry_out;
-    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    // Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
+    // The chunk's number in the store.
     u32 number;
+    // The tensor's order.
     u32 order;
     // Slots, but for padding behind the last nonzero.
     u32 end;
-    // Nonzeros in the last segment of the carry that the first fiber goes on with, 1 to BLCO_TTV_SEGMENT; 0 where it begins here.
+    // Nonzeros in the last segment of the carry that the first fiber goes on with, 1 to `TTV_SEGMENT`; 0 where it begins here.
     u32 carried;
 };
+BLCO_SIZE(TtvArgs, 80)
+BLCO_OFFSET(TtvArgs, image, 0)
+BLCO_OFFSET(TtvArgs, vector, 8)
+BLCO_OFFSET(TtvArgs, sums, 16)
+BLCO_OFFSET(TtvArgs, parts, 24)
+BLCO_OFFSET(TtvArgs, owners, 32)
+BLCO_OFFSET(TtvArgs, carry_in, 40)
+BLCO_OFFSET(TtvArgs, carry_out, 48)
+BLCO_OFFSET(TtvArgs, fault, 56)
+BLCO_OFFSET(TtvArgs, number, 64)
+BLCO_OFFSET(TtvArgs, order, 68)
+BLCO_OFFSET(TtvArgs, end, 72)
+BLCO_OFFSET(TtvArgs, carried, 76)
 
 // The arguments of a launch that makes a `tiled` image of a tree's.
 struct ExpandArgs {
+    // Address of the tree's image.
     u64 tree;
+    // Address of the image that is made.
     u64 image;
-    // u32, ~0 at first: the smallest number of a chunk that holds a number out of range.
+    // Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
+    // The chunk's number in the store.
     u32 number;
+    // The tensor's order.
     u32 order;
-    // Where the sections TILES, COLUMNS and VALUES begin in the image.
+    // Where its tile records begin.
     u32 tiles_at;
+    // Where its columns begin.
     u32 columns_at;
+    // Where its values begin.
     u32 values_at;
+    // Not used.
     u32 unused;
 };
-
-#ifdef __cplusplus
-static_assert(sizeof(struct ExpandArgs) == 48, "ExpandArgs differs from abi.rs");
-static_assert(sizeof(struct TtvArgs) == 80, "TtvArgs differs from abi.rs");
-static_assert(sizeof(struct DenseArgs) == 64, "DenseArgs differs from abi.rs");
-static_assert(sizeof(struct Chunk) == 16, "Chunk differs from abi.rs");
-static_assert(sizeof(struct OrderTile) == 40, "OrderTile differs from abi.rs");
-static_assert(sizeof(struct OrderArgs) == 96, "OrderArgs differs from abi.rs");
-static_assert(sizeof(struct SortArgs) == 64, "SortArgs differs from abi.rs");
-static_assert(sizeof(struct ScanArgs) == 24, "ScanArgs differs from abi.rs");
-static_assert(sizeof(struct Target) == 16, "Target differs from abi.rs");
-static_assert(sizeof(struct JoinArgs) == 56, "JoinArgs differs from abi.rs");
-static_assert(sizeof(struct ClearArgs) == 24, "ClearArgs differs from abi.rs");
-static_assert(sizeof(struct MttkrpArgs) == 392, "MttkrpArgs differs from abi.rs");
-#endif
+BLCO_SIZE(ExpandArgs, 48)
+BLCO_OFFSET(ExpandArgs, tree, 0)
+BLCO_OFFSET(ExpandArgs, image, 8)
+BLCO_OFFSET(ExpandArgs, fault, 16)
+BLCO_OFFSET(ExpandArgs, number, 24)
+BLCO_OFFSET(ExpandArgs, order, 28)
+BLCO_OFFSET(ExpandArgs, tiles_at, 32)
+BLCO_OFFSET(ExpandArgs, columns_at, 36)
+BLCO_OFFSET(ExpandArgs, values_at, 40)
+BLCO_OFFSET(ExpandArgs, unused, 44)

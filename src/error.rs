@@ -8,11 +8,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Everything that can go wrong outside the program itself. A panic is a bug; an `Error` is the world.
 ///
-/// Each prints as one line: where, what, and what to do.
+/// Each prints as one line: where, what, and what to do. An option that it names stands between backticks, under the name that it has in
+/// this library; `zstd` is the codec's level.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The input text or array is wrong: mend the input, or pass the flag that the hint names.
+    /// The input text or array is wrong: mend the input, or give the option that the hint names.
     #[error("{place}: {what}")]
     Input {
         /// File and line, `movies.tns:17`, or only the file.
@@ -20,7 +21,7 @@ pub enum Error {
         /// What is wrong and what to do.
         what: String,
     },
-    /// The request cannot be carried out: change the command's options.
+    /// The request cannot be carried out: change the options.
     #[error("{0}")]
     Request(String),
     /// A file is damaged, or is not what it should be.

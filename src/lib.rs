@@ -29,9 +29,10 @@
 //! |---|---|
 //! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`] |
 //! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
+//! | save what is intact of a damaged store | [`Engine::salvage`], a [`Source`] too |
 //! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`], whose session keeps the store's chunks in memory, the GPU's too |
-//! | know beforehand what that takes | [`Engine::plan_mttkrp`], [`Engine::plan_cp_als`]: an [`ExecutionPlan`] is data |
+//! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`], [`Engine::plan_mttkrp`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
 //!
 //! Modes and indices count from 0 here, as in Rust; in files of text, in messages and in what the programs are told they count
 //! from 1. Matrices are row-major. Every function that can fail gives an [`Error`] that says where, what, and what to do.
@@ -96,7 +97,8 @@ pub use encoding::{IndexEncoding, LeafRule};
 pub use engine::{Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, Modes, MttkrpSession, Progress};
 pub use error::{Damage, Error, Result};
 pub use format::DecodedTile;
-pub use pack::{Duplicates, FormatOption, PackOptions, PackReport, PackSeconds, SpillReport};
+pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
+pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};
 pub use shape::{ModeOrder as LevelOrder, Shape};
 pub use store::{Codec, Format, Store};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};

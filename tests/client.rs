@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use blco::{
-    Batch, Cancel, Codec, Cp, Device, Engine, Error, Extent, Format, FormatOption, HostOp, LeafRule,
-    LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions, Source, Store, Tiles,
+    Batch, Cancel, Codec, Cp, Device, Engine, Error, Extent, Format, FormatOption, HostOp, IndexEncoding,
+    LeafRule, LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions, Source, Store, Tiles,
 };
 use std::fmt::Write as _;
 use std::path::Path;
@@ -129,6 +129,57 @@ fn sums_are_those_of_the_definition() {
     }
 }
 
+#[test]
+fn what_packing_takes_is_known_beforehand_and_kept_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(2).memory(100 << 20).build().unwrap();
+    let options = PackOptions::new(dir.path().join("mine.blco"));
+    let plan = engine.plan_pack(&mut Mine::new(1000), &options).unwrap();
+    assert_eq!((plan.memory_bytes, plan.nnz, plan.threads), (100 << 20, None, 2));
+    assert!(plan.memory_least_bytes <= plan.memory_bytes && plan.check().is_ok());
+    assert!(!options.target.exists());
+    let little = Engine::builder().threads(2).memory(1 << 20).build().unwrap();
+    for refused in [
+        little.plan_pack(&mut Mine::new(1000), &options).map(drop),
+        little.pack(&mut Mine::new(1000), &options).map(drop),
+        little.salvage(dir.path()).map(drop),
+    ] {
+        let said = refused.unwrap_err().to_string();
+        assert_eq!(said, "`memory` 1.0 MiB: packing takes at least 64.0 MiB");
+    }
+}
+
+#[test]
+fn what_is_intact_of_a_damaged_store_is_packed_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(2).build().unwrap();
+    let options = PackOptions {
+        chunk_bytes: 64 << 10,
+        format: FormatOption::Known(Format::Blco(IndexEncoding::Raw)),
+        ..PackOptions::new(dir.path().join("old.blco"))
+    };
+    let all = 0..30_000u32;
+    let indices = all.clone().flat_map(|i| [i % 60, i / 60 % 50, i / 3000, 0]).collect();
+    let mut many = Mine { indices, values: all.map(|i| f64::from(i % 7)).collect() };
+    let old = engine.pack(&mut many, &options).unwrap();
+    assert!(old.chunks > 2);
+    let save = |name: &str| {
+        let mut salvage = engine.salvage(&old.store).unwrap();
+        let options = salvage.options(PackOptions::new(dir.path().join(name)));
+        let saved = engine.pack(&mut salvage, &options).unwrap();
+        (saved, salvage.findings().clone())
+    };
+    // Without its manifest it comes out as it was.
+    std::fs::remove_file(old.store.join("manifest")).unwrap();
+    let (saved, findings) = save("whole.blco");
+    assert_eq!((saved.digest, findings.nnz), (old.digest.clone(), old.nnz));
+    std::fs::write(old.store.join("chunk-000001.bin"), "lost").unwrap();
+    let (saved, findings) = save("rest.blco");
+    assert_eq!((saved.nnz, findings.chunks), (findings.nnz, old.chunks as u64 - 1));
+    assert!(saved.nnz < old.nnz && findings.losses[0].first_chunk == 1, "{findings:?}");
+    assert!(engine.salvage(dir.path().join("none")).is_err());
+}
+
 /// An operation of the client's: the number of nonzeros of each row of a mode.
 struct RowCounts {
     mode: usize,
@@ -244,8 +295,10 @@ fn what_is_no_tensor_is_not_packed() {
     }
     for chunk_bytes in [0, 1000, u64::MAX] {
         let said = pack(&|_| (), &PackOptions { chunk_bytes, ..options.clone() });
-        assert!(said.contains("chunks of at most"), "{said}");
+        assert!(said.contains("`chunk_bytes`") && said.contains("give 64.0 KiB to 1.0 GiB"), "{said}");
     }
+    let said = pack(&|_| (), &PackOptions { temp_dir: Some(dir.path().join("none")), ..options.clone() });
+    assert!(said.contains("none: is no directory"), "{said}");
     let levels = LevelOrder::new(&[0, 1, 2]).unwrap();
     let format = FormatOption::Known(Format::Hocfs { levels, leaf: LeafRule::Auto });
     let said = pack(&|_| (), &PackOptions { format, ..options });

@@ -21,18 +21,20 @@ beside() {
 }
 check() {
     echo "## agreement with the oracle"
-    local log=$work/check
+    # There even if the time does not suffice.
+    local log=$out/check
     mkdir -p "$log"
-    beside "$log/device" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/device-test" --nocapture
-    beside "$log/order" "$dir/bin/order-test" --nocapture --test-threads 1
-    beside "$log/cpd_device" "$dir/bin/cpd_device-test" --nocapture
-    beside "$log/ttv_device" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/ttv_device-test" --nocapture
+    beside "$log/mttkrp" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture mttkrp::
+    beside "$log/orders" "$dir/bin/gpu-test" --nocapture --test-threads 1 orders::
+    beside "$log/cpd" "$dir/bin/gpu-test" --nocapture cpd::
+    beside "$log/ttv" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture ttv::
     # Where the programs are is told by where the tests are. OUT/peer.tar.gz is for tools/cpd_peer.py, where pyttb is.
-    beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$work/peer" "$dir/bin/cpd_programs-test" --nocapture
+    beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$work/peer" "$dir/bin/programs-test" --nocapture cpd::
     beside "$log/cpd_ends" env BLCO_REAL_CUDA=1 BLCO_KILLS=8 "$dir/bin/cpd_ends-test" --nocapture killed interrupted
     wait
     [ ! -d "$work/peer" ] || tar -czf "$out/peer.tar.gz" -C "$work" peer
     tail -n +1 "$log"/* >"$out/check.txt"
+    rm -r "$log"
     grep -E '^==>|^status|^test |^Tally|test result|bound' "$out/check.txt"
 }
 # The larger tensors, whose runs take too long for every combination.
@@ -40,27 +42,25 @@ large() {
     echo "## agreement with the oracle, the larger tensors"
     local test log=$work/large
     mkdir -p "$log"
-    for test in device ttv_device; do
-        beside "$log/$test" env BLCO_LARGE=1 BLCO_DATA="$dir/data" "$dir/bin/$test-test" --nocapture --exact real_tensors_agree_with_the_oracle
+    for test in mttkrp ttv; do
+        beside "$log/$test" env BLCO_LARGE=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture --exact $test::real_tensors_agree_with_the_oracle
     done
     wait
     tail -n +1 "$log"/* | tee "$out/large.txt"
 }
-# One test under one tool: sanitize_one DIR LOG TOOL TEST NAME [RESIDENCY]. Status 255: nothing of it runs on a device here.
+# One test under one tool: sanitize_one DIR LOG TOOL TEST [RESIDENCY]. Status 255: nothing of it runs on a device here.
 sanitize_one() {
-    local name=$3-$4-$5${6:+-$6} begin=$SECONDS
-    [ $# -lt 6 ] || export BLCO_RESIDENCY=$6
-    compute-sanitizer --tool "$3" --error-exitcode 9 "$1/bin/$4-test" --exact "$5" >"$2/$name" 2>&1
+    local name=$3-$4${5:+-$5} begin=$SECONDS
+    [ $# -lt 5 ] || export BLCO_RESIDENCY=$5
+    compute-sanitizer --tool "$3" --error-exitcode 9 "$1/bin/gpu-test" --exact "$4" >"$2/$name" 2>&1
     echo "status $? of $name: $((SECONDS - begin)) s, $(grep -cE '^=========.*(Invalid|Uninit|Race)' "$2/$name") reports," \
         "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$2/$name" | tail -1), $(grep 'test result' "$2/$name")" | tee -a "$2/$name"
 }
 export -f sanitize_one
 # What sanitize_one takes after its folders, for a tool and each test; the longest in parts.
 sanitized() {
-    local test
-    for test in device cpd_device order ttv_device; do
-        "$dir/bin/$test-test" --list 2>/dev/null | sed -n "s/^\(.*\): test\$/$1 $test \1/p"
-    done | awk '/every_order_and_value_encoding_agrees/ { for (i = split("Streamed Half All Deterministic Kept Sorted", r); i; --i) print $0, r[i]; next } 1'
+    "$dir/bin/gpu-test" --list --skip mutants:: 2>/dev/null | sed -n "s/^\(.*\): test\$/$1 \1/p" |
+        awk '/every_order_and_value_encoding_agrees/ { for (i = split("Streamed Half All Deterministic Kept Sorted", r); i; --i) print $0, r[i]; next } 1'
 }
 # Each in a process of its own, so that all cores are busy: the tools take most of the time on the CPU. Of initcheck's processes four at a
 # time: with many it fails by itself (benches/runs/2026-11-21-h100-initcheck).
@@ -77,9 +77,9 @@ sanitize() {
 mutants() {
     echo "## stores that lie"
     local log=$out/mutants one='BLCO_SEED=$1 BLCO_MUTANTS=${MUTANTS:-80} compute-sanitizer --tool memcheck --error-exitcode 9 \
-        "$2/bin/device_mutants-test" --nocapture >"$3/memcheck-$1" 2>&1; echo "status $?" >>"$3/memcheck-$1"'
+        "$2/bin/gpu-test" --nocapture mutants:: >"$3/memcheck-$1" 2>&1; echo "status $?" >>"$3/memcheck-$1"'
     mkdir -p "$log"
-    BLCO_SEED=1000 BLCO_MUTANTS=1000 "$dir/bin/device_mutants-test" --nocapture >"$log/plain" 2>&1
+    BLCO_SEED=1000 BLCO_MUTANTS=1000 "$dir/bin/gpu-test" --nocapture mutants:: >"$log/plain" 2>&1
     echo "status $?" >>"$log/plain"
     seq "$(nproc)" | xargs -P "$(nproc)" -I {} bash -c "$one" mutants {} "$dir" "$log"
     tail -n +1 "$log"/* >"$out/mutants.txt"

@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 for input in "$data"/*.tns.zst "$data"/small/*.tns; do
-    case $input in *zero*) continue ;; esac # refused without --index-base 0: tests/data.rs
+    case $input in *zero*) continue ;; esac # refused without --index-base 0: tests/results/real_tensors.rs
     name=$(basename "$input")
     dims=$("$bin/blco-pack" "$input" -o "$work/tiled" --force --json | "$python" -c 'import json,sys; print(*json.load(sys.stdin)["dims"], sep=",")')
     "$bin/blco-pack" "$input" -o "$work/raw" --encoding raw --force --quiet >/dev/null

@@ -1,6 +1,6 @@
 //! Stores that lie: small stores of several chunks, changed and signed again, and what everything that reads stores must
 //! make of them. tests/differential.rs makes mutants from seeds, the fuzz target `store` from its input,
-//! `tests/device_mutants.rs` runs those that are accepted on a GPU.
+//! `tests/gpu/mutants.rs` runs those that are accepted on a GPU.
 //!
 //! The including file has `mod common` and `mod runner` (tests/common/mod.rs and ttv.rs) beside this module.
 

@@ -34,6 +34,11 @@ pub trait HostOp {
     /// Works on the next tiles, in order. A tile that lies in two chunks comes in two parts. What it computes must not depend on how tiles are cut into
     /// batches, nor on the number of threads.
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()>;
+
+    /// The pass's last tiles have come.
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// An operation that is lent.
@@ -48,6 +53,10 @@ impl<O: HostOp> HostOp for &mut O {
 
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         (**self).batch(batch)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        (**self).end()
     }
 }
 
@@ -65,6 +74,11 @@ impl<A: HostOp, B: HostOp> HostOp for (A, B) {
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         self.0.batch(batch)?;
         self.1.batch(batch)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.end()?;
+        self.1.end()
     }
 }
 
@@ -317,6 +331,7 @@ impl<O: HostOp> Backend for HostBackend<O> {
     }
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        self.op.end()?;
         spans.append(&mut self.host.spans);
         self.host.squares.take().map_or(Ok(()), |squares| squares.check())?;
         Ok(None)

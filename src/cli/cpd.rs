@@ -1,43 +1,25 @@
 //! `blco-cpd`.
 
 use super::cpd_report::{self, CpdReport};
-use super::engine::{EngineArgs, PrecisionArg};
+use super::engine::{EngineArgs, host_engine};
 use super::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Bar;
-use super::{Common, Program, Report, machine};
+use super::{Common, Program, Report, machine, options_of};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::score::{self, Pair, Score, score};
-use crate::decomp::{CpJob, CpWatch, Init, LAMBDA_FILE, Model, Problem, Settings};
-use crate::dense::{Real, factors_rank, load_factors, mode_file};
-use crate::engine::{Demand, Engine};
+use crate::decomp::{CpWatch, Init, LAMBDA_FILE, Model, Problem};
+use crate::dense::{Precision, Real, factors_rank, load_factors, mode_file};
+use crate::engine::{Cp, Engine};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{program_bytes, too_little};
 use crate::sys::{File, Sys};
-use clap::Parser;
+use clap::{Args, Parser};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What is said of --kernel: other operations have other kernels.
 const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split";
-
-/// What --score does nothing with.
-const NOT_OF_A_SCORE: [&str; 14] = [
-    "store",
-    "rank",
-    "factors",
-    "seed",
-    "starts",
-    "max_iters",
-    "tol",
-    "ridge",
-    "nonneg",
-    "output",
-    "report",
-    "force",
-    "checkpoint",
-    "plan",
-];
 
 /// What is said where neither a store nor results are named.
 const NOTHING_ASKED: &str =
@@ -62,10 +44,24 @@ const NOTHING_ASKED: &str =
 )]
 pub struct Cpd {
     /// The store
+    #[arg(conflicts_with = "score")]
     store: Option<PathBuf>,
     /// Compare two results instead: their factor-match score, 1 where all components agree
-    #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with_all = NOT_OF_A_SCORE)]
+    #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with_all = options_of::<CpArgs>())]
     score: Option<Vec<PathBuf>>,
+    #[command(flatten)]
+    common: Common,
+    // With headings of their own, which hold for all that follows.
+    #[command(flatten)]
+    cp: CpArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// What only a decomposition takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of a decomposition")]
+struct CpArgs {
     /// Components [default: 16]
     #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
     rank: Option<u32>,
@@ -111,10 +107,6 @@ pub struct Cpd {
     /// Print memory, bytes and passes, and run nothing
     #[arg(long)]
     plan: bool,
-    #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
-    common: Common,
 }
 
 fn not_negative(text: &str) -> std::result::Result<f64, String> {
@@ -130,16 +122,19 @@ impl Program for Cpd {
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
-        refuse_standard_output("--report", self.report.as_deref())?;
-        refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
-        refuse_dash_for_directory("--checkpoint", self.checkpoint.as_deref(), "checkpoints are files")?;
+        refuse_standard_output("--report", self.cp.report.as_deref())?;
+        refuse_dash_for_directory("--output", self.cp.output.as_deref(), "results are files")?;
+        refuse_dash_for_directory("--checkpoint", self.cp.checkpoint.as_deref(), "checkpoints are files")?;
         let progress = Bar::new(self.common.quiet || self.common.json);
+        let Some(store) = &self.store else {
+            let dirs = self.score.as_ref().ok_or_else(|| Error::request(NOTHING_ASKED))?;
+            let engine = host_engine(sys, self.common, self.engine.memory, &progress)?;
+            return engine.install(|| compare(sys, dirs, self.engine.memory, engine.threads()));
+        };
         let engine = self.engine.engine(sys, self.common, &progress)?;
-        engine.install(|| match (&self.score, &self.store, self.engine.precision) {
-            (Some(dirs), ..) => compare(sys, dirs, self.engine.memory, engine.threads()),
-            (None, Some(store), PrecisionArg::F64) => self.decompose::<f64>(sys, store, &engine, &progress),
-            (None, Some(store), PrecisionArg::F32) => self.decompose::<f32>(sys, store, &engine, &progress),
-            (None, None, _) => Err(Error::request(NOTHING_ASKED)),
+        engine.install(|| match self.engine.precision {
+            Precision::F64 => self.decompose::<f64>(sys, store, &engine, &progress),
+            Precision::F32 => self.decompose::<f32>(sys, store, &engine, &progress),
         })
     }
 }
@@ -147,51 +142,38 @@ impl Program for Cpd {
 impl Cpd {
     /// Opens, plans, iterates, writes.
     fn decompose<T: Real>(&self, sys: &Sys, path: &Path, engine: &Engine, progress: &Bar) -> Result<Report> {
+        let args = &self.cp;
         let store = engine.open(path)?;
-        let problem = Problem::of(store.manifest())?;
+        Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
-        let rank = match &self.factors {
+        let rank = match &args.factors {
             Some(dir) => factors_rank(sys, dir, &shape)?,
-            None => self.rank.unwrap_or(16) as usize,
+            None => args.rank.unwrap_or(16) as usize,
         };
-        let settings = Settings { rank, ridge: self.ridge, nonneg: self.nonneg };
-        let modes: Vec<usize> = (0..shape.order()).collect();
-        let count = (self.starts, self.max_iters);
-        let demand = Demand::cp_als::<T>(&shape, &modes, rank, engine.threads(), count);
-        self.engine.refuse_on_cpu(false)?;
-        let plan = engine.plan::<T>(&store, &demand)?;
-        self.engine.refuse_on_cpu(plan.device.is_none())?;
-        let mut report = CpdReport::new::<T>(&store, settings, (self.max_iters, self.tol), &plan);
-        if self.plan {
+        let seed = args.seed.unwrap_or(0);
+        let cp = Cp::rank(rank).ridge(args.ridge).nonneg(args.nonneg).tol(args.tol);
+        let cp = cp.max_iters(args.max_iters).starts(seed, args.starts);
+        let plan = engine.plan_cp_als::<T>(&store, &cp)?;
+        self.engine.check_kernel("MTTKRP", plan.device.is_some())?;
+        let mut report = CpdReport::new::<T>(&store, &cp, &plan);
+        if args.plan {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
-        let names = modes.iter().map(|&m| mode_file(m)).chain([LAMBDA_FILE.into(), "report.json".into()]);
-        let (output, page) = (self.output.as_deref(), self.report.as_deref());
-        let outputs = Outputs::create(sys, output, names, page, self.force)?;
+        let names = (0..shape.order()).map(mode_file).chain([LAMBDA_FILE.into(), "report.json".into()]);
+        let (output, page) = (args.output.as_deref(), args.report.as_deref());
+        let outputs = Outputs::create(sys, output, names, page, args.force)?;
         let identity = self.identity::<T>(&report);
-        let open = |dir| Checkpointer::open(sys, dir, self.every as usize, identity, self.resume);
-        let mut job = CpJob {
-            sys,
-            shape: &shape,
-            problem,
-            settings,
-            tol: self.tol,
-            max_iters: self.max_iters as usize,
-            checkpoint: self.checkpoint.as_deref().map(open).transpose()?,
-        };
-        let init = match &self.factors {
+        let open = |dir| Checkpointer::open(sys, dir, args.every as usize, identity, args.resume);
+        let checkpoint = args.checkpoint.as_deref().map(open).transpose()?;
+        let init = match &args.factors {
             Some(dir) => Init::Given(load_factors::<T>(sys, dir, &shape)?),
-            None => Init::Seeded { seed: self.seed.unwrap_or(0), starts: self.starts },
+            None => Init::Seeded { seed, starts: args.starts },
         };
-        if plan.device.is_some() {
-            self.engine.refuse_ttv_kernel()?;
-        }
         let watch = |at: &CpWatch<'_>| self.show(progress, &store, at);
-        let decomposed = engine.decompose(&store, plan, &mut job, init, &watch)?;
+        let decomposed = engine.decompose(&store, &cp, plan, init, checkpoint, &watch)?;
         progress.end();
         let outcome = decomposed.outcome;
-        report.notes = decomposed.plan.notes;
-        report.device = decomposed.plan.device;
+        report.head.used(decomposed.plan);
         report.kernels = decomposed.kernels;
         report.fill(&outcome);
         let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
@@ -207,31 +189,33 @@ impl Cpd {
 
     /// What a checkpoint must agree on to be continued.
     fn identity<T: Real>(&self, report: &CpdReport) -> Identity {
-        let start = match &self.factors {
+        let cp = &self.cp;
+        let start = match &cp.factors {
             Some(_) => "given factors".to_owned(),
-            None => format!("seed {} with {} starts", self.seed.unwrap_or(0), self.starts),
+            None => format!("seed {} with {} starts", cp.seed.unwrap_or(0), cp.starts),
         };
         let precision = T::PRECISION.name().to_owned();
         Identity::from([
-            ("store digest".into(), report.digest.clone()),
+            ("store digest".into(), report.head.digest.clone()),
             ("precision".into(), precision),
             ("rank".into(), report.settings.rank.to_string()),
-            ("ridge".into(), format!("{:e}", self.ridge)),
-            ("sign".into(), if self.nonneg { "--nonneg" } else { "any" }.into()),
+            ("ridge".into(), format!("{:e}", cp.ridge)),
+            ("sign".into(), if cp.nonneg { "--nonneg" } else { "any" }.into()),
             ("start".into(), start),
         ])
     }
 
     fn show(&self, progress: &Bar, store: &Store, at: &CpWatch<'_>) {
+        let cp = &self.cp;
         let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
         let mut what =
-            format!("iteration {} of {}", at.last.map_or(0, |last| last.iteration) + 1, self.max_iters);
-        if self.starts > 1 {
-            what = format!("start {} of {}, {what}", at.start + 1, self.starts);
+            format!("iteration {} of {}", at.last.map_or(0, |last| last.iteration) + 1, cp.max_iters);
+        if cp.starts > 1 {
+            what = format!("start {} of {}, {what}", at.start + 1, cp.starts);
         }
         if let Some(last) = at.last {
             let left = last.seconds
-                * f64::from(self.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
+                * f64::from(cp.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
             let left =
                 humantime::format_duration(Duration::from_secs(Duration::from_secs_f64(left).as_secs()));
             what = format!("{what}, fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);

@@ -1,25 +1,21 @@
 //! What programs say of a GPU.
 
-use super::engine::{kept_text, memory_text};
+use super::report::{ReportHead, kept_text, memory_text, shown};
 use crate::backend::device::{DevicePlan, ModeOrder};
-use crate::stream::Plan;
 use bytesize::ByteSize;
-use std::path::Path;
 
 /// What `--plan` prints of `what` is to be done to a store; `passes` says how many that takes.
-pub fn plan_text(store: &Path, what: &str, passes: &str, plan: &Plan, device: &DevicePlan) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
-    let link = device.link_bytes_per_second as u64;
+pub fn plan_text(head: &ReportHead, device: &DevicePlan, what: &str, passes: &str) -> String {
+    let plan = &head.plan;
     let held = match device.host_bytes() {
         0 => "factors and results",
         _ => "factors, results and sorted nonzeros",
     };
     format!(
-        "{}: {what}, on {}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
+        "{}\n  device  {} = factors, sums and results {} + {} lanes of {} + {} \
          of {} chunks that stay, {} + orders {}\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}; over the link ({}/s) {} in the first, {} in later ones: \
          {:.4} s at least\n{}",
-        store.display(),
-        device.device.name,
+        head.title(what),
         ByteSize(device.memory_bytes),
         ByteSize(device.operation_bytes),
         device.lanes,
@@ -32,7 +28,7 @@ pub fn plan_text(store: &Path, what: &str, passes: &str, plan: &Plan, device: &D
         kept_text(plan),
         ByteSize(plan.file_bytes),
         plan.chunks,
-        ByteSize(link),
+        shown(device.link_bytes_per_second),
         ByteSize(device.first_pass_bytes),
         ByteSize(device.later_pass_bytes),
         device.later_pass_copy_seconds,
@@ -41,7 +37,7 @@ pub fn plan_text(store: &Path, what: &str, passes: &str, plan: &Plan, device: &D
 }
 
 /// Which order serves each mode, a line each.
-pub fn orders_text(device: &DevicePlan) -> String {
+fn orders_text(device: &DevicePlan) -> String {
     let line = |order: &ModeOrder| {
         let which = match (order.target, order.in_host_memory) {
             (true, true) => "sorted by row, streamed from host memory",

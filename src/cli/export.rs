@@ -208,7 +208,7 @@ impl Program for Export {
             refuse_json_beside_output(self.common)?;
             let out = std::io::stdout();
             engine.install(|| write_text(out, Path::new(STDOUT), pass))?;
-            return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
+            return Ok(Report::default());
         }
         let out = Pending::create(sys, &self.output, self.force)?;
         engine.install(|| {

@@ -1,15 +1,17 @@
 //! `blco-gen`.
 
+use super::engine::host_engine;
 use super::outputs::{
     Outputs, Pending, check_tensor_name, check_text_name, ends_in, refuse_dash_for_directory,
 };
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Bar;
-use super::{Common, Program, Report, STDOUT, count, nonzeros, on_pool, refuse_json_beside_output};
+use super::{Common, Program, Report, STDOUT, count, nonzeros, refuse_json_beside_output};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::text_of;
 use crate::coo::{Batch, Extent, Source};
 use crate::dense::{mode_file, write_blocks};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sys::{File, Sys};
 use clap::Parser;
@@ -46,10 +48,10 @@ pub struct Gen {
     #[arg(long, value_name = "N", value_parser = count)]
     nnz: Option<u64>,
     /// The skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
-    #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', value_parser = skew, default_value = "1")]
+    #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', default_value = "1")]
     skew: Vec<Skew>,
     /// The values: 1, a range of integers such as 1..5, or uniform
-    #[arg(long, default_value = "1", value_parser = values, allow_hyphen_values = true, conflicts_with = "planted_rank")]
+    #[arg(long, default_value = "1", allow_hyphen_values = true, conflicts_with = "planted_rank")]
     values: Values,
     /// The seed
     #[arg(long, default_value_t = 0)]
@@ -67,14 +69,6 @@ pub struct Gen {
     store: StoreArgs,
     #[command(flatten)]
     common: Common,
-}
-
-fn skew(text: &str) -> std::result::Result<Skew, String> {
-    text.parse().map_err(|e: Error| e.to_string())
-}
-
-fn values(text: &str) -> std::result::Result<Values, String> {
-    text.parse().map_err(|e: Error| e.to_string())
 }
 
 /// What --model writes.
@@ -132,19 +126,19 @@ impl Gen {
     }
 
     /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
-    fn write_text(&self, sys: &Sys, out: &mut dyn Write, threads: usize) -> Result<Extent> {
-        let progress = Bar::new(self.common.quiet || self.common.json || self.output == Path::new("-"));
+    fn write_text(&self, engine: &Engine, out: &mut dyn Write) -> Result<Extent> {
         let shown = if self.output == Path::new("-") { Path::new(STDOUT) } else { &self.output };
+        let threads = engine.threads();
         let mut pending: Vec<Batch> = Vec::with_capacity(threads);
         let mut done = 0;
         let mut write = |batches: &mut Vec<Batch>| {
             let texts: Vec<Vec<u8>> = batches.par_drain(..).map(|batch| text_of(&batch)).collect();
             texts.iter().try_for_each(|text| out.write_all(text)).map_err(Error::io(shown, "write"))
         };
-        let extent = self.generator(sys)?.drain(&mut |batch| {
+        let extent = self.generator(engine.sys())?.drain(&mut |batch| {
             done += batch.nnz() as u64;
             pending.push(batch);
-            progress.show("writing", done, self.nnz);
+            engine.tell("writing", done, self.nnz);
             if pending.len() < threads { Ok(()) } else { write(&mut pending) }
         })?;
         write(&mut pending)?;
@@ -171,24 +165,26 @@ impl Program for Gen {
             check_text_name(&self.output)?;
             self.store.refuse_for_text(&self.output)?;
         }
-        if self.output == Path::new("-") {
+        let to_stdout = self.output == Path::new("-");
+        if to_stdout {
             refuse_json_beside_output(self.common)?;
-            self.write_model(sys)?;
-            on_pool(sys, self.common.threads, |threads| {
-                self.write_text(sys, &mut std::io::stdout(), threads)
-            })?;
-            return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
         }
+        let is_file = !is_store && !to_stdout;
+        let out = is_file.then(|| Pending::create(sys, &self.output, self.store.force)).transpose()?;
+        self.write_model(sys)?;
+        let progress = Bar::new(self.common.quiet || self.common.json || to_stdout);
+        let engine = host_engine(sys, self.common, self.store.memory, &progress)?;
         if is_store {
-            self.write_model(sys)?;
             let mut source = self.generator(sys)?;
-            let report = self.store.pack(sys, &mut source, &self.output, self.common)?;
+            let options = self.store.options(&source, &self.output)?;
+            let report = engine.pack(&mut source, &options)?;
             return Report::new::<Self>(pack_text(&report), &report);
         }
-        let out = Pending::create(sys, &self.output, self.store.force)?;
-        self.write_model(sys)?;
-        let extent =
-            on_pool(sys, self.common.threads, |threads| self.write_text(sys, &mut out.file(), threads))?;
+        let Some(out) = out else {
+            engine.install(|| self.write_text(&engine, &mut std::io::stdout()))?;
+            return Ok(Report::default());
+        };
+        let extent = engine.install(|| self.write_text(&engine, &mut out.file()))?;
         out.publish()?;
         let (output, dims) = (self.output.clone(), extent.dims);
         let report = GenReport { output, dims, nnz: extent.nnz, seed: self.seed };

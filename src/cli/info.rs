@@ -4,16 +4,16 @@ use super::engine::host_engine;
 use super::outputs::check_temp_dir;
 use super::progress::Bar;
 use super::repair::{RepairArgs, repair};
-use super::{Common, Program, Report, advice, nonzeros, thread_count};
+use super::{Common, Program, Report, nonzeros, text_of, told};
 use crate::backend::host::decoded_bytes;
-use crate::engine::{Engine, open_store};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
 use crate::pack::ExternalSumMemory;
-use crate::store::{Codec, Format, Manifest, Store};
+use crate::store::{Format, Manifest, Store};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -124,6 +124,11 @@ impl ChunkSizes {
     }
 }
 
+/// Modes, counted from 1.
+fn from_one(modes: &[u8]) -> Vec<usize> {
+    modes.iter().map(|&mode| usize::from(mode) + 1).collect()
+}
+
 impl InfoReport {
     fn new(store: &Store) -> Result<Self> {
         let m = store.manifest();
@@ -136,14 +141,9 @@ impl InfoReport {
             encoding: m.format.encoding_name(),
             levels: match m.format {
                 Format::Blco(_) => None,
-                Format::Hocfs { levels, .. } => {
-                    Some(levels.modes().iter().map(|&m| usize::from(m) + 1).collect())
-                }
+                Format::Hocfs { levels, .. } => Some(from_one(levels.modes())),
             },
-            zstd_level: match m.codec {
-                Codec::None => None,
-                Codec::Zstd(level) => Some(level),
-            },
+            zstd_level: m.codec.level(),
             dims: m.shape.dims().to_vec(),
             nnz: m.nnz,
             density: m.nnz as f64 / places,
@@ -152,13 +152,7 @@ impl InfoReport {
             value_min: m.value_min,
             value_max: m.value_max,
             linear_bits: m.shape.linear_bits(),
-            bit_modes: m
-                .format
-                .bit_layout(&m.shape)
-                .bit_modes()
-                .iter()
-                .map(|&b| usize::from(b) + 1)
-                .collect(),
+            bit_modes: from_one(m.format.bit_layout(&m.shape).bit_modes()),
             longest_row_bounds: m.longest_row_bounds.clone(),
             chunk_bytes: m.chunk_bytes,
             chunks: ChunkSizes::new(m),
@@ -186,13 +180,6 @@ impl InfoReport {
         self.bytes_per_nnz.values = Some(values);
         self.bytes_per_nnz.overhead = Some(total - index - values);
         self.statistics = Some(statistics);
-    }
-
-    fn text(&self) -> Result<String> {
-        let mut out = String::new();
-        self.write_text(&mut out)
-            .map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
-        Ok(out)
     }
 
     fn write_text(&self, out: &mut String) -> std::fmt::Result {
@@ -398,11 +385,10 @@ fn count_by<K: Key>(
 
 /// The report on a store whose manifest cannot be read: a failed check.
 fn unreadable(store: &Path, error: &Error) -> Result<Report> {
-    let problem = format!("{error}{}", advice(error));
+    let problem = told(error);
     let json = serde_json::json!({ "store": store, "verified": false, "problem": problem });
-    let mut report = Report::new::<Info>(format!("NOT VERIFIED: {problem}\n"), &json)?;
-    report.failed = true;
-    Ok(report)
+    let report = Report::new::<Info>(format!("NOT VERIFIED: {problem}\n"), &json)?;
+    Ok(Report { failed: true, ..report })
 }
 
 impl Program for Info {
@@ -412,39 +398,37 @@ impl Program for Info {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         check_temp_dir("--storage-dir", self.storage_dir.as_deref())?;
-        if let Some(target) = self.repair.target() {
+        if let Some(target) = &self.repair.repair {
             return repair::<Self>(sys, &self.store, target, &self.repair, self.common);
         }
-        let threads = thread_count(self.common.threads);
-        let store = match open_store(sys, &self.store, self.repair.memory(), threads, !self.quick) {
+        let progress = Bar::new(self.common.quiet || self.common.json);
+        // A look at the manifest is work for one thread.
+        let threads = if self.quick { Some(1) } else { self.common.threads };
+        let common = Common { threads, ..self.common };
+        let engine = host_engine(sys, common, self.repair.memory, &progress)?;
+        let store = match engine.open_for(&self.store, !self.quick) {
             Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),
             store => store?,
         };
         let mut info = InfoReport::new(&store)?;
-        let progress = Bar::new(self.common.quiet || self.common.json);
         if !self.quick {
-            let engine = host_engine(sys, self.common, self.repair.memory(), &progress)?;
-            let looked = engine.install(|| self.look(&store, &engine));
-            progress.end();
-            match looked {
+            match engine.install(|| self.look(&store, &engine)) {
                 Ok((statistics, norm)) => {
                     info.add(statistics, norm);
                     info.verified = self.verify.then_some(true);
                 }
                 Err(error @ Error::Corrupt { .. }) if self.verify => {
                     info.verified = Some(false);
-                    info.problem = Some(format!("{error}{}", advice(&error)));
+                    info.problem = Some(told(&error));
                 }
                 Err(error) => return Err(error),
             }
         }
         if self.storage && info.problem.is_none() {
-            let engine = host_engine(sys, self.common, self.repair.memory(), &progress)?;
             info.storage = Some(engine.install(|| self.count(&store, &engine))?);
-            progress.end();
         }
-        let mut report = Report::new::<Self>(info.text()?, &info)?;
-        report.failed = info.verified == Some(false);
-        Ok(report)
+        progress.end();
+        let report = Report::new::<Self>(text_of(|out| info.write_text(out))?, &info)?;
+        Ok(Report { failed: info.verified == Some(false), ..report })
     }
 }

@@ -13,17 +13,20 @@ pub mod generate;
 pub mod info;
 mod machine;
 pub mod memory;
+mod model_page;
 mod outputs;
 pub mod pack;
 mod progress;
 mod repair;
+mod report;
 pub mod run;
 mod signals;
 
 use crate::error::{Damage, Error, Result};
 use crate::sys::Sys;
-use crate::sys::fault::{Call, Fault, Faults};
-use clap::{Args, Parser};
+use crate::sys::fault::{Fault, Faults};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgMatches, Args, Command, Id, Parser};
 use serde::Serialize;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -35,6 +38,11 @@ use std::time::Duration;
 pub trait Program: Parser {
     /// The options that all programs have.
     fn common(&self) -> &Common;
+
+    /// Refuses what the grammar of the command line takes, and the program does not.
+    fn check(_: &ArgMatches) -> Result<()> {
+        Ok(())
+    }
 
     /// Does the work.
     fn run(&self, sys: &Sys) -> Result<Report>;
@@ -54,8 +62,8 @@ pub struct Common {
     json: bool,
 }
 
-/// What a program has to say when it has succeeded.
-#[derive(Debug)]
+/// What a program has to say when it has succeeded; by default nothing.
+#[derive(Debug, Default)]
 pub struct Report {
     /// For people.
     pub text: String,
@@ -79,12 +87,20 @@ impl Report {
     }
 }
 
+/// What `write` writes.
+pub(crate) fn text_of(write: impl FnOnce(&mut String) -> std::fmt::Result) -> Result<String> {
+    let mut out = String::new();
+    write(&mut out).map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
+    Ok(out)
+}
+
 /// The whole of a program: parse, run, report.
 #[must_use]
 pub fn main<P: Program>() -> ExitCode {
-    let program = P::parse();
+    let matches = P::command().get_matches();
+    let program = P::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     let name = P::command().get_name().to_owned();
-    let report = system().and_then(|sys| {
+    let report = P::check(&matches).and_then(|()| system()).and_then(|sys| {
         memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
         signals::handle(move || interrupt(&handle, &name))?;
@@ -146,15 +162,47 @@ fn end_now(sys: &Sys, name: &str) -> ! {
 
 fn fail(name: &str, error: &Error) -> ExitCode {
     // Nobody is left to tell if this cannot be written.
-    drop(writeln!(std::io::stderr(), "{name}: {error}{}", advice(error)));
+    drop(writeln!(std::io::stderr(), "{name}: {}", told(error)));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
-/// What to do about a damaged file of a store.
-pub(crate) fn advice(error: &Error) -> String {
-    let Error::Corrupt { path, damage: Damage::OfStore, .. } = error else { return String::new() };
-    let store = path.parent().unwrap_or(path);
-    format!("; blco-info {} --repair NEWSTORE writes what is intact", store.display())
+/// What the library calls options and their values, between backticks, and the command line otherwise.
+const OPTIONS: [(&str, &str); 22] = [
+    ("`Device::Cpu`", "--backend cpu"),
+    ("`DeviceOrder::Store`", "--device-order store"),
+    ("`Duplicates::Sum`", "--duplicates sum"),
+    ("`checkpoint`", "--checkpoint"),
+    ("`chunk_bytes`", "--chunk-bytes"),
+    ("`device_memory`", "--device-memory"),
+    ("`dims`", "--dims"),
+    ("`duplicates`", "--duplicates"),
+    ("`f32`", "--precision f32"),
+    ("`f64`", "--precision f64"),
+    ("`index_base`", "--index-base"),
+    ("`memory`", "--memory"),
+    ("`nnz`", "--nnz"),
+    ("`nonneg`", "--nonneg"),
+    ("`replace`", "--force"),
+    ("`resume`", "--resume"),
+    ("`ridge`", "--ridge"),
+    ("`target`", "-o"),
+    ("`temp_dir`", "--temp-dir"),
+    ("`threads`", "--threads"),
+    ("`workers`", "--workers"),
+    ("`zstd`", "--zstd"),
+];
+
+/// What the library says, in the words of the command line.
+pub(crate) fn in_options(text: &str) -> String {
+    OPTIONS.iter().fold(text.to_owned(), |text, (name, option)| text.replace(name, option))
+}
+
+/// An error in the words of the command line, with what to do about a damaged file of a store.
+pub(crate) fn told(error: &Error) -> String {
+    let text = in_options(&error.to_string());
+    let Error::Corrupt { path, damage: Damage::OfStore, .. } = error else { return text };
+    let store = path.parent().unwrap_or(path).display();
+    format!("{text}; blco-info {store} --repair NEWSTORE writes what is intact")
 }
 
 /// What a program says that has succeeded because the failure on order never came.
@@ -169,16 +217,7 @@ fn system() -> Result<Sys> {
         let mut parts = order.split(':');
         let call = match parts.next()? {
             "any" => None,
-            "open" => Some(Call::Open),
-            "read" => Some(Call::Read),
-            "write" => Some(Call::Write),
-            "sync" => Some(Call::Sync),
-            "rename" => Some(Call::Rename),
-            "exchange" => Some(Call::Exchange),
-            "remove" => Some(Call::Remove),
-            "spawn" => Some(Call::Spawn),
-            "allocate" => Some(Call::Allocate),
-            _ => return None,
+            name => Some(serde_json::from_value(name.into()).ok()?),
         };
         let nth = parts.next()?;
         let fault = match parts.next()? {
@@ -209,14 +248,38 @@ pub(crate) fn count(text: &str) -> std::result::Result<u64, String> {
     parse_size::parse_size(text).map_err(|e| format!("{e}; {LIKE}"))
 }
 
+/// Parses one of `words`, each with what it means.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    words: [(&'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let find = move |word: String| words.iter().find(|(name, _)| *name == word).map(|(_, meant)| *meant);
+    PossibleValuesParser::new(words.map(|(name, _)| name))
+        .try_map(move |word| find(word).ok_or("no such word"))
+}
+
+/// The options of `A`, for what excludes them all.
+pub(crate) fn options_of<A: Args>() -> Vec<Id> {
+    A::augment_args(Command::new("")).get_arguments().map(|option| option.get_id().clone()).collect()
+}
+
 /// `1 chunk`, `2 chunks`.
 pub(crate) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// The command's arguments, for the provenance.
-pub(crate) fn arguments() -> Vec<String> {
-    std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect()
+/// What a new store records of how it was made: from `input`, by these arguments, and what was `repaired`.
+pub(crate) fn provenance(input: &str, repaired: Option<serde_json::Value>) -> String {
+    let arguments: Vec<String> =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let mut provenance = serde_json::json!({
+        "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": input,
+        "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+        "arguments": arguments,
+    });
+    if let Some(repaired) = repaired {
+        provenance["repaired"] = repaired;
+    }
+    format!("{provenance:#}\n")
 }
 
 /// `1 nonzero`, `2 nonzeros`.
@@ -231,16 +294,6 @@ pub(crate) const STDOUT: &str = "standard output";
 pub(crate) fn refuse_json_beside_output(common: Common) -> Result<()> {
     let what = "--json reports on standard output, where - writes the tensor: use one";
     if common.json { Err(Error::request(what)) } else { Ok(()) }
-}
-
-/// Runs `work` on a pool of `threads`, by default one for each processor.
-pub(crate) fn on_pool<T: Send>(
-    sys: &Sys,
-    threads: Option<u16>,
-    work: impl FnOnce(usize) -> Result<T> + Send,
-) -> Result<T> {
-    let threads = thread_count(threads);
-    sys.pool(threads)?.install(|| work(threads))
 }
 
 /// The threads that are asked for, by default one for each processor.

@@ -1,20 +1,18 @@
 //! `blco-pack`.
 
-use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
+use super::engine::host_engine;
+use super::outputs::{ends_in, refuse_dash_for_directory};
 use super::progress::Bar;
-use super::{Common, Program, Report, arguments, count, counted, machine, nonzeros, size, thread_count};
+use super::{Common, Program, Report, count, counted, nonzeros, provenance, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
-use crate::engine::phase_name;
 use crate::error::{Error, Result};
-use crate::pack::{
-    Duplicates, FormatOption, MEMORY_MIN, PackOptions, PackPlan, PackReport, memory_least, pack, plan,
-    threads_within,
-};
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
+use crate::pack::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions, PackPlan, PackReport};
+use crate::store::{Codec, Format};
 use crate::sys::Sys;
 use bytesize::ByteSize;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, ValueEnum};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -55,15 +53,11 @@ pub struct Pack {
 #[derive(Clone, Debug, Args)]
 pub struct TextArgs {
     /// What indices count from [default: 1]
-    #[arg(long, value_name = "1|0", value_parser = index_base)]
+    #[arg(long, value_name = "1|0")]
     index_base: Option<IndexBase>,
     /// The dims, for example 183,24,1140; they win over a header and over what the indices suggest
     #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = count)]
     dims: Option<Vec<u64>>,
-}
-
-fn index_base(text: &str) -> std::result::Result<IndexBase, String> {
-    text.parse().map_err(|e: Error| e.to_string())
 }
 
 impl TextArgs {
@@ -88,16 +82,16 @@ pub struct StoreArgs {
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
     /// How blco encodes indices: packed tiles, or the BLCO paper's 64-bit indices [default: tiled]
-    #[arg(long, value_enum)]
-    encoding: Option<EncodingArg>,
+    #[arg(long, value_parser = named(&[("tiled", IndexEncoding::Tiled), ("raw", IndexEncoding::Raw)]))]
+    encoding: Option<IndexEncoding>,
     /// The mode, from 1, whose slices hocfs compresses; the mode before it (before the first, the last) is the one along
     /// which TTV streams [default: 1]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
     main_mode: Option<u8>,
     /// How hocfs lays out the fibers of a slice: one behind the other, padded to the longest, or padded where that
     /// costs little [default: auto]
-    #[arg(long, value_enum)]
-    slice: Option<SliceArg>,
+    #[arg(long, value_parser = named(&[("csr", LeafRule::Csr), ("ell", LeafRule::Ell), ("auto", LeafRule::Auto)]))]
+    slice: Option<LeafRule>,
     /// Compress chunks with zstd at this level (1 to 22), for cold storage
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=22))]
     zstd: Option<i32>,
@@ -105,12 +99,12 @@ pub struct StoreArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     chunk_bytes: Option<u64>,
     /// What to do with nonzeros that have the same coordinates [default: sum]
-    #[arg(long, value_enum)]
-    duplicates: Option<DuplicatesArg>,
+    #[arg(long, value_parser = named(&[("sum", Duplicates::Sum), ("keep", Duplicates::Keep), ("error", Duplicates::Error)]))]
+    duplicates: Option<Duplicates>,
     /// Take at most this much memory, at least 64MiB; where it is little, fewer threads work, and what takes more is
     /// refused before anything is read [default: half of what is available]
     #[arg(long, value_name = "SIZE", value_parser = size)]
-    memory: Option<u64>,
+    pub(super) memory: Option<u64>,
     /// Where temporary files go when the tensor exceeds the memory [default: beside the store]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
@@ -128,28 +122,14 @@ enum FormatArg {
     Hocfs,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SliceArg {
-    Csr,
-    Ell,
-    Auto,
+/// Parses one of `values` by its name.
+fn named<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
+    let names = values.iter().map(|(name, _)| *name);
+    PossibleValuesParser::new(names).try_map(move |given| {
+        let value = values.iter().find(|(name, _)| *name == given);
+        value.map(|(_, value)| *value).ok_or(Error::request("not one of them"))
+    })
 }
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum EncodingArg {
-    Tiled,
-    Raw,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum DuplicatesArg {
-    Sum,
-    Keep,
-    Error,
-}
-
-/// What a chunk holds at most unless it is said.
-const CHUNK_BYTES: u64 = 8 << 20;
 
 impl StoreArgs {
     /// An error where an option of stores is given for `output`, which is text.
@@ -181,99 +161,29 @@ impl StoreArgs {
             (FormatArg::Blco, _, Some(_), _) => other("--main-mode", "hocfs"),
             (FormatArg::Blco, _, _, Some(_)) => other("--slice", "hocfs"),
             (FormatArg::Hocfs, Some(_), ..) => other("--encoding", "blco"),
-            (FormatArg::Blco, encoding, ..) => Ok(FormatOption::Known(Format::Blco(match encoding {
-                Some(EncodingArg::Raw) => IndexEncoding::Raw,
-                Some(EncodingArg::Tiled) | None => IndexEncoding::Tiled,
-            }))),
+            (FormatArg::Blco, encoding, ..) => {
+                Ok(FormatOption::Known(Format::Blco(encoding.unwrap_or(IndexEncoding::Tiled))))
+            }
             (FormatArg::Hocfs, _, main_mode, slice) => Ok(FormatOption::Hocfs {
                 main_mode: usize::from(main_mode.unwrap_or(1)) - 1,
-                leaf: match slice {
-                    Some(SliceArg::Csr) => LeafRule::Csr,
-                    Some(SliceArg::Ell) => LeafRule::Ell,
-                    Some(SliceArg::Auto) | None => LeafRule::Auto,
-                },
+                leaf: slice.unwrap_or(LeafRule::Auto),
             }),
         }
     }
 
     /// The packer's options, for `source` and `target`.
-    fn options(&self, source: &dyn Source, target: &Path) -> Result<PackOptions> {
-        let chunk_bytes = self.chunk_bytes.unwrap_or(CHUNK_BYTES);
-        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
-            return Err(Error::request(format!(
-                "--chunk-bytes {}: give {} to {}",
-                ByteSize(chunk_bytes),
-                ByteSize(CHUNK_BYTES_MIN),
-                ByteSize(CHUNK_BYTES_MAX)
-            )));
-        }
-        check_temp_dir("--temp-dir", self.temp_dir.as_deref())?;
-        let provenance = serde_json::json!({
-            "program": "blco", "version": env!("CARGO_PKG_VERSION"), "input": source.name(),
-            "created": humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-            "arguments": arguments(),
-        });
-        let mut options = PackOptions {
-            target: target.to_path_buf(),
+    pub fn options(&self, source: &impl Source, target: &Path) -> Result<PackOptions> {
+        Ok(PackOptions {
             replace: self.force,
             resume: self.resume,
             format: self.format(target)?,
             codec: self.zstd.map_or(Codec::None, Codec::Zstd),
-            chunk_bytes,
-            duplicates: match self.duplicates {
-                Some(DuplicatesArg::Sum) | None => Duplicates::Sum,
-                Some(DuplicatesArg::Keep) => Duplicates::Keep,
-                Some(DuplicatesArg::Error) => Duplicates::Error,
-            },
-            memory: packing_memory(self.memory)?,
+            chunk_bytes: self.chunk_bytes.unwrap_or(CHUNK_BYTES),
+            duplicates: self.duplicates.unwrap_or(Duplicates::Sum),
             temp_dir: self.temp_dir.clone(),
-            provenance: format!("{provenance:#}\n"),
-        };
-        if self.memory.is_none() {
-            options.memory = options.memory.max(memory_least(source, &options, 1));
-        }
-        Ok(options)
-    }
-
-    /// Packs `source` into `target` with these options.
-    pub fn pack(
-        &self,
-        sys: &Sys,
-        source: &mut (impl Source + Send),
-        target: &Path,
-        common: Common,
-    ) -> Result<PackReport> {
-        let options = self.options(source, target)?;
-        on_packing_pool(sys, common.threads, source, &options, |source| {
-            let progress = Bar::new(common.quiet || common.json);
-            pack(sys, source, &options, &|phase, done, total| progress.show(phase_name(phase), done, total))
+            provenance: provenance(&source.name(), None),
+            ..PackOptions::new(target.to_path_buf())
         })
-    }
-}
-
-/// Runs `work` on a pool of as many of `threads` as the memory of `options` allows.
-pub(super) fn on_packing_pool<S: Source + Send, T: Send>(
-    sys: &Sys,
-    threads: Option<u16>,
-    source: &mut S,
-    options: &PackOptions,
-    work: impl FnOnce(&mut S) -> Result<T> + Send,
-) -> Result<T> {
-    let threads = threads_within(source, options, thread_count(threads));
-    sys.pool(threads)?.install(|| work(source))
-}
-
-/// The memory that packing may take: what `--memory` gives, or half of what is available. `BLCO_MEMORY_MIN=0` lets tests
-/// give so little that small tensors spill (CONTRIBUTING.md).
-pub(super) fn packing_memory(given: Option<u64>) -> Result<u64> {
-    let least = machine::memory_min().unwrap_or(MEMORY_MIN);
-    match given {
-        None => Ok((machine::available_memory() / 2).max(MEMORY_MIN)),
-        Some(memory) if memory >= least => Ok(memory),
-        Some(memory) => {
-            let (given, least) = (ByteSize(memory), ByteSize(least));
-            Err(Error::request(format!("--memory {given}: packing takes at least {least}")))
-        }
     }
 }
 
@@ -305,13 +215,14 @@ impl Program for Pack {
         refuse_dash_for_directory("-o", self.output.as_deref(), "a store is files")?;
         let target = self.output.clone().map_or_else(|| default_store(&self.input, self.store.format), Ok)?;
         let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
+        let options = self.store.options(&source, &target)?;
+        let progress = Bar::new(self.common.quiet || self.common.json);
+        let engine = host_engine(sys, self.common, self.store.memory, &progress)?;
         if self.plan {
-            let options = self.store.options(&source, &target)?;
-            let work = |source: &mut TnsReader| plan(sys, source, &options);
-            let plan = on_packing_pool(sys, self.common.threads, &mut source, &options, work)?;
+            let plan = engine.plan_pack(&mut source, &options)?;
             return Report::new::<Self>(plan_text(&target, &plan), &plan);
         }
-        let report = self.store.pack(sys, &mut source, &target, self.common)?;
+        let report = engine.pack(&mut source, &options)?;
         Report::new::<Self>(text(&report), &report)
     }
 }

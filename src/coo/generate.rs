@@ -205,7 +205,7 @@ impl Generator {
         };
         spec.nnz = low_rank.as_ref().map_or(spec.nnz, LowRank::nnz);
         if spec.nnz == 0 {
-            return Err(Error::request("a tensor needs at least one nonzero; raise --nnz"));
+            return Err(Error::request("a tensor needs at least one nonzero; raise `nnz`"));
         }
         if spec.skew.is_empty() {
             spec.skew = vec![Skew::One; shape.order()];

@@ -12,7 +12,7 @@
 //! of every matrix's numbers. The directory is locked while a program uses it.
 
 use super::cp_als::{Als, Iteration, Problem, Settings};
-use super::starts::{Best, StartReport};
+use super::starts::{Start, StartReport};
 use crate::dense::{Matrix, Real, mode_file};
 use crate::error::{Error, Result};
 use crate::publish::{self, Found, Kind, MARKER, Marker, Place, first_foreign};
@@ -40,7 +40,7 @@ static CHECKPOINT: Kind =
 
 fn look(sys: &Sys, path: &Path) -> Result<Found> {
     let other =
-        |what: String| Ok(Found::Other(format!("{what}; move it, or name another --checkpoint directory")));
+        |what: String| Ok(Found::Other(format!("{what}; move it, or name another `checkpoint` directory")));
     if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
         return other("is no checkpoint".into());
     }
@@ -88,11 +88,9 @@ pub struct Checkpointer {
 
 /// What a checkpoint holds.
 pub(super) struct Saved<T> {
-    pub start: u32,
-    pub als: Als,
-    pub factors: Vec<Matrix<T>>,
+    pub current: Start<T>,
     pub finished: Vec<StartReport>,
-    pub best: Option<Best<T>>,
+    pub best: Option<Start<T>>,
 }
 
 /// `checkpoint.json`.
@@ -149,7 +147,7 @@ fn checksum<T: bytemuck::NoUninit>(numbers: &[T]) -> String {
 
 /// What a damaged file of a checkpoint is told with.
 fn damaged(path: &Path) -> Error {
-    Error::unusable(path, "corrupt: its checksum differs; start again with another --checkpoint directory")
+    Error::unusable(path, "corrupt: its checksum differs; start again with another `checkpoint` directory")
 }
 
 fn gram_file(mode: usize) -> String {
@@ -178,17 +176,15 @@ impl Checkpointer {
         }
         let lock = sys.open_dir(dir)?;
         if !lock.try_lock()? {
-            return Err(Error::request(format!(
-                "{}: another program uses this directory now",
-                dir.display()
-            )));
+            let what = "another program uses this directory now";
+            return Err(Error::request(format!("{}: {what}", dir.display())));
         }
         let checkpointer =
             Self { sys: sys.clone(), dir: dir.to_path_buf(), every, identity, resume, _lock: lock };
         checkpointer.clear()?;
         let place = checkpointer.place()?;
         if !resume && dir.join(CURRENT).exists() {
-            let what = "holds a checkpoint; --resume continues it, another directory leaves it alone";
+            let what = "holds a checkpoint; `resume` continues it, another directory leaves it alone";
             return Err(Error::request(format!("{}: {what}", dir.display())));
         }
         place.try_out(dir, &dir.join(OLD))?;
@@ -239,7 +235,7 @@ impl Checkpointer {
         als: &Als,
         factors: &[Matrix<T>],
         finished: &[StartReport],
-        best: Option<&Best<T>>,
+        best: Option<&Start<T>>,
     ) -> Result<()> {
         let (sys, old) = (&self.sys, self.dir.join(OLD));
         let place = self.place()?;
@@ -258,7 +254,7 @@ impl Checkpointer {
             identity: self.identity.clone(),
             finished: finished.to_vec(),
             current: CheckpointState::of(start, als, factors),
-            best: best.map(|best| CheckpointState::of(best.start, &best.als, &best.factors)),
+            best: best.map(|best| CheckpointState::of(best.number, &best.als, &best.factors)),
         };
         let checksum = checksum(&json(&facts)?);
         let text = json(&Checkpoint { version: VERSION, checksum, facts })?;
@@ -298,15 +294,9 @@ impl Checkpointer {
                 return Err(Error::request(format!("{}: {what}; repeat the options", self.dir.display())));
             }
         }
-        let (als, factors) = read_matrices(expected, &dir, &facts.current)?;
-        let best = match &facts.best {
-            Some(state) => {
-                let (als, factors) = read_matrices(expected, &dir.join(BEST), state)?;
-                Some(Best { start: state.start, als, factors })
-            }
-            None => None,
-        };
-        Ok(Some(Saved { start: facts.current.start, als, factors, finished: facts.finished, best }))
+        let current = read_matrices(expected, &dir, facts.current)?;
+        let best = facts.best.map(|state| read_matrices(expected, &dir.join(BEST), state)).transpose()?;
+        Ok(Some(Saved { current, finished: facts.finished, best }))
     }
 
     fn read_facts(&self, path: &Path) -> Result<CheckpointFacts> {
@@ -339,23 +329,27 @@ fn json(what: &impl Serialize) -> Result<Vec<u8>> {
 /// Factors and Gram matrices, durable.
 fn write_matrices<T: Real>(sys: &Sys, dir: &Path, als: &Als, factors: &[Matrix<T>]) -> Result<()> {
     for (mode, (factor, columns)) in factors.iter().zip(&als.columns).enumerate() {
-        let file = sys.create(&dir.join(mode_file(mode)))?;
-        factor.write(&file)?;
-        file.sync()?;
-        let file = sys.create(&dir.join(gram_file(mode)))?;
         let rank = factor.columns();
-        Matrix::from_rows(rank, rank, columns.gram.clone()).write(&file)?;
-        file.sync()?;
+        write_matrix(sys, &dir.join(mode_file(mode)), factor)?;
+        write_matrix(sys, &dir.join(gram_file(mode)), &Matrix::from_rows(rank, rank, columns.gram.clone()))?;
     }
     sys.sync_dir(dir)
 }
 
+fn write_matrix<T: Real>(sys: &Sys, path: &Path, matrix: &Matrix<T>) -> Result<()> {
+    let file = sys.create(path)?;
+    matrix.write(&file)?;
+    file.sync()
+}
+
+/// The reverse, held against its checksum.
+fn read_matrix<T: Real>(sys: &Sys, path: &Path, [rows, columns]: [usize; 2], sum: &str) -> Result<Matrix<T>> {
+    let matrix: Matrix<T> = Matrix::load_exact(sys, path, rows, columns)?;
+    if checksum(matrix.data()) == sum { Ok(matrix) } else { Err(damaged(path)) }
+}
+
 /// The reverse.
-fn read_matrices<T: Real>(
-    expected: &Expected<'_>,
-    dir: &Path,
-    state: &CheckpointState,
-) -> Result<(Als, Vec<Matrix<T>>)> {
+fn read_matrices<T: Real>(expected: &Expected<'_>, dir: &Path, state: CheckpointState) -> Result<Start<T>> {
     let (mut factors, mut grams) = (Vec::new(), Vec::new());
     let rank = expected.settings.rank;
     if state.matrices.len() != expected.shape.order() {
@@ -363,25 +357,15 @@ fn read_matrices<T: Real>(
     }
     for (mode, (&dim, [of_factor, of_gram])) in expected.shape.dims().iter().zip(&state.matrices).enumerate()
     {
-        let path = dir.join(mode_file(mode));
-        let factor: Matrix<T> = Matrix::load_exact(expected.sys, &path, dim as usize, rank)?;
-        if checksum(factor.data()) != *of_factor {
-            return Err(damaged(&path));
-        }
-        factors.push(factor);
+        let axes = [dim as usize, rank];
+        factors.push(read_matrix(expected.sys, &dir.join(mode_file(mode)), axes, of_factor)?);
         let path = dir.join(gram_file(mode));
-        let gram = Matrix::<f64>::load_exact(expected.sys, &path, rank, rank)?;
-        if checksum(gram.data()) != *of_gram {
-            return Err(damaged(&path));
-        }
-        grams.push(gram.data().to_vec());
+        grams.push(read_matrix::<f64>(expected.sys, &path, [rank; 2], of_gram)?.data().to_vec());
     }
     if state.lambda.len() != rank {
-        return Err(Error::unusable(
-            dir.join(FACTS),
-            format!("has {} weights, not {rank}", state.lambda.len()),
-        ));
+        let what = format!("has {} weights, not {rank}", state.lambda.len());
+        return Err(Error::unusable(dir.join(FACTS), what));
     }
-    let als = Als::new(expected.problem, expected.settings, grams);
-    Ok((als.resumed(state.lambda.clone(), state.history.clone()), factors))
+    let als = Als::new(expected.problem, expected.settings, grams).resumed(state.lambda, state.history);
+    Ok(Start { number: state.start, als, factors })
 }

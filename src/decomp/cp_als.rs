@@ -78,7 +78,7 @@ pub struct Settings {
 }
 
 /// An iteration, for reports.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Iteration {
     /// Its number, from 1.
     pub iteration: usize,
@@ -185,19 +185,8 @@ impl Als {
         progress: &(dyn Fn(CpStep) + Sync),
     ) -> Result<()> {
         let begun = Instant::now();
-        let mut done = Iteration {
-            iteration: self.history.len() + 1,
-            fit: 0.0,
-            change: 0.0,
-            fit_floor: 0.0,
-            pseudo_inverses: 0,
-            condition: 1.0,
-            vanished: 0,
-            seconds: 0.0,
-            mttkrp_seconds: 0.0,
-            update_seconds: 0.0,
-            solve_seconds: 0.0,
-        };
+        let mut done =
+            Iteration { iteration: self.history.len() + 1, condition: 1.0, ..Iteration::default() };
         for mode in 0..self.problem.order {
             let started = Instant::now();
             let solution = self.solve(mode, backend, &mut done)?;
@@ -333,7 +322,7 @@ impl Als {
         let number = self.history.len() + 1;
         let what =
             format!("iteration {number}: the factor of mode {} has numbers that are not finite", mode + 1);
-        Error::request(format!("{what}; try a --ridge, --precision f64 or another start"))
+        Error::request(format!("{what}; try a `ridge`, `f64` or another start"))
     }
 }
 

@@ -193,7 +193,7 @@ impl<T: Real + Pod> DeviceAls<T> {
         nonneg: bool,
     ) -> Result<Self> {
         if nonneg && rank > HALS_RANK_MAX {
-            let what = format!("--nonneg on a GPU goes up to rank {HALS_RANK_MAX}; take --backend cpu");
+            let what = format!("`nonneg` on a GPU goes up to rank {HALS_RANK_MAX}; take `Device::Cpu`");
             return Err(Error::request(what));
         }
         let dense = Dense::new(device, T::PRECISION, rank, nonneg)?;

@@ -10,7 +10,7 @@
 //! 2005). Products' errors are exact, so that machines with and without fused instructions compute the same bits.
 
 use super::solve::{Inverse, norm};
-use super::update::parts;
+use super::update::part_numbers;
 use crate::dense::{Matrix, Real};
 use rayon::prelude::*;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -110,8 +110,7 @@ impl Div for Double {
 /// The Gram matrix of `factor`, rank x rank, on the current pool. It does not depend on threads.
 #[must_use]
 pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<Double> {
-    let (rows, rank) = (factor.rows(), factor.columns());
-    let chunk = rows.div_ceil(parts(rows, rank)) * rank;
+    let (rank, chunk) = (factor.columns(), part_numbers(factor.rows(), factor.columns()));
     let part = |rows: &[T]| {
         let mut sums = DoubleSums { high: vec![0.0; rank * rank], low: vec![0.0; rank * rank] };
         let mut row = vec![0.0; rank];

@@ -3,6 +3,7 @@
 //! On one machine a decomposition is independent of threads, workers and chunks, to the bit: MTTKRP is, and so is the update.
 //! Machines with other vector instructions may differ in the last bits, which the matrix products of the update depend on.
 
+use super::collective::{Collective, Local};
 use super::cp_als::AlsBackend;
 use super::extended::{self, Double};
 use super::update::{self, Gram, Rule};
@@ -22,6 +23,7 @@ use std::borrow::Cow;
 pub struct HostAls<T: Real> {
     backend: HostBackend<Mttkrp<'static, T>>,
     executor: Executor<PageBuf>,
+    members: Box<dyn Collective>,
 }
 
 /// Bytes that a decomposition holds on the host, decoded tiles and what [`super::solve::host_bytes`] counts not included.
@@ -36,7 +38,7 @@ impl<T: Real> HostAls<T> {
     pub fn new(store: &Store, plan: &Plan, op: Mttkrp<'static, T>) -> Result<Self> {
         let mut backend = HostBackend::new(store, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
-        Ok(Self { backend, executor })
+        Ok(Self { backend, executor, members: Box::new(Local) })
     }
 }
 
@@ -61,7 +63,7 @@ impl<T: Real> AlsBackend<T> for HostAls<T> {
 
     fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Gram> {
         let (sums, factor) = self.backend.op().sums_and_factor();
-        Ok(update::update(sums, factor, rule))
+        update::update(sums, factor, rule, &mut *self.members)
     }
 
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {

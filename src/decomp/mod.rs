@@ -5,15 +5,16 @@
 //! ([`Als::iterate`]), keeps the best of several **starts** and writes **checkpoints**.
 //!
 //! A [`AlsBackend`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
-//! there are matrices of rank x rank.
+//! there are matrices of rank x rank. Below it is a [`Collective`](collective::Collective): how several backends that share a tensor add up
+//! their sums and hand each other the rows that each has updated. Today there is but one member.
 
 pub mod checkpoint;
+pub mod collective;
 mod cp_als;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod extended;
 pub mod host;
-pub mod report;
 mod run;
 pub mod score;
 pub mod solve;
@@ -168,7 +169,7 @@ pub fn check_non_negative<T: Real>(factors: &[Matrix<T>]) -> Result<()> {
             let (row, x) = (at / factor.columns() + 1, factor.data()[at].widen());
             let what =
                 format!("row {row} of mode {}'s initial factor holds {x}, which is negative", mode + 1);
-            return Err(Error::request(format!("{what}; --nonneg starts from numbers that are not")));
+            return Err(Error::request(format!("{what}; `nonneg` starts from numbers that are not")));
         }
     }
     Ok(())

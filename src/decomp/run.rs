@@ -2,7 +2,7 @@
 
 use super::checkpoint::{Checkpointer, Expected, Saved};
 use super::cp_als::{Als, AlsBackend, Iteration, Problem, Settings};
-use super::starts::{Best, StartReport, Stop};
+use super::starts::{Start, StartReport, Stop};
 use super::update::{FLOOR, gram};
 use super::{Model, check_non_negative};
 use crate::dense::{Matrix, Real, seeded_factors};
@@ -85,7 +85,7 @@ impl Problem {
     pub fn of(manifest: &Manifest) -> Result<Self> {
         if manifest.may_repeat {
             let what = "coordinates may repeat in this store, so that its norm is not known; pack with";
-            return Err(Error::request(format!("{what} --duplicates sum")));
+            return Err(Error::request(format!("{what} `Duplicates::Sum`")));
         }
         let norm = manifest.sum_squares.sqrt();
         if norm == 0.0 {
@@ -119,10 +119,12 @@ impl<T: Real> Init<T> {
 
     /// The factors of a start. Given ones are handed out once.
     fn factors(&mut self, job: &CpJob<'_>, start: u32) -> Result<Vec<Matrix<T>>> {
-        let factors = match (self.seed(start), &mut *self) {
-            (Some(seed), _) => seeded_factors(job.sys, job.shape, job.settings.rank, seed)?,
-            (None, Self::Given(factors)) => std::mem::take(factors),
-            (None, Self::Seeded { .. }) => unreachable!("seeded factors have a seed"),
+        let factors = match self {
+            Self::Given(factors) => std::mem::take(factors),
+            Self::Seeded { seed, .. } => {
+                let seed = seed.wrapping_add(start.into());
+                seeded_factors(job.sys, job.shape, job.settings.rank, seed)?
+            }
         };
         if job.settings.nonneg {
             check_non_negative(&factors)?;
@@ -158,15 +160,15 @@ pub fn run<T: Real>(
     backend: &mut impl AlsBackend<T>,
     watch: &(dyn Fn(&CpWatch<'_>) + Sync),
 ) -> Result<Decomposition<T>> {
-    let mut saved = match &job.checkpoint {
+    let saved = match &job.checkpoint {
         Some(checkpoint) => checkpoint.load::<T>(&job.expected())?,
         None => None,
     };
-    let resumed = saved.as_ref().map(|s| (s.start + 1, s.als.history().len()));
-    let (mut best, mut starts) = (None, Vec::new());
-    if let Some(Saved { best: best_saved, finished, .. }) = &mut saved {
-        (best, starts) = (best_saved.take(), std::mem::take(finished));
-    }
+    let (mut saved, mut starts, mut best) = match saved {
+        Some(Saved { current, finished, best }) => (Some(current), finished, best),
+        None => (None, Vec::new(), None),
+    };
+    let resumed = saved.as_ref().map(|s| (s.number + 1, s.als.history().len()));
     for start in resumed.map_or(0, |(start, _)| start - 1)..init.starts() {
         let (mut als, factors) = if let Some(saved) = saved.take() {
             (saved.als, saved.factors)
@@ -197,14 +199,14 @@ pub fn run<T: Real>(
             stop,
         });
         let factors = backend.take()?;
-        if best.as_ref().is_none_or(|best: &Best<T>| als.fit() > best.als.fit()) {
-            best = Some(Best { start, als, factors });
+        if best.as_ref().is_none_or(|best: &Start<T>| als.fit() > best.als.fit()) {
+            best = Some(Start { number: start, als, factors });
         }
     }
-    let Some(Best { start, als, factors }) = best else {
+    let Some(Start { number, als, factors }) = best else {
         return Err(Error::request("no start: give at least one"));
     };
     let zero = if job.settings.nonneg { FLOOR } else { 0.0 };
     let model = Model::new(&als.lambda, factors, &als.columns, zero);
-    Ok(Decomposition { model, als, best: start as usize, starts, resumed })
+    Ok(Decomposition { model, als, best: number as usize, starts, resumed })
 }

@@ -7,7 +7,7 @@
 //! **Vanished components**, of weight zero or with a column of zeros, are zero tensors, whatever their other columns: two of them agree
 //! entirely, one and a component that is there not at all. In the Tensor Toolbox, too, the weights of two that have vanished agree.
 
-use super::Model;
+use super::{Model, peaks};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use rayon::prelude::*;
@@ -87,17 +87,12 @@ struct ScoreColumns {
 
 impl ScoreColumns {
     fn of<T: Real>(factor: &Matrix<T>) -> Self {
-        let rows = || factor.data().chunks_exact(factor.columns());
-        let mut peaks = vec![0.0f64; factor.columns()];
-        for row in rows() {
-            peaks.iter_mut().zip(row).for_each(|(peak, x)| *peak = peak.max(x.widen().abs()));
-        }
         let scale = |&peak: &f64| {
             2f64.powi(-i32::try_from(Magnitude::of(peak).exponent.clamp(-1022, 1022)).unwrap_or(0))
         };
-        let scales: Vec<f64> = peaks.iter().map(scale).collect();
+        let scales: Vec<f64> = peaks(factor).iter().map(scale).collect();
         let mut squares = vec![0.0; factor.columns()];
-        for row in rows() {
+        for row in factor.data().chunks_exact(factor.columns()) {
             for ((square, x), scale) in squares.iter_mut().zip(row).zip(&scales) {
                 let x = x.widen() * scale;
                 *square += x * x;
@@ -135,7 +130,7 @@ fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>, scales: [&[f64]; 2]) -> Vec<f
 }
 
 /// The score of every component of `a` with every one of `b`: rank of `a` x rank of `b`. With `weights`, these count.
-pub(super) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Vec<f64> {
+pub(crate) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Vec<f64> {
     let (p, q) = (a.lambda.rows(), b.lambda.rows());
     let mut scores = vec![1.0; p * q];
     let of = |model: &Model<T>| model.lambda.data().iter().map(|&w| Magnitude::of(w)).collect();

@@ -82,7 +82,7 @@ pub fn inverse(v: &[f64], rank: usize, epsilon: f64) -> Result<Inverse> {
             return Ok(Inverse { matrix: inverse, condition, kept: None });
         }
     }
-    let failed = |_| Error::request("the eigenvalues of a Gram matrix were not found; try a --ridge");
+    let failed = |_| Error::request("the eigenvalues of a Gram matrix were not found; try a `ridge`");
     let parts = matrix.self_adjoint_eigen(Side::Lower).map_err(failed)?;
     let (vectors, values) = (parts.U(), parts.S().column_vector());
     let largest = (0..rank).map(|k| values[k]).fold(0.0, f64::max);

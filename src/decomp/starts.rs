@@ -30,9 +30,9 @@ pub struct StartReport {
     pub stop: Stop,
 }
 
-/// A start that may be the best.
-pub(super) struct Best<T> {
-    pub start: u32,
+/// A start as far as it has come: the best, or the present one.
+pub(super) struct Start<T> {
+    pub number: u32,
     pub als: Als,
     pub factors: Vec<Matrix<T>>,
 }

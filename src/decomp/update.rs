@@ -6,10 +6,13 @@
 //! accounts for it in rank x rank matrices. No second pass over a factor is needed.
 //!
 //! **Order of additions.** Rows are parted by their number and the rank alone, blocks of some rows are added up
-//! within a part, the parts in order. So the result does not depend on threads. Matrix products are faer's, on one
+//! within a part, the parts in order. So the result does not depend on threads, nor on how many members of a [`Collective`] share the
+//! parts. Matrix products are faer's, on one
 //! thread each: their last bits depend on the vector instructions of the machine.
 
+use super::collective::{Collective, sum};
 use crate::dense::{Matrix, Real};
+use crate::error::Result;
 use faer::linalg::matmul::matmul;
 use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::{Accum, MatMut, MatRef, Par};
@@ -59,9 +62,25 @@ pub struct Gram {
     pub inner: Vec<f64>,
 }
 
+impl Gram {
+    /// What a factor's parts add up to: the upper triangle stands for the lower.
+    fn of(mut gram: Vec<f64>, rank: usize) -> Self {
+        let inner = gram.split_off(rank * rank);
+        for (r, q) in (0..rank).flat_map(|r| (0..r).map(move |q| (r, q))) {
+            gram[r * rank + q] = gram[q * rank + r];
+        }
+        Self { gram, inner }
+    }
+}
+
 /// Parts of a factor's rows. A function of its shape alone.
 pub(super) fn parts(rows: usize, rank: usize) -> usize {
     (rows / (4 * rank).max(256)).clamp(1, PARTS)
+}
+
+/// Numbers of a part but the last, which may have fewer.
+pub(super) fn part_numbers(rows: usize, rank: usize) -> usize {
+    rows.div_ceil(parts(rows, rank)) * rank
 }
 
 /// Bytes that an update holds, or [`super::extended::gram`].
@@ -70,48 +89,57 @@ pub fn host_bytes(rows: usize, rank: usize) -> u64 {
     (parts(rows, rank) * (rank + rank.max(ROWS) + 1) * rank * size_of::<f64>()) as u64
 }
 
-/// Makes `factor` from `sums`, which has its shape and is zero afterwards, by `rule`.
+/// Makes `factor` from the members' `sums`, which have its shape and are zero afterwards, by `rule`.
 ///
 /// What is stored is rounded to `T`; the moments are those of what is stored.
-pub fn update<T: Real>(sums: &mut [f64], factor: &mut Matrix<T>, rule: &Rule) -> Gram {
-    let (rows, rank) = (factor.rows(), factor.columns());
-    let chunk = rows.div_ceil(parts(rows, rank)) * rank;
-    let parts = sums.par_chunks_mut(chunk).zip(factor.data_mut().par_chunks_mut(chunk)).with_max_len(1);
+pub fn update<T: Real>(
+    sums: &mut [f64],
+    factor: &mut Matrix<T>,
+    rule: &Rule,
+    members: &mut dyn Collective,
+) -> Result<Gram> {
+    let (rank, chunk) = (factor.columns(), part_numbers(factor.rows(), factor.columns()));
+    let parts = members.owned(sums.len().div_ceil(chunk));
+    let [from, to] = [parts.start, parts.end].map(|part| (part * chunk).min(sums.len()));
+    members.reduce_scatter(sums, from..to)?;
+    let rows = factor.data_mut()[from..to].par_chunks_mut(chunk);
+    let parts = sums[from..to].par_chunks_mut(chunk).zip(rows).with_max_len(1);
     let part = |(sums, rows): (&mut [f64], &mut [T])| {
         let mut part = FactorPart::new(rank);
         part.update(rule, sums, rows);
-        part
+        part.moments
     };
-    FactorPart::add_up(parts.map(part).collect(), rank)
+    let parts = parts.map(part).collect();
+    let bytes = from * size_of::<T>()..to * size_of::<T>();
+    members.gather(bytemuck::cast_slice_mut(factor.data_mut()), bytes)?;
+    Ok(Gram::of(members.all_reduce(parts, rank * (rank + 1))?, rank))
 }
 
 /// The Gram matrix of `factor`, added up as [`update`] does.
 #[must_use]
 pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
-    let (rows, rank) = (factor.rows(), factor.columns());
-    let chunk = rows.div_ceil(parts(rows, rank)) * rank;
+    let (rank, chunk) = (factor.columns(), part_numbers(factor.rows(), factor.columns()));
     let part = |rows: &[T]| {
         let mut part = FactorPart::new(rank);
         part.measure(rows);
-        part
+        part.moments
     };
-    FactorPart::add_up(factor.data().par_chunks(chunk).with_max_len(1).map(part).collect(), rank).gram
+    let parts = factor.data().par_chunks(chunk).with_max_len(1).map(part).collect();
+    Gram::of(sum(parts, rank * (rank + 1)), rank).gram
 }
 
 /// What is added up of a part's rows.
 struct FactorPart {
     rank: usize,
-    /// The upper triangle; the rest is not used.
-    gram: Vec<f64>,
-    inner: Vec<f64>,
+    /// Inner products of the columns, rank x rank, of which the lower triangle is not used, and theirs with the sums'.
+    moments: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
 }
 
 impl FactorPart {
     fn new(rank: usize) -> Self {
-        let zeros = |n: usize| vec![0.0; n];
-        Self { rank, gram: zeros(rank * rank), inner: zeros(rank), block: zeros(ROWS * rank) }
+        Self { rank, moments: vec![0.0; rank * (rank + 1)], block: vec![0.0; ROWS * rank] }
     }
 
     fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T]) {
@@ -130,7 +158,7 @@ impl FactorPart {
                     simd.dispatch(Descend { sums, rows, gram, scales, new });
                 }
             }
-            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.inner });
+            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.moments[rank * rank..] });
             self.add_gram(rows.len());
         }
     }
@@ -146,7 +174,11 @@ impl FactorPart {
     fn add_gram(&mut self, n: usize) {
         let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
         triangular::matmul(
-            MatMut::from_row_major_slice_mut(&mut self.gram, self.rank, self.rank),
+            MatMut::from_row_major_slice_mut(
+                &mut self.moments[..self.rank * self.rank],
+                self.rank,
+                self.rank,
+            ),
             BlockStructure::TriangularUpper,
             Accum::Add,
             rows.transpose(),
@@ -156,21 +188,6 @@ impl FactorPart {
             1.0,
             Par::Seq,
         );
-    }
-
-    /// All parts, in order.
-    fn add_up(parts: Vec<Self>, rank: usize) -> Gram {
-        let mut parts = parts.into_iter();
-        let mut all = parts.next().unwrap_or_else(|| Self::new(rank));
-        for part in parts {
-            all.gram.iter_mut().zip(part.gram).for_each(|(a, b)| *a += b);
-            all.inner.iter_mut().zip(part.inner).for_each(|(a, b)| *a += b);
-        }
-        let element = |i: usize| {
-            let (r, q) = (i / rank, i % rank);
-            all.gram[r.min(q) * rank + r.max(q)]
-        };
-        Gram { gram: (0..rank * rank).map(element).collect(), inner: all.inner }
     }
 }
 
@@ -266,6 +283,7 @@ fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: 
 
 #[cfg(test)]
 mod tests {
+    use super::super::collective::Local;
     use super::*;
     use crate::random::Counter;
 
@@ -280,7 +298,8 @@ mod tests {
             let (m, w) = (random(rows * rank, 0), random(rank * rank, 1));
             let (mut sums, mut factor) =
                 (m.clone(), Matrix::from_rows(rows, rank, vec![f64::NAN; rows * rank]));
-            let got = update(&mut sums, &mut factor, &Rule::Linear { matrix: w.clone() });
+            let got =
+                update(&mut sums, &mut factor, &Rule::Linear { matrix: w.clone() }, &mut Local).unwrap();
             assert!(sums.iter().all(|&x| x == 0.0));
             let wanted =
                 |i: usize, r: usize| (0..rank).map(|k| m[i * rank + k] * w[k * rank + r]).sum::<f64>();
@@ -308,7 +327,7 @@ mod tests {
             let (mut sums, mut factor) =
                 (random(rows * rank, 0), Matrix::<f32>::from_rows(rows, rank, vec![0.0; rows * rank]));
             let rule = Rule::Linear { matrix: random(rank * rank, 1) };
-            (pool.install(|| update(&mut sums, &mut factor, &rule)), factor)
+            (pool.install(|| update(&mut sums, &mut factor, &rule, &mut Local)).unwrap(), factor)
         };
         assert_eq!(run(1), run(3));
     }
@@ -327,7 +346,7 @@ mod tests {
         let (of_sums, of_old, of_new) = (vec![2.0; rank], ones.clone(), ones);
         let rule = Rule::NonNegative { gram: gram.clone(), of_sums, of_old, of_new };
         let mut factor = Matrix::from_rows(rows, rank, vec![0.5; rows * rank]);
-        (0..3000).for_each(|_| drop(update(&mut m.clone(), &mut factor, &rule)));
+        (0..3000).for_each(|_| drop(update(&mut m.clone(), &mut factor, &rule, &mut Local)));
         for i in 0..rows {
             for r in 0..rank {
                 let a = factor.row(i);

@@ -3,6 +3,7 @@
 use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
+use crate::decomp::checkpoint::Checkpointer;
 use crate::decomp::host::{HostAls, host_bytes};
 use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
 use crate::dense::{Matrix, Real};
@@ -14,9 +15,9 @@ use crate::store::Store;
 /// What a CP decomposition is to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cp {
-    settings: Settings,
-    tol: f64,
-    max_iters: u32,
+    pub(crate) settings: Settings,
+    pub(crate) tol: f64,
+    pub(crate) max_iters: u32,
     seed: u64,
     starts: u32,
 }
@@ -139,31 +140,33 @@ impl Engine {
     }
 
     fn cp_als_from<T: Real>(&self, store: &Store, cp: &Cp, init: Init<T>) -> Result<Decomposition<T>> {
-        let shape = &store.manifest().shape;
-        let problem = Problem::of(store.manifest())?;
+        Problem::of(store.manifest())?;
         let plan = self.plan_cp_als::<T>(store, cp)?;
-        let (settings, tol, max_iters) = (cp.settings, cp.tol, cp.max_iters as usize);
-        let mut job = CpJob { sys: self.sys(), shape, problem, settings, tol, max_iters, checkpoint: None };
         let watch = |at: &CpWatch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
-        Ok(self.decompose(store, plan, &mut job, init, &watch)?.outcome)
+        Ok(self.decompose(store, cp, plan, init, None, &watch)?.outcome)
     }
 
-    /// Decomposes by `plan`.
+    /// Decomposes by `plan`, which `cp` was planned to take, and leaves checkpoints.
     pub(crate) fn decompose<T: Real>(
         &self,
         store: &Store,
+        cp: &Cp,
         plan: ExecutionPlan,
-        job: &mut CpJob<'_>,
         init: Init<T>,
+        checkpoint: Option<Checkpointer>,
         watch: &(dyn Fn(&CpWatch<'_>) + Sync),
     ) -> Result<Decomposed<T>> {
-        let store = &store.clone().with_direct_reads(plan.host.direct_reads).with_sys(self.sys());
+        let (shape, problem) = (&store.manifest().shape, Problem::of(store.manifest())?);
+        let (sys, settings) = (self.sys(), cp.settings);
+        let (tol, max_iters) = (cp.tol, cp.max_iters as usize);
+        let job = &mut CpJob { sys, shape, problem, settings, tol, max_iters, checkpoint };
+        let store = &store.clone().with_direct_reads(plan.host.direct_reads).with_sys(sys);
         self.install(|| match &plan.device {
             #[cfg(feature = "cuda")]
             Some(device_plan) => {
                 use crate::decomp::cuda::DeviceAls;
                 use crate::op::mttkrp::cuda::DeviceMttkrp;
-                let Settings { rank, nonneg, .. } = job.settings;
+                let Settings { rank, nonneg, .. } = settings;
                 let gpu = &self.gpu()?;
                 let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
                 let mut backend = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, nonneg)?;
@@ -176,7 +179,7 @@ impl Engine {
             }
             _ => {
                 let threads = plan.host.threads;
-                let op = Mttkrp::alternating(job.sys, job.shape, job.settings.rank, threads)?;
+                let op = Mttkrp::alternating(sys, shape, settings.rank, threads)?;
                 let mut backend = HostAls::new(store, &plan.host, op)?;
                 let outcome = decomp::run(job, init, &mut backend, watch)?;
                 Ok(Decomposed { outcome, plan, kernels: None })

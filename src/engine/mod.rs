@@ -11,8 +11,8 @@ pub(crate) mod gpu;
 pub(crate) mod machine;
 mod mttkrp;
 mod options;
+mod pack;
 mod plan;
-mod source;
 mod stream;
 mod ttv;
 
@@ -25,15 +25,11 @@ pub use plan::ExecutionPlan;
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;
-use crate::coo::Source;
-use crate::coo::tns::{ReadOptions, TnsReader};
-use crate::error::{Error, Result};
-use crate::pack::{MEMORY_MIN, PackOptions, PackReport, Phase, memory_least, pack, threads_within};
+use crate::error::Result;
 use crate::store::Store;
 use crate::stream::{program_bytes, too_little};
 use crate::sys::Sys;
 use gpu::Gpu;
-use source::Checked;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -253,49 +249,6 @@ impl Engine {
         self.inner.options.threads
     }
 
-    /// Opens coordinate text, plain or compressed by gzip or zstd, or standard input where the path is `-`: a source for
-    /// [`Engine::pack`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Input`](crate::Error::Input) where there is no such file; [`Error::Request`](crate::Error::Request) for dims that no
-    /// tensor has.
-    pub fn read_text(&self, path: impl AsRef<Path>, options: ReadOptions) -> Result<TnsReader> {
-        TnsReader::open(&self.inner.sys, path.as_ref(), options)
-    }
-
-    /// Packs a tensor into a new store. `options.memory` is what the packer takes; without it, what this engine may, or half of
-    /// what is available.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Request`](crate::Error::Request) where something has the store's name and is not to be replaced, and for less memory
-    /// than it takes; [`Error::Input`](crate::Error::Input) for what is no tensor; what the source gives.
-    pub fn pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackReport> {
-        options.check()?;
-        let mut options = options.clone();
-        if options.memory == u64::MAX {
-            let available = || (machine::available_memory() / 2).max(MEMORY_MIN);
-            let least = |options| memory_least(source, options, 1);
-            options.memory = match self.options().memory {
-                None => available().max(least(&options)),
-                Some(memory) if memory < MEMORY_MIN => {
-                    let what = format!("packing takes at least {MEMORY_MIN} bytes of memory, not {memory}");
-                    return Err(Error::request(what));
-                }
-                Some(memory) => memory,
-            };
-        }
-        let source = &mut Checked(source);
-        let threads = threads_within(source, &options, self.threads());
-        let watch = |phase, done, total| self.tell(phase_name(phase), done, total);
-        let sys = &self.inner.sys;
-        if threads == self.threads() {
-            return self.install(|| pack(sys, source, &options, &watch));
-        }
-        sys.pool(threads)?.install(|| pack(sys, source, &options, &watch))
-    }
-
     /// Opens a store, where the memory holds its list of chunks.
     ///
     /// # Errors
@@ -303,7 +256,24 @@ impl Engine {
     /// [`Error::Request`](crate::Error::Request) where there is none; [`Error::Corrupt`](crate::Error::Corrupt) for one whose
     /// manifest is damaged.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
-        open_store(&self.inner.sys, path.as_ref(), self.options().memory, self.threads(), true)
+        self.open_for(path.as_ref(), true)
+    }
+
+    /// The same for a pass, or for a look at the list of chunks alone.
+    pub(crate) fn open_for(&self, path: &Path, pass: bool) -> Result<Store> {
+        /// The plan of a pass counts shorter lists.
+        const LONG: u64 = 4 << 20;
+        /// Room for buffers and an operation beside a long list.
+        const PASS: u64 = 24 << 20;
+        Store::open_if(self.sys(), path, |bytes| {
+            let memory = self.options().memory;
+            let bound = memory.unwrap_or_else(machine::available_memory);
+            let held = if pass { Store::listed_bytes(bytes) + PASS } else { 0 };
+            let least = program_bytes(self.threads()) + Store::opening_bytes(bytes).max(held);
+            let what = format!(", most of which the list of chunks of {} takes", path.display());
+            let fits = bytes < LONG || least <= bound;
+            if fits { Ok(()) } else { Err(too_little(least, bound, memory.is_some(), &what, "")) }
+        })
     }
 
     /// Runs `work` on this engine's threads.
@@ -335,35 +305,4 @@ impl Engine {
             watch(Progress { what, done, total });
         }
     }
-}
-
-/// What the progress calls a phase.
-pub(crate) fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Read => "reading",
-        Phase::Sort => "sorting",
-        Phase::Write => "writing",
-    }
-}
-
-/// Opens a store, where `memory`, or without it what is available, holds its list of chunks: in a pass, or for a look at the list alone.
-pub(crate) fn open_store(
-    sys: &Sys,
-    path: &Path,
-    memory: Option<u64>,
-    threads: usize,
-    passes: bool,
-) -> Result<Store> {
-    /// The plan of a pass counts shorter lists.
-    const LONG: u64 = 4 << 20;
-    /// Room for buffers and an operation beside a long list.
-    const PASS: u64 = 24 << 20;
-    Store::open_if(sys, path, |bytes| {
-        let bound = memory.unwrap_or_else(machine::available_memory);
-        let held = if passes { Store::listed_bytes(bytes) + PASS } else { 0 };
-        let least = program_bytes(threads) + Store::opening_bytes(bytes).max(held);
-        let what = format!(", most of which the list of chunks of {} takes", path.display());
-        let fits = bytes < LONG || least <= bound;
-        if fits { Ok(()) } else { Err(too_little(least, bound, memory.is_some(), &what, "")) }
-    })
 }

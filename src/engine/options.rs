@@ -46,6 +46,8 @@ pub struct Options {
     pub workers: Option<usize>,
     /// Bytes of memory to take at most; without it, what is available, half of it for chunks that are kept between passes.
     pub memory: Option<u64>,
+    /// The least that `memory` may be for packing; without it, 64 MiB. Less has small tensors spill, for tests.
+    pub packing_memory_min: Option<u64>,
     /// Whether stores are read past the page cache also where it could hold them.
     pub direct_reads: bool,
     /// Where directories for temporary files are made; without it, in the system's directory for them.

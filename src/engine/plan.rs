@@ -87,7 +87,7 @@ impl Engine {
                 Ok((None, vec![format!("on the CPU: {e}")]))
             }
             Err(e) if !gpu::is_installed() => {
-                Err(Error::request(format!("{e}; install a driver, or take --backend cpu")))
+                Err(Error::request(format!("{e}; install a driver, or take `Device::Cpu`")))
             }
             Err(e) => Err(e),
         }

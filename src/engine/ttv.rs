@@ -156,7 +156,7 @@ impl Engine {
         let bytes = held + shares.passing;
         // Of all that it holds, only the vector gets smaller.
         let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
-        let less = if halves { "take --precision f32" } else { "" };
+        let less = if halves { "take `f32`" } else { "" };
         // What it is checked with is read before the pass, not afterwards: no buffers are there either.
         let handed = if streams { 0 } else { merged_handed_bytes(manifest, mode) };
         let reading = request.checked.unwrap_or(0) + shares.before;

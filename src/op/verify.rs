@@ -22,7 +22,6 @@ const NODE_BYTES: usize = 64;
 /// The operation.
 #[derive(Debug)]
 pub struct Verify<'a> {
-    store: &'a Store,
     linearizer: Linearizer<u128>,
     cutter: Cutter<u128>,
     previous: Option<Nonzero<u128>>,
@@ -54,7 +53,6 @@ impl<'a> Verify<'a> {
     pub fn new(store: &'a Store) -> Self {
         let Manifest { shape, format, chunk_bytes, .. } = store.manifest();
         Self {
-            store,
             linearizer: Linearizer::new(&format.bit_layout(shape)),
             cutter: Cutter::new(shape, format, *chunk_bytes),
             previous: None,
@@ -90,12 +88,13 @@ impl<'a> Verify<'a> {
     }
 
     fn path(&self) -> PathBuf {
-        self.store.chunk_path(self.compared.stored.len().saturating_sub(1))
+        self.compared.store.chunk_path(self.compared.stored.len().saturating_sub(1))
     }
 
     /// Compares the last chunks and the statistics.
     pub fn finish(self) -> Result<()> {
-        let Self { store, cutter, mut compared, .. } = self;
+        let Self { cutter, mut compared, .. } = self;
+        let store = compared.store;
         let found = cutter.finish(&mut |chunk| compared.take(chunk))?;
         compared.finish()?;
         let same = compared.built == store.manifest().chunks.len() && is_recorded(&found, store.manifest());
@@ -120,7 +119,7 @@ impl<'a> Verify<'a> {
             if !rises && !repeats {
                 return Err(Error::unusable(self.path(), format!("{}: out of order", place())));
             }
-            if repeats && !self.store.manifest().may_repeat {
+            if repeats && !self.compared.store.manifest().may_repeat {
                 return Err(Error::unusable(self.path(), format!("{}: a coordinate is repeated", place())));
             }
             self.previous = Some(nonzero);

@@ -188,17 +188,17 @@ fn too_little(source: &dyn Source, options: &PackOptions, threads: usize, least:
     }
     if fixed + writer(options) + MERGE_BYTES_MIN > options.memory {
         let codec = options.codec.encoder_bytes(options.chunk_bytes);
-        help.push("a smaller --chunk-bytes");
-        help.push(if codec > options.chunk_bytes + MERGE_BYTES_MIN { "a lower --zstd" } else { "" });
+        help.push("a smaller `chunk_bytes`");
+        help.push(if codec > options.chunk_bytes + MERGE_BYTES_MIN { "a lower `zstd`" } else { "" });
     }
-    help.push(if THREAD_BYTES * threads as u64 > MERGE_BYTES_MIN { "fewer --threads" } else { "" });
+    help.push(if THREAD_BYTES * threads as u64 > MERGE_BYTES_MIN { "fewer `threads`" } else { "" });
     help.retain(|what| !what.is_empty());
     let help =
         if help.is_empty() { String::new() } else { format!("; less would do with {}", help.join(", or ")) };
     // Rounded up, so that what is said is enough.
     let least = ByteSize(least.next_multiple_of(1 << 20));
     Error::request(format!(
-        "--memory {} is too little: packing {} takes at least {least}{help}",
+        "`memory` {} is too little: packing {} takes at least {least}{help}",
         ByteSize(options.memory),
         source.name()
     ))

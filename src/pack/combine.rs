@@ -60,7 +60,7 @@ impl<K: Key> Combiner<K> {
                         self.settled.push(std::mem::replace(open, next));
                     }
                     Duplicates::Error => {
-                        let what = "it occurs more than once; --duplicates sum adds up, keep keeps each";
+                        let what = "it occurs more than once; `duplicates` sum adds up, keep keeps each";
                         return Err(self.refuse(next.linear, what));
                     }
                 },

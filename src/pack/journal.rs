@@ -203,7 +203,7 @@ impl Found {
     pub fn read(sys: &Sys, dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(NAME);
         let Ok(facts) = path.symlink_metadata() else { return Ok(None) };
-        let unusable = |what: &str| Error::unusable(&path, format!("{what}; --force starts again"));
+        let unusable = |what: &str| Error::unusable(&path, format!("{what}; `replace` starts again"));
         if !facts.is_file() {
             return Err(unusable("not a regular file"));
         }
@@ -238,8 +238,9 @@ impl Found {
 
     /// What was finished by the job of the key.
     pub fn finished(&self, key: u128) -> Result<Finished> {
-        let corrupt =
-            |what: &str| Error::unusable(self.file.path(), format!("corrupt: {what}; --force starts again"));
+        let corrupt = |what: &str| {
+            Error::unusable(self.file.path(), format!("corrupt: {what}; `replace` starts again"))
+        };
         let mut tally = Tally::default();
         let mut chain = seed(key);
         for (number, line) in self.text.split(|&b| b == b'\n').filter(|line| !line.is_empty()).enumerate() {
@@ -288,16 +289,12 @@ impl Journal {
     pub fn create(sys: &Sys, dir: &Path, job: &Job, key: u128) -> Result<Self> {
         let file = sys.create_own(&dir.join(NAME))?;
         let mut journal = Self { file, bytes: 0, chain: seed(key) };
-        journal.line(job)?;
+        journal.add(job)?;
         Ok(journal)
     }
 
-    /// Adds what was finished.
-    pub fn add(&mut self, entry: &Entry) -> Result<()> {
-        self.line(entry)
-    }
-
-    fn line(&mut self, record: &impl Serialize) -> Result<()> {
+    /// Adds what was finished, an [`Entry`].
+    pub fn add(&mut self, record: &impl Serialize) -> Result<()> {
         let json = serde_json::to_vec(record)
             .map_err(|e| Error::request(format!("the journal cannot be written: {e}")))?;
         self.chain = xxh3_64_with_seed(&json, self.chain);
@@ -431,7 +428,7 @@ mod tests {
             let mut journal = Journal::create(&Sys::default(), dir.path(), &job(), KEY).unwrap();
             entries.iter().try_for_each(|entry| journal.add(entry)).unwrap();
             let error = read(dir.path()).unwrap_err().to_string();
-            assert!(error.contains(said) && error.ends_with("--force starts again"), "{said}: {error}");
+            assert!(error.contains(said) && error.ends_with("`replace` starts again"), "{said}: {error}");
         }
     }
 

@@ -11,6 +11,7 @@ mod journal;
 mod merge;
 mod options;
 mod plan;
+mod promises;
 mod report;
 mod resume;
 mod runs;
@@ -22,9 +23,9 @@ mod stage;
 
 pub use budget::{MEMORY_MIN, memory_least, scan_bytes, threads_within};
 pub use external_sum::{ExternalSum, ExternalSumMemory};
-pub use options::{Duplicates, FormatOption, PackOptions};
+pub use options::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions};
 pub use plan::{PackPlan, plan};
-pub use report::{PackReport, PackSeconds, PackWatch, Phase};
+pub use report::{PackReport, PackSeconds, PackWatch};
 pub use scratch::SpillReport;
 
 use crate::coo::{Batch, Extent, Source};
@@ -32,10 +33,11 @@ use crate::error::{Error, Result};
 use crate::format::{BuiltChunk, Cutter, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Wide};
 use crate::shape::Shape;
-use crate::store::{Format, Manifest, Published, Staging, partial_path};
+use crate::store::{Format, Manifest, Staging, partial_path};
 use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
+use promises::Promises;
 use resume::{Beginning, Complete, Prepared, prepare};
 use runs::{Runs, SortedRuns};
 use scratch::ScratchDir;
@@ -57,7 +59,17 @@ pub fn pack(
     plan(sys, source, options)?.check()?;
     let Prepared { staging, scratch, extent, job: identity } = match prepare(sys, source, options)? {
         Beginning::Ready(prepared) => *prepared,
-        Beginning::Complete(job, store) => return report::of_complete(options, &job, &store),
+        Beginning::Complete(job, store) => {
+            let (input_nnz, duplicates_summed, duplicates_kept) = (job.input_nnz, job.summed, job.kept);
+            let report = PackReport::new(&options.target, job.digest, store.manifest(), store.bytes()?);
+            return Ok(PackReport {
+                was_complete: true,
+                input_nnz,
+                duplicates_summed,
+                duplicates_kept,
+                ..report
+            });
+        }
     };
     let input_read = extent.is_none();
     let declared = if input_read { source.declared()? } else { None };
@@ -82,35 +94,16 @@ pub fn pack(
     let layout = format.bit_layout(&shape);
     let job =
         PackJob { sys, options, budget, watch, shape: &shape, format, layout: &layout, start, identity };
-    let written = if layout.bits() <= u64::BITS {
+    let mut report = if layout.bits() <= u64::BITS {
         job.write::<u64>(input, source, staging)?
     } else {
         job.write::<Wide>(input, source, staging)?
     };
-    let mut seconds = written.seconds;
-    seconds.total = start.elapsed().as_secs_f64();
-    Ok(PackReport {
-        store: options.target.clone(),
-        digest: format!("{:016x}", written.published.id),
-        dims: shape.dims().to_vec(),
-        linear_bits: layout.bits(),
-        input_read,
-        was_complete: false,
-        input_nnz: written.input_nnz,
-        nnz: written.nnz,
-        duplicates_summed: written.summed,
-        duplicates_kept: written.kept,
-        format: format.name(),
-        encoding: format.encoding_name(),
-        spilled: written.spilled,
-        chunks: written.published.chunks,
-        bytes: written.published.bytes,
-        bytes_per_nnz: written.published.bytes as f64 / written.nnz as f64,
-        seconds,
-    })
+    (report.input_read, report.seconds.total) = (input_read, start.elapsed().as_secs_f64());
+    Ok(report)
 }
 
-/// Drains `source`, but for its first `skip` nonzeros, into `sink`.
+/// Drains `source`, held to its promises, but for its first `skip` nonzeros, into `sink`.
 fn drain(
     sys: &Sys,
     source: &mut dyn Source,
@@ -118,8 +111,10 @@ fn drain(
     watch: PackWatch<'_>,
     mut sink: impl FnMut(Batch) -> Result<()>,
 ) -> Result<Extent> {
+    let mut promises = Promises::of(source)?;
     let mut done = 0;
-    source.drain(&mut |mut batch| {
+    let extent = source.drain(&mut |mut batch| {
+        promises.iter_mut().try_for_each(|promises| promises.check(&batch))?;
         done += batch.nnz() as u64;
         let skipped = batch.nnz().min(usize::try_from(skip).unwrap_or(usize::MAX));
         if skipped > 0 {
@@ -132,9 +127,11 @@ fn drain(
         if batch.nnz() > 0 {
             sink(batch)?;
         }
-        watch(Phase::Read, done, None);
+        watch("reading", done, None);
         sys.check_cancelled()
-    })
+    })?;
+    promises.iter().try_for_each(|promises| promises.finish(&extent))?;
+    Ok(extent)
 }
 
 /// What there is to be sorted.
@@ -160,20 +157,14 @@ struct PackJob<'a> {
     identity: journal::Job,
 }
 
-/// What a job wrote.
-struct Written {
-    published: Published,
-    input_nnz: u64,
-    nnz: u64,
-    summed: u64,
-    kept: u64,
-    spilled: SpillReport,
-    seconds: PackSeconds,
-}
-
 impl PackJob<'_> {
     /// Sorts by a linear index of type `K` and writes the store.
-    fn write<K: Key>(&self, input: PackInput, source: &mut dyn Source, staging: Staging) -> Result<Written> {
+    fn write<K: Key>(
+        &self,
+        input: PackInput,
+        source: &mut dyn Source,
+        staging: Staging,
+    ) -> Result<PackReport> {
         let mut clock = LapClock(self.start);
         let mut seconds = PackSeconds::default();
         let (runs, input_nnz) = match input {
@@ -192,7 +183,7 @@ impl PackJob<'_> {
                 (stage.into_runs(&extent, self.layout, self.watch)?, extent.nnz)
             }
         };
-        (self.watch)(Phase::Sort, 0, Some(input_nnz));
+        (self.watch)("sorting", 0, Some(input_nnz));
         let sorted = runs.sort()?;
         let spilled = sorted.spilled();
         seconds.sort = clock.lap();
@@ -216,14 +207,14 @@ impl PackJob<'_> {
         drop(sorted);
         drop(staging);
         seconds.publish = clock.lap();
-        Ok(Written {
-            published,
+        let (digest, bytes) = (format!("{:016x}", published.id), published.bytes);
+        Ok(PackReport {
             input_nnz,
-            nnz: manifest.nnz,
-            summed: combiner.summed(),
-            kept: combiner.kept(),
+            duplicates_summed: combiner.summed(),
+            duplicates_kept: combiner.kept(),
             spilled,
             seconds,
+            ..PackReport::new(&self.options.target, digest, &manifest, bytes)
         })
     }
 
@@ -243,12 +234,12 @@ impl PackJob<'_> {
                 self.sys.check_cancelled()?;
                 cutter.push(combiner.push(part)?, &mut store)?;
                 done += part.len() as u64;
-                (self.watch)(Phase::Write, done, Some(total));
+                (self.watch)("writing", done, Some(total));
                 Ok(())
             })
         })?;
         if done != total {
-            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with --force");
+            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
             return Err(Error::unusable(partial_path(&self.options.target), what));
         }
         cutter.push(combiner.finish(), &mut store)?;

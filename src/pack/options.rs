@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::format;
 use crate::shape::ModeOrder;
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
+use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -63,6 +64,9 @@ impl FormatOption {
     }
 }
 
+/// What a chunk's image takes at most unless it is said, bytes.
+pub const CHUNK_BYTES: u64 = 8 << 20;
+
 /// What to write and where.
 #[derive(Clone, Debug)]
 pub struct PackOptions {
@@ -80,10 +84,10 @@ pub struct PackOptions {
     pub chunk_bytes: u64,
     /// What to do with duplicates.
     pub duplicates: Duplicates,
-    /// Bytes of memory to take, whatever the tensor's size. Less than 64 MiB is exceeded, but spills small
-    /// tensors, for tests. Does not change the store.
+    /// Bytes of memory to take, whatever the tensor's size; `u64::MAX`, the default, for what the engine may. Less than 64 MiB is
+    /// exceeded, but spills small tensors, for tests. Does not change the store.
     pub memory: u64,
-    /// Where temporary files go; beside the store without it.
+    /// The directory where temporary files go; beside the store without it.
     pub temp_dir: Option<PathBuf>,
     /// The contents of `provenance.json`.
     pub provenance: String,
@@ -99,7 +103,7 @@ impl PackOptions {
             resume: false,
             format: FormatOption::Known(Format::Blco(IndexEncoding::Tiled)),
             codec: Codec::None,
-            chunk_bytes: 8 << 20,
+            chunk_bytes: CHUNK_BYTES,
             duplicates: Duplicates::Sum,
             memory: u64::MAX,
             temp_dir: None,
@@ -110,8 +114,12 @@ impl PackOptions {
     /// An error where no store can be so.
     pub(crate) fn check(&self) -> Result<()> {
         if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
-            let what = format!("{} bytes: give {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}", self.chunk_bytes);
-            return Err(Error::request(format!("chunks of at most {what}")));
+            let [given, least, most] = [self.chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX].map(ByteSize);
+            return Err(Error::request(format!("`chunk_bytes` {given}: give {least} to {most}")));
+        }
+        if let Some(dir) = self.temp_dir.as_deref().filter(|dir| !dir.is_dir()) {
+            let what = "is no directory; make it, or name another";
+            return Err(Error::request(format!("`temp_dir` {}: {what}", dir.display())));
         }
         match self.codec {
             Codec::Zstd(level) if !(1..=22).contains(&level) => {

@@ -120,7 +120,7 @@ impl PackPlan {
 /// The error of a disk that is too small.
 pub(super) fn no_room(needed: u64, free: u64, dir: &Path) -> Error {
     Error::request(format!(
-        "{}: temporary files need about {}, {} is free; give another --temp-dir, or more --memory",
+        "{}: temporary files need about {}, {} is free; give another `temp_dir`, or more `memory`",
         dir.display(),
         ByteSize(needed),
         ByteSize(free)

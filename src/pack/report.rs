@@ -1,25 +1,13 @@
 //! What the packer tells: how far it is, what it did.
 
-use super::resume::Complete;
-use super::{PackOptions, SpillReport};
-use crate::error::Result;
-use crate::store::Store;
+use super::SpillReport;
+use crate::store::Manifest;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// The phases of packing, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Reading and parsing the source.
-    Read,
-    /// Linearizing and sorting.
-    Sort,
-    /// Encoding and writing chunks.
-    Write,
-}
-
-/// Called with the phase, the nonzeros that it has done, and how many it will do where that is known.
-pub type PackWatch<'a> = &'a (dyn Fn(Phase, u64, Option<u64>) + Sync);
+/// Called with what is being done ("reading", "sorting", "writing"), the nonzeros that it has done, and how many it will do where that
+/// is known.
+pub type PackWatch<'a> = &'a (dyn Fn(&'static str, u64, Option<u64>) + Sync);
 
 /// What was packed.
 #[derive(Clone, Debug, Serialize)]
@@ -76,26 +64,27 @@ pub struct PackSeconds {
     pub total: f64,
 }
 
-/// The report on a store that an earlier job has published.
-pub(super) fn of_complete(options: &PackOptions, job: &Complete, store: &Store) -> Result<PackReport> {
-    let (manifest, bytes) = (store.manifest(), store.bytes()?);
-    Ok(PackReport {
-        store: options.target.clone(),
-        digest: job.digest.clone(),
-        dims: manifest.shape.dims().to_vec(),
-        linear_bits: manifest.format.bit_layout(&manifest.shape).bits(),
-        input_read: false,
-        was_complete: true,
-        input_nnz: job.input_nnz,
-        nnz: manifest.nnz,
-        duplicates_summed: job.summed,
-        duplicates_kept: job.kept,
-        format: manifest.format.name(),
-        encoding: manifest.format.encoding_name(),
-        chunks: manifest.chunks.len(),
-        bytes,
-        bytes_per_nnz: bytes as f64 / manifest.nnz as f64,
-        spilled: SpillReport::default(),
-        seconds: PackSeconds::default(),
-    })
+impl PackReport {
+    /// On a store whose manifest this is; of how it was made nothing yet.
+    pub(super) fn new(store: &Path, digest: String, manifest: &Manifest, bytes: u64) -> Self {
+        Self {
+            store: store.to_path_buf(),
+            digest,
+            dims: manifest.shape.dims().to_vec(),
+            linear_bits: manifest.format.bit_layout(&manifest.shape).bits(),
+            input_read: false,
+            was_complete: false,
+            input_nnz: 0,
+            nnz: manifest.nnz,
+            duplicates_summed: 0,
+            duplicates_kept: 0,
+            format: manifest.format.name(),
+            encoding: manifest.format.encoding_name(),
+            chunks: manifest.chunks.len(),
+            bytes,
+            bytes_per_nnz: bytes as f64 / manifest.nnz as f64,
+            spilled: SpillReport::default(),
+            seconds: PackSeconds::default(),
+        }
+    }
 }

@@ -169,7 +169,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
     if resumes {
         // Only now is the directory this program's: what was in it before may have changed.
         let kept = Left::read(sys, &partial, options)?.filter(Left::is_there).and_then(|left| left.kept);
-        let changed = || Error::request("--resume: another program has gone on with the unfinished pack");
+        let changed = || Error::request("`resume`: another program has gone on with the unfinished pack");
         let Kept { found, finished, mut dir } = kept.ok_or_else(changed)?;
         if !dir.take()? {
             return Err(changed());
@@ -186,22 +186,22 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
     let (place, named) = place(sys, options, staging.partial())?;
     job.spill_dir = named;
     let journal = Journal::create(sys, staging.partial(), &job, place.owner.key)?;
-    let scratch = ScratchDir::new(sys, place, journal);
+    let scratch = ScratchDir::new(sys, place, Some(journal));
     Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent: None, job })))
 }
 
 /// What is told of a job that another version has left.
 const OTHER_VERSION: &str =
-    "was begun by another version of this program and cannot be resumed; --force starts again";
+    "was begun by another version of this program and cannot be resumed; `replace` starts again";
 
 /// An error unless `new` would do what the job that left `old` did, on the same input, and what it left is there.
 fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
     if !old.is_of_this_version() {
-        return Err(Error::request(format!("--resume: the unfinished pack {OTHER_VERSION}")));
+        return Err(Error::request(format!("`resume`: the unfinished pack {OTHER_VERSION}")));
     }
     if !old.is_there() {
         let what = "its temporary files are not there any more";
-        return Err(Error::request(format!("--resume: {what}; without --resume it starts again")));
+        return Err(Error::request(format!("`resume`: {what}; without `resume` it starts again")));
     }
     let has_all = old.finished().is_some_and(|finished| finished.extent.is_some());
     same_request(&old.job, has_all, new)
@@ -211,7 +211,9 @@ fn same_job(old: &Left, new: &journal::Job) -> Result<()> {
 fn same_request(old: &journal::Job, has_all: bool, new: &journal::Job) -> Result<()> {
     if old.options != new.options {
         let what = format!("the unfinished pack had other options ({})", old.options);
-        return Err(Error::request(format!("--resume: {what}; give the same, or start again with --force")));
+        return Err(Error::request(format!(
+            "`resume`: {what}; give the same, or start again with `replace`"
+        )));
     }
     // Of two pipes nothing tells whether they say the same: the second serves where none of it will be read.
     let unreadable = new.identity.is_none() && !has_all;
@@ -219,7 +221,10 @@ fn same_request(old: &journal::Job, has_all: bool, new: &journal::Job) -> Result
         let now = new.identity.as_deref().unwrap_or("read from a pipe, which cannot be read again");
         let then = old.identity.as_deref().unwrap_or("read from a pipe");
         let what = format!("the input is not what the unfinished pack read: it was {then}, it is {now}");
-        return Err(Error::input(&new.input, format!("{what}; give that one, or start again with --force")));
+        return Err(Error::input(
+            &new.input,
+            format!("{what}; give that one, or start again with `replace`"),
+        ));
     }
     Ok(())
 }
@@ -235,7 +240,7 @@ fn unfinished(partial: &Path, left: &Left) -> Error {
     let read = if finished.extent.is_some() { "all" } else { "part" };
     Error::request(format!(
         "{shown}: an unfinished pack of {input} is here: {read} of its input read, {} nonzeros in {} runs and {} staged \
-         files ({}); --resume continues it, --force starts again",
+         files ({}); `resume` continues it, `replace` starts again",
         finished.nnz(),
         finished.runs.len(),
         finished.staged.len(),
@@ -264,8 +269,8 @@ mod tests {
         let old = Left { job: job(journal::VERSION - 1), kept: None, is_bare: false };
         for refused in [same_job(&old, &new).unwrap_err(), unfinished(Path::new("s.partial"), &old)] {
             let refused = refused.to_string();
-            assert!(refused.contains("another version") && refused.contains("--force"), "{refused}");
-            assert!(!refused.contains("--resume continues"), "{refused}");
+            assert!(refused.contains("another version") && refused.contains("`replace`"), "{refused}");
+            assert!(!refused.contains("`resume` continues"), "{refused}");
         }
     }
 

@@ -254,7 +254,7 @@ mod tests {
         let (input, options, spill_dir) = (String::new(), String::new(), place.path.clone());
         let job = Job { version: VERSION, input, identity: None, options, spill_dir };
         let journal = Journal::create(sys, dir, &job, place.owner.key).unwrap();
-        ScratchDir::new(sys, place, journal)
+        ScratchDir::new(sys, place, Some(journal))
     }
 
     fn collect<K: Key>(

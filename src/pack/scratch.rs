@@ -66,15 +66,11 @@ pub struct ScratchDir {
 impl ScratchDir {
     /// Of a job that nobody will resume: nothing yet, and what comes goes to a directory in `parent`.
     pub fn passing(sys: &Sys, parent: &Path) -> Self {
-        Self::of(sys, Place::new(sys, parent, None), None)
+        Self::new(sys, Place::new(sys, parent, None), None)
     }
 
-    /// Of a new job: nothing yet; `journal` is told of what is added.
-    pub fn new(sys: &Sys, place: Place, journal: Journal) -> Self {
-        Self::of(sys, place, Some(journal))
-    }
-
-    fn of(sys: &Sys, place: Place, journal: Option<Journal>) -> Self {
+    /// Of a new job: nothing yet; `journal`, if somebody will resume it, is told of what is added.
+    pub fn new(sys: &Sys, place: Place, journal: Option<Journal>) -> Self {
         Self {
             sys: sys.clone(),
             place,
@@ -101,7 +97,7 @@ impl ScratchDir {
             next_number: finished.next_number,
             on_disk,
             report,
-            ..Self::of(sys, place, Some(journal))
+            ..Self::new(sys, place, Some(journal))
         }
     }
 

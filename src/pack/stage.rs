@@ -2,12 +2,12 @@
 //! Until then batches are kept as they come; when the budget does not hold them they are staged on disk, a file for
 //! each future run.
 
+use super::PackWatch;
 use super::budget::Budget;
 use super::runs::Runs;
 use super::scratch::ScratchDir;
 use super::spill::{STAGE_NNZ, SpillWriter, stage_frame};
 use super::spilled::STAGED;
-use super::{PackWatch, Phase};
 use crate::coo::{Batch, Extent};
 use crate::error::{Error, Result};
 use crate::linear::{BitLayout, Key};
@@ -111,8 +111,8 @@ impl StagedBatches {
         if !staged.is_empty() && largest > room.max(self.budget.staged_nnz()) {
             let what =
                 "the unfinished pack had more memory than this one, and its temporary files take as much";
-            let what = format!("{what}; give the same --memory and --threads, or start again with --force");
-            return Err(Error::request(format!("--resume: {what}")));
+            let what = format!("{what}; give the same `memory` and `threads`, or start again with `replace`");
+            return Err(Error::request(format!("`resume`: {what}")));
         }
         let largest =
             usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
@@ -132,7 +132,7 @@ impl StagedBatches {
             }
             done += file.nnz;
             from.push(file);
-            watch(Phase::Sort, done, Some(extent.nnz));
+            watch("sorting", done, Some(extent.nnz));
         }
         if !from.is_empty() {
             runs.spill(from)?;

@@ -146,7 +146,7 @@ impl LoneReader {
         let image = if header.codec == 0 { 0 } else { u64::from(header.image_bytes) };
         let takes = wanted + image.next_multiple_of(PAGE as u64);
         if takes > self.bytes_max {
-            let what = format!("takes {} of memory, more than --memory leaves: raise it", ByteSize(takes));
+            let what = format!("takes {} of memory, more than `memory` leaves: raise it", ByteSize(takes));
             return Err(Error::request(format!("{}: {what}", path.display())));
         }
         let length = usize::try_from(wanted).unwrap_or(usize::MAX);

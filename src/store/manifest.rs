@@ -92,6 +92,13 @@ impl Codec {
     pub fn code(self) -> u8 {
         u8::from(self != Self::None)
     }
+
+    /// Zstd's level.
+    #[must_use]
+    pub fn level(self) -> Option<i32> {
+        let Self::Zstd(level) = self else { return None };
+        Some(level)
+    }
 }
 
 /// What a store is, checked.

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 static STORE: Kind = Kind {
     name: "store",
     marker: MANIFEST,
-    exists: "a store is there already; --force replaces it, -o names another",
+    exists: "a store is there already; `replace` replaces it, `target` names another",
     look,
     beside: &["journal", SPILL_PREFIX],
 };
@@ -49,8 +49,6 @@ pub struct Published {
     pub id: u64,
     /// Bytes of manifest and chunks.
     pub bytes: u64,
-    /// Chunks.
-    pub chunks: usize,
 }
 
 impl Staging {
@@ -77,7 +75,7 @@ impl Staging {
     pub fn add(&mut self, mut header: ChunkHeader, mut image: Vec<u8>, mut entry: ChunkEntry) -> Result<()> {
         let number = self.headers.len();
         header.number = u32::try_from(number)
-            .map_err(|_| Error::request("more than 2^32 chunks; use a larger --chunk-bytes"))?;
+            .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
         header.first_nonzero = self.entries.last().map_or(0, |e| e.first_nonzero + e.nnz);
         header.codec = self.codec.code();
         entry.image_bytes = image.len() as u64;
@@ -88,7 +86,7 @@ impl Staging {
             image.extend_from_slice(&payload);
         }
         header.stored_bytes = u32::try_from(image.len() - HEADER_BYTES)
-            .map_err(|_| Error::request("a chunk exceeds 4 GiB; use a smaller --chunk-bytes"))?;
+            .map_err(|_| Error::request("a chunk exceeds 4 GiB; use a smaller `chunk_bytes`"))?;
         header.payload_checksum = xxh3_64(&image[HEADER_BYTES..]);
         entry.first_nonzero = header.first_nonzero;
         entry.nnz = header.nnz.into();
@@ -144,7 +142,7 @@ impl Staging {
         self.partial.prepare(&job(id))?;
         self.partial.publish()?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
-        Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes, chunks: self.entries.len() })
+        Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes })
     }
 }
 

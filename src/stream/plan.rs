@@ -184,7 +184,7 @@ fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
 #[must_use]
 pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &str) -> Error {
     let least = rounded_up(least);
-    let limit = if asked { "--memory allows" } else { "this machine has available" };
+    let limit = if asked { "`memory` allows" } else { "this machine has available" };
     let ways: Vec<&str> = [less, if asked { "raise it" } else { "run it where there is more" }]
         .into_iter()
         .filter(|way| !way.is_empty())

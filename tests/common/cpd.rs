@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
-use super::Tensor;
+use crate::common::Tensor;
 use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
 use blco::internals::decomp::host::{HostAls, host_bytes};
 use blco::internals::decomp::{CpJob, Decomposition, Init, Model, Problem, Settings, run};

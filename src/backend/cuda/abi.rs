@@ -1,446 +1,404 @@
-//! What the kernels and the engine agree on: kernels/abi.h in Rust. Sizes are asserted on both sides; a test holds the
-//! names and offsets of all fields, and the constants, against the header's text.
+//! What the kernels and the engine agree on. kernels/abi.h is written from this file, comments included; a test refuses
+//! another header. Addresses are the device's; what lies there is given as in C.
 
 use crate::encoding::TILE_NNZ;
 use crate::shape::ORDER_MAX;
 use bytemuck::{Pod, Zeroable};
 
-/// Threads that a thread block has for each of its tiles.
-pub const TILE_THREADS: u32 = 128;
-/// Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
-pub const SHARE: u32 = 64;
-/// Tiles that a thread block takes of sorted nonzeros.
-pub const SORTED_TILES: u32 = 1;
-/// Threads of a thread block of what clears, joins and finishes rows.
-pub const ROW_THREADS: u32 = 256;
-/// Ends that a warp joins.
-pub const JOIN: u32 = 64;
-
-/// A chunk's image on the device, and the first of a launch's thread blocks, or groups of them, that work on it.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct Chunk {
-    /// Address of the image.
-    pub image: u64,
-    /// The first of its thread blocks, where a launch has one target.
-    pub first_block: u32,
-    /// Its number in the store; images of sorted nonzeros are counted behind the store's chunks.
-    pub number: u32,
-}
-
-/// A mode whose MTTKRP a launch computes.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct Target {
-    /// Address of its sums: `copies` matrices.
-    pub sums: u64,
-    /// The mode.
-    pub mode: u32,
-    /// Copies of its sums.
-    pub copies: u32,
-}
-
-/// The arguments of an MTTKRP launch.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct MttkrpArgs {
-    /// Addresses of the factors.
-    pub factors: [u64; ORDER_MAX],
-    /// What is computed: the first `target_count`.
-    pub targets: [Target; ORDER_MAX],
-    /// Address of the smallest number of a chunk with a number out of range.
-    pub fault: u64,
-    /// Address of the launch's chunks, or 0 where `one` is the only one.
-    pub chunks: u64,
-    /// The only chunk.
-    pub one: Chunk,
-    /// How many chunks `chunks` lists.
-    pub chunk_count: u32,
-    /// The tensor's order.
-    pub order: u32,
-    /// Columns of the factors.
-    pub rank: u32,
-    /// Modes that are computed.
-    pub target_count: u32,
-    /// The dims.
-    pub dims: [u32; ORDER_MAX],
-    /// `raw`: bits of each mode inside the re-encoded index.
-    pub block_bits: [u32; ORDER_MAX],
-    /// `raw`: bits of a key.
-    pub key_bits: u32,
-    /// `raw`: the mode of each bit of a key, from the lowest up.
-    pub key_modes: [u8; 64],
-    /// Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
-    pub add: u32,
-    /// Of sorted nonzeros: address of the rows of each thread block's first and last nonzero.
-    pub end_rows: u64,
-    /// Address of the sums of those rows, in f64.
-    pub end_sums: u64,
-}
-
-/// The arguments of a launch that joins ends.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct JoinArgs {
-    /// Address of the row of each end.
-    pub rows: u64,
-    /// Address of its sums.
-    pub sums: u64,
-    /// Address of the rows of the ends that are left, two of each warp.
-    pub end_rows: u64,
-    /// Address of their sums.
-    pub end_sums: u64,
-    /// Address of the result.
-    pub result: u64,
-    /// Ends.
-    pub count: u32,
-    /// Columns.
-    pub rank: u32,
-    /// As in [`MttkrpArgs`].
-    pub add: u32,
-    /// Not used.
-    pub unused: u32,
-}
-
-/// The arguments of a launch that clears rows.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct ClearArgs {
-    /// Address of a bit for each row: set where it is cleared.
-    pub empty: u64,
-    /// Address of the matrix.
-    pub result: u64,
-    /// Its rows.
-    pub rows: u32,
-    /// Its columns.
-    pub rank: u32,
-}
-
-/// Threads of a thread block that sorts.
-pub const SORT_THREADS: u32 = 256;
-/// Pairs that such a thread block holds at a time.
-pub const SORT_PORTION: u32 = 3584;
-/// Bits of a digit, at most.
-pub const DIGIT_BITS: u32 = 8;
-
-/// Where a tile of the resident chunks lies; only kernels write and read it.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct OrderTile {
-    /// Address of its record.
-    pub record: u64,
-    /// Address of its columns.
-    pub columns: u64,
-    /// Address of its first value in the VALUES section, or of the dictionary.
-    pub values: u64,
-    /// The chunk's value encoding.
-    pub value_encoding: u32,
-    /// Entries of the dictionary.
-    pub entries: u32,
-    /// The chunk's number in the store.
-    pub number: u32,
-    /// Not used.
-    pub unused: u32,
-}
-
-/// The arguments of launches that derive a target-major order, but for the sort.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct OrderArgs {
-    /// Address of the list of [`Chunk`]s.
-    pub chunks: u64,
-    /// Address of an [`OrderTile`] for each of their tiles.
-    pub tiles: u64,
-    /// Address of each nonzero's row of the target mode.
-    pub rows: u64,
-    /// Address of each nonzero's position, in the derived order.
-    pub positions: u64,
-    /// Address of the derived tiles' records.
-    pub records: u64,
-    /// Address of the derived tiles' widths, then of where their columns start.
-    pub offsets: u64,
-    /// Address of the derived images' addresses.
-    pub images: u64,
-    /// Address of the smallest number of a chunk with a number out of range.
-    pub fault: u64,
-    /// Address of a bit for each row of the target mode: set where it has no nonzero.
-    pub empty: u64,
-    /// How many chunks `chunks` lists.
-    pub chunk_count: u32,
-    /// Nonzeros.
-    pub nnz: u32,
-    /// The tensor's order.
-    pub order: u32,
-    /// The target mode.
-    pub mode: u32,
-    /// Tiles of a derived image.
-    pub image_tiles: u32,
-    /// Value encoding of derived images.
-    pub value_encoding: u32,
-}
-
-/// The arguments of a step of the sort.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct SortArgs {
-    /// Address of the rows.
-    pub rows_in: u64,
-    /// Address of their positions, or 0: pair i has position i.
-    pub positions_in: u64,
-    /// Address of the rows once ordered.
-    pub rows_out: u64,
-    /// Address of the positions once ordered.
-    pub positions_out: u64,
-    /// Address of the counts: a row for each digit, a column for each thread block.
-    pub counts: u64,
-    /// Address of the sums of those rows.
-    pub totals: u64,
-    /// Pairs.
-    pub nnz: u32,
-    /// The digit's lowest bit.
-    pub shift: u32,
-    /// Bits of the digit.
-    pub bits: u32,
-    /// Not used.
-    pub unused: u32,
-}
-
-/// The arguments of a scan of rows of numbers.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct ScanArgs {
-    /// Address of the numbers.
-    pub numbers: u64,
-    /// Address of the rows' sums.
-    pub totals: u64,
-    /// Numbers in all.
-    pub count: u32,
-    /// Numbers of a row; the last may have fewer.
-    pub row: u32,
-}
-
-/// Threads of a thread block of the dense update.
-pub const DENSE_THREADS: u32 = 256;
-/// Numbers of a factor that such a thread block holds at a time.
-pub const DENSE_TILE: u32 = 1024;
-/// Numbers of rows that a thread block of HALS holds where the rank is beyond the fused kernels'.
-pub const DENSE_HALS: u32 = 4096;
-
-/// The arguments of a dense update.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct DenseArgs {
-    /// Address of the MTTKRP: `copies` matrices.
-    pub sums: u64,
-    /// Address of the factor.
-    pub factor: u64,
-    /// Address of the rank x rank matrix.
-    pub matrix: u64,
-    /// Address of three times rank numbers for HALS, or 0.
-    pub scales: u64,
-    /// Address of `slabs` times rank x (rank + 1) numbers.
-    pub partials: u64,
-    /// Rows of the factor.
-    pub rows: u64,
-    /// Copies of the sums.
-    pub copies: u32,
-    /// Columns of the factor.
-    pub rank: u32,
-    /// How many partials there are.
-    pub slabs: u32,
-    /// Whether the sums are in the precision of the factor, not in f64.
-    pub rounded: u32,
-}
-
-/// Threads of a thread block of TTV.
-pub const TTV_THREADS: u32 = 128;
-/// Nonzeros of a fiber that are added up on their own.
-pub const TTV_SEGMENT: u32 = 128;
-
-/// The arguments of a TTV launch on a chunk of trees.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct TtvArgs {
-    /// Address of the image.
-    pub image: u64,
-    /// Address of a number for each index of the leaves' mode.
-    pub vector: u64,
-    /// Address of the result: a number for each fiber.
-    pub sums: u64,
-    /// Address of sums of segments, two for each window of [`TTV_SEGMENT`] spots.
-    pub parts: u64,
-    /// Address of the fiber that begins in each window.
-    pub owners: u64,
-    /// Address of what the first fiber has of the chunk before.
-    pub carry_in: u64,
-    /// Address of what the last fiber leaves.
-    pub carry_out: u64,
-    /// Address of the smallest number of a chunk with a number out of range.
-    pub fault: u64,
-    /// The chunk's number in the store.
-    pub number: u32,
-    /// The tensor's order.
-    pub order: u32,
-    /// Slots, but for padding behind the last nonzero.
-    pub end: u32,
-    /// Nonzeros in the last segment of the carry that the first fiber goes on with; 0 where it begins here.
-    pub carried: u32,
-}
-
-/// The arguments of a launch that makes a `tiled` image of a tree's.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct ExpandArgs {
-    /// Address of the tree's image.
-    pub tree: u64,
-    /// Address of the image that is made.
-    pub image: u64,
-    /// Address of the smallest number of a chunk with a number out of range.
-    pub fault: u64,
-    /// The chunk's number in the store.
-    pub number: u32,
-    /// The tensor's order.
-    pub order: u32,
-    /// Where its tile records begin.
-    pub tiles_at: u32,
-    /// Where its columns begin.
-    pub columns_at: u32,
-    /// Where its values begin.
-    pub values_at: u32,
-    /// Not used.
-    pub unused: u32,
-}
-
-const _: () = assert!(size_of::<ExpandArgs>() == 48);
-const _: () = assert!(size_of::<TtvArgs>() == 80);
-const _: () = assert!(size_of::<DenseArgs>() == 64);
-const _: () = assert!(size_of::<OrderTile>() == 40 && size_of::<OrderArgs>() == 96);
-const _: () = assert!(size_of::<JoinArgs>() == 56 && size_of::<ClearArgs>() == 24);
-const _: () = assert!(size_of::<SortArgs>() == 64 && size_of::<ScanArgs>() == 24);
-const _: () = assert!(size_of::<Chunk>() == 16 && size_of::<MttkrpArgs>() == 392);
-/// Nonzeros of a tile.
+/// Nonzeros of a tile: the header's `BLCO_TILE_NNZ`.
 pub const TILE: u32 = 512;
 const _: () = assert!(TILE_NNZ == TILE as usize);
+
+/// Constants, and what the header has of them.
+macro_rules! constants {
+    ($($(#[doc = $doc:literal])* $name:ident = $number:literal;)*) => {
+        $($(#[doc = $doc])* pub const $name: u32 = $number;)*
+
+        #[cfg(test)]
+        const CONSTANTS: &str =
+            concat!($($("//", $doc, "\n",)* "#define BLCO_", stringify!($name), " ", $number, "\n"),*);
+    };
+}
+
+/// Structs of plain numbers, laid out as in C, and what the header has of them.
+macro_rules! structs {
+    ($(
+        $(#[doc = $doc:literal])*
+        pub struct $name:ident { $($(#[doc = $of_field:literal])* $field:ident: $type:tt,)* }
+    )*) => {
+        $(
+            $(#[doc = $doc])*
+            #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+            #[repr(C)]
+            pub struct $name { $($(#[doc = $of_field])* pub $field: $type,)* }
+
+            impl Default for $name {
+                fn default() -> Self {
+                    Self::zeroed()
+                }
+            }
+        )*
+
+        #[cfg(test)]
+        fn structs() -> String {
+            let mut text = String::new();
+            $(
+                text += concat!("\n", $("//", $doc, "\n",)* "struct ", stringify!($name), " {\n");
+                $(
+                    text += concat!($("    //", $of_field, "\n"),*);
+                    text += &tests::declared(stringify!($type), stringify!($field));
+                )*
+                text += &format!("}};\nBLCO_SIZE({}, {})\n", stringify!($name), size_of::<$name>());
+                $(
+                    let offset = std::mem::offset_of!($name, $field);
+                    text += &format!("BLCO_OFFSET({}, {}, {offset})\n", stringify!($name), stringify!($field));
+                )*
+            )*
+            text
+        }
+    };
+}
+
+constants! {
+    /// Threads that a thread block has for each of its tiles.
+    TILE_THREADS = 128;
+    /// Nonzeros that a thread adds up at most before it updates memory: its share of a group of tiles.
+    SHARE = 64;
+    /// Tiles that a thread block takes of sorted nonzeros.
+    SORTED_TILES = 1;
+    /// Threads of a thread block of what clears, joins and finishes rows.
+    ROW_THREADS = 256;
+    /// Ends that a warp joins.
+    JOIN = 64;
+    /// Threads of a thread block that sorts.
+    SORT_THREADS = 256;
+    /// Pairs that such a thread block holds at a time.
+    SORT_PORTION = 3584;
+    /// Bits of a digit, at most; a thread for each digit.
+    DIGIT_BITS = 8;
+    /// Threads of a thread block of the dense update.
+    DENSE_THREADS = 256;
+    /// Numbers of a factor that such a thread block holds at a time.
+    DENSE_TILE = 1024;
+    /// Numbers of rows that a thread block of `dense::hals` holds: the largest rank that it updates.
+    DENSE_HALS = 4096;
+    /// Threads of a thread block of TTV.
+    TTV_THREADS = 128;
+    /// Nonzeros of a fiber that are added up on their own.
+    TTV_SEGMENT = 128;
+}
+
+structs! {
+    /// A chunk's image on the device, as it lies in its file (formats-spec/container.md), and the first of a launch's thread
+    /// blocks, or groups of them, that work on it.
+    pub struct Chunk {
+        /// Address of the image.
+        image: u64,
+        /// The first of its thread blocks, where a launch has one target.
+        first_block: u32,
+        /// Its number in the store; images of sorted nonzeros are counted behind the store's chunks.
+        number: u32,
+    }
+
+    /// A mode whose MTTKRP a launch computes.
+    pub struct Target {
+        /// Address of `copies` matrices of `dims[mode] x rank` sums, in f64 or the kernel's precision, as the kernel was made for.
+        sums: u64,
+        /// The mode.
+        mode: u32,
+        /// Copies of its sums.
+        copies: u32,
+    }
+
+    /// The arguments of an MTTKRP launch.
+    pub struct MttkrpArgs {
+        /// Address of the factor of each mode, `dims[m] x rank`, row-major, in the kernel's precision.
+        factors: [u64; ORDER_MAX],
+        /// What is computed: the first `target_count`.
+        targets: [Target; ORDER_MAX],
+        /// Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
+        fault: u64,
+        /// Address of the launch's chunks, in order of `first_block`, or 0 where `one` is the only one.
+        chunks: u64,
+        /// The only chunk.
+        one: Chunk,
+        /// How many chunks `chunks` lists.
+        chunk_count: u32,
+        /// The tensor's order.
+        order: u32,
+        /// Columns of the factors.
+        rank: u32,
+        /// Modes that are computed.
+        target_count: u32,
+        /// The dims.
+        dims: [u32; ORDER_MAX],
+        /// `raw`: bits of each mode inside the re-encoded index.
+        block_bits: [u32; ORDER_MAX],
+        /// `raw`: bits of a key.
+        key_bits: u32,
+        /// `raw`: the mode of each bit of a key, from the lowest up.
+        key_modes: [u8; 64],
+        /// Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
+        add: u32,
+        /// Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
+        end_rows: u64,
+        /// Address of the sums of those rows, `f64[2][rank]` of each thread block.
+        end_sums: u64,
+    }
+
+    /// The arguments of a launch that joins ends.
+    pub struct JoinArgs {
+        /// Address of the row of each end, a `u32`.
+        rows: u64,
+        /// Address of its sums, `f64[rank]`.
+        sums: u64,
+        /// Address of the rows of the ends that are left, two of each warp.
+        end_rows: u64,
+        /// Address of their sums.
+        end_sums: u64,
+        /// Address of the result, `dims[mode] x rank`.
+        result: u64,
+        /// Ends.
+        count: u32,
+        /// Columns.
+        rank: u32,
+        /// As in `MttkrpArgs`.
+        add: u32,
+        /// Not used.
+        unused: u32,
+    }
+
+    /// The arguments of a launch that clears rows.
+    pub struct ClearArgs {
+        /// Address of `u32[(rows + 31) / 32]`: bit `r % 32` of word `r / 32` is set where row r is cleared.
+        empty: u64,
+        /// Address of the matrix, `rows x rank`.
+        result: u64,
+        /// Its rows.
+        rows: u32,
+        /// Its columns.
+        rank: u32,
+    }
+
+    /// Where a tile of the resident chunks lies: what decoding one of its nonzeros needs. Only kernels write and read it.
+    pub struct OrderTile {
+        /// Address of its record.
+        record: u64,
+        /// Address of its columns.
+        columns: u64,
+        /// Address of its first value in the VALUES section, or of the dictionary.
+        values: u64,
+        /// The chunk's value encoding.
+        value_encoding: u32,
+        /// Entries of the dictionary.
+        entries: u32,
+        /// The chunk's number in the store.
+        number: u32,
+        /// Not used.
+        unused: u32,
+    }
+
+    /// The arguments of launches that derive a target-major order, but for the sort. A nonzero's position is 512 times its
+    /// tile's number in the list and its place in the tile.
+    pub struct OrderArgs {
+        /// Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile, of whole tiles but for the last.
+        chunks: u64,
+        /// Address of an `OrderTile` for each of their tiles.
+        tiles: u64,
+        /// Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the derived one after.
+        rows: u64,
+        /// Address of `u32[nnz]`: each nonzero's position, in the derived order.
+        positions: u64,
+        /// Address of the derived tiles' records, `16 + 8 order` bytes each, without where their columns start.
+        records: u64,
+        /// Address of a `u32` of each derived tile: the sum of its widths, then where its columns start in its image.
+        offsets: u64,
+        /// Address of the derived images' addresses.
+        images: u64,
+        /// Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
+        fault: u64,
+        /// Address of `u32[(dims[mode] + 31) / 32]`, ~0 at first: bit `r % 32` of word `r / 32` is cleared where row r has a nonzero.
+        empty: u64,
+        /// How many chunks `chunks` lists.
+        chunk_count: u32,
+        /// Nonzeros.
+        nnz: u32,
+        /// The tensor's order.
+        order: u32,
+        /// The target mode.
+        mode: u32,
+        /// Tiles of a derived image; the last may have fewer.
+        image_tiles: u32,
+        /// Value encoding of derived images: INTEGER where all chunks have it, F32 or F64.
+        value_encoding: u32,
+    }
+
+    /// The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
+    pub struct SortArgs {
+        /// Address of the rows.
+        rows_in: u64,
+        /// Address of their positions, or 0: pair i has position i.
+        positions_in: u64,
+        /// Address of the rows once ordered.
+        rows_out: u64,
+        /// Address of the positions once ordered.
+        positions_out: u64,
+        /// Address of `u32[digits][thread blocks]`: pairs of a digit that a thread block meets; once scanned, that those before it meet.
+        counts: u64,
+        /// Address of `u32[digits]`: pairs of a digit.
+        totals: u64,
+        /// Pairs.
+        nnz: u32,
+        /// The digit's lowest bit.
+        shift: u32,
+        /// Bits of the digit.
+        bits: u32,
+        /// Not used.
+        unused: u32,
+    }
+
+    /// The arguments of a scan of rows of numbers: each number becomes the sum of those before it in its row.
+    pub struct ScanArgs {
+        /// Address of the numbers.
+        numbers: u64,
+        /// Address of a `u32` of each row: the sum of all.
+        totals: u64,
+        /// Numbers in all.
+        count: u32,
+        /// Numbers of a row; the last may have fewer.
+        row: u32,
+    }
+
+    /// The arguments of a dense update. All matrices are row-major, in f64 but for the factor.
+    pub struct DenseArgs {
+        /// Address of `copies` matrices of `rows x rank`: the MTTKRP, in f64, or where `rounded` in the kernel's precision.
+        sums: u64,
+        /// Address of the factor, `rows x rank`, in the kernel's precision: the old one where `scales` is not 0; the new one afterwards.
+        factor: u64,
+        /// Address of the `rank x rank` matrix that rows of the sums are multiplied by, or for HALS of the inner products of the
+        /// other modes' columns.
+        matrix: u64,
+        /// 0, or for HALS address of three times `rank` numbers: what columns of the sums, the old factor and the new one are
+        /// multiplied by.
+        scales: u64,
+        /// Address of `slabs` times `rank x rank` inner products of the new columns and `rank` inner products of them with the sums'.
+        partials: u64,
+        /// Rows of the factor.
+        rows: u64,
+        /// Copies of the sums.
+        copies: u32,
+        /// Columns of the factor.
+        rank: u32,
+        /// How many partials there are.
+        slabs: u32,
+        /// Whether the sums are in the precision of the factor, not in f64.
+        rounded: u32,
+    }
+
+    /// The arguments of a TTV launch on a chunk of trees.
+    pub struct TtvArgs {
+        /// Address of the image.
+        image: u64,
+        /// Address of a number of the kernel's precision for each index of the leaves' mode.
+        vector: u64,
+        /// Address of the result: a number of the kernel's precision for each fiber of the chunk.
+        sums: u64,
+        /// Address of sums of segments (ttv.cuh), `f64[2]` of each window of `TTV_SEGMENT` spots; of whole tiles of spots, and one
+        /// window more.
+        parts: u64,
+        /// Address of a `u32` of each window: the fiber that begins there and has several segments, or ~0.
+        owners: u64,
+        /// Address of `f64[2]`: what the first fiber has of the chunk before.
+        carry_in: u64,
+        /// Address of `f64[2]`: what the last fiber leaves.
+        carry_out: u64,
+        /// Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
+        fault: u64,
+        /// The chunk's number in the store.
+        number: u32,
+        /// The tensor's order.
+        order: u32,
+        /// Slots, but for padding behind the last nonzero.
+        end: u32,
+        /// Nonzeros in the last segment of the carry that the first fiber goes on with, 1 to `TTV_SEGMENT`; 0 where it begins here.
+        carried: u32,
+    }
+
+    /// The arguments of a launch that makes a `tiled` image of a tree's.
+    pub struct ExpandArgs {
+        /// Address of the tree's image.
+        tree: u64,
+        /// Address of the image that is made.
+        image: u64,
+        /// Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
+        fault: u64,
+        /// The chunk's number in the store.
+        number: u32,
+        /// The tensor's order.
+        order: u32,
+        /// Where its tile records begin.
+        tiles_at: u32,
+        /// Where its columns begin.
+        columns_at: u32,
+        /// Where its values begin.
+        values_at: u32,
+        /// Not used.
+        unused: u32,
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
-    use std::mem::offset_of;
 
-    const HEADER: &str = include_str!("../../../kernels/abi.h");
-
-    /// A struct's name, fields with their offsets, and bytes.
-    type Layout = (String, Vec<(String, usize)>, usize);
-
-    macro_rules! layouts {
-        ($($of:ident { $($field:ident),* })*) => {
-            [$({
-                // No field is left out.
-                let $of { $($field: _),* } = $of::zeroed();
-                let fields = vec![$((stringify!($field).to_owned(), offset_of!($of, $field))),*];
-                (stringify!($of).to_owned(), fields, size_of::<$of>())
-            }),*]
-        };
-    }
-
-    /// As this file has them.
-    fn in_rust() -> Vec<Layout> {
-        let all = layouts! {
-            Chunk { image, first_block, number }
-            Target { sums, mode, copies }
-            MttkrpArgs {
-                factors, targets, fault, chunks, one, chunk_count, order, rank, target_count, dims, block_bits, key_bits,
-                key_modes, add, end_rows, end_sums
-            }
-            JoinArgs { rows, sums, end_rows, end_sums, result, count, rank, add, unused }
-            ClearArgs { empty, result, rows, rank }
-            OrderTile { record, columns, values, value_encoding, entries, number, unused }
-            OrderArgs {
-                chunks, tiles, rows, positions, records, offsets, images, fault, empty, chunk_count, nnz, order, mode,
-                image_tiles, value_encoding
-            }
-            SortArgs { rows_in, positions_in, rows_out, positions_out, counts, totals, nnz, shift, bits, unused }
-            ScanArgs { numbers, totals, count, row }
-            DenseArgs { sums, factor, matrix, scales, partials, rows, copies, rank, slabs, rounded }
-            TtvArgs {
-                image, vector, sums, parts, owners, carry_in, carry_out, fault, number, order, end, carried
-            }
-            ExpandArgs { tree, image, fault, number, order, tiles_at, columns_at, values_at, unused }
-        };
-        all.into()
-    }
-
-    /// The header's macros that are numbers.
-    fn defines(header: &str) -> BTreeMap<&str, usize> {
-        let lines = header.lines().filter_map(|line| line.strip_prefix("#define ")?.split_once(' '));
-        lines.filter_map(|(name, number)| Some((name, number.trim().parse().ok()?))).collect()
-    }
-
-    /// The header's structs as C lays them out: each field at the next multiple of its alignment.
-    fn in_c(header: &str) -> Vec<Layout> {
-        let numbers = defines(header);
-        let mut known: Vec<(Layout, usize)> = Vec::new();
-        let mut lines = header.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
-        while let Some(line) = lines.next() {
-            let Some(name) = line.strip_prefix("struct ").and_then(|line| line.strip_suffix(" {")) else {
-                continue;
-            };
-            let (mut fields, mut at, mut widest) = (Vec::new(), 0usize, 1);
-            for line in lines.by_ref().take_while(|&line| line != "};").filter(|line| !line.is_empty()) {
-                let (of, field) = line.strip_suffix(';').and_then(|line| line.rsplit_once(' ')).unwrap();
-                let (bytes, align) = match of {
-                    "u8" => (1, 1),
-                    "u32" => (4, 4),
-                    "u64" => (8, 8),
-                    other => {
-                        let other = other.strip_prefix("struct ").unwrap();
-                        let found = known.iter().find(|((name, ..), _)| name == other).unwrap();
-                        (found.0.2, found.1)
-                    }
-                };
-                let (field, count) = match field.strip_suffix(']').and_then(|field| field.split_once('[')) {
-                    None => (field, 1),
-                    Some((field, count)) => (field, count.parse().unwrap_or_else(|_| numbers[count])),
-                };
-                at = at.next_multiple_of(align);
-                fields.push((field.to_owned(), at));
-                (at, widest) = (at + count * bytes, widest.max(align));
-            }
-            known.push(((name.to_owned(), fields, at.next_multiple_of(widest)), widest));
+    /// A field in C.
+    pub(super) fn declared(of: &str, field: &str) -> String {
+        let (of, count) = of.trim_matches(['[', ']']).split_once("; ").unwrap_or((of, ""));
+        match count {
+            "" => format!("    {of} {field};\n"),
+            "ORDER_MAX" => format!("    {of} {field}[BLCO_ORDER_MAX];\n"),
+            count => format!("    {of} {field}[{count}];\n"),
         }
-        known.into_iter().map(|(layout, _)| layout).collect()
+    }
+
+    fn header() -> String {
+        format!(
+            r#"// What the kernels and the engine agree on. Written from src/backend/cuda/abi.rs by
+// `BLCO_WRITE=1 cargo test --lib abi`. No includes, so that NVRTC needs no headers.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define BLCO_SIZE(of, bytes) static_assert(sizeof(of) == bytes, #of " has other bytes in abi.rs");
+#ifdef __CUDACC_RTC__
+#define BLCO_OFFSET(of, field, at) // NVRTC has no offsetof; the mock driver's compiler does.
+#else
+#define BLCO_OFFSET(of, field, at) static_assert(__builtin_offsetof(of, field) == at, #of "::" #field " is elsewhere in abi.rs");
+#endif
+
+// Modes that a tensor can have.
+#define BLCO_ORDER_MAX {ORDER_MAX}
+// Nonzeros of a tile.
+#define BLCO_TILE_NNZ {TILE}
+{CONSTANTS}{}"#,
+            structs()
+        )
     }
 
     #[test]
-    fn structs_are_laid_out_as_in_c() {
-        let of_c = in_c(HEADER);
-        assert_eq!(of_c, in_rust());
-        // What is read of the text decides.
-        let swapped = HEADER
-            .replace("    u32 first_block;\n    u32 number;\n", "    u32 number;\n    u32 first_block;\n");
-        assert_ne!(in_c(&swapped), of_c);
-    }
-
-    #[test]
-    fn constants_are_those_of_c() {
-        let ours = [
-            ("BLCO_ORDER_MAX", ORDER_MAX),
-            ("BLCO_TILE_NNZ", TILE_NNZ),
-            ("BLCO_TILE_THREADS", TILE_THREADS as usize),
-            ("BLCO_SHARE", SHARE as usize),
-            ("BLCO_SORTED_TILES", SORTED_TILES as usize),
-            ("BLCO_ROW_THREADS", ROW_THREADS as usize),
-            ("BLCO_JOIN", JOIN as usize),
-            ("BLCO_SORT_THREADS", SORT_THREADS as usize),
-            ("BLCO_SORT_PORTION", SORT_PORTION as usize),
-            ("BLCO_DIGIT_BITS", DIGIT_BITS as usize),
-            ("BLCO_DENSE_THREADS", DENSE_THREADS as usize),
-            ("BLCO_DENSE_TILE", DENSE_TILE as usize),
-            ("BLCO_DENSE_HALS", DENSE_HALS as usize),
-            ("BLCO_TTV_THREADS", TTV_THREADS as usize),
-            ("BLCO_TTV_SEGMENT", TTV_SEGMENT as usize),
-        ];
-        assert_eq!(defines(HEADER), BTreeMap::from(ours));
+    fn the_header_is_written_from_this_file() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/abi.h");
+        if std::env::var_os("BLCO_WRITE").is_some() {
+            std::fs::write(path, header()).unwrap();
+        }
+        let found = std::fs::read_to_string(path).unwrap();
+        assert!(
+            found == header(),
+            "kernels/abi.h is another: write it with BLCO_WRITE=1 cargo test --lib abi"
+        );
     }
 }

@@ -91,7 +91,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = (list.address(), u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX));
         let kernels = order_kernels(&mut self.order_kernels, device)?;
         let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
-        self.pass.derive_seconds += derived.seconds.all();
+        self.log.pass.derive_seconds += derived.seconds.all();
         let mut order = PartOrder::new(device, derived, self.op.tiles_per_block(true), chunks.1)?;
         order.held_bytes += sorted_bytes;
         self.op.sort(p, order.blocks)?;

@@ -30,7 +30,7 @@ fn failed(action: &'static str) -> impl FnOnce(DriverError) -> Error {
     move |e| {
         let out_of_memory = e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let remedy = if out_of_memory {
-            ": less is free than was planned; run again, or with a lower --device-memory"
+            ": less is free than was planned; run again, or with a lower `device_memory`"
         } else {
             ""
         };

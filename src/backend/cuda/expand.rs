@@ -74,7 +74,7 @@ impl Expander {
         let long = (0..manifest.chunks.len()).find(|&n| bytes_there(store, n) > u64::from(u32::MAX));
         if let Some(number) = long {
             return Err(Error::request(format!(
-                "chunk {number} is too long for a GPU once its tree is nonzeros: take --backend cpu, or pack with smaller --chunk-bytes"
+                "chunk {number} is too long for a GPU once its tree is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`"
             )));
         }
         Ok(Some(Self {

@@ -33,7 +33,15 @@ pub(super) struct CopyLanes {
 impl CopyLanes {
     /// As many as there is memory for, at least one.
     pub(super) fn new(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Self> {
-        Ok(Self { all: make_lanes(device, plan, notes)?, next: 0, copies: 0, first_copy: None })
+        let room = |bytes: u64| {
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            (bytes > 0).then(|| device.memory(bytes)).transpose()
+        };
+        let all = as_many(plan.lanes, notes, || {
+            let (memory, staging) = (room(plan.lane_bytes)?, room(plan.staging_bytes)?);
+            Ok(CopyLane { copy: device.stream(true)?, memory, staging, used: None })
+        })?;
+        Ok(Self { all, next: 0, copies: 0, first_copy: None })
     }
 
     /// Begins a pass, whose copies come after `base`: nothing is under way.
@@ -70,23 +78,24 @@ impl CopyLanes {
     }
 }
 
-/// As many lanes as there is memory for, at least one.
-fn make_lanes(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Vec<CopyLane>> {
-    let room = |bytes: u64| {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        (bytes > 0).then(|| device.memory(bytes)).transpose()
-    };
-    let buffers = || Ok((room(plan.lane_bytes)?, room(plan.staging_bytes)?));
-    let mut lanes = Vec::with_capacity(plan.lanes);
-    for _ in 0..plan.lanes {
-        let (memory, staging) = match buffers() {
-            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => {
-                notes.push(format!("device memory for {} of {} lanes only", lanes.len(), plan.lanes));
-                break;
+/// As many of `wanted` lanes as there is memory for, at least one; a note where those are fewer.
+pub(super) fn as_many<L>(
+    wanted: usize,
+    notes: &mut Vec<String>,
+    mut make: impl FnMut() -> Result<L>,
+) -> Result<Vec<L>> {
+    let mut lanes = Vec::with_capacity(wanted);
+    while lanes.len() < wanted {
+        let lacking = match make() {
+            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => "device",
+            Err(Error::Resource { .. }) if !lanes.is_empty() => "host",
+            made => {
+                lanes.push(made?);
+                continue;
             }
-            other => other?,
         };
-        lanes.push(CopyLane { copy: device.stream(true)?, memory, staging, used: None });
+        notes.push(format!("{lacking} memory for {} of {wanted} lanes only", lanes.len()));
+        break;
     }
     Ok(lanes)
 }

@@ -34,33 +34,32 @@ pub mod expand;
 mod host_orders;
 pub mod kernels;
 mod lanes;
+mod log;
 pub mod nvrtc;
 pub mod order;
 pub mod pipeline;
 pub mod plan;
 mod resident;
+mod room;
 pub mod ttv;
 
 use super::Squares;
 use crate::backend::device::DevicePlan;
 use crate::encoding::values::ValueEncoding;
-use crate::error::{Error, Result};
-use crate::format::{ChunkView, Decoder};
+use crate::error::Result;
 use crate::store::Store;
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
-use clock::EventClock;
 use derive::PartOrder;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::Expander;
 use host_orders::{Gathering, HostOrder, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
+use log::{PassLog, inspector, out_of_range, settle};
 use order::OrderKernels;
 use resident::{Resident, blocks_of, make_resident, resident_bytes};
 use std::collections::{BTreeSet, VecDeque};
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub use choose::Operation;
 pub use device_op::{DeviceOp, Launch, Nonzeros};
@@ -106,8 +105,7 @@ pub struct CudaBackend<O> {
     /// The parts that read the store's order in this pass.
     sharing: Vec<usize>,
     resident: Option<Resident>,
-    clock: EventClock,
-    begun: Instant,
+    log: PassLog,
     /// Bytes of all images, as often as parts read them.
     image_bytes: u64,
     /// Value encodings that chunks have.
@@ -116,7 +114,6 @@ pub struct CudaBackend<O> {
     /// In the first pass, where orders are to be kept in host memory.
     gathering: Option<Gathering>,
     expander: Option<Expander>,
-    pass: DevicePass,
     /// What the next pass is to check.
     squares: Option<Squares>,
     plan: DevicePlan,
@@ -128,10 +125,7 @@ impl<O> Drop for CudaBackend<O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
         let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
-        for stream in of_parts.chain(&self.turns.streams).chain(of_lanes) {
-            // After an error of the device, nothing is under way.
-            let _ = stream.synchronize();
-        }
+        settle(of_parts.chain(&self.turns.streams).chain(of_lanes));
     }
 }
 
@@ -169,7 +163,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = store.manifest().chunks.len();
         let expander = Expander::new(device, store)?;
         let expansions = if expander.is_some() { chunks } else { 0 };
-        let clock = EventClock::new(device, 2 * chunks + parts.len() + expansions)?;
+        let log = PassLog::new(device, 2 * chunks + parts.len() + expansions)?;
         Ok(Self {
             uploads: VecDeque::with_capacity(plan.lanes),
             lent: VecDeque::new(),
@@ -181,14 +175,12 @@ impl<O: DeviceOp> CudaBackend<O> {
             turns: LaunchTurns::new(device)?,
             sharing: Vec::new(),
             resident,
-            clock,
-            begun: Instant::now(),
+            log,
             image_bytes,
             encodings: BTreeSet::new(),
             order_kernels: None,
             gathering,
             expander,
-            pass: DevicePass::default(),
             squares: None,
             plan,
             notes,
@@ -215,7 +207,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 continue;
             }
             // All that is timed comes after the pass's zero.
-            part.streamed.wait(&self.clock.base)?;
+            part.streamed.wait(&self.log.clock.base)?;
             let empty = part.derived.as_ref().map(|order| &order.derived.empty);
             self.op.begin(p, empty, &part.streamed)?;
             part.cleared.record(&part.streamed)?;
@@ -234,7 +226,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// Starts the work on what is resident: one launch for all parts that read the store's order, one for each other.
     fn begin_resident(&mut self) -> Result<()> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
-        self.pass.resident_chunks = resident.offsets.len();
+        self.log.pass.resident_chunks = resident.offsets.len();
         let count = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
         let work = |list: &Memory, images, blocks, nonzeros| Launch {
             blocks,
@@ -260,7 +252,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             }
             let op = &self.op;
             let launch = || op.launch(&parts, stream, &work);
-            let done = self.clock.time(Stage::Kernel, parts[0], None, stream, launch)?;
+            let done = self.log.clock.time(Stage::Kernel, parts[0], None, stream, launch)?;
             // Streamed chunks do not wait for this; the parts' ends do.
             for p in parts {
                 self.parts[p].resident_done = Some(Arc::clone(&done));
@@ -287,23 +279,6 @@ impl<O: DeviceOp> CudaBackend<O> {
     }
 }
 
-/// The error of a number out of range in chunk `number` of a store of so many; from there on, in an image of sorted
-/// nonzeros. Chunks are verified before any image is made of them.
-fn out_of_range(directory: &Path, chunks: usize, number: u32) -> Error {
-    let Some(image) = (number as usize).checked_sub(chunks) else {
-        let path = Store::chunk_path_in(directory, number as usize);
-        return Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range"));
-    };
-    Error::Device {
-        action: "work on sorted nonzeros",
-        what: format!(
-            "a number out of range in image {image} of them, made from chunks without any: memory has lost bits; run again, or take \
-             --device-order store"
-        ),
-        out_of_memory: false,
-    }
-}
-
 /// The parts that this pass computes, with their numbers.
 fn active<'p, O: DeviceOp>(op: &'p O, parts: &'p [Part]) -> impl Iterator<Item = (usize, &'p Part)> {
     parts.iter().enumerate().filter(|(p, _)| op.is_active(*p))
@@ -317,19 +292,16 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     }
 
     fn inspector(&self) -> Option<Inspector> {
-        let manifest = self.store.manifest();
-        let decoder = Decoder::new(&manifest.shape, &manifest.format);
-        let (directory, squares) = (self.store.path().to_path_buf(), self.squares.clone());
+        let (manifest, squares) = (self.store.manifest(), self.squares.clone());
         // What derived orders hold is chosen by the values' range.
         let sorts = self.plan.orders.iter().any(|order| order.target);
         let range = sorts.then_some((manifest.value_min, manifest.value_max));
-        Some(Arc::new(move |header, image| {
-            let path = Store::chunk_path_in(&directory, header.number as usize);
-            let view = ChunkView::open_for_device(&decoder, header, image, path)?;
+        let directory = self.store.path().to_path_buf();
+        Some(inspector(&self.store, move |_, view| {
             if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
                 return Err(order::beyond_the_range(&directory));
             }
-            squares.as_ref().map_or(Ok(()), |squares| squares.add(&view))
+            squares.as_ref().map_or(Ok(()), |squares| squares.add(view))
         }))
     }
 
@@ -339,8 +311,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     }
 
     fn begin(&mut self) -> Result<()> {
-        self.begun = Instant::now();
-        self.pass = DevicePass::default();
+        self.log.begin();
         if self.resident.is_none() {
             // None were to stay, until the pass before gave up orders in host memory.
             let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
@@ -352,9 +323,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         if let Some(expander) = &mut self.expander {
             expander.begin()?;
         }
-        self.clock.reserve(&self.device, self.pairs())?;
-        self.clock.begin(&self.lanes.all[0].copy)?;
-        self.lanes.begin(&self.clock.base)?;
+        self.log.clock.reserve(&self.device, self.pairs())?;
+        self.log.clock.begin(&self.lanes.all[0].copy)?;
+        self.lanes.begin(&self.log.clock.base)?;
         self.sharing.clear();
         if self.plan.deterministic && !self.is_there() { Ok(()) } else { self.begin_parts() }
     }
@@ -366,7 +337,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }
-        let (at, copied) = self.lanes.start(&mut self.clock, number)?;
+        let (at, copied) = self.lanes.start(&mut self.log.clock, number)?;
         let lane = &self.lanes.all[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
@@ -381,14 +352,13 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             Some(staging) => lane.copy.upload(buffer, bytes, staging, 0, &copied)?,
         };
         self.uploads.push_back((upload, owner));
-        self.pass.copied_chunks += 1;
-        self.pass.copied_bytes += bytes as u64;
+        self.log.copied(bytes);
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
         let ready = match (&self.expander, &lane.staging) {
             (Some(expander), Some(staging)) => {
                 let expand = || expander.launch(&lane.copy, &header, staging.address(), one.image);
                 let row = self.parts.len() + self.turns.streams.len() + at;
-                self.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?
+                self.log.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?
             }
             _ => copied,
         };
@@ -404,7 +374,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         stream.wait(&ready)?;
         let op = &self.op;
         let launch = || op.launch(&self.sharing, stream, &work);
-        let done = self.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
+        let done =
+            self.log.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
         self.lanes.all[at].used = (stays.is_none() && self.gathering.is_none()).then_some(done);
         Ok(())
     }
@@ -443,7 +414,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             self.op.finish(p, part.derived.is_some(), &part.streamed)?;
             part.ended.record(&part.streamed)?;
         }
-        self.clock.read(spans, &mut self.pass)?;
+        self.log.clock.read(spans, &mut self.log.pass)?;
         for part in &self.parts {
             part.streamed.synchronize()?;
         }
@@ -453,35 +424,16 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         }
         let of_trees = self.expander.as_ref().map(Expander::damaged_chunk).transpose()?.flatten();
         if let Some(number) = of_trees.into_iter().chain(self.op.damaged_chunk()?).min() {
-            return Err(out_of_range(self.store.path(), self.store.manifest().chunks.len(), number));
+            return Err(out_of_range(&self.store, number));
         }
         self.squares.take().map_or(Ok(()), |squares| squares.check())?;
         self.resident.iter_mut().for_each(|resident| resident.there = true);
-        let wall = self.begun.elapsed().as_secs_f64();
+        let log = &mut self.log;
         for (_, part) in active(&self.op, &self.parts) {
-            let ended = part.ended.seconds_since(&self.clock.base)?;
-            self.pass.device_seconds = self.pass.device_seconds.max(ended);
+            let ended = part.ended.seconds_since(&log.clock.base)?;
+            log.pass.device_seconds = log.pass.device_seconds.max(ended);
         }
-        let pass = &mut self.pass;
-        pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
-        let bytes = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
-        pass.memory_share = self.plan.device.memory_share(bytes, pass.kernel_seconds);
-        Ok(Some(self.pass))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Only a chunk's number is told as one.
-    #[test]
-    fn images_are_not_told_as_chunks() {
-        let told = |number| out_of_range(Path::new("s"), 5, number).to_string();
-        assert_eq!(told(4), "s/chunk-000004.bin: chunk 4: corrupt: a number out of range");
-        for (number, image) in [(5, "image 0 of"), (7, "image 2 of")] {
-            let told = told(number);
-            assert!(told.contains(image) && !told.contains("chunk-") && told.lines().count() == 1, "{told}");
-        }
+        let moved = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
+        Ok(Some(log.end(&self.plan.device, self.plan.link_bytes_per_second, moved)))
     }
 }

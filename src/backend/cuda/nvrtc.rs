@@ -94,7 +94,9 @@ fn serves((major, minor): (u32, u32), supported: &[c_int]) -> Result<(), String>
     }
     // CUDA 13 has dropped what is older than 7.5.
     let other = if supported.iter().all(|&s| s > wanted) { "an older" } else { "a newer" };
-    Err(format!("compute capability {major}.{minor}: install {other} NVRTC too, or take --kernels embedded"))
+    Err(format!(
+        "compute capability {major}.{minor}: install {other} NVRTC too, or take the embedded kernels"
+    ))
 }
 
 /// A loaded NVRTC.
@@ -298,7 +300,7 @@ mod tests {
         assert_eq!(serves((12, 1), &thirteen), Ok(()));
         assert_eq!(serves((7, 0), &[]), Ok(()), "it does not tell");
         let refused = serves((7, 0), &thirteen).unwrap_err();
-        let wanted = "compute capability 7.0: install an older NVRTC too, or take --kernels embedded";
+        let wanted = "compute capability 7.0: install an older NVRTC too, or take the embedded kernels";
         assert_eq!(refused, wanted);
         assert!(serves((10, 0), &[50, 70, 90]).unwrap_err().contains("a newer"));
         assert!(serves((8, 8), &[50, 80, 90]).unwrap_err().contains("a newer"));

@@ -5,29 +5,21 @@ use super::driver::Device;
 use super::expand;
 use super::host_orders::{HostRoom, Planner};
 use super::resident::resident_bytes;
+use super::room::{LANES, Room};
 use crate::backend::device::{DeviceLimits, DeviceOrder, DevicePlan};
 use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
 use crate::store::{Format, Store};
-use bytesize::ByteSize;
 use std::sync::Arc;
 
-/// Lanes where nobody asks: one copies, one computes, one waits for either.
-const LANES: usize = 4;
-/// Part of the free memory that is left to the driver and to others.
-const RESERVE: u64 = 16;
 /// Factors, sums and results of more bytes do not stay in an L2 cache.
 const CACHED_BYTES: u64 = 64 << 20;
-/// The largest copy that the link is measured with: larger ones are no faster.
-const PROBE_BYTES: usize = 16 << 20;
-
 /// Bytes of the longest chunk on the device.
 fn longest(store: &Store) -> u64 {
     (0..store.manifest().chunks.len()).map(|number| expand::bytes_there(store, number)).max().unwrap_or(0)
 }
 
-/// Plans passes over `store` on `device` for `operation`. Measures the link with
-/// copies of a chunk's size, at most 16 MiB, which it frees again.
+/// Plans passes over `store` on `device` for `operation`.
 pub fn plan(
     device: &Arc<Device>,
     store: &Store,
@@ -44,16 +36,14 @@ pub fn plan(
         which => which,
     };
     choose::check(which, store.manifest())?;
-    let images = || store.manifest().chunks.iter().map(|c| c.image_bytes);
-    let all: u64 = images().sum();
-    let free_bytes = device.free_bytes()?;
-    let probe = store.buffer_bytes().clamp(1, PROBE_BYTES);
+    let all: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes).sum();
+    let there = Room::of(device, store, limits)?;
     let mut plan = DevicePlan {
         device: device.facts.clone(),
-        free_bytes,
-        link_bytes_per_second: device.link_bytes_per_second(store.sys(), probe)?,
+        free_bytes: there.free_bytes,
+        link_bytes_per_second: there.link_bytes_per_second,
         operation_bytes: operation.bytes,
-        lanes: limits.lanes.unwrap_or(LANES).clamp(1, images().len().max(1)),
+        lanes: there.lanes,
         lane_bytes: longest(store),
         staging_bytes: expand::staging_bytes(store),
         resident_chunks: 0,
@@ -69,16 +59,16 @@ pub fn plan(
         later_pass_bytes: all,
         later_pass_copy_seconds: 0.0,
     };
-    let bound = limits.memory.unwrap_or(u64::MAX).min(free_bytes - free_bytes / RESERVE);
+    let bound = there.bound;
     if (limits.passes > 1 && which != DeviceOrder::Host) || limits.deterministic {
         plan.make_resident(store, bound);
     }
-    while plan.bytes() > bound {
-        if plan.lanes == 1 {
-            return Err(too_large(&plan, bound, limits.memory));
-        }
-        plan.lanes -= 1;
-    }
+    plan.lanes = there.fit(
+        plan.lanes,
+        |lanes| plan.bytes_with(lanes),
+        &[("factors and results", plan.operation_bytes), ("a chunk", plan.lane_bytes + plan.staging_bytes)],
+        &["fewer modes at a time", "a smaller rank", "`f32`"],
+    )?;
     let orders = plan.resident_chunks == store.manifest().chunks.len()
         && (limits.passes > 1 || limits.deterministic)
         && which != DeviceOrder::Store;
@@ -106,8 +96,12 @@ pub fn plan(
 
 impl DevicePlan {
     fn bytes(&self) -> u64 {
+        self.bytes_with(self.lanes)
+    }
+
+    fn bytes_with(&self, lanes: usize) -> u64 {
         let lane = self.lane_bytes.saturating_add(self.staging_bytes);
-        let lanes = lane.saturating_mul(self.lanes as u64);
+        let lanes = lane.saturating_mul(lanes as u64);
         self.operation_bytes
             .saturating_add(lanes)
             .saturating_add(self.resident_bytes)
@@ -210,7 +204,7 @@ impl DevicePlan {
         };
         Err(Error::request(format!(
             "deterministic results on a GPU come from nonzeros that stay there, sorted for each mode; {why}: take fewer modes at a \
-             time, a smaller rank, or --backend cpu"
+             time, a smaller rank, or `Device::Cpu`"
         )))
     }
 
@@ -251,19 +245,4 @@ impl DevicePlan {
         self.memory_bytes = self.bytes();
         self.later_pass_copy_seconds = self.later_pass_bytes as f64 / self.link_bytes_per_second;
     }
-}
-
-fn too_large(plan: &DevicePlan, bound: u64, asked: Option<u64>) -> Error {
-    let limit =
-        if asked.is_some_and(|a| a <= bound) { "--device-memory allows" } else { "the device has free" };
-    Error::request(format!(
-        "needs {} of device memory: factors and results {}, a chunk {}; {limit} {}, {} too little: take fewer modes at \
-         a time, a smaller rank or --precision f32{}",
-        ByteSize(plan.bytes()),
-        ByteSize(plan.operation_bytes),
-        ByteSize(plan.lane_bytes + plan.staging_bytes),
-        ByteSize(bound),
-        ByteSize(plan.bytes() - bound),
-        if asked.is_some() { ", or raise it" } else { ", or --backend cpu" },
-    ))
 }

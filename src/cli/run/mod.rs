@@ -1,17 +1,16 @@
 //! `blco-run`: MTTKRP; TTV is in `ttv`.
 
+mod check;
 mod mttkrp_report;
-mod report;
 mod ttv;
 mod ttv_report;
 
-use crate::cli::engine::{EngineArgs, PrecisionArg};
+use crate::cli::engine::EngineArgs;
 use crate::cli::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Bar;
-use crate::cli::{Common, Program, Report};
+use crate::cli::{Common, Program, Report, one_of};
 use crate::coo::Source;
-use crate::coo::tns::TnsReader;
 use crate::dense::{
     Matrix, MatrixRef, Precision, Real, factors_rank, load_factors, mode_file, seeded_factors,
 };
@@ -22,10 +21,10 @@ use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
 use crate::stream::Span;
 use crate::sys::{File, Sys};
-use clap::{Parser, ValueEnum};
+use check::Checked;
+use clap::{ArgMatches, Args, Id, Parser};
 use mttkrp_report::{RunReport, plan_text, text};
 use rayon::prelude::*;
-use report::Checked;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -57,20 +56,11 @@ pub struct Run {
     /// The store
     store: PathBuf,
     /// The operation
-    #[arg(long, value_enum, default_value_t = OpArg::Mttkrp)]
+    #[arg(long, default_value = "mttkrp", value_parser = one_of(OPERATIONS))]
     op: OpArg,
     /// Modes, from 1: all, or a list such as 1,3
     #[arg(long, default_value = "all")]
     modes: String,
-    /// Columns of seeded factors [default: 16]
-    #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    rank: Option<u32>,
-    /// Read factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) from here
-    #[arg(long, value_name = "DIR", conflicts_with = "seed")]
-    factors: Option<PathBuf>,
-    /// TTV: read the vector (f8 or f4, as many numbers as the mode has indices) from here
-    #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
-    vector: Option<PathBuf>,
     /// Seed of generated factors, or of the vector [default: 0]
     #[arg(long)]
     seed: Option<u64>,
@@ -81,18 +71,12 @@ pub struct Run {
     /// Replace an earlier result at --output and an existing --trace
     #[arg(long)]
     force: bool,
-    /// TTV: where temporary files go when partial results exceed the memory [default: beside the results, or the system's
-    /// directory for them]
-    #[arg(long, value_name = "DIR")]
-    temp_dir: Option<PathBuf>,
     /// Passes over the store
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     trace: Option<PathBuf>,
-    #[command(flatten)]
-    engine: EngineArgs,
     /// Print memory, bytes and passes, and run nothing
     #[arg(long)]
     plan: bool,
@@ -103,12 +87,47 @@ pub struct Run {
     text: TextArgs,
     #[command(flatten)]
     common: Common,
+    // With headings of their own, which hold for all that follows.
+    #[command(flatten)]
+    mttkrp: MttkrpArgs,
+    #[command(flatten)]
+    ttv: TtvArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpArg {
     Mttkrp,
     Ttv,
+}
+
+/// What `--op` takes.
+const OPERATIONS: [(&str, OpArg); 2] = [("mttkrp", OpArg::Mttkrp), ("ttv", OpArg::Ttv)];
+
+/// What only MTTKRP takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op mttkrp")]
+struct MttkrpArgs {
+    /// Columns of seeded factors [default: 16]
+    #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    rank: Option<u32>,
+    /// Read factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) from here
+    #[arg(long, value_name = "DIR", conflicts_with = "seed")]
+    factors: Option<PathBuf>,
+}
+
+/// What only TTV takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op ttv")]
+struct TtvArgs {
+    /// Read the vector (f8 or f4, as many numbers as the mode has indices) from here
+    #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
+    vector: Option<PathBuf>,
+    /// Where temporary files go when partial results exceed the memory [default: beside the results, or the system's
+    /// directory for them]
+    #[arg(long, value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
 }
 
 /// The modes that `text` names, from 0.
@@ -138,6 +157,20 @@ impl Program for Run {
         &self.common
     }
 
+    /// The options of the operations that are not asked for, which clap holds as groups.
+    fn check(matches: &ArgMatches) -> Result<()> {
+        let groups = [(OpArg::Mttkrp, MttkrpArgs::group_id()), (OpArg::Ttv, TtvArgs::group_id())];
+        let Some((name, op)) = OPERATIONS.iter().find(|(_, op)| matches.get_one("op") == Some(op)) else {
+            return Ok(());
+        };
+        let mut others = groups.iter().filter(|(of, _)| of != op).filter_map(|(_, group)| group.as_ref());
+        let given = others.find_map(|group| matches.get_one::<Id>(group.as_str()));
+        given.map_or(Ok(()), |option| {
+            let option = option.as_str().replace('_', "-");
+            Err(Error::request(format!("--{option} is not an option of --op {name}")))
+        })
+    }
+
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_standard_output("--trace", self.trace.as_deref())?;
         if let (None, Some(option)) = (&self.check, self.text.given()) {
@@ -147,57 +180,43 @@ impl Program for Run {
         let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = self.engine.engine(sys, self.common, &progress)?;
         engine.install(|| match (self.op, self.engine.precision) {
-            (OpArg::Mttkrp, PrecisionArg::F64) => self.mttkrp::<f64>(sys, &engine, &progress),
-            (OpArg::Mttkrp, PrecisionArg::F32) => self.mttkrp::<f32>(sys, &engine, &progress),
-            (OpArg::Ttv, PrecisionArg::F64) => ttv::run::<f64>(self, sys, &engine, &progress),
-            (OpArg::Ttv, PrecisionArg::F32) => ttv::run::<f32>(self, sys, &engine, &progress),
+            (OpArg::Mttkrp, Precision::F64) => self.mttkrp::<f64>(sys, &engine, &progress),
+            (OpArg::Mttkrp, Precision::F32) => self.mttkrp::<f32>(sys, &engine, &progress),
+            (OpArg::Ttv, Precision::F64) => ttv::run::<f64>(self, sys, &engine, &progress),
+            (OpArg::Ttv, Precision::F32) => ttv::run::<f32>(self, sys, &engine, &progress),
         })
     }
-}
-
-/// An error where one of these options is given, which the operation `op` does not have.
-fn refuse(op: &str, options: &[(bool, &str)]) -> Result<()> {
-    let Some((_, option)) = options.iter().find(|(given, _)| *given) else { return Ok(()) };
-    Err(Error::request(format!("{option} is not an option of --op {op}")))
 }
 
 impl Run {
     /// Opens, plans, streams, checks, writes.
     fn mttkrp<T: Real>(&self, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
-        self.refuse_others()?;
+        refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         let store = engine.open(&self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, shape.order())?;
-        let rank = match &self.factors {
+        let rank = match &self.mttkrp.factors {
             Some(dir) => factors_rank(sys, dir, &shape)?,
-            None => self.rank.unwrap_or(16) as usize,
+            None => self.mttkrp.rank.unwrap_or(16) as usize,
         };
-        let open = |input: &PathBuf| TnsReader::open(sys, input, self.text.options());
-        let mut to_check = self.check.as_ref().map(open).transpose()?;
-        let demand = Demand::mttkrp::<T>(&shape, &modes, rank, engine.threads(), self.repeat);
-        let demand = match &mut to_check {
-            None => demand,
-            Some(text) => {
-                let oracle = oracle::host_bytes(&shape, &modes, rank);
-                demand.checked::<T>(&shape, oracle + held_to(text, engine))
-            }
-        };
-        self.engine.refuse_on_cpu(false)?;
+        let mut to_check = self.to_check(sys)?;
+        let mut demand = Demand::mttkrp::<T>(&shape, &modes, rank, engine.threads(), self.repeat);
+        if let Some(text) = &mut to_check {
+            demand =
+                demand.checked::<T>(&shape, oracle::host_bytes(&shape, &modes, rank) + text.hold(engine));
+        }
         let plan = engine.plan::<T>(&store, &demand)?;
-        self.engine.refuse_on_cpu(plan.device.is_none())?;
-        let mut report = RunReport::new::<T>(&store, modes.clone(), rank, &plan);
+        self.engine.check_kernel("MTTKRP", plan.device.is_some())?;
+        let mut report = RunReport::new::<T>(&store, &modes, rank, &plan);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }
         let names = modes.iter().map(|&m| mode_file(m));
         let outputs = self.outputs(sys, self.output.as_deref(), names)?;
-        let factors = match &self.factors {
+        let factors = match &self.mttkrp.factors {
             Some(dir) => load_factors::<T>(sys, dir, &shape)?,
             None => seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0))?,
         };
-        if plan.device.is_some() {
-            self.engine.refuse_ttv_kernel()?;
-        }
         let mut session = MttkrpSession::new(engine, &store, modes, rank, plan)?;
         let views: Vec<MatrixRef<'_, T>> = factors.iter().map(Into::into).collect();
         let results = session.repeat(&views, self.repeat)?;
@@ -206,11 +225,10 @@ impl Run {
         report.kernels = session.kernels();
         let (spans, used) = (session.spans().to_vec(), session.into_plan());
         let chain = chain(&used);
-        (report.device, report.head.notes) = (used.device, used.notes);
+        report.head.used(used);
         report.head.notes.extend(beyond(&results));
         if let Some(source) = &mut to_check {
-            let mut source = Checked::new(source);
-            let check = Self::check(&mut source, &shape, &factors, &results, chain)?;
+            let check = Self::compare(source, &shape, &factors, &results, chain)?;
             if check.iter().any(|c| !c.holds) {
                 report.head.notes.extend(source.differs(store.manifest()));
             }
@@ -223,19 +241,18 @@ impl Run {
         Ok(out)
     }
 
+    /// The text of --check.
+    fn to_check(&self, sys: &Sys) -> Result<Option<Checked>> {
+        self.check.as_ref().map(|input| Checked::open(sys, input, self.text.options())).transpose()
+    }
+
     /// Prepares to write files of these names in `dir`, and the trace.
     fn outputs(&self, sys: &Sys, dir: Option<&Path>, names: impl Iterator<Item = String>) -> Result<Outputs> {
         Outputs::create(sys, dir, names, self.trace.as_deref(), self.force)
     }
 
-    /// An error where an option is given that MTTKRP does not have.
-    fn refuse_others(&self) -> Result<()> {
-        refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
-        refuse("mttkrp", &[(self.vector.is_some(), "--vector"), (self.temp_dir.is_some(), "--temp-dir")])
-    }
-
     /// Compares with a naive loop over `source`.
-    fn check<T: Real>(
+    fn compare<T: Real>(
         source: &mut dyn Source,
         shape: &Shape,
         factors: &[Matrix<T>],
@@ -248,14 +265,6 @@ impl Run {
             |(o, (_, result)): (&OracleMode, &ModeMatrix<T>)| o.compare(result, shape.order(), chain);
         Ok(oracle.iter().zip(results).map(compare).collect())
     }
-}
-
-/// Bytes that the text of `--check` takes while it is read; it is held to the least where memory is bounded.
-fn held_to(text: &mut TnsReader, engine: &Engine) -> u64 {
-    let takes = text.memory(engine.threads());
-    let bytes = if engine.options().memory.is_some() { takes.least } else { takes.most };
-    text.limit(bytes);
-    bytes
 }
 
 /// A note where results are not finite.

@@ -1,13 +1,12 @@
 //! `blco-run --op ttv`.
 
-use super::report::{Checked, ReportHead};
-use super::ttv_report::{empty_report, plan_text, text};
-use super::{Run, held_to, parse_modes, refuse};
+use super::ttv_report::{TtvReport, plan_text, text};
+use super::{Run, parse_modes};
 use crate::cli::outputs::{Outputs, check_temp_dir, is_standard_output};
 use crate::cli::progress::Bar;
 use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
 use crate::coo::Batch;
-use crate::coo::tns::{TnsReader, text_of};
+use crate::coo::tns::text_of;
 use crate::dense::{Matrix, Real};
 use crate::engine::{Engine, TtvOutcome, TtvRequest};
 use crate::error::{Error, Result};
@@ -20,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// The result's file name.
 const RESULT: &str = "result.tns";
+
 /// Opens, plans, streams, writes.
 pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
     let store = engine.open(&run.store)?;
@@ -27,83 +27,80 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     let &[mode] = &parse_modes(&run.modes, manifest.shape.order())?[..] else {
         return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
     };
-    refuse("ttv", &[(run.rank.is_some(), "--rank"), (run.factors.is_some(), "--factors")])?;
-    check_temp_dir("--temp-dir", run.temp_dir.as_deref())?;
+    check_temp_dir("--temp-dir", run.ttv.temp_dir.as_deref())?;
     let streamed = streams(manifest, mode);
     if !streamed && run.repeat > 1 {
         let what = format!("--repeat: TTV along mode {} of this store runs once", mode + 1);
         return Err(Error::request(format!("{what}; leave it out")));
     }
-    run.engine.refuse_mttkrp_kernel()?;
-    run.engine.refuse_on_cpu(false)?;
-    let mut text_to_check =
-        run.check.as_ref().map(|input| TnsReader::open(sys, input, run.text.options())).transpose()?;
+    let mut to_check = run.to_check(sys)?;
     let request = TtvRequest {
         mode,
         passes: run.repeat,
-        checked: text_to_check.as_mut().map(|text| held_to(text, engine)),
+        checked: to_check.as_mut().map(|text| text.hold(engine)),
         temporary: temporary_parent(run),
         memory_min: machine::memory_min(),
     };
     let plan = engine.plan_ttv::<T>(&store, &request)?;
-    run.engine.refuse_on_cpu(plan.uses.device.is_none())?;
-    let head = ReportHead::new::<T>(&store, "ttv", plan.uses.device.is_some(), plan.uses.notes.clone());
-    let mut report = empty_report(&store, head, mode, &plan);
+    run.engine.check_kernel("TTV", plan.uses.device.is_some())?;
+    let mut report = TtvReport::new::<T>(&store, mode, &plan);
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
     }
     let dim = report.head.dims[mode] as usize;
-    let vector = match &run.vector {
+    let vector = match &run.ttv.vector {
         Some(path) => Matrix::<T>::load_vector(sys, path, dim)?,
         None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0))?,
     };
-    let to_stdout = is_standard_output(run.output.as_deref());
-    if to_stdout {
+    let is_stdout = is_standard_output(run.output.as_deref());
+    if is_stdout {
         refuse_json_beside_output(run.common)?;
-        refuse_check_beside_output(run.check.is_some())?;
+        if run.check.is_some() {
+            let what = "--check tells what it found on standard output, where - writes the result: use one";
+            return Err(Error::request(what));
+        }
     }
-    let dir = run.output.as_deref().filter(|_| !to_stdout);
+    let dir = run.output.as_deref().filter(|_| !is_stdout);
     let outputs = run.outputs(sys, dir, std::iter::once(RESULT.to_owned()))?;
-    let (checking, noted) = (plan.shares.checking, report.head.notes.len());
+    let checking = plan.shares.checking;
     let compute = |sink: Option<Sink<'_>>| {
         let outcome = engine.run_ttv(&store, &request, plan, vector.data(), sink);
         progress.end();
         outcome
     };
-    let outcome = match &mut text_to_check {
-        None if to_stdout => write_to(std::io::stdout(), compute)?,
-        None => write(&outputs, compute)?,
-        Some(text) => {
-            let mut source = Checked::new(text);
+    let mut differing = Vec::new();
+    let outcome = match &mut to_check {
+        None if is_stdout => to_stdout(compute)?,
+        None => to_file(&outputs, compute)?,
+        Some(source) => {
             let room = OracleRoom {
                 elements: store.manifest().nnz,
                 memory: checking,
                 overflow: request.temporary.clone(),
             };
             let shape = &store.manifest().shape;
-            let mut oracle = Oracle::within(sys, &mut source, shape, mode, vector.data(), &room)?;
-            let outcome = write(&outputs, |sink| compare(&mut oracle, sink, compute))?;
+            let mut oracle = Oracle::within(sys, source, shape, mode, vector.data(), &room)?;
+            let outcome = to_file(&outputs, |sink| compare(&mut oracle, sink, compute))?;
             let check = oracle.finish()?;
             if !check.holds {
-                report.head.notes.extend(source.differs(store.manifest()));
+                differing = source.differs(store.manifest());
             }
             report.check = Some(check);
             outcome
         }
     };
     outputs.publish(|_, _| Ok(()), |trace| super::write_trace(trace, &outcome.spans))?;
-    if to_stdout {
+    if is_stdout {
         return Ok(Report { text: String::new(), json: serde_json::Value::Null, failed: false });
     }
-    let differing = std::mem::take(&mut report.head.notes).split_off(noted);
-    report.head.notes = outcome.uses.notes.into_iter().chain(differing).collect();
+    report.head.used(outcome.uses);
+    report.head.notes.extend(differing);
     report.elements = outcome.elements;
     report.spilled = outcome.spilled;
     report.merge_seconds = outcome.merge_seconds;
     report.pipeline = outcome.pipeline;
     let measured = |pass: &PassReport| pass.device.map_or(pass.seconds, |device| device.device_seconds);
     report.pipeline_measured_seconds = report.pipeline.and(outcome.passes.last().map(measured));
-    report.device = outcome.uses.device;
     report.passes = outcome.passes;
     let mut out = Report::new::<Run>(text(&report), &report)?;
     out.failed = report.check.as_ref().is_some_and(|check| !check.holds);
@@ -125,40 +122,40 @@ fn compare(
 /// Where directories for temporary files are made: beside the results' directory, unless another is named.
 fn temporary_parent(run: &Run) -> PathBuf {
     let output = run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
-    let beside = run.temp_dir.as_deref().or(output.map(directory));
+    let beside = run.ttv.temp_dir.as_deref().or(output.map(directory));
     beside.map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 
-/// An error where what --check says would go into the text that `-` writes to standard output.
-fn refuse_check_beside_output(checks: bool) -> Result<()> {
-    let what = "--check tells what it found on standard output, where - writes the result: use one";
-    if checks { Err(Error::request(what)) } else { Ok(()) }
-}
-
-/// Runs `run` with a sink that writes text, formatted in parallel, to `out`.
-fn write_to(
-    mut out: impl Write + Send,
+/// Runs `run` with a sink that has `write` write elements as text, formatted in parallel.
+fn with_text(
+    mut write: impl FnMut(&[u8]) -> Result<()> + Send,
     run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>,
 ) -> Result<TtvOutcome> {
-    let failed = || Error::io(STDOUT, "write");
-    let outcome = run(Some(&mut |batches: Vec<Batch>| {
+    run(Some(&mut |batches: Vec<Batch>| {
         let texts: Vec<Vec<u8>> = batches.par_iter().map(text_of).collect();
-        texts.iter().try_for_each(|text| out.write_all(text)).map_err(failed())
-    }))?;
+        texts.iter().try_for_each(|text| write(text))
+    }))
+}
+
+/// The same, to standard output.
+fn to_stdout(run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>) -> Result<TtvOutcome> {
+    let (mut out, failed) = (std::io::stdout(), || Error::io(STDOUT, "write"));
+    let outcome = with_text(|text| out.write_all(text).map_err(failed()), run)?;
     out.flush().map_err(failed())?;
     Ok(outcome)
 }
 
-/// Runs `run` with a sink that writes text, formatted in parallel, to the one file of `outputs`; without a file only runs.
-fn write(outputs: &Outputs, run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>) -> Result<TtvOutcome> {
+/// The same, to the one file of `outputs`; without a file only runs.
+fn to_file(
+    outputs: &Outputs,
+    run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>,
+) -> Result<TtvOutcome> {
     let Some((file, target)) = outputs.first() else { return run(None) };
     let mut at = 0;
-    run(Some(&mut |batches: Vec<Batch>| {
-        let texts: Vec<Vec<u8>> = batches.par_iter().map(text_of).collect();
-        texts.iter().try_for_each(|text| {
-            file.write_all_at(text, at).map_err(|e| e.about(&target))?;
-            at += text.len() as u64;
-            Ok(())
-        })
-    }))
+    let write = |text: &[u8]| {
+        file.write_all_at(text, at).map_err(|e| e.about(&target))?;
+        at += text.len() as u64;
+        Ok(())
+    };
+    with_text(write, run)
 }

@@ -1,15 +1,14 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
-use super::report::{ReportHead, median, median_of, share_of_bound, stages_text};
 use crate::backend::device::{PipelinePlan, TtvVariant};
-use crate::cli::counted;
-use crate::cli::engine::{backend_text, memory_text};
+use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bound, shown, stages_text};
+use crate::dense::Real;
 use crate::engine::TtvPlan;
 use crate::op::oracle::Comparison;
 use crate::op::ttv::streams;
 use crate::pack::SpillReport;
 use crate::store::Store;
-use crate::stream::{PassReport, Pipeline, Plan};
+use crate::stream::{PassReport, Pipeline};
 use bytesize::ByteSize;
 use serde::Serialize;
 
@@ -17,12 +16,11 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub struct TtvReport {
     #[serde(flatten)]
-    pub head: ReportHead,
+    pub head: ReportHead<PipelinePlan>,
+    pub op: &'static str,
     pub mode: usize,
     /// Whether elements come in the store's order, with no partial results.
     pub streamed: bool,
-    pub plan: Plan,
-    pub device: Option<PipelinePlan>,
     /// The GPU's kernel.
     pub kernel: Option<TtvVariant>,
     pub elements: u64,
@@ -37,49 +35,42 @@ pub struct TtvReport {
     pub check: Option<Comparison>,
 }
 
-/// The report of a run that has not begun.
-pub fn empty_report(store: &Store, head: ReportHead, mode: usize, plan: &TtvPlan) -> TtvReport {
-    TtvReport {
-        head,
-        mode: mode + 1,
-        streamed: streams(store.manifest(), mode),
-        plan: plan.uses.host.clone(),
-        device: plan.uses.device.clone(),
-        kernel: plan.kernel,
-        elements: 0,
-        spilled: SpillReport::default(),
-        merge_seconds: 0.0,
-        pipeline: None,
-        pipeline_measured_seconds: None,
-        passes: Vec::new(),
-        check: None,
+impl TtvReport {
+    /// Of a run along `mode`, from 0, that has not begun.
+    pub fn new<T: Real>(store: &Store, mode: usize, plan: &TtvPlan) -> Self {
+        Self {
+            head: ReportHead::new::<T>(store, &plan.uses, |plan| &plan.device),
+            op: "ttv",
+            mode: mode + 1,
+            streamed: streams(store.manifest(), mode),
+            kernel: plan.kernel,
+            elements: 0,
+            spilled: SpillReport::default(),
+            merge_seconds: 0.0,
+            pipeline: None,
+            pipeline_measured_seconds: None,
+            passes: Vec::new(),
+            check: None,
+        }
+    }
+
+    fn what(&self) -> String {
+        let how = if self.streamed { "streamed" } else { "partial results merged" };
+        format!("ttv along mode {}, {how}", self.mode)
     }
 }
 
 /// What `--plan` prints.
 pub fn plan_text(report: &TtvReport) -> String {
-    let plan = &report.plan;
-    let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}\n  memory  {}\n  a pass  {} in {}\n",
-        report.head.store.display(),
-        report.mode,
-        how(report),
-        backend(report),
-        memory_text(plan, "vector and results", "buffers"),
-        ByteSize(plan.file_bytes),
-        counted(plan.chunks, "chunk"),
-    );
-    if let Some(device) = &report.device {
-        text.push_str(&device_text(device));
-    }
-    text.push_str(&report.head.notes_text());
-    text
+    let head = &report.head;
+    let memory = memory_text(&head.plan, "vector and results", "buffers");
+    let what = format!("{}, on {}", report.what(), head.place);
+    let device = head.device.as_ref().map(device_text).unwrap_or_default();
+    head.plan_text(&what, &memory, "") + &device + &head.notes_text()
 }
 
 /// What `--plan` prints of the device.
 fn device_text(plan: &PipelinePlan) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
-    let link = plan.link_bytes_per_second as u64;
     format!(
         "  device  {} = vector and parts of sums {} + {} lanes of {} and results of at most {}; over the link ({}/s) {} in a pass: {:.4} s \
          at least\n",
@@ -88,68 +79,38 @@ fn device_text(plan: &PipelinePlan) -> String {
         plan.lanes,
         ByteSize(plan.image_bytes),
         ByteSize(plan.result_bytes),
-        ByteSize(link),
+        shown(plan.link_bytes_per_second),
         ByteSize(plan.copied_bytes),
         plan.copy_seconds,
     )
 }
 
-/// Where it runs.
-fn backend(report: &TtvReport) -> String {
-    backend_text(report.device.as_ref().map(|plan| &*plan.device.name), report.plan.threads)
-}
-
-fn how(report: &TtvReport) -> &'static str {
-    if report.streamed { "streamed" } else { "partial results merged" }
-}
-
 /// The report for people: the median pass.
 pub fn text(report: &TtvReport) -> String {
-    let pass = median(&report.passes);
-    let mut text = format!(
-        "{}: ttv along mode {}, {}, on {}: {} elements\n  {:.4} s a pass{}: {:.1} M nonzeros/s, {} read; {}{}\n",
-        report.head.store.display(),
-        report.mode,
-        how(report),
-        backend(report),
-        report.elements,
-        pass.seconds,
-        median_of(&report.passes),
-        pass.nnz_per_second / 1e6,
-        ByteSize(pass.bytes),
-        stages_text(pass),
-        pass.device.as_ref().map_or_else(String::new, |device| format!(
-            ", results {:.4} s: {}",
-            device.return_seconds,
-            ByteSize(device.returned_bytes)
-        )),
-    );
-    if let Some(pipeline) = &report.pipeline {
-        let last = report.pipeline_measured_seconds.unwrap_or_default();
-        let line = format!(
-            "  in, compute and out one after the other (T_s) {:.4} s, overlapped (T_p) {:.4} s, measured {last:.4} s\n",
-            pipeline.sequential_seconds, pipeline.pipelined_seconds
-        );
-        text.push_str(&line);
-    } else {
-        let spilled = match report.spilled.runs {
-            0 => "in memory".to_owned(),
-            runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
-        };
-        text.push_str(&merge_text(report.merge_seconds, &spilled));
-    }
-    if let Some(check) = &report.check {
+    let (head, pass) = (&report.head, median(&report.passes));
+    let returned = pass.device.as_ref().map(|device| {
+        format!(", results {:.4} s: {}", device.return_seconds, ByteSize(device.returned_bytes))
+    });
+    let (title, stages) = (head.title(&report.what()), stages_text(pass) + &returned.unwrap_or_default());
+    let more = match (&report.pipeline, report.spilled.runs) {
+        (Some(steps), _) => format!(
+            "  in, compute and out one after the other (T_s) {:.4} s, overlapped (T_p) {:.4} s, measured {:.4} s\n",
+            steps.sequential_seconds,
+            steps.pipelined_seconds,
+            report.pipeline_measured_seconds.unwrap_or_default(),
+        ),
+        (None, 0) => format!("  added up in {:.4} s, in memory\n", report.merge_seconds),
+        (None, runs) => {
+            let peak = ByteSize(report.spilled.bytes_peak);
+            format!("  added up in {:.4} s, {runs} runs, {peak} of temporary files\n", report.merge_seconds)
+        }
+    };
+    let check = report.check.as_ref().map(|check| {
         let verdict = if check.holds { "ok" } else { "DIFFERS" };
         let (error, worst) = (check.largest_error, share_of_bound(check.worst));
-        let line = format!(
-            "  compared with the oracle: largest error {error:.2e}, {worst} of its bound: {verdict}\n"
-        );
-        text.push_str(&line);
-    }
-    text.push_str(&report.head.notes_text());
-    text
-}
-
-fn merge_text(seconds: f64, spilled: &str) -> String {
-    format!("  added up in {seconds:.4} s, {spilled}\n")
+        format!("  compared with the oracle: largest error {error:.2e}, {worst} of its bound: {verdict}\n")
+    });
+    let (elements, passes) = (report.elements, pass_text(&report.passes));
+    let check = check.unwrap_or_default();
+    format!("{title}: {elements} elements\n{passes}; {stages}\n{more}{check}{}", head.notes_text())
 }

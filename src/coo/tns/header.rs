@@ -157,7 +157,7 @@ impl HeaderScan<'_> {
         check_order(order, "the header declares")?;
         if let Some(given) = self.options.dims.as_ref().map(Vec::len).filter(|&given| given != order) {
             return Err(format!(
-                "the header declares order {order} but --dims gives {given} dims; give one dim for each mode"
+                "the header declares order {order} but `dims` gives {given} dims; give one dim for each mode"
             ));
         }
         Ok(order)

@@ -167,7 +167,7 @@ impl TnsReader {
         options: ReadOptions,
     ) -> Result<Self> {
         if let Some(dims) = &options.dims {
-            Shape::new(dims).map_err(|e| Error::request(format!("--dims: {e}")))?;
+            Shape::new(dims).map_err(|e| Error::request(format!("`dims`: {e}")))?;
         }
         let input = TextInput::sniff(text, name)?;
         Ok(Self {

@@ -262,7 +262,7 @@ fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
     let like = match rules.declared {
         Declared::Not => ", as in the first row",
         Declared::ByHeader => ", as the header says",
-        Declared::ByUser => ", as --dims says",
+        Declared::ByUser => ", as `dims` says",
     };
     let which = if n_fields < n_expected { "a short row" } else { "a long row" };
     let plural = if n_fields == 1 { "" } else { "s" };
@@ -309,17 +309,17 @@ fn careful_index(field: &[u8], mode: usize, rules: &Rules) -> StdResult<u32, Str
     }
     let Some(index) = number.checked_sub(base) else {
         return Err(format!(
-            "index 0 of mode {m}, but indices count from 1; if the file counts from 0, pass --index-base 0"
+            "index 0 of mode {m}, but indices count from 1; if the file counts from 0, pass `index_base` 0"
         ));
     };
     let dim = rules.limits[mode];
     u32::try_from(index).ok().filter(|&index| index < dim).ok_or_else(|| {
         let hint = match rules.declared {
-            Declared::ByUser => "that --dims gives; correct the row, or give a larger dim with --dims",
-            _ => "that the header declares; correct the row, or override the header with --dims",
+            Declared::ByUser => "that `dims` gives; correct the row, or give a larger dim with `dims`",
+            _ => "that the header declares; correct the row, or override the header with `dims`",
         };
         let base_hint = if rules.base == 0 && index == u64::from(dim) {
-            " (if the file counts from 1, drop --index-base 0)"
+            " (if the file counts from 1, drop `index_base` 0)"
         } else {
             ""
         };

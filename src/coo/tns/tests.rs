@@ -231,7 +231,7 @@ fn bad_rows() {
         ("1 1 1\n1 1 +-1\n", "t.tns:2", &["`+-1` is not a number"]),
         ("1 1 1\n1 1 -\n", "t.tns:2", &["`-` is not a number"]),
         ("1 1 1\n+ 1 1\n", "t.tns:2", &["`+` is not a number"]),
-        ("1 1 1\n1 0 1\n", "t.tns:2", &["index 0 of mode 2", "--index-base 0"]),
+        ("1 1 1\n1 0 1\n", "t.tns:2", &["index 0 of mode 2", "`index_base` 0"]),
         ("1 1 1\n1 -3 1\n", "t.tns:2", &["`-3` of mode 2 is negative", "count from 1"]),
         ("1 1 1\n4294967296 1 1\n", "t.tns:2", &["`4294967296` of mode 1 is above 4294967295"]),
         ("1 1 1\n99999999999999999999 1 1\n", "t.tns:2", &["of mode 1 is above 4294967295"]),
@@ -268,26 +268,26 @@ fn bad_rows_under_options() {
     for (text, options, place, fragments) in [
         ("0 0 1\n-1 0 1\n", zero_based(), "t.tns:2", &["negative", "count from 0"][..]),
         ("0 0 1\n4294967295 0 1\n", zero_based(), "t.tns:2", &["above 4294967294"]),
-        ("1 1 1\n1 5 1\n", with_dims(&[4, 4]), "t.tns:2", &["index 5 of mode 2", "dim 4", "--dims"]),
+        ("1 1 1\n1 5 1\n", with_dims(&[4, 4]), "t.tns:2", &["index 5 of mode 2", "dim 4", "`dims`"]),
         ("1 1 1 1\n", with_dims(&[4, 4]), "t.tns:1", &["long row", "4 fields", "3 are expected"]),
         (
             "2\n4 4\n1 1 1\n5 1 1\n",
             ReadOptions::default(),
             "t.tns:4",
-            &["index 5 of mode 1", "dim 4", "header", "--dims"],
+            &["index 5 of mode 1", "dim 4", "header", "`dims`"],
         ),
         (
             "2\n4 4\n0 0 1\n4 1 1\n",
             zero_based(),
             "t.tns:4",
-            &["index 4 of mode 1", "dim 4", "--index-base 0"],
+            &["index 4 of mode 1", "dim 4", "`index_base` 0"],
         ),
         ("3\n4 4 4\n1 1 1 1\n", with_dims(&[4, 4]), "t.tns:1", &["order 3", "2 dims"]),
     ] {
         assert_bad(read_as(text.as_bytes(), &options), place, fragments);
     }
     let refused = |dims: &[u64]| read_as(b"1 1 1\n", &with_dims(dims)).unwrap_err().to_string();
-    assert!(refused(&[4, 0]).starts_with("--dims: mode 2 has dim 0"));
+    assert!(refused(&[4, 0]).starts_with("`dims`: mode 2 has dim 0"));
     assert!(refused(&[4]).contains("order 1"));
 }
 
@@ -662,7 +662,7 @@ fn fixtures_of_others_when_present() {
     if zeroes.exists() {
         let result =
             contents(&mut TnsReader::open(&Sys::default(), &zeroes, ReadOptions::default()).unwrap());
-        assert!(result.unwrap_err().to_string().contains("--index-base 0"));
+        assert!(result.unwrap_err().to_string().contains("`index_base` 0"));
     }
 }
 

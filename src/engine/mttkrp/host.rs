@@ -9,7 +9,6 @@ use crate::op::mttkrp::{ModeMatrix, Mttkrp, Sums};
 use crate::store::Store;
 use crate::stream::{Executor, PassReport, Plan, Span};
 use crate::sys::{PageBuf, Sys};
-use rayon::prelude::*;
 
 /// Passes on the CPU.
 #[derive(Debug)]
@@ -49,20 +48,17 @@ impl<T: Real> Passes<T> for OnHost<T> {
         let (mut lent, mut rounded) = (Vec::new(), Vec::new());
         for result in results.into_iter().flatten() {
             match T::as_f64s(result) {
-                Ok(sums) => {
-                    sums.par_iter_mut().for_each(|sum| *sum = 0.0);
-                    lent.push(Sums::Lent(sums));
-                }
+                Ok(sums) => lent.push(Sums::Lent(sums)),
                 Err(result) => rounded.push(result),
             }
         }
+        let are_zero = lent.is_empty();
         let mut backend = backend.try_map(|op| {
             let sums = if lent.is_empty() { op.own_sums(&self.sys)? } else { lent };
             Ok(op.lend(factors.to_vec(), sums))
         })?;
         for pass in 0..times {
-            // Before the first, all sums are zero.
-            if pass > 0 {
+            if pass > 0 || !are_zero {
                 backend.op().reset();
             }
             passes.push(self.executor.pass(&mut backend, progress)?);

@@ -262,7 +262,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         self.results.iter().map(|result| Ok(Sums::Own(sys.vec(0.0, result.rows * rank)?))).collect()
     }
 
-    /// The same with other factors, and other memory for the results of each mode, which is zero.
+    /// The same with other factors, and other memory for the results of each mode; [`Mttkrp::reset`] makes it ready, unless it is zero.
     #[must_use]
     pub fn lend<'b>(mut self, factors: Vec<MatrixRef<'b, T>>, sums: Vec<Sums<'b>>) -> Mttkrp<'b, T> {
         let Scratch { stride, modes, aligned, .. } = &mut self.scratch;
@@ -282,8 +282,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// The results so far, with their modes, and what is left.
     #[must_use]
-    pub fn take(mut self) -> (Vec<(usize, Sums<'a>)>, Mttkrp<'static, T>) {
-        self.close();
+    pub fn take(self) -> (Vec<(usize, Sums<'a>)>, Mttkrp<'static, T>) {
         let (mut results, mut taken) = (Vec::new(), Vec::new());
         for Accumulator { mode, rows, sums } in self.results {
             taken.push((mode, sums));
@@ -359,27 +358,20 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         (result.mode, result.rows) = (mode, rows);
         scratch.wide = wide;
         scratch.modes[0] = (mode, Strategy::of(rows, scratch.rank));
-        scratch.forget_open();
     }
 
     /// The sums of the mode that [`Mttkrp::aim`] named, `dims[mode]` x rank, to be left zero, and the mode's factor, which may change.
     pub fn sums_and_factor(&mut self) -> (&mut [f64], &mut Matrix<T>) {
-        self.close();
         let result = &mut self.results[0];
         let factor = &mut self.factors.own()[result.mode];
         (result.sums_mut(self.scratch.rank), factor)
     }
 
-    /// Sets all sums to zero, for another pass.
+    /// Sets the sums to zero that a pass adds to, before another one.
     pub fn reset(&mut self) {
-        self.scratch.forget_open();
-        for result in &mut self.results {
-            result.sums.as_mut().par_iter_mut().for_each(|x| *x = 0.0);
-        }
-        for copy in &mut self.scratch.copies {
-            let copy = copy.get_mut().unwrap_or_else(PoisonError::into_inner);
-            for sums in copy {
-                sums.data_mut().fill(0.0);
+        for (result, (_, strategy)) in self.results.iter_mut().zip(&self.scratch.modes) {
+            if *strategy == Strategy::Slots {
+                result.sums.as_mut().par_iter_mut().for_each(|x| *x = 0.0);
             }
         }
     }
@@ -393,35 +385,6 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             (mode, Matrix::from_rows(sums.len() / rank, rank, T::from_f64s(sums)))
         };
         self.take().0.into_iter().map(matrix).collect()
-    }
-
-    /// Adds the group that is not whole, the store's last, and the copies, which are zero afterwards.
-    fn close(&mut self) {
-        let scratch = &mut self.scratch;
-        let (rank, stride) = (scratch.rank, scratch.stride);
-        if let Some(workspace) = scratch.open.take() {
-            for (mode, result) in self.results.iter_mut().enumerate() {
-                if scratch.modes[mode].1 == Strategy::Slots {
-                    let sums = result.sums_mut(rank);
-                    scratch.vectors.arch().dispatch(Commit { group: &workspace.0, mode, rank, stride, sums });
-                }
-            }
-            scratch.workspaces.push(workspace);
-        }
-        for (k, result) in self.results.iter_mut().enumerate() {
-            if scratch.modes[k].1 == Strategy::Slots {
-                continue;
-            }
-            let elements = result.rows * stride;
-            for copy in &mut scratch.copies {
-                let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
-                let rows = copy.data_mut()[..elements].par_chunks_exact_mut(stride);
-                let add = |(sum, copied): (&mut [f64], &mut [f64])| {
-                    sum.iter_mut().zip(copied).for_each(|(s, x)| *s += std::mem::take(x));
-                };
-                result.sums.as_mut().par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
-            }
-        }
     }
 }
 
@@ -449,12 +412,37 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         at_once(threads, || shift.work());
         Ok(())
     }
-}
 
-impl<T: Clone> Scratch<T> {
-    /// Forgets the group that is not whole.
-    fn forget_open(&mut self) {
-        self.workspaces.extend(self.open.take());
+    /// Adds the group that is not whole, the store's last; sums of modes with copies become those of the copies, which are zero
+    /// afterwards.
+    fn end(&mut self) -> Result<()> {
+        let scratch = &mut self.scratch;
+        let (rank, stride) = (scratch.rank, scratch.stride);
+        if let Some(workspace) = scratch.open.take() {
+            for (mode, result) in self.results.iter_mut().enumerate() {
+                if scratch.modes[mode].1 == Strategy::Slots {
+                    let sums = result.sums_mut(rank);
+                    scratch.vectors.arch().dispatch(Commit { group: &workspace.0, mode, rank, stride, sums });
+                }
+            }
+            scratch.workspaces.push(workspace);
+        }
+        for (k, result) in self.results.iter_mut().enumerate() {
+            if scratch.modes[k].1 == Strategy::Slots {
+                continue;
+            }
+            for (number, copy) in scratch.copies.iter_mut().enumerate() {
+                let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
+                let rows = copy.data_mut()[..result.rows * stride].par_chunks_exact_mut(stride);
+                let add = |(sums, copied): (&mut [f64], &mut [f64])| {
+                    for (sum, x) in sums.iter_mut().zip(copied) {
+                        *sum = if number == 0 { 0.0 } else { *sum } + std::mem::take(x);
+                    }
+                };
+                result.sums.as_mut().par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
+            }
+        }
+        Ok(())
     }
 }
 

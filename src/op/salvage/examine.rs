@@ -45,7 +45,7 @@ pub(super) struct Contents {
 }
 
 /// The damage that an error tells of, or the error itself where no file is to blame.
-pub(super) fn damage(error: Error) -> Result<String> {
+pub fn damage(error: Error) -> Result<String> {
     match error {
         Error::Corrupt { what, .. } => Ok(what),
         Error::Io { action, source, .. } if is_media_failure(&source) => {

@@ -9,12 +9,14 @@ mod reconcile;
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::format::chunk_bytes_least;
+use crate::pack::{Duplicates, FormatOption, PackOptions};
 use crate::shape::Shape;
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, MANIFEST, Store};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, MANIFEST, Manifest, Store};
 use crate::store::{chunk_name, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
-use examine::{Examined, Examiner, damage};
+pub use examine::damage;
+use examine::{Contents, Examined, Examiner};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -62,21 +64,26 @@ impl MisplacedFile {
 }
 
 /// What was found in a store's directory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Findings {
     /// Why the manifest cannot be read; `None` where it can.
     pub manifest_problem: Option<String>,
     /// The store's id: the manifest's, or the one that the chunks agree on.
+    #[serde(skip)]
     pub id: u64,
     /// Chunks that are intact.
+    #[serde(rename = "chunks_intact")]
     pub chunks: u64,
     /// Nonzeros in them.
+    #[serde(rename = "nnz_salvaged")]
     pub nnz: u64,
     /// What is lost, in the store's order.
     pub losses: Vec<Loss>,
     /// Chunk files that are not used: damaged, or not of this store.
+    #[serde(rename = "unused_files")]
     pub unused: Vec<UnusedFile>,
     /// Chunk files that are used and have another chunk's name, in the store's order.
+    #[serde(rename = "misplaced_files")]
     pub misplaced: Vec<MisplacedFile>,
 }
 
@@ -94,25 +101,14 @@ impl Findings {
     }
 }
 
-/// How the salvaged nonzeros are to be packed, so that an undamaged store comes out as it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreLayout {
-    /// The format.
-    pub format: Format,
-    /// The codec; without a manifest zstd's level is a guess.
-    pub codec: Codec,
-    /// The bound on a chunk's image; without a manifest the least power of two that allows the chunks.
-    pub chunk_bytes: u64,
-    /// Whether coordinates may repeat; without a manifest, whether any do.
-    pub may_repeat: bool,
-}
-
-/// The intact chunks of a store, found by [`Salvage::scan`]; a [`Source`] of their nonzeros.
+/// The intact chunks of a store, found by [`Engine::salvage`](crate::Engine::salvage): a [`Source`] of their nonzeros, in the store's
+/// order. What is found depends on the files alone.
 pub struct Salvage {
     store: PathBuf,
     examiner: Examiner,
     shape: Shape,
-    layout: StoreLayout,
+    /// How to pack them, but for where.
+    options: PackOptions,
     chunks: Vec<(PathBuf, ChunkHeader)>,
     findings: Findings,
 }
@@ -156,7 +152,7 @@ impl Salvage {
         };
         let used: Vec<_> = sorted.used.iter().filter_map(|&i| Used::new(&examined[i])).collect();
         let Some(first) = used.first() else { return Err(nothing(store, &examined)) };
-        let layout = match &manifest {
+        let options = match &manifest {
             Some(store) => known(store, &used),
             None => guess(first, &used, &sorted.losses, &examined, chunk_bytes),
         };
@@ -170,8 +166,8 @@ impl Salvage {
             misplaced: used.iter().filter_map(MisplacedFile::new).collect(),
         };
         let chunks = used.iter().map(|u| (store.join(u.file), u.header.clone())).collect();
-        let shape = first.shape.clone();
-        Ok(Self { store: store.to_path_buf(), examiner, shape, layout, chunks, findings })
+        let shape = first.contents.shape.clone();
+        Ok(Self { store: store.to_path_buf(), examiner, shape, options, chunks, findings })
     }
 
     /// What was found.
@@ -180,15 +176,22 @@ impl Salvage {
         &self.findings
     }
 
-    /// How to pack what was found.
+    /// `options` with format, codec, chunk size and duplicates such that an undamaged store comes out as it was. Without a manifest the
+    /// bound on a chunk's image is the least power of two that allows the chunks, zstd's level a guess, and duplicates are refused
+    /// unless there are some.
     #[must_use]
-    pub fn layout(&self) -> StoreLayout {
-        self.layout
+    pub fn options(&self, options: PackOptions) -> PackOptions {
+        let PackOptions { format, codec, chunk_bytes, duplicates, .. } = self.options;
+        PackOptions { format, codec, chunk_bytes, duplicates, ..options }
     }
 }
 
 /// Reads and checks the chunks a second time.
 impl Source for Salvage {
+    fn is_checked(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         self.store.display().to_string()
     }
@@ -219,18 +222,13 @@ impl Source for Salvage {
 struct Used<'a> {
     file: &'a str,
     header: &'a ChunkHeader,
-    shape: &'a Shape,
-    format: &'a Format,
-    repeats: bool,
-    first: &'a [u32],
-    last: &'a [u32],
+    contents: &'a Contents,
 }
 
 impl<'a> Used<'a> {
     fn new(examined: &'a Examined) -> Option<Self> {
         let (header, contents) = (examined.header.as_ref()?, examined.contents.as_ref().ok()?);
-        let examine::Contents { shape, format, repeats, first, last } = contents;
-        Some(Self { file: &examined.file, header, shape, format, repeats: *repeats, first, last })
+        Some(Self { file: &examined.file, header, contents })
     }
 }
 
@@ -246,7 +244,7 @@ fn open(sys: &Sys, store: &Path, memory: u64) -> Result<std::result::Result<Stor
     }
     let fits = |bytes: u64| {
         let takes = Store::opening_bytes(bytes);
-        let what = format!("takes {} of memory, more than --memory leaves: raise it", ByteSize(takes));
+        let what = format!("takes {} of memory, more than `memory` leaves: raise it", ByteSize(takes));
         if takes <= memory { Ok(()) } else { Err(Error::request(format!("{}: {what}", manifest.display()))) }
     };
     match Store::open_if(sys, store, fits) {
@@ -293,41 +291,40 @@ fn as_recorded(store: Option<&Store>, examined: Examined) -> Examined {
 
 /// Whether a coordinate occurs twice, in a chunk or where one ends and the next one begins.
 fn repeats(used: &[Used<'_>]) -> bool {
-    used.iter().any(|u| u.repeats) || used.windows(2).any(|pair| pair[0].last == pair[1].first)
+    let borders = used.windows(2).any(|pair| pair[0].contents.last == pair[1].contents.first);
+    borders || used.iter().any(|u| u.contents.repeats)
 }
 
-/// The manifest's layout.
-fn known(store: &Store, used: &[Used<'_>]) -> StoreLayout {
-    let manifest = store.manifest();
-    StoreLayout {
-        format: manifest.format,
-        codec: manifest.codec,
-        chunk_bytes: manifest.chunk_bytes,
-        may_repeat: manifest.may_repeat || repeats(used),
-    }
+/// How to pack what was found, where coordinates may repeat or do not.
+fn options(format: Format, codec: Codec, chunk_bytes: u64, may_repeat: bool) -> PackOptions {
+    let duplicates = if may_repeat { Duplicates::Keep } else { Duplicates::Error };
+    let format = FormatOption::Known(format);
+    PackOptions { format, codec, chunk_bytes, duplicates, ..PackOptions::new(PathBuf::new()) }
 }
 
-/// The layout that the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or
-/// nonzeros, as the bound allows, which usually is a power of two.
+/// As the manifest has it.
+fn known(store: &Store, used: &[Used<'_>]) -> PackOptions {
+    let Manifest { format, codec, chunk_bytes, may_repeat, .. } = *store.manifest();
+    options(format, codec, chunk_bytes, may_repeat || repeats(used))
+}
+
+/// As the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or nonzeros, as the
+/// bound allows, which usually is a power of two.
 fn guess(
     first: &Used<'_>,
     used: &[Used<'_>],
     losses: &[Loss],
     examined: &[Examined],
     chunk_bytes: u64,
-) -> StoreLayout {
-    let format = *first.format;
+) -> PackOptions {
+    let format = first.contents.format;
     let headers = examined.iter().filter_map(|e| e.header.as_ref());
     let same = headers.filter(|h| h.store_id == first.header.store_id);
     let least = same.map(|h| chunk_bytes_least(&format, h.nnz, h.image_bytes)).max().unwrap_or(0);
     let bound = least.next_power_of_two().clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     let single = used.len() == 1 && losses.iter().all(|loss| loss.last_chunk.is_none());
-    StoreLayout {
-        format,
-        codec: if first.header.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) },
-        chunk_bytes: if single { bound.max(chunk_bytes) } else { bound },
-        may_repeat: repeats(used),
-    }
+    let codec = if first.header.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) };
+    options(format, codec, if single { bound.max(chunk_bytes) } else { bound }, repeats(used))
 }
 
 /// The error where no chunk is intact.

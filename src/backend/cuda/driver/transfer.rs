@@ -41,7 +41,7 @@ fn not_pinned(e: DriverError) -> Error {
     if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
         return failed(ACTION)(e);
     }
-    let what = format!("{}: the host lets no more be pinned; lower --memory or --workers", words(e));
+    let what = format!("{}: the host lets no more be pinned; lower `memory` or `workers`", words(e));
     Error::Resource { action: ACTION, source: io::Error::new(io::ErrorKind::OutOfMemory, what) }
 }
 

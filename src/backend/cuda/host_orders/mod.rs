@@ -193,7 +193,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = (list.address(), u32::try_from(chunks.len()).unwrap_or(u32::MAX));
         let kernels = order_kernels(&mut self.order_kernels, device)?;
         let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
-        self.pass.derive_seconds += derived.seconds.all();
+        self.log.pass.derive_seconds += derived.seconds.all();
         keep(device, store.sys(), &derived)
     }
 
@@ -207,15 +207,15 @@ impl<O: DeviceOp> CudaBackend<O> {
             let Some(HostOrder { images }) = &mut part.kept else { continue };
             for (image_number, image) in images.iter_mut().enumerate() {
                 let number = self.store.manifest().chunks.len() + image_number;
-                let (at, copied) = self.lanes.start(&mut self.clock, number)?;
+                let (at, copied) = self.lanes.start(&mut self.log.clock, number)?;
                 let lane = &mut self.lanes.all[at];
                 let (Some(buffer), Some(memory)) = (image.buffer.take(), &lane.memory) else {
                     return Err(Error::request("an earlier pass failed; prepare again"));
                 };
                 let upload = lane.copy.upload(buffer, image.bytes, memory, 0, &copied)?;
                 self.lent.push_back((upload, p, image_number));
-                self.pass.copied_chunks += 1;
-                self.pass.copied_bytes += image.bytes as u64;
+                self.log.pass.copied_chunks += 1;
+                self.log.pass.copied_bytes += image.bytes as u64;
                 let one = Chunk {
                     image: memory.address(),
                     first_block: 0,
@@ -226,7 +226,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 let (op, stream) = (&self.op, &part.streamed);
                 stream.wait(&copied)?;
                 let launch = || op.launch(&[p], stream, &work);
-                lane.used = Some(self.clock.time(Stage::Kernel, p, Some(number), stream, launch)?);
+                lane.used = Some(self.log.clock.time(Stage::Kernel, p, Some(number), stream, launch)?);
             }
         }
         Ok(())

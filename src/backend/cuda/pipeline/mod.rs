@@ -13,16 +13,16 @@ mod plan;
 
 pub use plan::{PipelineDemand, plan};
 
-use super::clock::EventClock;
 use super::driver::{Device, Download, Memory, Pinned, Stream, Upload};
+use super::lanes::as_many;
+use super::log::{PassLog, inspector, out_of_range, settle};
 use crate::backend::device::PipelinePlan;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{ChunkView, Decoder};
 use crate::store::{ChunkHeader, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 /// What an operation notes of a chunk, on the worker that has loaded it.
 pub type Noter<N> = Arc<dyn Fn(&ChunkView<'_>) -> Result<N> + Send + Sync>;
@@ -110,9 +110,7 @@ pub struct PipelineBackend<O: PipelineOp> {
     lanes: Vec<PipelineLane>,
     next_lane: usize,
     notes_of_chunks: Notes<O::Note>,
-    clock: EventClock,
-    begun: Instant,
-    pass: DevicePass,
+    log: PassLog,
     plan: PipelinePlan,
     notes: Vec<String>,
 }
@@ -120,10 +118,7 @@ pub struct PipelineBackend<O: PipelineOp> {
 /// Where a pass has failed, work can be under way: it ends before the memory that it uses goes.
 impl<O: PipelineOp> Drop for PipelineBackend<O> {
     fn drop(&mut self) {
-        for stream in [&self.inward, &self.compute, &self.outward] {
-            // After an error of the device, nothing is under way.
-            let _ = stream.synchronize();
-        }
+        settle([&self.inward, &self.compute, &self.outward]);
     }
 }
 
@@ -132,9 +127,15 @@ impl<O: PipelineOp> PipelineBackend<O> {
     pub fn new(device: &Arc<Device>, store: &Store, plan: &PipelinePlan, op: O) -> Result<Self> {
         let (manifest, sys) = (store.manifest(), store.sys());
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
-        let lanes = make_lanes(device, store, &plan, &mut notes)?;
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let lanes = as_many(plan.lanes, &mut notes, || {
+            let image = device.memory(bytes(plan.image_bytes))?;
+            let results = device.zeros(bytes(plan.result_bytes))?;
+            let arrived = Some(device.pinned(sys, bytes(plan.result_bytes))?);
+            Ok(PipelineLane { image, results, arrived })
+        })?;
         plan.lanes = lanes.len();
-        plan.memory_bytes = plan.bytes();
+        plan.memory_bytes = plan.bytes_with(plan.lanes);
         let chunks = manifest.chunks.len();
         Ok(Self {
             passing: VecDeque::with_capacity(lanes.len()),
@@ -149,9 +150,7 @@ impl<O: PipelineOp> PipelineBackend<O> {
             lanes,
             next_lane: 0,
             notes_of_chunks: Arc::new(Mutex::new(sys.vec(None, chunks)?)),
-            clock: EventClock::new(device, 3 * chunks)?,
-            begun: Instant::now(),
-            pass: DevicePass::default(),
+            log: PassLog::new(device, 3 * chunks)?,
             plan,
             notes,
         })
@@ -221,36 +220,6 @@ impl<O: PipelineOp> PipelineBackend<O> {
     }
 }
 
-/// As many lanes as there is memory for, at least one.
-fn make_lanes(
-    device: &Arc<Device>,
-    store: &Store,
-    plan: &PipelinePlan,
-    notes: &mut Vec<String>,
-) -> Result<Vec<PipelineLane>> {
-    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let lane = || {
-        let (image, results) =
-            (device.memory(bytes(plan.image_bytes))?, device.zeros(bytes(plan.result_bytes))?);
-        let arrived = Some(device.pinned(store.sys(), bytes(plan.result_bytes))?);
-        Ok(PipelineLane { image, results, arrived })
-    };
-    let mut lanes = Vec::with_capacity(plan.lanes);
-    for _ in 0..plan.lanes {
-        let lacking = match lane() {
-            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => "device",
-            Err(Error::Resource { .. }) if !lanes.is_empty() => "host",
-            made => {
-                lanes.push(made?);
-                continue;
-            }
-        };
-        notes.push(format!("{lacking} memory for {} of {} lanes only", lanes.len(), plan.lanes));
-        break;
-    }
-    Ok(lanes)
-}
-
 impl<O: PipelineOp> Backend for PipelineBackend<O> {
     type Buffer = Pinned;
 
@@ -259,26 +228,21 @@ impl<O: PipelineOp> Backend for PipelineBackend<O> {
     }
 
     fn inspector(&self) -> Option<Inspector> {
-        let (decoder, noter) = (Arc::clone(&self.decoder), self.op.noter());
-        let (notes, directory) = (Arc::clone(&self.notes_of_chunks), self.store.path().to_path_buf());
-        Some(Arc::new(move |header, image| {
-            let number = header.number as usize;
-            let path = Store::chunk_path_in(&directory, number);
-            let view = ChunkView::open_for_device(&decoder, header, image, path)?;
-            let note = noter(&view)?;
-            notes.lock().unwrap_or_else(PoisonError::into_inner)[number] = Some(note);
+        let (noter, notes) = (self.op.noter(), Arc::clone(&self.notes_of_chunks));
+        Some(inspector(&self.store, move |header, view| {
+            let note = noter(view)?;
+            notes.lock().unwrap_or_else(PoisonError::into_inner)[header.number as usize] = Some(note);
             Ok(())
         }))
     }
 
     fn begin(&mut self) -> Result<()> {
-        self.begun = Instant::now();
-        self.pass = DevicePass::default();
+        self.log.begin();
         self.next_lane = 0;
         self.op.begin()?;
-        self.clock.begin(&self.inward)?;
-        self.compute.wait(&self.clock.base)?;
-        self.outward.wait(&self.clock.base)
+        self.log.clock.begin(&self.inward)?;
+        self.compute.wait(&self.log.clock.base)?;
+        self.outward.wait(&self.log.clock.base)
     }
 
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
@@ -293,7 +257,7 @@ impl<O: PipelineOp> Backend for PipelineBackend<O> {
         self.next_lane = (at + 1) % self.lanes.len();
         let lane = &mut self.lanes[at];
         let image_bytes = header.image_bytes as usize;
-        let (start, copied) = self.clock.pair(Stage::Copy, at, Some(number));
+        let (start, copied) = self.log.clock.pair(Stage::Copy, at, Some(number));
         start.record(&self.inward)?;
         let upload = self.inward.upload(buffer, image_bytes, &lane.image, 0, &copied)?;
         self.compute.wait(&copied)?;
@@ -301,20 +265,19 @@ impl<O: PipelineOp> Backend for PipelineBackend<O> {
         let chunk = PipelineChunk { header: &header, note: &note };
         let (image, results) = (lane.image.address(), lane.results.address());
         let mut result_bytes = 0;
-        let computed = self.clock.time(Stage::Kernel, 0, Some(number), compute, || {
+        let computed = self.log.clock.time(Stage::Kernel, 0, Some(number), compute, || {
             result_bytes = op.launch(compute, &chunk, image, results)?;
             Ok(())
         })?;
         self.outward.wait(&computed)?;
-        let (start, returned) = self.clock.pair(Stage::Return, at, Some(number));
+        let (start, returned) = self.log.clock.pair(Stage::Return, at, Some(number));
         start.record(&self.outward)?;
         let arrived = lane.arrived.take().expect("a lane's results have been handed over");
         let results = self.outward.download(&lane.results, result_bytes, arrived, &returned)?;
         let image = Some((upload, owner));
         self.passing.push_back(Passing { header, note, lane: at, image, results, result_bytes });
-        self.pass.copied_chunks += 1;
-        self.pass.copied_bytes += image_bytes as u64;
-        self.pass.returned_bytes += result_bytes as u64;
+        self.log.copied(image_bytes);
+        self.log.pass.returned_bytes += result_bytes as u64;
         Ok(())
     }
 
@@ -337,17 +300,12 @@ impl<O: PipelineOp> Backend for PipelineBackend<O> {
             self.hand_over()?;
         }
         if let Some(number) = self.op.damaged_chunk()? {
-            let path = self.store.chunk_path(number as usize);
-            return Err(Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range")));
+            return Err(out_of_range(&self.store, number));
         }
-        let wall = self.begun.elapsed().as_secs_f64();
-        let first = spans.len();
-        self.clock.read(spans, &mut self.pass)?;
-        let pass = &mut self.pass;
-        pass.device_seconds = spans[first..].iter().map(|span| span.end).fold(0.0, f64::max);
-        pass.link_share = pass.copied_bytes as f64 / (self.plan.link_bytes_per_second * wall);
-        let moved = (pass.copied_bytes + pass.returned_bytes) as f64;
-        pass.memory_share = self.plan.device.memory_share(moved, pass.kernel_seconds);
-        Ok(Some(self.pass))
+        let (first, log) = (spans.len(), &mut self.log);
+        log.clock.read(spans, &mut log.pass)?;
+        log.pass.device_seconds = spans[first..].iter().map(|span| span.end).fold(0.0, f64::max);
+        let moved = (log.pass.copied_bytes + log.pass.returned_bytes) as f64;
+        Ok(Some(log.end(&self.plan.device, self.plan.link_bytes_per_second, moved)))
     }
 }

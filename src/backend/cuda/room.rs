@@ -1,0 +1,75 @@
+//! How much of a device's memory passes may take, as every plan of them finds it.
+
+use super::driver::Device;
+use crate::backend::device::DeviceLimits;
+use crate::error::{Error, Result};
+use crate::store::Store;
+use bytesize::ByteSize;
+use std::sync::Arc;
+
+/// Lanes where nobody asks: one copies, one computes, one waits for either or hands results over.
+pub(super) const LANES: usize = 4;
+/// Part of the free memory that is left to the driver and to others.
+const RESERVE: u64 = 16;
+/// The largest copy that the link is measured with: larger ones are no faster.
+const PROBE_BYTES: usize = 16 << 20;
+
+/// What there is of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Bytes that are free.
+    pub free_bytes: u64,
+    /// Bytes that passes may take.
+    pub bound: u64,
+    /// Bytes that were asked for.
+    asked: Option<u64>,
+    /// Bytes a second that the link moves.
+    pub link_bytes_per_second: f64,
+    /// Lanes that were asked for, but no more than there are chunks.
+    pub lanes: usize,
+}
+
+impl Room {
+    /// What `device` has free for passes over `store`. Measures the link with copies of a chunk's size, at most 16 MiB, which it
+    /// frees again.
+    pub fn of(device: &Arc<Device>, store: &Store, limits: &DeviceLimits) -> Result<Self> {
+        let free_bytes = device.free_bytes()?;
+        let probe = store.buffer_bytes().clamp(1, PROBE_BYTES);
+        Ok(Self {
+            free_bytes,
+            bound: limits.memory.unwrap_or(u64::MAX).min(free_bytes - free_bytes / RESERVE),
+            asked: limits.memory,
+            link_bytes_per_second: device.link_bytes_per_second(store.sys(), probe)?,
+            lanes: limits.lanes.unwrap_or(LANES).clamp(1, store.manifest().chunks.len().max(1)),
+        })
+    }
+
+    /// The most of `lanes` lanes that a plan has room for which takes `bytes` with so many; otherwise an error that says what for,
+    /// `parts`, and what takes less: `instead`, or no GPU.
+    pub fn fit(
+        &self,
+        lanes: usize,
+        bytes: impl Fn(usize) -> u64,
+        parts: &[(&str, u64)],
+        instead: &[&str],
+    ) -> Result<usize> {
+        if let Some(fitting) = (1..=lanes).rev().find(|&lanes| bytes(lanes) <= self.bound) {
+            return Ok(fitting);
+        }
+        let least = bytes(1);
+        let parts: Vec<String> =
+            parts.iter().map(|(what, bytes)| format!("{what} {}", ByteSize(*bytes))).collect();
+        let more = self.asked.map(|_| "more of it");
+        let instead: Vec<&str> = instead.iter().copied().chain(more).chain(["`Device::Cpu`"]).collect();
+        let is_asked = self.asked.is_some_and(|asked| asked <= self.bound);
+        Err(Error::request(format!(
+            "needs {} of device memory: {}; {} {}, {} too little: take {}",
+            ByteSize(least),
+            parts.join(", "),
+            if is_asked { "`device_memory` allows" } else { "the device has free" },
+            ByteSize(self.bound),
+            ByteSize(least - self.bound),
+            instead.join(" or "),
+        )))
+    }
+}

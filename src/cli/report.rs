@@ -1,0 +1,151 @@
+//! What the reports of all that streams a store share.
+
+use super::{counted, in_options};
+use crate::backend::device::{DevicePlan, Facts};
+use crate::dense::{Precision, Real};
+use crate::engine::ExecutionPlan;
+use crate::store::Store;
+use crate::stream::{PassReport, Plan};
+use bytesize::ByteSize;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What a report begins with; `D` is what is planned of a GPU.
+#[derive(Debug, Serialize)]
+pub struct ReportHead<D = DevicePlan> {
+    #[serde(serialize_with = "crate::sys::shown_path")]
+    pub store: PathBuf,
+    pub digest: String,
+    pub backend: &'static str,
+    /// Why not on a GPU, what was less than planned.
+    pub notes: Vec<String>,
+    pub precision: Precision,
+    pub dims: Vec<u32>,
+    pub nnz: u64,
+    pub plan: Plan,
+    pub device: Option<D>,
+    /// What was planned of the GPU, where less was there in the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned: Option<D>,
+    /// The GPU's name, or the CPU with its threads.
+    #[serde(skip)]
+    pub place: String,
+}
+
+impl<D: Clone> ReportHead<D> {
+    /// Of a run on `store` by `plan`, which has not begun; `gpu` says what a plan's GPU is.
+    pub fn new<T: Real>(store: &Store, plan: &ExecutionPlan<D>, gpu: impl FnOnce(&D) -> &Facts) -> Self {
+        let (manifest, device) = (store.manifest(), plan.device.as_ref());
+        let on_cpu = || format!("the CPU with {}", counted(plan.host.threads, "thread"));
+        Self {
+            store: store.path().to_path_buf(),
+            digest: format!("{:016x}", store.id()),
+            backend: if device.is_some() { "cuda" } else { "cpu" },
+            notes: plan.notes.iter().map(|note| in_options(note)).collect(),
+            precision: T::PRECISION,
+            dims: manifest.shape.dims().to_vec(),
+            nnz: manifest.nnz,
+            plan: plan.host.clone(),
+            device: device.cloned(),
+            planned: None,
+            place: device.map_or_else(on_cpu, |device| gpu(device).name.clone()),
+        }
+    }
+
+    /// Takes over what was used in the end, beside what was planned where a note says that they are not the same.
+    pub fn used(&mut self, plan: ExecutionPlan<D>) {
+        let planned = std::mem::replace(&mut self.device, plan.device);
+        let notes: Vec<String> = plan.notes.iter().map(|note| in_options(note)).collect();
+        self.planned = if notes == self.notes { None } else { planned };
+        self.notes = notes;
+    }
+
+    /// What `--plan` prints of all that runs: what is done where, host memory, and what a pass reads, with more on it.
+    pub fn plan_text(&self, what: &str, memory: &str, passes: &str) -> String {
+        let (bytes, chunks) = (ByteSize(self.plan.file_bytes), counted(self.plan.chunks, "chunk"));
+        format!(
+            "{}: {what}\n  memory  {memory}\n  a pass  {bytes} in {chunks}{passes}\n",
+            self.store.display()
+        )
+    }
+
+    /// What `--plan` says of how the store is read.
+    pub fn reads_text(&self) -> &'static str {
+        if self.plan.direct_reads { ", read past the page cache" } else { "" }
+    }
+
+    /// The line of what was done, and where.
+    pub fn title(&self, what: &str) -> String {
+        format!("{}: {what}, on {}", self.store.display(), self.place)
+    }
+
+    /// A line for each note.
+    pub fn notes_text(&self) -> String {
+        self.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
+    }
+}
+
+/// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.
+pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
+    format!(
+        "{} = program {} + {held} {} + {} x {} {buffers} of {}",
+        ByteSize(plan.memory_bytes),
+        ByteSize(plan.program_bytes),
+        ByteSize(plan.operation_bytes),
+        counted(plan.workers, "worker"),
+        plan.buffers_per_worker,
+        ByteSize(plan.buffer_bytes as u64),
+    )
+}
+
+/// What `--plan` says of chunks that stay in host memory.
+pub fn kept_text(plan: &Plan) -> String {
+    format!("{} kept, {}", counted(plan.kept.len(), "chunk"), ByteSize(plan.kept_bytes))
+}
+
+/// The median pass, its rate, and what was read.
+pub fn pass_text(passes: &[PassReport]) -> String {
+    let (pass, of) = (median(passes), passes.len());
+    let of = if of > 1 { format!(" (median of {of})") } else { String::new() };
+    let rate = pass.nnz_per_second / 1e6;
+    format!("  {:.4} s a pass{of}: {rate:.1} M nonzeros/s, {} read", pass.seconds, ByteSize(pass.bytes))
+}
+
+/// The pass of which as many took longer as took less; of an even number, the shorter of two.
+pub fn median(passes: &[PassReport]) -> &PassReport {
+    let mut by_time: Vec<&PassReport> = passes.iter().collect();
+    by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    by_time[(by_time.len() - 1) / 2]
+}
+
+/// Where the time of a pass went, but for its workers.
+pub fn stages_text(pass: &PassReport) -> String {
+    let stall = pass.compute_stall_seconds;
+    let Some(device) = &pass.device else {
+        return format!("compute {:.4} s, waited for data {stall:.4} s", pass.compute_seconds);
+    };
+    format!(
+        "kernels {:.4} s (asking for {:.0} % of what device memory moves, caches included), copies {:.4} s ({:.0} % of the link: {} in {} chunks at {}/s, {} \
+         chunks there already), both at once {:.4} s, waited for data {stall:.4} s",
+        device.kernel_seconds,
+        100.0 * device.memory_share,
+        device.copy_seconds,
+        100.0 * device.link_share,
+        ByteSize(device.copied_bytes),
+        device.copied_chunks,
+        shown(device.copied_bytes as f64 / device.copy_seconds.max(1e-9)),
+        device.resident_chunks,
+        device.overlap_seconds,
+    )
+}
+
+/// An error as a part of its bound, readable for errors far beyond it too.
+pub fn share_of_bound(part: f64) -> String {
+    if part < 1e4 { format!("{part:.4}") } else { format!("{part:.1e}") }
+}
+
+/// Bytes a second, for people.
+pub fn shown(bytes_per_second: f64) -> ByteSize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown with two digits")]
+    ByteSize(bytes_per_second as u64)
+}

@@ -1,0 +1,108 @@
+//! Packing: text, tensors from anywhere, and what is intact of a damaged store, in the memory that is allowed, on as many threads as
+//! work in it.
+
+use super::{Engine, machine};
+use crate::coo::Source;
+use crate::coo::tns::{ReadOptions, TnsReader};
+use crate::error::{Error, Result};
+use crate::op::salvage::Salvage;
+use crate::pack::{
+    CHUNK_BYTES, MEMORY_MIN, PackOptions, PackPlan, PackReport, memory_least, pack, plan, scan_bytes,
+    threads_within,
+};
+use crate::sys::Sys;
+use bytesize::ByteSize;
+use std::path::{Path, PathBuf};
+
+impl Engine {
+    /// Opens coordinate text, plain or compressed by gzip or zstd, or standard input where the path is `-`: a source for
+    /// [`Engine::pack`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`](crate::Error::Input) where there is no such file; [`Error::Request`](crate::Error::Request) for dims that no
+    /// tensor has.
+    pub fn read_text(&self, path: impl AsRef<Path>, options: ReadOptions) -> Result<TnsReader> {
+        TnsReader::open(self.sys(), path.as_ref(), options)
+    }
+
+    /// Packs a tensor into a new store. `options.memory` is what the packer takes; without it, what this engine may, or half of
+    /// what is available, on as many of this engine's threads as that allows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) where something has the store's name and is not to be replaced, and for less memory
+    /// than it takes; [`Error::Input`](crate::Error::Input) for what is no tensor; what the source gives.
+    pub fn pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackReport> {
+        self.packing(source, options, |sys, source, options| {
+            pack(sys, source, options, &|what, done, total| self.tell(what, done, total))
+        })
+    }
+
+    /// What [`Engine::pack`] would take of memory, temporary files and the disk. Takes and changes nothing; of the source it reads at
+    /// most the first lines.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) for less memory than it takes; what the source gives.
+    pub fn plan_pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackPlan> {
+        self.packing(source, options, plan)
+    }
+
+    /// Looks at every chunk file of a store that may be damaged, with its manifest or without: a source of the nonzeros of all that are
+    /// intact, which [`Engine::pack`] takes with [`Salvage::options`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) where there is no store, and where the memory does not hold a chunk or what packing
+    /// takes then; [`Error::Corrupt`](crate::Error::Corrupt) where no chunk is intact.
+    pub fn salvage(&self, store: impl AsRef<Path>) -> Result<Salvage> {
+        let (store, memory) = (store.as_ref(), self.packing_memory()?);
+        let watch = |done, total| self.tell("checking", done, total);
+        let scan = || Salvage::scan(self.sys(), store, CHUNK_BYTES, scan_bytes(memory), &watch);
+        let salvage = self.install(scan)?;
+        let options = salvage.options(PackOptions::new(PathBuf::new()));
+        let least = memory_least(&salvage, &options, 1);
+        if self.options().memory.is_some() && (MEMORY_MIN..least).contains(&memory) {
+            let (given, chunk) = (ByteSize(memory), ByteSize(options.chunk_bytes));
+            let least = ByteSize(least.next_multiple_of(1 << 20));
+            let what =
+                format!("`memory` {given} is too little: its chunks of up to {chunk} take at least {least}");
+            return Err(Error::request(format!("{}: {what}", store.display())));
+        }
+        Ok(salvage)
+    }
+
+    /// Has `work` pack `source` with the memory that it may take, on the threads that work in it.
+    fn packing<T: Send>(
+        &self,
+        source: &mut (impl Source + Send),
+        options: &PackOptions,
+        work: impl FnOnce(&Sys, &mut dyn Source, &PackOptions) -> Result<T> + Send,
+    ) -> Result<T> {
+        options.check()?;
+        let mut options = options.clone();
+        if options.memory == u64::MAX {
+            options.memory = self.packing_memory()?;
+            if self.options().memory.is_none() {
+                options.memory = options.memory.max(memory_least(source, &options, 1));
+            }
+        }
+        let threads = threads_within(source, &options, self.threads());
+        let work = || work(self.sys(), source, &options);
+        if threads == self.threads() { self.install(work) } else { self.sys().pool(threads)?.install(work) }
+    }
+
+    /// What packing may take: what this engine may, or half of what is available.
+    fn packing_memory(&self) -> Result<u64> {
+        let least = self.options().packing_memory_min.unwrap_or(MEMORY_MIN);
+        match self.options().memory {
+            None => Ok((machine::available_memory() / 2).max(MEMORY_MIN)),
+            Some(memory) if memory >= least => Ok(memory),
+            Some(memory) => {
+                let (given, least) = (ByteSize(memory), ByteSize(least));
+                Err(Error::request(format!("`memory` {given}: packing takes at least {least}")))
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Fails every call of every kind that each program makes, in every way: the program ends with that error and exit
+//! status 2, leaves nothing that was not there and succeeds when it is run again; or, where a transfer can be continued,
+//! it succeeds at once. `BLCO_SWEEP=all cargo test --test sweep -- --nocapture` takes every call and prints the table
+//! that is kept under benches/runs (a name in place of `all`: only the commands whose names begin so); without it some calls
+//! of each kind are taken.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use assert_cmd::cargo::cargo_bin;
+use common::{Tensor, tree, values};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const CALLS: [&str; 9] =
+    ["open", "read", "write", "sync", "rename", "exchange", "remove", "spawn", "allocate"];
+const FAULTS: [(&str, &str); 5] =
+    [("EIO", "5"), ("ENOSPC", "28"), ("EMFILE", "24"), ("EINTR", "4"), ("short", "short")];
+
+/// A command whose calls fail. It runs in a directory with the tensor `t.tns`, the stores `s` and, of trees, `h`, the damaged store
+/// `damaged` and an empty directory `temp`, and writes into `out`.
+struct Case {
+    name: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// Whether a store is in `out` that is to be replaced.
+    replaces: bool,
+    /// Whether it reports what the medium has lost instead of giving up.
+    reports: bool,
+}
+
+const fn case(
+    name: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    replaces: bool,
+    reports: bool,
+) -> Case {
+    Case { name, program, arguments, replaces, reports }
+}
+
+const SMALL: &str = "64KiB";
+#[rustfmt::skip]
+const CASES: [Case; 14] = [
+    case("pack", "blco-pack", &["t.tns", "-o", "out/s", "--chunk-bytes", SMALL], false, false),
+    case("pack, spilling", "blco-pack", &["t.tns", "-o", "out/s", "--memory", "0"], false, false),
+    case("pack, spilling, declared dims", "blco-pack",
+        &["t.tns", "-o", "out/s", "--memory", "0", "--dims", "600,50,400"], false, false),
+    case("pack, spilling elsewhere, replacing", "blco-pack",
+        &["t.tns", "-o", "out/s", "--memory", "0", "--temp-dir", "temp", "--zstd", "1", "--force"], true, false),
+    case("run", "blco-run", &["s", "--rank", "2", "--output", "out/results"], false, false),
+    case("pack, hocfs", "blco-pack",
+        &["t.tns", "-o", "out/s", "--format", "hocfs", "--slice", "ell", "--chunk-bytes", "256KiB"], false, false),
+    case("ttv, streamed", "blco-run", &["h", "--op", "ttv", "--modes", "3", "--output", "out/results"], false, false),
+    case("ttv, merged in runs", "blco-run",
+        &["s", "--op", "ttv", "--modes", "2", "--output", "out/results", "--memory", "12MiB"], false, false),
+    case("cpd", "blco-cpd", &["s", "--rank", "2", "--max-iters", "2", "--output", "out/results"], false, false),
+    case("info --verify", "blco-info", &["s", "--verify"], false, true),
+    case("export, text", "blco-export", &["s", "out/t.tns"], false, false),
+    case("export, npz", "blco-export", &["s", "out/t.npz"], false, false),
+    case("info --repair", "blco-info", &["damaged", "--repair", "out/s"], false, true),
+    case("info --repair, spilling", "blco-info", &["damaged", "--repair", "out/s", "--memory", "0"], false, true),
+];
+
+fn prepare(dir: &Path) {
+    // Six runs of one staged frame each, merged two at a time.
+    let tensor = Tensor::random(&[600, 50, 400], 90_000, 1, values::integer);
+    std::fs::write(dir.join("t.tns"), tensor.text()).unwrap();
+    std::fs::write(dir.join("other.tns"), "1 1 1\n2 2 4\n").unwrap();
+    for name in ["out", "temp"] {
+        std::fs::create_dir(dir.join(name)).unwrap();
+    }
+    for store in ["s", "damaged"] {
+        let packed = command(dir, "blco-pack", &["t.tns", "-o", store, "--chunk-bytes", SMALL], None);
+        assert!(finish(packed).status.success());
+    }
+    let trees = ["t.tns", "-o", "h", "--chunk-bytes", SMALL, "--format", "hocfs"];
+    assert!(finish(command(dir, "blco-pack", &trees, None)).status.success());
+    std::fs::remove_file(dir.join("damaged/chunk-000001.bin")).unwrap();
+}
+
+fn command(dir: &Path, program: &str, arguments: &[&str], fault: Option<&str>) -> Command {
+    let mut command = Command::new(cargo_bin(program));
+    command.current_dir(dir).args(arguments).args(["--threads", "2", "--quiet"]);
+    command.env("BLCO_MEMORY_MIN", "0").stdout(Stdio::piped()).stderr(Stdio::piped());
+    match fault {
+        Some(fault) => command.env("BLCO_FAULT", fault),
+        None => command.env_remove("BLCO_FAULT"),
+    };
+    command
+}
+
+/// Runs a command that must end.
+fn finish(mut command: Command) -> Output {
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < Duration::from_mins(1), "{command:?} does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.wait_with_output().unwrap()
+}
+
+type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+/// What is in `out` and `temp`, without the files that hold times: a store's provenance, a decomposition's report.
+fn state(dir: &Path) -> Tree {
+    let mut all = tree(&dir.join("out"));
+    all.retain(|path, _| {
+        path.file_name().is_none_or(|name| name != "provenance.json" && name != "report.json")
+    });
+    all.extend(tree(&dir.join("temp")));
+    all
+}
+
+/// Puts `out` into the state before the command.
+fn reset(dir: &Path, case: &Case) {
+    std::fs::remove_dir_all(dir.join("out")).unwrap();
+    std::fs::create_dir(dir.join("out")).unwrap();
+    if case.replaces {
+        assert!(finish(command(dir, "blco-pack", &["other.tns", "-o", "out/s"], None)).status.success());
+    }
+}
+
+/// What failing calls came to.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Calls that failed.
+    struck: u64,
+    /// Status 2, the error told, everything as before.
+    error: u64,
+    /// Status 2, the error told, the whole output there: it failed behind the rename.
+    complete: u64,
+    /// Success: the transfer was continued.
+    continued: u64,
+    /// Status 1 or 0: the error is part of what a verification or a repair reports.
+    reported: u64,
+}
+
+/// One command with what it should do.
+struct Sweep<'a> {
+    dir: &'a Path,
+    case: &'a Case,
+    before: Tree,
+    wanted: Tree,
+    status: Option<i32>,
+}
+
+impl<'a> Sweep<'a> {
+    fn new(dir: &'a Path, case: &'a Case) -> Self {
+        reset(dir, case);
+        let before = state(dir);
+        let output = finish(command(dir, case.program, case.arguments, None));
+        assert!(output.status.code() <= Some(1), "{}: {output:?}", case.name);
+        Self { dir, case, before, wanted: state(dir), status: output.status.code() }
+    }
+
+    fn again(&self) -> Result<(), String> {
+        reset(self.dir, self.case);
+        let output = finish(command(self.dir, self.case.program, self.case.arguments, None));
+        let same = output.status.code() == self.status && state(self.dir) == self.wanted;
+        if same { Ok(()) } else { Err(format!("does not succeed again: {output:?}")) }
+    }
+
+    /// Fails one call and judges; false where there was no such call.
+    fn fail(&self, order: &str, errno: &str, counts: &mut Counts) -> Result<bool, String> {
+        let output = finish(command(self.dir, self.case.program, self.case.arguments, Some(order)));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let after = state(self.dir);
+        if said.contains("there was no such call") {
+            return Ok(false);
+        }
+        counts.struck += 1;
+        let told = format!("os error {errno})");
+        let one_line = said.lines().count() == 1 && said.contains(&told);
+        let reported = String::from_utf8_lossy(&output.stdout).contains(&told);
+        let transfer = order.starts_with("read") || order.starts_with("write");
+        let continues = transfer && ["4", "short"].contains(&errno);
+        match output.status.code() {
+            Some(2) if one_line && after == self.before => counts.error += 1,
+            Some(2) if one_line && after == self.wanted => counts.complete += 1,
+            code if continues && code == self.status && after == self.wanted => counts.continued += 1,
+            Some(0 | 1) if self.case.reports && reported => counts.reported += 1,
+            code => {
+                let names: Vec<_> = after.keys().filter(|path| !self.before.contains_key(*path)).collect();
+                return Err(format!("status {code:?}, {said:?}, left {names:?}"));
+            }
+        }
+        self.again()?;
+        Ok(true)
+    }
+}
+
+/// The calls to fail out of those from 0 on: each, or the first few and some of the rest.
+fn next_call(nth: u64, all: bool) -> u64 {
+    if all || nth < 2 { nth + 1 } else { nth * 2 + 3 }
+}
+
+#[test]
+fn every_failing_call_ends_every_program_with_its_error() {
+    let which = std::env::var("BLCO_SWEEP").ok();
+    let all = which.is_some();
+    let wanted =
+        |case: &&Case| which.as_ref().is_none_or(|w| w == "all" || case.name.starts_with(w.as_str()));
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(dir);
+    let mut wrong = Vec::new();
+    println!(
+        "| command | call | calls | error | complete | continued | reported |\n|---|---|---|---|---|---|---|"
+    );
+    for case in CASES.iter().filter(wanted) {
+        let sweep = Sweep::new(dir, case);
+        for call in CALLS {
+            let (mut counts, mut calls) = (Counts::default(), 0);
+            for (name, errno) in FAULTS {
+                if errno == "short" && !["read", "write"].contains(&call) {
+                    continue;
+                }
+                let mut nth = 0;
+                loop {
+                    reset(dir, case);
+                    match sweep.fail(&format!("{call}:{nth}:{errno}"), errno, &mut counts) {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(what) => wrong.push(format!("{}, {call} {nth}, {name}: {what}", case.name)),
+                    }
+                    calls = calls.max(nth + 1);
+                    nth = next_call(nth, all);
+                }
+            }
+            let Counts { struck, error, complete, continued, reported } = counts;
+            println!(
+                "| {} | {call} | {calls} | {error} | {complete} | {continued} | {reported} |",
+                case.name
+            );
+            let judged = error + complete + continued + reported;
+            assert!(judged == struck || !wrong.is_empty(), "{struck} failures, {judged} judged");
+        }
+    }
+    assert!(wrong.is_empty(), "{} of them:\n{}", wrong.len(), wrong.join("\n"));
+}

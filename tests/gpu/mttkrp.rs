@@ -1,0 +1,536 @@
+//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
+//! 64 linear bits, every value encoding, both index encodings and trees, both precisions, ranks 1 to 128, 1 to 8 lanes, small
+//! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
+//! tensors in the directory `BLCO_DATA` too.
+
+use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use crate::on_a_device::on_a_device;
+use blco::internals::backend::cuda::abi::SHARE;
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::nvrtc::Nvrtc;
+use blco::internals::backend::cuda::{CudaBackend, Operation, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, MttkrpVariant};
+use blco::internals::coo::tns::{ReadOptions, TnsReader};
+use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
+use blco::internals::encoding::IndexEncoding;
+use blco::internals::op::mttkrp::ModeMatrix;
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+use blco::internals::op::oracle::{self, OracleMode};
+use blco::internals::store::{Format, Store};
+use blco::internals::stream::{Executor, Limits, PassReport, plan};
+use blco::internals::sys::Sys;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How much of a store stays on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    Streamed,
+    Half,
+    All,
+    /// All, in target-major orders where the store is `tiled`.
+    Sorted,
+    /// The same from the first pass on, with the same bits in every run.
+    Deterministic,
+    /// None, but streamed from host memory in target-major orders, which are derived in parts.
+    Kept,
+}
+
+const RESIDENCIES: [Residency; 6] = [
+    Residency::Streamed,
+    Residency::Half,
+    Residency::All,
+    Residency::Sorted,
+    Residency::Deterministic,
+    Residency::Kept,
+];
+
+fn is_full() -> bool {
+    std::env::var_os("BLCO_DEVICE_FULL").is_some()
+}
+
+/// Results of the second pass on the device (of the first where everything is streamed), and its report.
+fn run<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    store: &Store,
+    factors: &[Matrix<T>],
+    kernels: &KernelSource,
+    lanes: usize,
+    residency: Residency,
+) -> (Vec<ModeMatrix<T>>, PassReport) {
+    let manifest = store.manifest();
+    let (shape, rank) = (&manifest.shape, factors[0].columns());
+    let modes: Vec<usize> = (0..shape.order()).collect();
+    let bytes = device_bytes::<T>(shape, &modes, rank);
+    let operation =
+        Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes, alternating: false };
+    // Fewer lanes than chunks: more would hold them all.
+    let lanes =
+        if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
+    let deterministic = residency == Residency::Deterministic;
+    let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
+    let tiled = manifest.format == Format::Blco(IndexEncoding::Tiled);
+    let (sorted, kept) = (residency == Residency::Sorted && tiled, residency == Residency::Kept && tiled);
+    let host_memory = if kept { u64::MAX } else { 0 };
+    let unlimited = |passes, order| {
+        let limits =
+            DeviceLimits { lanes: Some(lanes), passes, order, host_memory, ..DeviceLimits::default() };
+        plan_device(device, store, &operation, &limits).unwrap()
+    };
+    let memory = match residency {
+        Residency::Half => {
+            let (streamed, resident) = (unlimited(1, DeviceOrder::Store), unlimited(2, DeviceOrder::Store));
+            let lane = streamed.lane_bytes + streamed.staging_bytes;
+            Some(bytes + lane * lanes as u64 + resident.resident_bytes / 2)
+        }
+        // Less than sorting all at once takes.
+        Residency::Kept if tiled && manifest.chunks.len() > 3 => {
+            let whole = unlimited(2, DeviceOrder::Host);
+            Some(whole.memory_bytes - whole.derived_bytes / 3)
+        }
+        _ => None,
+    };
+    let order = match residency {
+        _ if sorted => DeviceOrder::Target,
+        _ if kept => DeviceOrder::Host,
+        _ if deterministic => DeviceOrder::Auto,
+        _ => DeviceOrder::Store,
+    };
+    let limits = DeviceLimits { memory, lanes: Some(lanes), host_memory, passes, order, deterministic };
+    let mut device_plan = plan_device(device, store, &operation, &limits).unwrap();
+    if lanes.is_multiple_of(2) && !deterministic {
+        // A mode that stays in the store's order beside others that do not.
+        device_plan.orders.iter_mut().take(1).for_each(|order| {
+            (order.target, order.in_host_memory) = (false, false);
+        });
+        device_plan.host_orders.iter_mut().for_each(|orders| orders.with_chunks = true);
+    }
+    if memory.is_some() && kept {
+        assert!(device_plan.host_orders.as_ref().unwrap().groups.len() > 1);
+    }
+    let targets = device_plan.orders.iter().filter(|order| order.target).count();
+    let limits = Limits { passes, held: device_plan.held_chunks(store), ..Limits::default() };
+    let plan = plan(store, 0, &limits).unwrap();
+    let op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
+    let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
+    assert!(backend.notes().is_empty());
+    let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+    let mut pass = |number: u32| {
+        let what = || {
+            format!("{}: {residency:?}, {lanes} lanes, {kernels:?}, pass {number}", store.path().display())
+        };
+        executor.pass(&mut backend, &|_| ()).unwrap_or_else(|e| panic!("{}: {e}", what()))
+    };
+    // Where the first pass derives orders to be kept, its own results are in the store's order.
+    let reports: Vec<PassReport> = (0..passes).map(&mut pass).collect();
+    let report = *reports.last().unwrap();
+    assert!(backend.notes().is_empty(), "{:?}", backend.notes());
+    let orders = &backend.plan().orders;
+    assert_eq!(orders.iter().filter(|order| order.target).count(), targets);
+    assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic || kept));
+    let derived = |report: &PassReport| report.device.unwrap().derive_seconds > 0.0;
+    assert_eq!(reports.iter().any(derived), targets > 0);
+    (backend.op().results(store.sys()).unwrap(), report)
+}
+
+/// How far a test has come: `turn` moves the cheap axes on where not every combination is taken.
+#[derive(Debug, Default)]
+struct Tally {
+    turn: usize,
+    runs: usize,
+    /// Runs in which some chunks stayed on the device and others did not.
+    partly: usize,
+    /// Keeps compiled kernels.
+    cache: Option<PathBuf>,
+}
+
+/// Ways to share the work that are not chosen unasked, all tested where NVRTC is installed.
+const VARIANTS: [&str; 8] =
+    ["t1l16c2b4", "t2l16c2b4", "t4l16c1b8s", "t4l16c2b2", "t4l8c4b4", "t1l4c8b1", "t2l8c8b1", "t2l8c1b2s"];
+
+impl Tally {
+    /// Embedded kernels, compiled ones, and other variants, in turn.
+    fn kernels(&self, device: &Device, precision: Precision, order: usize) -> KernelSource {
+        let (compile, cache) = (self.runs.is_multiple_of(2).then_some(false), self.cache.clone());
+        let mut variant = None;
+        if self.runs % 16 == 3
+            && Nvrtc::find(device.facts.driver_version, device.facts.capability, None).is_ok()
+        {
+            let mut of_turn: Vec<MttkrpVariant> = VARIANTS.iter().map(|name| name.parse().unwrap()).collect();
+            of_turn.rotate_left(self.runs / 16 % VARIANTS.len());
+            variant = of_turn.into_iter().find(|v| v.suits(precision, order).is_ok());
+        }
+        // As if rows hardly met again: sweeps over long ranks are split, by embedded kernels and compiled ones.
+        let rows_per_nonzero = (self.runs % 4 >= 2).then_some(1.0);
+        KernelSource { compile, cache, variant, rows_per_nonzero }
+    }
+}
+
+/// Holds every way to run `store` against the oracle.
+fn agrees<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    store: &Store,
+    factors: &[Matrix<T>],
+    oracle: &[OracleMode],
+    tally: &mut Tally,
+) {
+    let order = store.manifest().shape.order();
+    let chunks = store.manifest().chunks.len();
+    let only = std::env::var("BLCO_RESIDENCY").ok();
+    for residency in RESIDENCIES {
+        if only.as_ref().is_some_and(|only| *only != format!("{residency:?}")) {
+            continue;
+        }
+        if residency == Residency::Deterministic
+            && store.manifest().format != Format::Blco(IndexEncoding::Tiled)
+        {
+            continue;
+        }
+        tally.turn += 1;
+        let all = [1, 2, 3, 4, 8];
+        let lanes = if is_full() && order == 3 { &all[..] } else { &all[tally.turn % all.len()..][..1] };
+        for &lanes in lanes {
+            let kernels = tally.kernels(device, T::PRECISION, order);
+            let (results, report) = run(device, store, factors, &kernels, lanes, residency);
+            let what = format!("{}: {residency:?}, {lanes} lanes", store.path().display());
+            let held = report.device.unwrap().resident_chunks;
+            match residency {
+                Residency::Streamed => assert_eq!(held, 0, "{what}"),
+                Residency::Kept if store.manifest().format == Format::Blco(IndexEncoding::Tiled) => {
+                    assert_eq!(held, 0, "{what}");
+                    assert!(report.device.unwrap().copied_chunks >= order - 1, "{what}");
+                }
+                Residency::Half => tally.partly += usize::from(0 < held && held < chunks),
+                // They are there when the first pass has ended.
+                Residency::Deterministic if report.device.unwrap().copied_chunks > 0 => {
+                    assert_eq!(report.device.unwrap().copied_chunks, chunks, "{what}");
+                }
+                _ => assert_eq!(held, chunks, "{what}"),
+            }
+            tally.runs += 1;
+            assert_eq!(report.nnz, store.manifest().nnz, "{what}");
+            for (expected, (mode, result)) in oracle.iter().zip(&results) {
+                let comparison = expected.compare(result, order, SHARE);
+                let rank = result.columns();
+                assert!(
+                    comparison.holds,
+                    "{what}: mode {}, rank {rank}, {:?}: {:.2} of the bound",
+                    mode + 1,
+                    T::PRECISION,
+                    comparison.worst
+                );
+            }
+        }
+    }
+}
+
+fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tally: &mut Tally) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stores = Vec::new();
+    for (kind, chunk_bytes) in [
+        (Kind::Tiled, SMALL_CHUNKS),
+        (Kind::Tiled, 16 << 20),
+        (Kind::Raw, SMALL_CHUNKS),
+        (Kind::Raw, 16 << 20),
+        (Kind::HocfsCsr, SMALL_CHUNKS),
+        (Kind::HocfsEll, 16 << 20),
+    ] {
+        let target = dir.path().join(format!("{name}-{kind:?}-{chunk_bytes}"));
+        stores.push(packed(tensor, &options(&target, kind, chunk_bytes)));
+    }
+    stores.push(packed(tensor, &options(&dir.path().join("zstd"), Kind::TiledZstd, SMALL_CHUNKS)));
+    for (n, &rank) in ranks.iter().enumerate() {
+        tally.turn += 1;
+        let mut of = |precision: usize| {
+            let modes: Vec<usize> = (0..tensor.order()).collect();
+            let shape = &stores[0].manifest().shape;
+            let mut source = tensor;
+            if precision == 0 {
+                let factors = seeded_factors::<f64>(&Sys::default(), shape, rank, 3).unwrap();
+                let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
+                for store in &stores {
+                    agrees(device, store, &factors, &oracle, tally);
+                }
+            } else {
+                let factors = seeded_factors::<f32>(&Sys::default(), shape, rank, 3).unwrap();
+                let oracle = oracle::mttkrp(&mut source, &factors, &modes).unwrap();
+                for store in &stores {
+                    agrees(device, store, &factors, &oracle, tally);
+                }
+            }
+        };
+        if is_full() {
+            of(0);
+            of(1);
+        } else {
+            of(n % 2);
+        }
+    }
+}
+
+/// A tensor with rows that are hit again and again, as real ones have.
+fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor {
+    let mut tensor = Tensor::random(dims, nnz, seed, value);
+    let order = dims.len();
+    for (i, row) in tensor.indices.chunks_exact_mut(order).enumerate() {
+        if i % 3 == 0 {
+            row[i / 3 % order] = 0;
+        }
+    }
+    tensor
+}
+
+#[test]
+fn every_order_and_value_encoding_agrees_with_the_oracle() {
+    on_a_device(
+        module_path!(),
+        "every_order_and_value_encoding_agrees_with_the_oracle",
+        every_order_and_value_encoding,
+    );
+}
+
+fn every_order_and_value_encoding(device: &Arc<Device>) {
+    let nnz = if is_full() { 30_000 } else { 5_000 };
+    let cases: [(&str, &[u64], fn(u64) -> f64); 9] = [
+        ("order-2", &[300, 7000], values::integer),
+        ("order-3", &[50, 4000, 7], values::single),
+        ("order-4", &[91, 24, 885, 141], values::one),
+        ("order-5", &[20, 30, 40, 50, 60], values::few),
+        ("order-6", &[9, 8, 7, 60, 50, 40], values::fraction),
+        ("order-7", &[9, 8, 7, 6, 50, 40, 30], values::wide_integer),
+        ("order-8", &[9, 8, 7, 6, 5, 40, 30, 20], values::with_zeros),
+        ("one-row", &[1, 6000, 1], values::integer),
+        // 17 bits of key over 5 modes.
+        ("81-bits", &[200_000, 120_000, 70_000, 65_000, 40_000], values::few),
+    ];
+    let ranks: &[usize] = if is_full() { &[1, 7, 8, 16, 17, 32, 33, 64, 128] } else { &[5, 33] };
+    let tally = for_each(&cases, &|(name, dims, value), tally| {
+        let tensor = skewed(dims, nnz, 11, *value);
+        let ranks = if *name == "81-bits" { &ranks[..2] } else { ranks };
+        check(device, name, &tensor, ranks, tally);
+    });
+    assert!(tally.partly > 0 || std::env::var_os("BLCO_RESIDENCY").is_some());
+}
+
+/// Holds `test` to each case: one after the other, with one tally that turns on, or, where every combination is taken, all at the same
+/// time. Gives the tally of all.
+fn for_each<C: Sync>(cases: &[C], test: &(dyn Fn(&C, &mut Tally) + Sync)) -> Tally {
+    let cache = tempfile::tempdir().unwrap();
+    let new = || Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
+    let mut all = new();
+    if is_full() {
+        let tallies: Vec<Tally> = std::thread::scope(|scope| {
+            let start = |case| {
+                scope.spawn(move || {
+                    let mut tally = new();
+                    test(case, &mut tally);
+                    tally
+                })
+            };
+            let threads: Vec<_> = cases.iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        all.runs = tallies.iter().map(|tally| tally.runs).sum();
+        all.partly = tallies.iter().map(|tally| tally.partly).sum();
+    } else {
+        for case in cases {
+            test(case, &mut all);
+        }
+    }
+    eprintln!("{all:?}");
+    all
+}
+
+#[test]
+fn real_tensors_agree_with_the_oracle() {
+    let Some(data) = std::env::var_os("BLCO_DATA") else {
+        eprintln!("skipped: BLCO_DATA names no directory");
+        return;
+    };
+    on_a_device(module_path!(), "real_tensors_agree_with_the_oracle", |device| {
+        real_tensors(device, Path::new(&data));
+    });
+}
+
+fn real_tensors(device: &Arc<Device>, data: &Path) {
+    let paths: Vec<PathBuf> = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for_each(&paths, &|path, tally| {
+        let mut reader = TnsReader::open(&Sys::default(), path, ReadOptions::default()).unwrap();
+        let tensor = Tensor::read(&mut reader).unwrap();
+        let ranks: &[usize] = if tensor.nnz() > 1_000_000 { &[16, 32] } else { &[1, 7, 32, 128] };
+        eprintln!("{}", path.display());
+        check(device, "real", &tensor, ranks, tally);
+    });
+}
+
+/// Sorted on the device: whatever the chunks and lanes are. In host memory: with the same plan. Either way however threads take turns; with a
+/// mode of three rows and fibers that many share.
+#[test]
+fn deterministic_results_have_the_same_bits() {
+    on_a_device(module_path!(), "deterministic_results_have_the_same_bits", |device| {
+        bits_are_the_same::<f64>(device, 33);
+        bits_are_the_same::<f32>(device, 32);
+    });
+}
+
+fn bits_are_the_same<T: Real + bytemuck::Pod>(device: &Arc<Device>, rank: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = Tensor::random(&[3, 700, 90_000], 20_000, 5, values::fraction);
+    let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
+    let mut expected: Option<Vec<Vec<u8>>> = None;
+    for (chunk_bytes, lanes) in [(SMALL_CHUNKS, 1), (SMALL_CHUNKS, 3), (16 << 20, 2)] {
+        let target = dir.path().join(format!("{chunk_bytes}-{lanes}"));
+        let store = packed(&tensor, &options(&target, Kind::Tiled, chunk_bytes));
+        let factors = seeded_factors::<T>(store.sys(), &store.manifest().shape, rank, 3).unwrap();
+        let (results, _) = run(device, &store, &factors, &embedded, lanes, Residency::Deterministic);
+        let bits: Vec<Vec<u8>> =
+            results.iter().map(|(_, m)| bytemuck::cast_slice(m.data()).to_vec()).collect();
+        assert!(*expected.get_or_insert_with(|| bits.clone()) == bits, "{chunk_bytes}, {lanes} lanes");
+    }
+    let store = Store::open(&Sys::default(), &dir.path().join(format!("{SMALL_CHUNKS}-3"))).unwrap();
+    let factors = seeded_factors::<T>(store.sys(), &store.manifest().shape, rank, 3).unwrap();
+    let kept = || run(device, &store, &factors, &embedded, 3, Residency::Kept).0;
+    for ((mode, one), (_, other)) in kept().iter().zip(&kept()) {
+        assert!(one.data() == other.data(), "mode {}", mode + 1);
+    }
+}
+
+/// Where others have taken the device's memory since all chunks were planned to stay there, what is left goes to lanes first.
+#[test]
+fn lanes_come_before_chunks_that_stay() {
+    on_a_device(module_path!(), "lanes_come_before_chunks_that_stay", |device| {
+        // A real device gives memory by the megabyte.
+        if device.facts.name != "Mock device" {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let tensor = Tensor::random(&[90, 700, 40], 30_000, 1, values::fraction);
+        for kind in [Kind::Tiled, Kind::HocfsCsr] {
+            let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
+            assert!(store.manifest().chunks.len() > 3, "{} chunks", store.manifest().chunks.len());
+            for chunks in 1..=store.manifest().chunks.len() as u64 {
+                runs_in_what_is_left(device, &store, &tensor, chunks);
+            }
+        }
+    });
+}
+
+/// Two passes, with memory for so many chunks only when all has been planned.
+fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor, chunks: u64) {
+    let shape = &store.manifest().shape;
+    let factors = seeded_factors::<f64>(store.sys(), shape, 4, 3).unwrap();
+    let modes = [0, 1, 2];
+    let bytes = device_bytes::<f64>(shape, &modes, 4);
+    let operation = Operation {
+        bytes,
+        modes: &modes,
+        rank: 4,
+        precision: Precision::F64,
+        sorted_bytes,
+        alternating: false,
+    };
+    let asked = |passes| DeviceLimits {
+        passes,
+        lanes: Some(1),
+        order: DeviceOrder::Store,
+        ..DeviceLimits::default()
+    };
+    let chunk = plan_device(device, store, &operation, &asked(1)).unwrap();
+    let device_plan = plan_device(device, store, &operation, &asked(2)).unwrap();
+    assert_eq!((device_plan.resident_chunks, device_plan.lane_bytes), (store.manifest().chunks.len(), 0));
+    let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
+    let op = DeviceMttkrp::new(device, store, &factors, &modes, &embedded).unwrap();
+    let left = chunks * chunk.lane_bytes + chunk.staging_bytes + (4 << 10);
+    let taken = device.memory(usize::try_from(device.free_bytes().unwrap() - left).unwrap()).unwrap();
+    let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
+    let (there, notes) = (backend.plan().resident_chunks, backend.notes().join("; "));
+    assert!(there > 0 || chunks < 2, "{chunks}: {notes}");
+    assert!(there == device_plan.resident_chunks || notes.contains("device memory"), "{chunks}: {there}");
+    let limits = Limits { passes: 2, held: backend.plan().held_chunks(store), ..Limits::default() };
+    let plan = plan(store, 0, &limits).unwrap();
+    let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+    for _ in 0..2 {
+        executor.pass(&mut backend, &|_| ()).unwrap();
+    }
+    drop((executor, taken));
+    let oracle = oracle::mttkrp(&mut tensor, &factors, &modes).unwrap();
+    for (expected, (mode, result)) in oracle.iter().zip(&backend.op().results(store.sys()).unwrap()) {
+        assert!(expected.compare(result, 3, SHARE).holds, "mode {mode}, {chunks} chunks");
+    }
+}
+
+/// A chunk whose checksums are right and whose numbers are not is an error, and reads nothing outside the factors.
+#[test]
+fn numbers_out_of_range_are_found_on_the_device() {
+    on_a_device(
+        module_path!(),
+        "numbers_out_of_range_are_found_on_the_device",
+        numbers_out_of_range_are_found,
+    );
+}
+
+fn numbers_out_of_range_are_found(device: &Arc<Device>) {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, values::one);
+    for kind in [Kind::Tiled, Kind::HocfsCsr, Kind::HocfsEll] {
+        let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, 16 << 20));
+        let padded = kind == Kind::HocfsEll;
+        assert_eq!(error_of_damaged(device, &store, &crate::common::with_largest_numbers), !padded);
+        if kind == Kind::Tiled {
+            continue;
+        }
+        // Each part of the columns on its own: levels, leaves, where children begin.
+        let mut on_device = 0;
+        for part in 0..16 {
+            let store =
+                packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{part}")), kind, 16 << 20));
+            let damage = |store: &Store| {
+                crate::common::with_columns(store, |columns| {
+                    let bytes = columns.len() / 16;
+                    columns[part * bytes..][..bytes].fill(0xff);
+                })
+            };
+            on_device += usize::from(error_of_damaged(device, &store, &damage));
+        }
+        eprintln!("{kind:?}: {on_device} of 16 parts on the device");
+        assert!(if padded { on_device > 0 } else { on_device == 16 }, "{kind:?}: {on_device} of 16");
+    }
+}
+
+/// MTTKRP of a store of one chunk ends with the error of a number out of range where its numbers are damaged after passes have been
+/// planned: two passes, or such as sort it in the first. Whether the device found it, or else who reads the chunk and looks for
+/// fibers that begin with padding, and names the tile.
+fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store) -> Store) -> bool {
+    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &sound.manifest().shape, 8, 1).unwrap();
+    let modes = [0, 1, 2];
+    let bytes = device_bytes::<f64>(&sound.manifest().shape, &modes, 8);
+    let operation = Operation {
+        bytes,
+        modes: &modes,
+        rank: 8,
+        precision: Precision::F64,
+        sorted_bytes,
+        alternating: false,
+    };
+    let tiled = sound.manifest().format == Format::Blco(IndexEncoding::Tiled);
+    let order = if tiled { DeviceOrder::Host } else { DeviceOrder::Auto };
+    let sorted = DeviceLimits { passes: 2, order, host_memory: u64::MAX, ..DeviceLimits::default() };
+    let plans =
+        [DeviceLimits::default(), sorted].map(|l| plan_device(device, sound, &operation, &l).unwrap());
+    let damaged = damage(sound);
+    let found = plans.map(|device_plan| {
+        assert_eq!(device_plan.host_orders.is_some(), tiled && device_plan.orders.len() == 3);
+        let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &KernelSource::default()).unwrap();
+        let mut backend = CudaBackend::new(device, &damaged, &device_plan, op).unwrap();
+        let plan = plan(&damaged, 0, &Limits::default()).unwrap();
+        let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();
+        let error = executor.pass(&mut backend, &|_| ()).unwrap_err().to_string();
+        let (_, what) = error.split_once("chunk 0: corrupt: ").unwrap_or_else(|| panic!("{error}"));
+        let on_device = what == "a number out of range";
+        let in_fibers = what.starts_with("level 1, tile ") || what.starts_with("level 2, tile ");
+        assert!(on_device || in_fibers && what.ends_with(": a number out of range"), "{error}");
+        on_device
+    });
+    assert_eq!(found[0], found[1]);
+    found[0]
+}

@@ -1,0 +1,149 @@
+//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that stores that lie
+//! (fuzz/stores) do nothing to a device that they do not do to the host: those that every reader accepts give MTTKRP and TTV the
+//! same results within the derived bounds, those that are refused when their chunks are read are refused there too. A range of
+//! values that nonzeros are outside of, which a verifier refuses, a device may refuse where it sorts copies by it.
+//!
+//! `BLCO_MUTANTS=2000` takes so many mutants; of accepted ones, at least 300 have to come of that many. `BLCO_SEED=7` takes others.
+
+use crate::common::Tensor;
+use crate::on_a_device::on_a_device;
+use crate::stores::agree::{
+    Elements, Held, Judgement, check_mttkrp, check_ttv, factors, judge, modes, vector,
+};
+use crate::stores::{Seeded, bases, mutant};
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::pipeline::{PipelineBackend, plan as plan_pipeline};
+use blco::internals::backend::cuda::{CudaBackend, Operation, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, TtvVariant};
+use blco::internals::dense::{Matrix, Precision};
+use blco::internals::encoding::IndexEncoding;
+use blco::internals::error::Result;
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+use blco::internals::op::ttv::cuda::{DeviceTtv, device_demand};
+use blco::internals::op::ttv::streams;
+use blco::internals::store::{Format, Store};
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
+use std::sync::Arc;
+
+const VARIANTS: [TtvVariant; 2] = [TtvVariant::Balanced, TtvVariant::TwoLevel];
+const ORDERS: [DeviceOrder; 2] = [DeviceOrder::Store, DeviceOrder::Target];
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+/// MTTKRP of all modes, of the second of two passes.
+fn mttkrp(
+    device: &Arc<Device>,
+    store: &Store,
+    factors: &[Matrix<f64>],
+    order: DeviceOrder,
+) -> Result<Vec<(usize, Matrix<f64>)>> {
+    let (shape, rank) = (&store.manifest().shape, factors[0].columns());
+    let modes: Vec<usize> = (0..shape.order()).collect();
+    let bytes = device_bytes::<f64>(shape, &modes, rank);
+    let precision = Precision::F64;
+    let operation = Operation { bytes, modes: &modes, rank, precision, sorted_bytes, alternating: false };
+    let limits = DeviceLimits { lanes: Some(2), passes: 2, order, ..DeviceLimits::default() };
+    let device_plan = plan_device(device, store, &operation, &limits)?;
+    let limits = Limits { passes: 2, held: device_plan.held_chunks(store), ..Limits::default() };
+    let plan = plan(store, 0, &limits)?;
+    let op = DeviceMttkrp::new(device, store, factors, &modes, &KernelSource::default())?;
+    let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
+    let mut executor = Executor::new(store, &plan, &mut backend)?;
+    executor.pass(&mut backend, &|_| ())?;
+    executor.pass(&mut backend, &|_| ())?;
+    backend.op().results(store.sys())
+}
+
+/// TTV along the leaves' mode.
+fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: TtvVariant) -> Result<Elements> {
+    let order = store.manifest().shape.order();
+    let demand = device_demand::<f64>(store.manifest(), mode);
+    let limits = DeviceLimits { lanes: Some(2), passes: 1, ..DeviceLimits::default() };
+    let device_plan = plan_pipeline(device, store, &demand, &limits)?;
+    let plan = plan(store, 0, &Limits::default())?;
+    let mut found = Elements::new();
+    let mut sink = |batches| {
+        found.extend(crate::runner::elements(batches, order));
+        Ok(())
+    };
+    let op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
+    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
+    let mut executor = Executor::new(store, &plan, &mut backend)?;
+    executor.pass(&mut backend, &|_| ())?;
+    backend.op().finish()?;
+    drop((executor, backend));
+    Ok(found)
+}
+
+/// Whether this error is that of a store's false range of values, and a nonzero is outside of it.
+fn refuses_the_range(error: Option<&str>, store: &Store, read: Option<&Tensor>) -> bool {
+    let range = store.manifest().value_min..=store.manifest().value_max;
+    error.is_some_and(|e| e.ends_with("/manifest: corrupt: value min and max are not those of the nonzeros"))
+        && read.is_some_and(|tensor| tensor.values.iter().any(|value| !range.contains(value)))
+}
+
+/// Runs a store on the device, which the host has judged so.
+fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgement) -> Held {
+    let alike = |what: &str, error: Option<String>| match (&judgement.read, error) {
+        (Ok(_), Some(e)) => Err(format!("{what} refuses on the device what the host takes: {e}")),
+        (Err(why), None) => Err(format!("{what} takes on the device what the host refuses: {why}")),
+        _ => Ok(()),
+    };
+    let read = judgement.read.as_ref().ok();
+    let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
+    let order = if tiled { ORDERS[turn % 2] } else { DeviceOrder::Store };
+    let factors = factors(store);
+    let results = mttkrp(device, store, &factors, order);
+    let error = results.as_ref().err().map(ToString::to_string);
+    let sorts = order == DeviceOrder::Target;
+    if !(sorts && refuses_the_range(error.as_deref(), store, read)) {
+        alike("MTTKRP", error)?;
+    }
+    if let (Some(tensor), Ok(results)) = (read, results) {
+        check_mttkrp(tensor, &factors, &results)?;
+    }
+    for mode in modes(store).into_iter().filter(|&mode| streams(store.manifest(), mode)) {
+        let x = vector(store, mode);
+        let found = ttv(device, store, mode, &x, VARIANTS[turn % 2]);
+        alike("TTV", found.as_ref().err().map(ToString::to_string))?;
+        if let (Some(tensor), Ok(found)) = (read, found) {
+            check_ttv(tensor, mode, &x, found)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn mutants_run_on_a_device_as_on_the_host() {
+    on_a_device(module_path!(), "mutants_run_on_a_device_as_on_the_host", mutants);
+}
+
+fn mutants(device: &Arc<Device>) {
+    let (seed, count) = (number("BLCO_SEED").unwrap_or(1), number("BLCO_MUTANTS").unwrap_or(60));
+    let (bases, dir) = (bases(), tempfile::tempdir().unwrap());
+    let (mut accepted, mut refused, mut turn) = (0, 0, 0);
+    for number in 0..count {
+        let lying = mutant(&bases, &mut Seeded::new(seed, number));
+        let at = dir.path().join("store");
+        std::fs::create_dir(&at).unwrap();
+        lying.write(&at);
+        let what = || format!("mutant {number} of seed {seed}: {}", lying.story.join("; "));
+        let judgement = judge(&at).unwrap_or_else(|e| panic!("{}: {e}", what()));
+        // What the manifest alone shows never comes to a device.
+        if let Ok(store) = Store::open(&Sys::default(), &at) {
+            let read = judgement.read.as_ref().ok();
+            let huge = read.is_some_and(|tensor| tensor.values.iter().any(|v| v.abs() > 1e300));
+            if !huge {
+                compare(device, &store, turn, &judgement).unwrap_or_else(|e| panic!("{}: {e}", what()));
+                turn += 1;
+                *(if read.is_some() { &mut accepted } else { &mut refused }) += 1;
+            }
+        }
+        std::fs::remove_dir_all(&at).unwrap();
+    }
+    eprintln!("{accepted} accepted and {refused} refused mutants of {count} on the device");
+    assert!(accepted >= count / 7 && refused > 0, "{accepted} accepted, {refused} refused of {count}");
+}

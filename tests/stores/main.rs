@@ -1,0 +1,20 @@
+//! Protects stores: what their bytes are, that damage and lies are found, how one gets its name and is repaired.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../../fuzz/bodies.rs"]
+mod bodies;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../fuzz/models.rs"]
+mod models;
+#[path = "../common/programs.rs"]
+mod programs;
+
+mod corpora;
+mod damage;
+mod false_statistics;
+mod hocfs;
+mod publication;
+mod repair;
+mod specification;

@@ -1,0 +1,145 @@
+//! The specification and the program agree: the vectors of formats-spec/vectors (made by an independent writer) open, verify,
+//! come back and pack to the same bytes, or are refused; the second reader (`tools/blco_reader.py`) accepts fresh
+//! stores of every kind and checks the vectors too. It needs Python with numpy: `BLCO_PYTHON`, which tools/test.sh
+//! sets, or `python3`.
+
+use crate::programs::{python, script};
+use assert_cmd::cargo::cargo_bin;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("formats-spec/vectors")
+}
+
+fn index() -> Vec<Value> {
+    let text = std::fs::read_to_string(vectors().join("index.json")).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap().as_array().unwrap().clone()
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(cargo_bin(program)).args(arguments).output().unwrap()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// The bytes of a store's manifest and chunks, by name.
+fn store_bytes(store: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(store).unwrap().map(|e| e.unwrap());
+    let mut files: Vec<_> = entries
+        .map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap()))
+        .filter(|(name, _)| name != "provenance.json")
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn valid_vectors_verify_come_back_and_pack_to_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let valid: Vec<Value> = index().into_iter().filter(|v| v["valid"] == true).collect();
+    assert!(valid.len() >= 15);
+    for vector in &valid {
+        let name = text(&vector["name"]);
+        let store = vectors().join("valid").join(name);
+        let (store_text, tns) = (store.to_str().unwrap(), store.with_extension("tns"));
+        let verified = run("blco-info", &[store_text, "--verify"]);
+        assert!(verified.status.success(), "{name}: {}", String::from_utf8_lossy(&verified.stdout));
+
+        let exported = run("blco-export", &[store_text, "-"]).stdout;
+        let values = |text: &[u8]| -> Vec<Vec<f64>> {
+            let lines = std::str::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
+            lines.iter().map(|l| l.split_whitespace().map(|w| w.parse().unwrap()).collect()).collect()
+        };
+        let expected = std::fs::read(&tns).unwrap();
+        assert_eq!(values(&exported), values(&expected), "{name}");
+
+        let again = dir.path().join(name);
+        let options = vector["pack"].as_array().unwrap().iter().map(text);
+        let arguments: Vec<&str> =
+            [tns.to_str().unwrap(), "-o", again.to_str().unwrap()].into_iter().chain(options).collect();
+        let packed = run("blco-pack", &arguments);
+        assert!(packed.status.success(), "{name}: {}", String::from_utf8_lossy(&packed.stderr));
+        if !arguments.contains(&"--zstd") {
+            assert!(store_bytes(&again) == store_bytes(&store), "{name}: packs to other bytes");
+        }
+    }
+}
+
+#[test]
+fn invalid_vectors_are_refused() {
+    let invalid: Vec<Value> = index().into_iter().filter(|v| v["valid"] == false).collect();
+    assert!(invalid.len() >= 50);
+    for vector in &invalid {
+        let name = text(&vector["name"]);
+        let store = vectors().join("invalid").join(name);
+        let store = store.to_str().unwrap();
+        let verified = run("blco-info", &[store, "--verify"]);
+        assert_eq!(verified.status.code(), Some(1), "{name}: blco-info --verify");
+        let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+        assert!(said.contains(text(&vector["file"])), "{name}: should name {}: {said}", vector["file"]);
+        if vector["level"] == "reader" {
+            let ran = run("blco-run", &[store, "--rank", "2"]);
+            let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+            assert_eq!(ran.status.code(), Some(2), "{name}: blco-run: {said}");
+            assert_eq!(said.lines().count(), 1, "{name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_second_reader_accepts_fresh_stores_of_every_kind() {
+    let Some(python) = python() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let tensors = [
+        ("counts", "40,30,2000", "1..5"),
+        ("uniform", "90,1,70000,6", "uniform"),
+        ("wide", "4000000000,4000000000,9000", "-9000000000..9000000000"),
+        ("ones", "3,4,5,6,7,2,1,9", "1"),
+    ];
+    let kinds: [&[&str]; 9] = [
+        &[],
+        &["--encoding", "raw"],
+        &["--zstd", "3"],
+        &["--duplicates", "keep", "--chunk-bytes", "64KiB"],
+        &["--encoding", "raw", "--zstd", "1", "--chunk-bytes", "100000"],
+        &["--format", "hocfs", "--slice", "csr", "--chunk-bytes", "64KiB"],
+        &["--format", "hocfs", "--slice", "ell", "--main-mode", "3", "--chunk-bytes", "100000"],
+        &["--format", "hocfs", "--main-mode", "2", "--duplicates", "keep", "--chunk-bytes", "64KiB"],
+        &["--format", "hocfs", "--main-mode", "2", "--zstd", "1"],
+    ];
+    for (name, dims, values) in tensors {
+        let input = at(&format!("{name}.tns"));
+        let made =
+            run("blco-gen", &["--dims", dims, "--nnz", "40000", "--skew", "2", "--values", values, &input]);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        for (number, kind) in kinds.iter().enumerate() {
+            let store = at(&format!("{name}-{number}"));
+            let arguments: Vec<&str> =
+                [&input, "-o", &store, "--dims", dims].into_iter().chain(kind.iter().copied()).collect();
+            assert!(run("blco-pack", &arguments).status.success());
+            let back = at("back.tns");
+            let read = script(&python, "blco_reader.py", dir.path(), &[&store, "--tns", &back]);
+            assert!(read.status.success(), "{name} {kind:?}: {}", String::from_utf8_lossy(&read.stderr));
+            let exported = run("blco-export", &[&store, "-"]).stdout;
+            let numbers =
+                |text: &str| -> Vec<f64> { text.split_whitespace().map(|w| w.parse().unwrap()).collect() };
+            let back = std::fs::read_to_string(&back).unwrap();
+            assert!(numbers(&back) == numbers(std::str::from_utf8(&exported).unwrap()), "{name} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn the_second_reader_checks_the_vectors() {
+    let Some(python) = python() else { return };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = script(&python, "blco_reader.py", root, &["--vectors", vectors().to_str().unwrap()]);
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    let current = script(&python, "make_vectors.py", root, &["--check"]);
+    assert!(current.status.success(), "{}", String::from_utf8_lossy(&current.stderr));
+}
