@@ -46,6 +46,14 @@ const HUGE_BYTES: usize = 4 << 20;
 /// A byte buffer aligned to a page.
 pub type PageBuf = MmapMut;
 
+/// Bytes of addresses that a thread takes before it does anything: its stack (the standard library's default) and what C's library keeps of it.
+const THREAD_BYTES: usize = (2 << 20) + (256 << 10);
+
+/// An error where there is no room for `threads` more threads: C's library ends a program in whose thread it finds none, in words of its own.
+fn room_for_threads(threads: usize) -> io::Result<()> {
+    MmapMut::map_anon(threads.saturating_mul(THREAD_BYTES)).map(drop)
+}
+
 /// Makes the pages of a new buffer be there, so that nothing waits for them, or finds that there are none, later.
 fn populate(buf: &mut PageBuf) -> io::Result<()> {
     #[cfg(target_os = "linux")]
@@ -348,14 +356,16 @@ impl Sys {
         body: impl FnOnce() -> T + Send + 'scope,
     ) -> Result<sync::ScopedJoinHandle<'scope, T>> {
         self.pass(Call::Spawn)
-            .and_then(|_| sync::spawn(scope, name, body))
+            .and_then(|_| room_for_threads(1))
+            .and_then(|()| sync::spawn(scope, name, body))
             .map_err(|source| Error::Resource { action: "start a thread", source })
     }
 
     /// A pool of `threads` compute threads.
     pub fn pool(&self, threads: usize) -> Result<rayon::ThreadPool> {
         self.pass(Call::Spawn)
-            .and_then(|_| {
+            .and_then(|_| room_for_threads(threads))
+            .and_then(|()| {
                 rayon::ThreadPoolBuilder::new()
                     .num_threads(threads)
                     .thread_name(|i| format!("compute-{i}"))
