@@ -428,21 +428,41 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
             scratch.workspaces.push(workspace);
         }
         for (k, result) in self.results.iter_mut().enumerate() {
-            if scratch.modes[k].1 == Strategy::Slots {
-                continue;
-            }
-            for (number, copy) in scratch.copies.iter_mut().enumerate() {
-                let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
-                let rows = copy.data_mut()[..result.rows * stride].par_chunks_exact_mut(stride);
-                let add = |(sums, copied): (&mut [f64], &mut [f64])| {
-                    for (sum, x) in sums.iter_mut().zip(copied) {
-                        *sum = if number == 0 { 0.0 } else { *sum } + std::mem::take(x);
-                    }
-                };
-                result.sums.as_mut().par_chunks_exact_mut(rank).zip(rows).with_min_len(64).for_each(add);
+            if scratch.modes[k].1 == Strategy::Copies {
+                let mut copies = scratch.copies.iter_mut();
+                let copies = std::array::from_fn(|_| {
+                    let copy = copies.next().expect("as many as there are");
+                    let copy = &mut copy.get_mut().unwrap_or_else(PoisonError::into_inner)[k];
+                    &mut copy.data_mut()[..result.rows * stride]
+                });
+                add_up(result.sums_mut(rank), copies, rank, stride);
             }
         }
         Ok(())
+    }
+}
+
+/// Makes `sums` the sums of `copies`, added in order, and these zero; rows of `sums` have `rank` numbers, those of copies `stride`.
+fn add_up(sums: &mut [f64], mut copies: [&mut [f64]; COPIES], rank: usize, stride: usize) {
+    /// Rows that one thread adds up.
+    const ROWS: usize = 128;
+    let rows = sums.len() / rank;
+    if rows > ROWS {
+        let half = rows / 2;
+        let (sums, others) = sums.split_at_mut(half * rank);
+        let mut halves = copies.map(|copy| copy.split_at_mut(half * stride));
+        let first = halves.each_mut().map(|(first, _)| std::mem::take(first));
+        let second = halves.map(|(_, second)| second);
+        rayon::join(|| add_up(sums, first, rank, stride), || add_up(others, second, rank, stride));
+        return;
+    }
+    for (row, sums) in sums.chunks_exact_mut(rank).enumerate() {
+        sums.fill(0.0);
+        for copy in &mut copies {
+            for (sum, x) in sums.iter_mut().zip(&mut copy[row * stride..]) {
+                *sum += std::mem::take(x);
+            }
+        }
     }
 }
 
