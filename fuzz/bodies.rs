@@ -19,7 +19,7 @@ use blco::internals::op::ttv::Streamed;
 use blco::internals::op::verify::Verify;
 use blco::internals::pack::{FormatOption, PackOptions};
 use blco::internals::shape::Shape;
-use blco::internals::store::{ChunkEntry, ChunkHeader, Format, Manifest, Store};
+use blco::internals::store::{ChunkEntry, ChunkHeader, Format, Manifest, Partition, Store, Version};
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
 use std::path::Path;
@@ -79,15 +79,17 @@ pub fn text(data: &[u8]) {
 /// A manifest: what is accepted is a valid store's, and encodes to the same again.
 pub fn manifest(data: &[u8]) {
     try_manifest(data);
-    try_manifest(&sealed_manifest(data));
+    for version in [1, 2] {
+        try_manifest(&sealed_manifest(data, version));
+    }
 }
 
 /// The input with a preamble that fits what follows it.
-fn sealed_manifest(data: &[u8]) -> Vec<u8> {
+fn sealed_manifest(data: &[u8], version: u32) -> Vec<u8> {
     let archive = data.get(PREAMBLE..).unwrap_or(&[]);
     let mut bytes = vec![0; PREAMBLE];
     store_bytes(&mut bytes, 0, *b"BLCOSTOR");
-    store_bytes(&mut bytes, 8, 1u32.to_le_bytes());
+    store_bytes(&mut bytes, 8, version.to_le_bytes());
     store_bytes(&mut bytes, 12, 64u32.to_le_bytes());
     store_bytes(&mut bytes, 16, (archive.len() as u64).to_le_bytes());
     store_bytes(&mut bytes, 24, xxh3_64(archive).to_le_bytes());
@@ -99,9 +101,11 @@ fn sealed_manifest(data: &[u8]) -> Vec<u8> {
 
 fn try_manifest(bytes: &[u8]) {
     let Ok((manifest, _)) = Manifest::decode(bytes, Path::new("manifest")) else { return };
-    let (again, _) = manifest.encode().expect("a valid manifest can be encoded");
-    let again = Manifest::decode(&again, Path::new("manifest")).expect("and read");
-    assert_eq!(again.0, manifest);
+    if manifest.version == Version::NEWEST {
+        let (again, _) = manifest.encode();
+        let again = Manifest::decode(&again, Path::new("manifest")).expect("and read");
+        assert_eq!(again.0, manifest);
+    }
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(dir.path().join("manifest"), bytes).expect("a file");
     let sys = Sys::default();
@@ -113,30 +117,45 @@ fn try_manifest(bytes: &[u8]) {
 /// A chunk file: by itself, and as the only one of a store.
 pub fn chunk(data: &[u8]) {
     try_chunk(data);
-    try_chunk(&sealed_chunk(data));
+    for version in [Version::One, Version::Two] {
+        try_chunk(&sealed_chunk(data, version));
+    }
 }
 
 /// The input as chunk 0 of a store: a header whose lengths and checksums fit, a payload, padding.
-fn sealed_chunk(data: &[u8]) -> Vec<u8> {
+fn sealed_chunk(data: &[u8], version: Version) -> Vec<u8> {
     let mut bytes = data.to_vec();
     bytes.resize(bytes.len().max(HEADER), 0);
+    let mut head = HEADER;
+    if version == Version::Two {
+        let sections = 1 + bytes[64] % 9;
+        store_bytes(&mut bytes, 64, u32::from(sections).to_le_bytes());
+        head = version.header_bytes(sections.into());
+        bytes.resize(bytes.len().max(head), 0);
+        store_bytes(&mut bytes, 68, [0; 4]);
+        store_bytes(&mut bytes, 80, [0; 40]);
+    }
     store_bytes(&mut bytes, 0, *b"BLCOCHNK");
-    store_bytes(&mut bytes, 8, 1u32.to_le_bytes());
+    store_bytes(&mut bytes, 8, (version as u32).to_le_bytes());
     store_bytes(&mut bytes, 12, 0u32.to_le_bytes());
     store_bytes(&mut bytes, 24, 0u64.to_le_bytes());
-    let there = bytes.len() - HEADER;
+    let there = bytes.len() - head;
     let said = u32::from_le_bytes(std::array::from_fn(|i| bytes[40 + i])) as usize;
     let mut stored = if said <= there { said } else { there };
     if bytes[47] == 0 {
         stored -= stored % 128;
-        let image = u32::try_from(HEADER + stored).expect("inputs are short");
+        let image = u32::try_from(head + stored).expect("inputs are short");
         store_bytes(&mut bytes, 36, image.to_le_bytes());
     }
-    bytes.truncate(HEADER + stored);
+    bytes.truncate(head + stored);
     let stored = u32::try_from(stored).expect("inputs are short");
     store_bytes(&mut bytes, 40, stored.to_le_bytes());
-    let checksum = xxh3_64(&bytes[HEADER..]);
+    let checksum = xxh3_64(&bytes[head..]);
     store_bytes(&mut bytes, 48, checksum.to_le_bytes());
+    if version == Version::Two {
+        let checksum = xxh3_64(&bytes[HEADER..head]);
+        store_bytes(&mut bytes, 72, checksum.to_le_bytes());
+    }
     seal_header(&mut bytes);
     bytes.resize(bytes.len().next_multiple_of(4096), 0);
     bytes
@@ -159,11 +178,12 @@ fn try_chunk(bytes: &[u8]) {
         Err(error) => panic!("intact, then not: {error}"),
     };
     let header = ChunkHeader::decode(bytes, &path).expect("it has been accepted before");
-    if header.number != 0 {
+    // A manifest of version 1 is not written any more.
+    if header.number != 0 || header.partition != 0 || header.version != Version::NEWEST {
         return;
     }
     let manifest = manifest_of(&salvage, &extent, &header, bytes.len() as u64);
-    let (encoded, id) = manifest.encode().expect("a valid manifest can be encoded");
+    let (encoded, id) = manifest.encode();
     let mut stamped = bytes.to_vec();
     store_bytes(&mut stamped, 16, id.to_le_bytes());
     seal_header(&mut stamped);
@@ -189,9 +209,10 @@ fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_by
         last_linear: [0; 2],
         row_low: [0; 8],
         row_high: std::array::from_fn(|m| dims.get(m).map_or(0, |dim| dim - 1)),
+        value_encoding: Some(header.codes.value_encoding),
     };
     Manifest {
-        format,
+        version: Version::NEWEST,
         codec: options.codec,
         may_repeat: true,
         chunk_bytes: options.chunk_bytes,
@@ -200,7 +221,9 @@ fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_by
         value_min: 0.0,
         value_max: 0.0,
         longest_row_bounds: vec![0; shape.order()],
+        partitions: vec![Partition::whole(format, shape.order(), 1, extent.nnz, Some(0), None)],
         chunks: vec![entry],
+        part: None,
         shape,
     }
 }
@@ -229,7 +252,7 @@ fn run(store: &Store, batch: &Batch) {
         let mut mttkrp = Mttkrp::new(store.sys(), &factors, &modes, 2).expect("small results");
         pass(store, &mut mttkrp).expect("an intact chunk");
     }
-    if let Format::Hocfs { levels, .. } = store.manifest().format
+    if let Format::Hocfs { levels, .. } = *store.manifest().format()
         && shape.dims()[levels.last()] < 1 << 20
     {
         let dim = shape.dims()[levels.last()] as usize;

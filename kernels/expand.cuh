@@ -27,6 +27,8 @@ __device__ __forceinline__ double* value_at(const ExpandArgs& a, u32 position)
 __device__ __forceinline__ void write_header(const ExpandArgs& a, u32 nnz)
 {
     u8* const image = (u8*)a.image;
+    // Of version 1: its table is shorter.
+    *(u32*)(image + 8) = 1;
     *(u32*)(image + 32) = nnz;
     image[46] = VALUES_F64;
     const u32 sections[4][3] = {{SECTION_TILES, a.tiles_at, a.columns_at - a.tiles_at},

@@ -1,4 +1,4 @@
-// Reading a chunk's image where it lies: header and sections (formats-spec/container.md). The host has checked the
+// Reading a chunk's image where it lies: header and sections (formats-spec/container.md; container-1.md of version 1). The host has checked the
 // header, the sections' lengths and every tile record before the image was copied; numbers inside columns,
 // indices and values are checked here.
 #pragma once
@@ -13,7 +13,7 @@ enum {
     SECTION_VALUES = 6,
     SECTION_LEVELS = 7
 };
-enum { VALUES_INTEGER = 1, VALUES_F32 = 2, VALUES_F64 = 3, VALUES_DICTIONARY = 4 };
+enum { VALUES_INTEGER = 1, VALUES_F32 = 2, VALUES_F64 = 3, VALUES_DICTIONARY = 4, VALUES_DECIMAL = 5 };
 
 // Images do not change while a kernel reads them.
 template <class T> __device__ __forceinline__ T load(const u8* at)
@@ -48,13 +48,14 @@ struct Header {
     Section first, second, values;   // TILES and COLUMNS, BLOCKS and INDEX, or LEVELS and COLUMNS
 };
 
-__device__ __forceinline__ Section section(const u8* image, u32 kind)
+// One of the sections whose table begins at `table`; a chunk that kernels read has at most four.
+__device__ __forceinline__ Section section(const u8* image, const u8* table, u32 kind)
 {
     Section found = {0, 0};
-    // All are loaded before the first is looked at.
+    // All are loaded before the first is looked at. (Entries that are not there are zero.)
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-        const u8* entry = image + 56 + 16 * i;
+        const u8* entry = table + 16 * i;
         const u32 of = load<u32>(entry), start = load<u32>(entry + 4), bytes = load<u32>(entry + 8);
         if (of == kind) found = {image + start, bytes};
     }
@@ -64,11 +65,12 @@ __device__ __forceinline__ Section section(const u8* image, u32 kind)
 __device__ __forceinline__ Header header(const u8* image, u32 first, u32 second)
 {
     Header h;
+    const u8* const table = image + (load<u32>(image + 8) == 1 ? 56 : 128);
     h.nnz = load<u32>(image + 32);
     h.value_encoding = load<u8>(image + 46);
-    h.first = section(image, first);
-    h.second = section(image, second);
-    h.values = section(image, SECTION_VALUES);
+    h.first = section(image, table, first);
+    h.second = section(image, table, second);
+    h.values = section(image, table, SECTION_VALUES);
     return h;
 }
 
@@ -115,13 +117,31 @@ __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& ba
     return v;
 }
 
+// The value of slot `place` of a chunk of decimals, whose column has `whole`: that divided by a power of ten, unless the VALUES section,
+// which begins at `section`, has another for the slot. Its places ascend. (Not inlined: it would cost all kernels registers.)
+static __device__ __noinline__ double decimal(const u8* section, double whole, u32 place)
+{
+    const u32 exponent = load<u32>(section), exceptions = load<u32>(section + 4);
+    const u8* const places = section + 8 + 8ull * exceptions;
+    u32 low = 0, high = exceptions;
+    while (low < high) {
+        const u32 middle = (low + high) / 2;
+        if (load<u32>(places + 4ull * middle) < place) low = middle + 1;
+        else high = middle;
+    }
+    if (low < exceptions && load<u32>(places + 4ull * low) == place) return load<double>(section + 8 + 8ull * low);
+    double power = 1.0;
+    for (u32 i = 0; i < exponent; ++i) power *= 10.0;
+    return whole / power;
+}
+
 // Values `slots(0)` to `slots(PER - 1)` of a tile. Where they are packed, their column starts `start` words after `words`; `width` and `base`
-// are where its bits and the number that all of it is above stand. Where the VALUES section holds them, the tile's first is value `first`.
+// are where its bits and the number that all of it is above stand. The tile's first is value `first` of the chunk.
 template <class T, int PER, class SLOTS>
 __device__ __forceinline__ void tile_values(T (&value)[PER], const Header& h, const u32* words, u32 start, const u8* width, const u8* base,
                                             u32 first, const SLOTS& slots, bool& bad)
 {
-    if (h.value_encoding != VALUES_INTEGER && h.value_encoding != VALUES_DICTIONARY) {
+    if (h.value_encoding == VALUES_F32 || h.value_encoding == VALUES_F64) {
 #pragma unroll
         for (int k = 0; k < PER; ++k) value[k] = (T)section_value(h, first + slots(k), bad);
         return;
@@ -135,10 +155,13 @@ __device__ __forceinline__ void tile_values(T (&value)[PER], const Header& h, co
 #pragma unroll
         for (int k = 0; k < PER; ++k) number[k] = unpack64(words, bits, slots(k), start);
     }
-    if (h.value_encoding == VALUES_INTEGER) {
+    if (h.value_encoding != VALUES_DICTIONARY) {
         const i64 above = load<i64>(base);
 #pragma unroll
-        for (int k = 0; k < PER; ++k) value[k] = (T)(double)(above + (i64)number[k]);
+        for (int k = 0; k < PER; ++k) {
+            const double whole = (double)(above + (i64)number[k]);
+            value[k] = (T)(h.value_encoding == VALUES_DECIMAL ? decimal(h.values.at, whole, first + slots(k)) : whole);
+        }
     } else {
 #pragma unroll
         for (int k = 0; k < PER; ++k) {

@@ -60,7 +60,8 @@ __device__ inline void keys(const OrderArgs& a)
         if (h.value_encoding == VALUES_F32) tile.values += 4ull * BLCO_TILE_NNZ * t;
         if (h.value_encoding == VALUES_F64) tile.values += 8ull * BLCO_TILE_NNZ * t;
         tile.value_encoding = h.value_encoding;
-        tile.entries = h.values.bytes / 8;
+        // Entries of a dictionary, or where the tile begins among the chunk's values.
+        tile.entries = h.value_encoding == VALUES_DECIMAL ? BLCO_TILE_NNZ * t : h.values.bytes / 8;
         tile.number = chunk.number;
         ((OrderTile*)a.tiles)[blockIdx.x] = tile;
         // What the host was told of the chunks' values is not so.
@@ -142,7 +143,8 @@ __device__ __forceinline__ double value_of(const OrderArgs& a, const Nonzero& x,
     h.values = {(const u8*)tile.values, 8 * tile.entries};
     bool bad = false;
     double value[1];
-    tile_values(value, h, x.words, 0, x.record + 4, x.record + 8, 0, [&](int) { return x.position % BLCO_TILE_NNZ; }, bad);
+    const u32 first = tile.value_encoding == VALUES_DECIMAL ? tile.entries : 0;
+    tile_values(value, h, x.words, 0, x.record + 4, x.record + 8, first, [&](int) { return x.position % BLCO_TILE_NNZ; }, bad);
     damage.at(x, bad);
     return value[0];
 }

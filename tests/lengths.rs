@@ -19,10 +19,12 @@ use common::{KINDS, Kind, options, pack};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes of the archive's root, of a chunk entry and of the chunk's header: formats-spec/container.md.
-const ROOT: usize = 104;
-const ENTRY: usize = 136;
+/// Bytes of a manifest's preamble, of an entry of its table, and of a chunk's header before its table: formats-spec/container.md.
 const PREAMBLE: usize = 64;
+const ENTRY: usize = 32;
+const FIXED: usize = 128;
+/// Bytes of the header of a chunk of three or four sections.
+const HEADER: usize = 256;
 
 const VALUES: [u64; 10] = [
     0,
@@ -71,7 +73,16 @@ fn seal(store: &Path, mut manifest: Vec<u8>) -> usize {
     chunks.map(stamp).count()
 }
 
+/// Where a section of a manifest begins.
+fn section(manifest: &[u8], name: &str) -> usize {
+    let entry = |k: usize| &manifest[PREAMBLE + 8 + ENTRY * k..][..ENTRY];
+    let found = (0..6).map(entry).find(|entry| entry.starts_with(name.as_bytes()) && entry[name.len()] == 0);
+    PREAMBLE + usize::try_from(u64::from_le_bytes(found.unwrap()[16..24].try_into().unwrap())).unwrap()
+}
+
 fn seal_chunk(chunk: &Path, mut bytes: Vec<u8>) {
+    let table = xxh3_64(&bytes[FIXED..HEADER]);
+    bytes[72..80].copy_from_slice(&table.to_le_bytes());
     let checksum = xxh3_64(&bytes[..120]);
     bytes[120..128].copy_from_slice(&checksum.to_le_bytes());
     std::fs::write(chunk, bytes).unwrap();
@@ -85,7 +96,7 @@ fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
         options.replace = true;
         pack(&Sys::default(), &mut Generator::new(&Sys::default(), spec).unwrap(), &options).unwrap();
         let manifest = std::fs::read(path.join("manifest")).unwrap();
-        let entry = manifest.len() - ROOT - ENTRY;
+        let entry = section(&manifest, "chunks");
         for field in [entry + 16, entry + 24] {
             let mut bytes = manifest.clone();
             assert!(put(&mut bytes, field, 8, 1 << 30));
@@ -97,7 +108,7 @@ fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
         let chunk = path.join("chunk-000000.bin");
         let mut bytes = std::fs::read(&chunk).unwrap();
         put(&mut bytes, 36, 4, 1 << 30);
-        let sections = (0..4).map(|i| 56 + 16 * i).filter(|&at| bytes[at] != 0).max().unwrap();
+        let sections = (0..4).map(|i| FIXED + 16 * i).filter(|&at| bytes[at] != 0).max().unwrap();
         let offset = u32::from_le_bytes(bytes[sections + 4..sections + 8].try_into().unwrap());
         put(&mut bytes, sections + 8, 4, (1 << 30) - u64::from(offset));
         seal_chunk(&chunk, bytes);
@@ -132,8 +143,8 @@ fn chunks_cut_too_short(path: &Path) {
         let options = PackOptions { replace: true, ..options(path, kind, 1 << 18) };
         pack(&sys, &mut Generator::new(&sys, spec).unwrap(), &options).unwrap();
         let mut manifest = std::fs::read(path.join("manifest")).unwrap();
-        let root = manifest.len() - ROOT;
-        assert!(put(&mut manifest, root + 32, 8, 64 << 20));
+        let storage = section(&manifest, "storage");
+        assert!(put(&mut manifest, storage + 8, 8, 64 << 20));
         let chunks = seal(path, manifest);
         assert!(chunks > 3, "{chunks} chunks");
         let message = verify(path).unwrap_err().to_string();
@@ -152,25 +163,27 @@ fn lengths_that_lie_are_refused_without_their_memory() {
         read(&path).unwrap();
         let manifest = std::fs::read(path.join("manifest")).unwrap();
         let chunk = std::fs::read(path.join("chunk-000000.bin")).unwrap();
-        let root = manifest.len() - ROOT;
-        let entry = root - ENTRY;
-        // nnz, the lists' offsets and counts, the chunk entry's counts and lengths, the preamble's.
-        let fields: [(usize, usize); 13] = [
+        let [tensor, partition, entry] =
+            ["tensor", "partitions", "chunks"].map(|name| section(&manifest, name));
+        // Order and nnz, the partition's counts and lengths, the chunk entry's, the preamble's, those of the table of sections.
+        let fields = [
             (12, 4),
             (16, 8),
-            (root + 40, 8),
-            (root + 80, 4),
-            (root + 84, 4),
-            (root + 88, 4),
-            (root + 92, 4),
-            (root + 96, 4),
-            (root + 100, 4),
+            (tensor, 4),
+            (tensor + 8, 8),
+            (partition + 16, 8),
+            (partition + 24, 8),
+            (partition + 48, 8),
+            (partition + 56, 8),
             (entry, 8),
             (entry + 8, 8),
             (entry + 16, 8),
             (entry + 24, 8),
+            (PREAMBLE, 4),
         ];
-        for (at, width) in fields {
+        let table =
+            (0..6).map(|k| PREAMBLE + 8 + ENTRY * k).flat_map(|entry| [(entry + 16, 8), (entry + 24, 8)]);
+        for (at, width) in fields.into_iter().chain(table) {
             for value in VALUES {
                 let mut bytes = manifest.clone();
                 if put(&mut bytes, at, width, value) {
@@ -181,8 +194,8 @@ fn lengths_that_lie_are_refused_without_their_memory() {
         }
         seal(&path, manifest);
         read(&path).unwrap();
-        // Number, nnz, image and stored bytes, and the sections' kinds, offsets and lengths.
-        let fields = [12, 32, 36, 40].into_iter().chain((56..120).step_by(4));
+        // Number, nnz, image and stored bytes, how many sections, and their kinds, offsets and lengths.
+        let fields = [12, 32, 36, 40, 64].into_iter().chain((FIXED..HEADER).step_by(4));
         for at in fields {
             for value in VALUES {
                 let mut bytes = chunk.clone();

@@ -80,7 +80,7 @@ fn alike(what: &str, read: &std::result::Result<Tensor, String>, result: Result<
 
 /// Modes along which TTV runs: that which streams, if one does, and one that does not.
 pub fn modes(store: &Store) -> Vec<usize> {
-    match store.manifest().format {
+    match store.manifest().format() {
         Format::Hocfs { levels, .. } => vec![levels.last(), levels.mode(0)],
         _ => vec![0],
     }
@@ -196,7 +196,7 @@ pub fn check_ttv(tensor: &Tensor, mode: usize, x: &[f64], mut found: Elements) -
 /// The nonzeros of all chunks that can be read, each by itself.
 fn intact(store: &Store) -> Tensor {
     let shape = &store.manifest().shape;
-    let decoder = Decoder::new(shape, &store.manifest().format);
+    let decoder = Decoder::new(shape, store.manifest().format());
     let mut all = Tensor { dims: shape.dims().iter().map(|&d| d.into()).collect(), ..Tensor::default() };
     for number in 0..store.manifest().chunks.len() {
         let before = (all.indices.len(), all.values.len());

@@ -124,9 +124,9 @@ impl Lying {
 
     fn section_length<C: Choices>(&mut self, _: &[Self], choices: &mut C) -> Option<()> {
         self.image(choices, |image, choices| {
-            if image.sections.len() < 4 && choices.one_in(8) {
+            if image.sections.len() < 10 && choices.one_in(8) {
                 // One that has no place there.
-                let kind = u32::try_from(choices.below(9)).unwrap();
+                let kind = u32::try_from(choices.below(11)).unwrap();
                 image.sections.push((kind, vec![0; choices.below(2)]));
                 image.sections.sort_by_key(|section| section.0);
                 return Some(());
@@ -144,7 +144,9 @@ impl Lying {
         let n = choices.below(self.parts.len());
         let byte = u8::try_from(choices.below(8)).unwrap();
         let part = &mut self.parts[n];
-        match choices.below(7) {
+        match choices.below(9) {
+            7 => part.header[56] = byte,
+            8 => part.header[60] ^= byte,
             0 => part.header[44] = byte,
             1 => part.header[45] = byte,
             2 | 3 => part.header[46] = byte,
@@ -157,8 +159,9 @@ impl Lying {
 
     fn section_table<C: Choices>(&mut self, _: &[Self], choices: &mut C) -> Option<()> {
         let n = choices.below(self.parts.len());
-        let at = 56 + 4 * choices.below(16);
         let part = &mut self.parts[n];
+        // The table, or how many entries it has.
+        let at = if choices.one_in(8) { 64 } else { 128 + 4 * choices.below((part.header.len() - 128) / 4) };
         let now = u32_at(&part.header, at);
         let by = choices.pick(&[1, 4, 128, u32::MAX, 128u32.wrapping_neg()]);
         part.set(at, now.wrapping_add(by).to_le_bytes());
@@ -189,7 +192,15 @@ impl Lying {
         let m = &mut self.manifest;
         let value = choices.pick(&[0.0, -0.0, 1.0, -1e300, f64::NAN, f64::INFINITY, 1e-300, 7.5]);
         let mode = choices.below(m.longest_row_bounds.len());
-        match choices.below(4) {
+        let partition = &mut m.partitions[0];
+        let statistics = partition.statistics.as_mut()?;
+        let (at, size) = (choices.below(8), choices.below(8));
+        match choices.below(9) {
+            4 => partition.hash = Some(other(partition.hash?, choices)),
+            5 => statistics.sampled = other(statistics.sampled, choices),
+            6 => statistics.nodes[at] = other(statistics.nodes[at], choices),
+            7 => statistics.fiber_lengths[at] = other(statistics.fiber_lengths[at], choices),
+            8 => statistics.distinct[mode][size] = other(statistics.distinct[mode][size], choices),
             0 => m.sum_squares = value,
             1 => m.value_min = value,
             2 => m.value_max = value,
@@ -203,7 +214,8 @@ impl Lying {
         let (half, mode) = (choices.below(2), choices.below(8));
         let entry = &mut self.manifest.chunks[n];
         let row = |now: u32, choices: &mut C| u32::try_from(other(now.into(), choices) % (1 << 32)).unwrap();
-        match choices.below(7) {
+        match choices.below(8) {
+            7 => entry.value_encoding = Some(u8::try_from(choices.below(8)).unwrap()),
             0 => entry.first_nonzero = other(entry.first_nonzero, choices),
             1 => entry.nnz = other(entry.nnz, choices),
             2 => entry.image_bytes = other(entry.image_bytes, choices),
@@ -236,7 +248,7 @@ impl Lying {
                 }
             }
             _ => {
-                let Format::Hocfs { leaf, .. } = &mut m.format else { return None };
+                let Format::Hocfs { leaf, .. } = &mut m.partitions[0].format else { return None };
                 *leaf = choices.pick(&[LeafRule::Csr, LeafRule::Ell, LeafRule::Auto]);
                 let code = *leaf as u32;
                 for (part, entry) in self.parts.iter_mut().zip(&mut m.chunks) {
@@ -251,8 +263,8 @@ impl Lying {
 
     fn archive_bytes<C: Choices>(&mut self, _: &[Self], choices: &mut C) -> Option<()> {
         for _ in 0..=choices.below(2) {
-            // The root struct is the last 104 bytes, of which the last 24 are the lists' places.
-            let within = choices.pick(&[24, 104, 256, 1 << 20]);
+            // The tensor comes last, before it storage; the table of sections is first.
+            let within = choices.pick(&[100, 140, 1 << 10, 1 << 20]);
             let at = choices.below(within);
             self.archive.push((at, 1 << choices.below(8)));
         }
@@ -349,6 +361,8 @@ impl Lying {
             first = first.wrapping_add(entry.nnz);
         }
         self.manifest.nnz = first;
+        let partition = &mut self.manifest.partitions[0];
+        (partition.nnz, partition.chunks) = (first, self.parts.len() as u64);
     }
 }
 

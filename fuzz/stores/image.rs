@@ -1,7 +1,8 @@
 //! A chunk's image to be changed: sections as they are, then put together again.
 
 use super::{Part, put, u32_at};
-use blco::internals::store::chunk::HEADER_BYTES;
+use blco::internals::store::Version;
+use blco::internals::store::chunk::FIXED_BYTES;
 
 /// What images are aligned to.
 const ALIGN: usize = 128;
@@ -25,28 +26,31 @@ impl Image {
             zstd::bulk::decompress(&part.payload, bytes.min(1 << 22)).ok()?
         };
         let section = |n: usize| {
-            let [kind, offset, length] = [0, 4, 8].map(|at| u32_at(&part.header, 56 + 16 * n + at));
-            let start = (offset as usize).checked_sub(HEADER_BYTES)?;
+            let entry = part.header.get(FIXED_BYTES + 16 * n..FIXED_BYTES + 16 * n + 12)?;
+            let [kind, offset, length] = [0, 4, 8].map(|at| u32_at(entry, at));
+            let start = (offset as usize).checked_sub(part.header.len())?;
             Some((kind, plain.get(start..start.checked_add(length as usize)?)?.to_vec()))
         };
-        let there = |n: &usize| u32_at(&part.header, 56 + 16 * n) != 0;
-        let sections = (0..4).filter(there).map(section).collect::<Option<Vec<_>>>()?;
+        let count = u32_at(&part.header, 64) as usize;
+        let sections = (0..count).map(section).collect::<Option<Vec<_>>>()?;
         (!sections.is_empty()).then_some(Self { sections })
     }
 
     /// Puts it together again, with a section table and lengths that fit; its bytes.
     pub fn store(&self, part: &mut Part) -> u64 {
         let mut plain = Vec::new();
-        for n in 0..4 {
-            let at = 56 + 16 * n;
-            put(&mut part.header, at, [0; 16]);
-            let Some((kind, bytes)) = self.sections.get(n) else { continue };
-            let fields = [*kind, number(HEADER_BYTES + plain.len()), number(bytes.len())];
+        let start = Version::NEWEST.header_bytes(self.sections.len());
+        part.header.truncate(FIXED_BYTES);
+        part.header.resize(start, 0);
+        part.set(64, number(self.sections.len()).to_le_bytes());
+        for (n, (kind, bytes)) in self.sections.iter().enumerate() {
+            let fields = [*kind, number(start + plain.len()), number(bytes.len())];
+            let at = FIXED_BYTES + 16 * n;
             fields.iter().zip([0, 4, 8]).for_each(|(x, to)| put(&mut part.header, at + to, x.to_le_bytes()));
             plain.extend_from_slice(bytes);
             plain.resize(plain.len().next_multiple_of(ALIGN), 0);
         }
-        let image_bytes = HEADER_BYTES + plain.len();
+        let image_bytes = start + plain.len();
         part.set(36, number(image_bytes).to_le_bytes());
         part.payload = if part.header[47] == 0 { plain } else { zstd::bulk::compress(&plain, 1).unwrap() };
         image_bytes as u64

@@ -14,7 +14,7 @@ use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use blco::internals::pack::{Duplicates, PackOptions};
 use blco::internals::random::Counter;
 use blco::internals::store::Manifest;
-use blco::internals::store::chunk::HEADER_BYTES;
+use blco::internals::store::chunk::{ChunkHeader, FIXED_BYTES};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -78,7 +78,7 @@ impl Choices for Given<'_> {
 /// A chunk's file without its padding.
 #[derive(Clone)]
 pub struct Part {
-    header: [u8; HEADER_BYTES],
+    header: Vec<u8>,
     payload: Vec<u8>,
 }
 
@@ -102,7 +102,7 @@ pub struct Lying {
 /// The stores that mutants are made of: every format and encoding, orders 2 to 6, of two chunks or more.
 pub fn bases() -> Vec<Lying> {
     type Case = (&'static [u64], usize, Kind, fn(u64) -> f64, Duplicates);
-    const CASES: [Case; 14] = [
+    const CASES: [Case; 16] = [
         (&[900, 700], 18_000, Kind::Tiled, values::integer, Duplicates::Sum),
         (&[300, 200, 100], 6_000, Kind::Raw, values::fraction, Duplicates::Sum),
         (&[70, 60, 50], 20_000, Kind::TiledZstd, values::few, Duplicates::Sum),
@@ -117,6 +117,8 @@ pub fn bases() -> Vec<Lying> {
         (&[8, 7, 6, 5, 30], 18_000, Kind::HocfsZstd, values::fraction, Duplicates::Sum),
         (&[9, 8, 7, 6, 5, 4], 16_000, Kind::HocfsCsr, values::wide_integer, Duplicates::Sum),
         (&[20, 15, 10], 16_000, Kind::HocfsCsr, values::fraction, Duplicates::Keep),
+        (&[80, 60, 50], 24_000, Kind::Tiled, values::decimal, Duplicates::Sum),
+        (&[60, 20, 40], 24_000, Kind::HocfsEll, values::decimal, Duplicates::Sum),
     ];
     let dir = tempfile::tempdir().unwrap();
     let base = |(n, &(dims, nnz, kind, value, duplicates)): (usize, &Case)| {
@@ -152,9 +154,10 @@ pub fn mutant(bases: &[Lying], choices: &mut impl Choices) -> Lying {
 impl Part {
     fn read(path: &Path) -> Self {
         let file = std::fs::read(path).unwrap();
-        let header: [u8; HEADER_BYTES] = *file.first_chunk().unwrap();
+        let start = ChunkHeader::decode(&file, path).unwrap().header_bytes();
+        let header = file[..start].to_vec();
         let stored = u32_at(&header, 40) as usize;
-        Self { header, payload: file[HEADER_BYTES..HEADER_BYTES + stored].to_vec() }
+        Self { header, payload: file[start..start + stored].to_vec() }
     }
 
     /// Overwrites a field of the header.
@@ -183,9 +186,9 @@ impl Lying {
             let checksum = xxh3_64(&part.payload);
             part.set(48, checksum.to_le_bytes());
             entry.payload_checksum = checksum;
-            entry.file_bytes = (HEADER_BYTES + part.payload.len()).next_multiple_of(PAGE) as u64;
+            entry.file_bytes = (part.header.len() + part.payload.len()).next_multiple_of(PAGE) as u64;
         }
-        let (mut encoded, _) = manifest.encode().unwrap();
+        let (mut encoded, _) = manifest.encode();
         for &(from_end, bits) in &self.archive {
             let end = encoded.len();
             encoded[end - 1 - from_end % (end - PREAMBLE)] ^= bits;
@@ -196,9 +199,10 @@ impl Lying {
         put(&mut encoded, PREAMBLE - 8, checksum.to_le_bytes());
         let signed = |part: &mut Part| {
             part.set(16, id);
-            let checksum = xxh3_64(&part.header[..HEADER_BYTES - 8]);
-            part.set(HEADER_BYTES - 8, checksum.to_le_bytes());
-            let mut file = part.header.to_vec();
+            part.set(72, xxh3_64(&part.header[FIXED_BYTES..]).to_le_bytes());
+            let checksum = xxh3_64(&part.header[..FIXED_BYTES - 8]);
+            part.set(FIXED_BYTES - 8, checksum.to_le_bytes());
+            let mut file = part.header.clone();
             file.extend_from_slice(&part.payload);
             file.resize(file.len().next_multiple_of(PAGE), 0);
             file

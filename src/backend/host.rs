@@ -200,7 +200,7 @@ impl<O: HostOp> HostBackend<O> {
         let order = manifest.shape.order();
         let host = Host {
             sys: sys.clone(),
-            decoder: Arc::new(Decoder::new(&manifest.shape, &manifest.format)),
+            decoder: Arc::new(Decoder::new(&manifest.shape, manifest.format())),
             store_path: store.path().to_path_buf(),
             metas: sys.vec(TileMeta::default(), BATCH_TILES)?,
             indices: sys.vec(0, BATCH_TILES * order * TILE_NNZ)?,

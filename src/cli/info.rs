@@ -26,13 +26,13 @@ use std::path::{Path, PathBuf};
 ///
 /// Reads the whole store once for the statistics of tiles and rows; --quick reads the manifest alone. --verify also
 /// decodes and encodes everything again and compares: exit status 1 if anything differs. --repair writes what is intact to
-/// a new store and tells what is lost: exit status 1 if anything is.
+/// a new store and tells what is lost: exit status 1 if anything is. --upgrade writes a store of an older version anew.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-info",
     version,
     after_help = "Examples:\n  blco-info movies.blco\n  blco-info movies.blco --quick --json\n  blco-info movies.blco --verify\n  \
-                  blco-info movies.blco --repair saved.blco"
+                  blco-info movies.blco --repair saved.blco\n  blco-info old.blco --upgrade new.blco"
 )]
 pub struct Info {
     /// The store
@@ -62,6 +62,10 @@ struct InfoReport {
     #[serde(serialize_with = "crate::sys::shown_path")]
     store: PathBuf,
     digest: String,
+    /// Of the container.
+    container_version: u32,
+    /// Of the nonzeros, whatever the format; version 1 has none.
+    hash: Option<String>,
     format: &'static str,
     encoding: &'static str,
     /// Of a tree: the mode of each level.
@@ -137,9 +141,11 @@ impl InfoReport {
         Ok(Self {
             store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
-            format: m.format.name(),
-            encoding: m.format.encoding_name(),
-            levels: match m.format {
+            container_version: m.version as u32,
+            hash: m.hash().map(|hash| format!("{hash:016x}")),
+            format: m.format().name(),
+            encoding: m.format().encoding_name(),
+            levels: match m.format() {
                 Format::Blco(_) => None,
                 Format::Hocfs { levels, .. } => Some(from_one(levels.modes())),
             },
@@ -152,7 +158,7 @@ impl InfoReport {
             value_min: m.value_min,
             value_max: m.value_max,
             linear_bits: m.shape.linear_bits(),
-            bit_modes: from_one(m.format.bit_layout(&m.shape).bit_modes()),
+            bit_modes: from_one(m.format().bit_layout(&m.shape).bit_modes()),
             longest_row_bounds: m.longest_row_bounds.clone(),
             chunk_bytes: m.chunk_bytes,
             chunks: ChunkSizes::new(m),
@@ -207,9 +213,12 @@ impl InfoReport {
         let codec = self.zstd_level.map_or(String::new(), |level| format!(", zstd level {level}"));
         writeln!(
             out,
-            "  format    {format}{codec}, {} linear bits, digest {}",
-            self.linear_bits, self.digest
+            "  format    {format}{codec}, {} linear bits, version {}, digest {}",
+            self.linear_bits, self.container_version, self.digest
         )?;
+        if let Some(hash) = &self.hash {
+            writeln!(out, "  hash      {hash} of the nonzeros, whatever the format")?;
+        }
         write!(out, "  bytes     {} in all, {:.3} a nonzero", ByteSize(self.bytes), b.total)?;
         if let (Some(index), Some(values), Some(overhead)) = (b.index, b.values, b.overhead) {
             write!(out, " = index {index:.3} + values {values:.3} + overhead {overhead:.3}")?;
@@ -398,7 +407,7 @@ impl Program for Info {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         check_temp_dir("--storage-dir", self.storage_dir.as_deref())?;
-        if let Some(target) = &self.repair.repair {
+        if let Some(target) = self.repair.repair.as_ref().or(self.repair.upgrade.as_ref()) {
             return repair::<Self>(sys, &self.store, target, &self.repair, self.common);
         }
         let progress = Bar::new(self.common.quiet || self.common.json);

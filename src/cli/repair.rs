@@ -1,4 +1,4 @@
-//! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one.
+//! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one; `--upgrade`: all of a whole one in a new one.
 
 use super::engine::host_engine;
 use super::outputs::refuse_dash_for_directory;
@@ -19,16 +19,19 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Args)]
 pub struct RepairArgs {
     /// Write the nonzeros of all intact chunks to a new store, whether the manifest is intact or not
-    #[arg(long, value_name = "NEWSTORE", conflicts_with_all = ["quick", "verify"])]
+    #[arg(long, value_name = "NEWSTORE", group = "new_store", conflicts_with_all = ["quick", "verify"])]
     pub(super) repair: Option<PathBuf>,
+    /// Write all nonzeros to a new store of the newest version of the format; a damaged store is refused
+    #[arg(long, value_name = "NEWSTORE", group = "new_store", conflicts_with_all = ["quick", "verify"])]
+    pub(super) upgrade: Option<PathBuf>,
     /// Replace an existing store at NEWSTORE, in one step
-    #[arg(long, requires = "repair")]
+    #[arg(long, requires = "new_store")]
     force: bool,
-    /// Take at most this much memory; for --repair at least 64MiB [default: what is available, for --repair half of it]
+    /// Take at most this much memory; for a new store at least 64MiB [default: what is available, for a new store half of it]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory: Option<u64>,
-    /// Where temporary files of --repair go when the tensor exceeds the memory [default: beside NEWSTORE]
-    #[arg(long, value_name = "DIR", requires = "repair")]
+    /// Where temporary files go when the tensor exceeds the memory [default: beside NEWSTORE]
+    #[arg(long, value_name = "DIR", requires = "new_store")]
     temp_dir: Option<PathBuf>,
 }
 
@@ -58,10 +61,11 @@ pub(super) fn repair<P: Program>(
     args: &RepairArgs,
     common: Common,
 ) -> Result<Report> {
-    refuse_dash_for_directory("--repair", Some(target), "a store is files")?;
+    let option = if args.upgrade.is_some() { "--upgrade" } else { "--repair" };
+    refuse_dash_for_directory(option, Some(target), "a store is files")?;
     let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
     if same(store, target) == Some(true) {
-        let what = "is the damaged store, which stays as it is; name another for what is intact";
+        let what = "is the old store, which stays as it is; name another for the new one";
         return Err(Error::request(format!("{}: {what}", target.display())));
     }
     if store.is_dir() {
@@ -76,6 +80,10 @@ pub(super) fn repair<P: Program>(
     let progress = Bar::new(common.quiet || common.json);
     let engine = host_engine(sys, common, args.memory, &progress)?;
     let mut salvage = engine.salvage(store)?;
+    let Findings { manifest_problem, losses, unused, .. } = salvage.findings();
+    if args.upgrade.is_some() && !(manifest_problem.is_none() && losses.is_empty() && unused.is_empty()) {
+        return Err(Error::unusable(store, "damaged; --repair writes what is intact to a new store"));
+    }
     let (old, provenance_problem) = old_provenance(sys, store)?;
     let mut options = salvage.options(options);
     let repaired = repaired(salvage.findings(), &old);
@@ -183,7 +191,11 @@ impl RepairReport {
             unknown(self.chunks_lost),
             unknown(self.nnz_lost)
         )?;
-        let same = if self.digest == self.new_digest { "the same store as it was" } else { "another store" };
+        let same = match (self.digest == self.new_digest, self.nnz_lost) {
+            (true, _) => "the same store as it was",
+            (false, Some(0)) => "of the newest version",
+            (false, _) => "another store",
+        };
         writeln!(out, "  digest    {} before, {} now: {same}", self.digest, self.new_digest)?;
         write!(out, "{}", packing::text(&self.new_store))
     }

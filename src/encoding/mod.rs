@@ -2,6 +2,7 @@
 //! no formats.
 
 pub mod column;
+pub mod decimal;
 pub mod tile;
 pub mod values;
 

@@ -1,6 +1,7 @@
 //! Value encodings: lossless, the smallest that holds a chunk's values (formats-spec/encodings.md).
 
 use super::column::{self, Numbers};
+use super::decimal::{self, DecimalTile, EXPONENTS};
 use super::{TILE_NNZ, width};
 
 /// How a chunk's values are encoded.
@@ -15,16 +16,24 @@ pub enum ValueEncoding {
     F64 = 3,
     /// A section of distinct values, and a column of entry numbers in each tile.
     Dictionary = 4,
+    /// A column of each tile: integers from a base, to be divided by a power of ten. A section of values that are not so.
+    Decimal = 5,
 }
 
 impl ValueEncoding {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Integer, Self::F32, Self::F64, Self::Dictionary];
+    pub const ALL: [Self; 5] = [Self::Integer, Self::F32, Self::F64, Self::Dictionary, Self::Decimal];
 
     /// From the code that chunks hold.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&e| e as u8 == code)
+    }
+
+    /// Whether an image has a VALUES section.
+    #[must_use]
+    pub fn has_section(self) -> bool {
+        self != Self::Integer
     }
 
     /// The name that users see.
@@ -35,6 +44,7 @@ impl ValueEncoding {
             Self::F32 => "f32",
             Self::F64 => "f64",
             Self::Dictionary => "dictionary",
+            Self::Decimal => "decimal",
         }
     }
 }
@@ -59,29 +69,108 @@ pub fn as_integer(value: f64) -> Option<i64> {
     exact.then_some(integer)
 }
 
-/// What one tile's values would cost as integers and as f32.
+/// The encoding of a chunk's values, with what its tiles share.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChosenValues {
+    /// [`ValueEncoding::Integer`].
+    Integer,
+    /// [`ValueEncoding::F32`].
+    F32,
+    /// [`ValueEncoding::F64`].
+    F64,
+    /// [`ValueEncoding::Dictionary`]: the distinct values, in total order.
+    Dictionary(Vec<f64>),
+    /// [`ValueEncoding::Decimal`]: the exponent.
+    Decimal(usize),
+}
+
+impl ChosenValues {
+    /// Which it is.
+    #[must_use]
+    pub fn encoding(&self) -> ValueEncoding {
+        match self {
+            Self::Integer => ValueEncoding::Integer,
+            Self::F32 => ValueEncoding::F32,
+            Self::F64 => ValueEncoding::F64,
+            Self::Dictionary(_) => ValueEncoding::Dictionary,
+            Self::Decimal(_) => ValueEncoding::Decimal,
+        }
+    }
+
+    /// Base and width of the column of a tile of these values.
+    #[must_use]
+    pub fn column_of(&self, values: &[f64]) -> (i64, u32) {
+        match self {
+            Self::Integer => TileValues::integers(values).expect("chosen because all are integers"),
+            Self::Dictionary(entries) => (0, dictionary_width(entries.len())),
+            Self::Decimal(e) => {
+                let tile = DecimalTile::of(values).at(*e).expect("chosen because there are few exceptions");
+                (tile.base, tile.width)
+            }
+            Self::F32 | Self::F64 => (0, 0),
+        }
+    }
+
+    /// Appends the column of a tile of these values, of this base and width.
+    pub fn pack(&self, values: &[f64], base: i64, width: u32, out: &mut Vec<u8>) {
+        match self {
+            Self::Integer => {
+                pack_column(
+                    values.iter().map(|&v| as_integer(v).map_or(0, |i| i.abs_diff(base))),
+                    width,
+                    out,
+                );
+            }
+            Self::Dictionary(entries) => {
+                let entry = |v: &f64| entries.binary_search_by(|e| e.total_cmp(v)).map_or(0, |at| at as u64);
+                pack_column(values.iter().map(entry), width, out);
+            }
+            Self::Decimal(e) => {
+                let number = |&v: &f64| decimal::as_decimal(v, *e).map_or(0, |i| i.abs_diff(base));
+                pack_column(values.iter().map(number), width, out);
+            }
+            Self::F32 | Self::F64 => {}
+        }
+    }
+}
+
+/// What one tile's values would cost as integers, as f32 and as decimals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TileValues {
     /// Base and width as integers, where all of them are.
     pub integer: Option<(i64, u32)>,
     /// Whether f32 holds all of them exactly.
     pub f32_exact: bool,
+    /// As decimals.
+    pub decimals: DecimalTile,
 }
 
 impl TileValues {
     /// Looks at the values of one tile.
     #[must_use]
     pub fn new(values: &[f64]) -> Self {
-        let integer = values
-            .iter()
-            .try_fold((i64::MAX, i64::MIN), |(low, high), &v| {
-                as_integer(v).map(|i| (low.min(i), high.max(i)))
-            })
-            .map(|(low, high)| (low, width(low.abs_diff(high))));
+        let integer = Self::integers(values);
         #[expect(clippy::cast_possible_truncation, reason = "exactness is the question")]
         let f32_exact = values.iter().all(|&v| f64::from(v as f32).to_bits() == v.to_bits());
-        Self { integer, f32_exact }
+        Self { integer, f32_exact, decimals: DecimalTile::of(values) }
     }
+
+    /// Base and width of integers, where all values are.
+    #[must_use]
+    pub fn integers(values: &[f64]) -> Option<(i64, u32)> {
+        let range = values.iter().try_fold((i64::MAX, i64::MIN), |(low, high), &v| {
+            as_integer(v).map(|i| (low.min(i), high.max(i)))
+        });
+        range.map(|(low, high)| (low, width(low.abs_diff(high))))
+    }
+}
+
+/// What decimals cost at one exponent.
+#[derive(Clone, Copy, Debug, Default)]
+struct DecimalCost {
+    /// Bytes of the columns.
+    columns: u64,
+    exceptions: u64,
 }
 
 /// What a chunk's values would cost in each encoding, kept up to date tile by tile.
@@ -89,16 +178,25 @@ impl TileValues {
 pub struct Costs {
     integer: Option<u64>,
     f32_exact: bool,
+    /// At each exponent; `None` where a tile has too many exceptions, or decimals are not looked at.
+    decimals: [Option<DecimalCost>; EXPONENTS],
     nnz: u64,
 }
 
-impl Default for Costs {
-    fn default() -> Self {
-        Self { integer: Some(0), f32_exact: true, nnz: 0 }
-    }
-}
-
 impl Costs {
+    /// Of no values; those of version 1 of the container are never `decimal`.
+    #[must_use]
+    pub fn new(decimal: bool) -> Self {
+        let decimals = [decimal.then(DecimalCost::default); EXPONENTS];
+        Self { integer: Some(0), f32_exact: true, decimals, nnz: 0 }
+    }
+
+    /// The exponents at which values can be decimal: bit e is one.
+    #[must_use]
+    pub fn exponents(&self) -> u32 {
+        (0..EXPONENTS).filter(|&e| self.decimals[e].is_some()).map(|e| 1 << e).sum()
+    }
+
     /// The costs with one more tile of `nnz` nonzeros.
     #[must_use]
     pub fn with(self, tile: &TileValues, nnz: usize) -> Self {
@@ -106,45 +204,47 @@ impl Costs {
         Self {
             integer: self.integer.zip(column).map(|(sum, column)| sum + column),
             f32_exact: self.f32_exact && tile.f32_exact,
+            decimals: std::array::from_fn(|e| {
+                let (sum, tile) = self.decimals[e].zip(tile.decimals.at(e))?;
+                let columns = sum.columns + column::bytes(tile.width) as u64;
+                Some(DecimalCost { columns, exceptions: sum.exceptions + u64::from(tile.exceptions) })
+            }),
             nnz: self.nnz + nnz as u64,
         }
     }
 
     /// The encodings but the dictionary that can hold the values, with the bytes that they take.
-    fn candidates(&self) -> impl Iterator<Item = (ValueEncoding, ValueBytes)> {
+    fn candidates(&self) -> impl Iterator<Item = (ChosenValues, ValueBytes)> {
         let bytes = |columns, section| ValueBytes { columns, section };
-        let integer = self.integer.map(|columns| (ValueEncoding::Integer, bytes(columns, 0)));
-        let single = self.f32_exact.then_some((ValueEncoding::F32, bytes(0, 4 * self.nnz)));
-        integer.into_iter().chain(single).chain([(ValueEncoding::F64, bytes(0, 8 * self.nnz))])
+        let integer = self.integer.map(|columns| (ChosenValues::Integer, bytes(columns, 0)));
+        let single = self.f32_exact.then_some((ChosenValues::F32, bytes(0, 4 * self.nnz)));
+        let decimals = self.decimals.into_iter().enumerate().filter_map(move |(e, decimal)| {
+            let DecimalCost { columns, exceptions } = decimal?;
+            Some((ChosenValues::Decimal(e), bytes(columns, exceptions_bytes(exceptions))))
+        });
+        let double = (ChosenValues::F64, bytes(0, 8 * self.nnz));
+        integer.into_iter().chain(single).chain(decimals).chain([double])
     }
 
     /// The cheapest encoding but the dictionary, by `cost` of the bytes that it takes, and that cost.
     #[must_use]
-    pub fn cheapest(&self, cost: impl Fn(ValueBytes) -> u64) -> (ValueEncoding, u64) {
-        let costed = self.candidates().map(|(encoding, bytes)| (encoding, cost(bytes)));
-        costed.min_by_key(|&(_, cost)| cost).unwrap_or((ValueEncoding::F64, u64::MAX))
+    pub fn cheapest(&self, cost: impl Fn(ValueBytes) -> u64) -> (ChosenValues, u64) {
+        let costed = self.candidates().map(|(chosen, bytes)| (chosen, cost(bytes)));
+        costed.min_by_key(|&(_, cost)| cost).unwrap_or((ChosenValues::F64, u64::MAX))
     }
 
-    /// The encoding by `cost` of `count` values, `values` and repetitions, and the dictionary where that is it. On equal cost the first of
-    /// integer, dictionary, f32, f64.
+    /// The encoding by `cost` of `count` values, `values` and repetitions. On equal cost the first of integer, dictionary, f32, decimal,
+    /// f64.
     #[must_use]
-    pub fn choose(
-        &self,
-        values: &[f64],
-        count: usize,
-        cost: impl Fn(ValueBytes) -> u64,
-    ) -> (ValueEncoding, Vec<f64>) {
-        let (encoding, least) = self.cheapest(&cost);
-        let wins = |c: u64| if encoding == ValueEncoding::Integer { c < least } else { c <= least };
+    pub fn choose(&self, values: &[f64], count: usize, cost: impl Fn(ValueBytes) -> u64) -> ChosenValues {
+        let (chosen, least) = self.cheapest(&cost);
+        let wins = |c: u64| if chosen == ChosenValues::Integer { c < least } else { c <= least };
         let tiles = count.div_ceil(TILE_NNZ) as u64;
         let dictionary_cost = |entries: usize| {
             let columns = tiles * column::bytes(dictionary_width(entries)) as u64;
             cost(ValueBytes { columns, section: 8 * entries as u64 })
         };
-        match dictionary(values, |entries| wins(dictionary_cost(entries))) {
-            Some(entries) => (ValueEncoding::Dictionary, entries),
-            None => (encoding, Vec::new()),
-        }
+        dictionary(values, |entries| wins(dictionary_cost(entries))).map_or(chosen, ChosenValues::Dictionary)
     }
 }
 
@@ -155,6 +255,12 @@ pub struct ValueBytes {
     pub columns: u64,
     /// In the VALUES section.
     pub section: u64,
+}
+
+/// Bytes of the VALUES section of decimals with so many exceptions.
+#[must_use]
+pub fn exceptions_bytes(exceptions: u64) -> u64 {
+    8 + 12 * exceptions
 }
 
 /// The width of the entry numbers of a dictionary.
@@ -175,18 +281,6 @@ fn dictionary(values: &[f64], worth: impl Fn(usize) -> bool) -> Option<Vec<f64>>
     let mut entries: Vec<f64> = seen.into_iter().map(f64::from_bits).collect();
     entries.sort_unstable_by(f64::total_cmp);
     Some(entries)
-}
-
-/// Appends a tile's column of integers from `base`.
-pub fn pack_integers(values: &[f64], base: i64, width: u32, out: &mut Vec<u8>) {
-    let offset = |v: &f64| as_integer(*v).map_or(0, |i| i.abs_diff(base));
-    pack_column(values.iter().map(offset), width, out);
-}
-
-/// Appends a tile's column of entry numbers; every value is in `dictionary`.
-pub fn pack_entries(values: &[f64], dictionary: &[f64], out: &mut Vec<u8>) {
-    let entry = |v: &f64| dictionary.binary_search_by(|e| e.total_cmp(v)).map_or(0, |at| at as u64);
-    pack_column(values.iter().map(entry), dictionary_width(dictionary.len()), out);
 }
 
 fn pack_column(numbers: impl Iterator<Item = u64>, width: u32, out: &mut Vec<u8>) {
@@ -261,12 +355,10 @@ pub fn unpack_entries(words: &[u32], dictionary: &[f64], out: &mut [f64]) -> boo
 mod tests {
     use super::*;
 
-    fn costs(values: &[f64]) -> Costs {
-        values.chunks(TILE_NNZ).fold(Costs::default(), |c, t| c.with(&TileValues::new(t), t.len()))
-    }
-
     fn chosen(values: &[f64]) -> ValueEncoding {
-        costs(values).choose(values, values.len(), |b| b.columns + b.section).0
+        let tiles = values.chunks(TILE_NNZ);
+        let costs = tiles.fold(Costs::new(true), |c, t| c.with(&TileValues::new(t), t.len()));
+        costs.choose(values, values.len(), |b| b.columns + b.section).encoding()
     }
 
     #[test]
@@ -284,8 +376,11 @@ mod tests {
     fn the_smallest_encoding_is_taken() {
         let many: Vec<f64> = (0..5000).map(f64::from).collect();
         assert_eq!(chosen(&many), ValueEncoding::Integer);
-        assert_eq!(chosen(&many.iter().map(|v| v + 0.5).collect::<Vec<_>>()), ValueEncoding::F32);
-        assert_eq!(chosen(&many.iter().map(|v| v + 0.1).collect::<Vec<_>>()), ValueEncoding::F64);
+        assert_eq!(chosen(&many.iter().map(|v| v + 0.5).collect::<Vec<_>>()), ValueEncoding::Decimal);
+        assert_eq!(chosen(&many.iter().map(|v| v + 0.1).collect::<Vec<_>>()), ValueEncoding::Decimal);
+        assert_eq!(chosen(&many.iter().map(|v| 1.0 / (v + 3.0)).collect::<Vec<_>>()), ValueEncoding::F64);
+        let single = |i: u16| f64::from(1.0 / (f32::from(i) + 3.0));
+        assert_eq!(chosen(&(0..5000).map(single).collect::<Vec<_>>()), ValueEncoding::F32);
         let two: Vec<f64> = (0..5000).map(|i| if i % 2 == 0 { 0.1 } else { -0.0 }).collect();
         assert_eq!(chosen(&two), ValueEncoding::Dictionary);
         assert_eq!(chosen(&[7.0; 3]), ValueEncoding::Integer);
@@ -302,7 +397,7 @@ mod tests {
                 let values = &values[1..];
                 let (low, w) = TileValues::new(values).integer.unwrap();
                 let mut packed = Vec::new();
-                pack_integers(values, low, w, &mut packed);
+                ChosenValues::Integer.pack(values, low, w, &mut packed);
                 let words: Vec<u32> =
                     packed.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
                 let mut back = [0.0; TILE_NNZ];

@@ -2,48 +2,18 @@
 //! assembled in order.
 
 use super::blco::{BlcoBuilder, EncodedTile, TileEncoder};
+use super::gathered::GatheredTile;
 use super::hocfs::{ChunkSink, HocfsBuilder};
 use super::{BuiltChunk, Statistics};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::linear::{Key, Linearizer, Nonzero};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::Format;
+use crate::store::{Format, Version};
 use rayon::prelude::*;
 
 /// Nonzeros of the tiles that are encoded at once: enough for every thread, little memory.
 pub(crate) const PENDING_NNZ: usize = 128 * TILE_NNZ;
-
-/// A tile's nonzeros in coordinates.
-#[derive(Debug, Default)]
-pub struct GatheredTile {
-    /// One column of [`TILE_NNZ`] for each mode; slots without a nonzero hold 0.
-    pub indices: Vec<u32>,
-    /// The values, in the store's order.
-    pub values: Vec<f64>,
-}
-
-impl GatheredTile {
-    /// Takes the coordinates of up to [`TILE_NNZ`] nonzeros of `order` modes.
-    pub fn gather<K: Key>(&mut self, linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) {
-        let Self { indices, values } = self;
-        indices.clear();
-        indices.resize(order * TILE_NNZ, 0);
-        for (i, nonzero) in nonzeros.iter().enumerate() {
-            let at = linearizer.gather(nonzero.linear);
-            for (m, index) in at.into_iter().enumerate().take(order) {
-                indices[m * TILE_NNZ + i] = index;
-            }
-        }
-        values.clear();
-        values.extend(nonzeros.iter().map(|n| n.value));
-    }
-
-    /// The indices of `mode`.
-    pub fn column(&self, mode: usize) -> &[u32] {
-        &self.indices[mode * TILE_NNZ..][..self.values.len()]
-    }
-}
 
 /// What threads make of a tile.
 #[derive(Debug)]
@@ -80,6 +50,7 @@ impl<K: Key> Encoder<K> {
 
 /// Makes chunks of pieces, in order.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one")]
 enum ChunkBuilder {
     Blco(BlcoBuilder),
     Hocfs(HocfsBuilder),
@@ -129,21 +100,25 @@ pub struct Cutter<K> {
 }
 
 impl<K: Key> Cutter<K> {
-    /// A cutter for tensors of `shape` into chunks of `format` whose images have at most `chunk_bytes`.
+    /// A cutter for tensors of `shape` into chunks of `format`, by the rules of `version`, whose images have at most `chunk_bytes`.
     #[must_use]
-    pub fn new(shape: &Shape, format: &Format, chunk_bytes: u64) -> Self {
+    pub fn new(version: Version, shape: &Shape, format: &Format, chunk_bytes: u64) -> Self {
         let layout = format.bit_layout(shape);
         let (encoder, builder) = match format {
             Format::Blco(encoding) => (
                 Encoder::Blco(TileEncoder::new(&layout, *encoding)),
-                ChunkBuilder::Blco(BlcoBuilder::new(shape, *encoding, chunk_bytes)),
+                ChunkBuilder::Blco(BlcoBuilder::new(version, shape, *encoding, chunk_bytes)),
             ),
             Format::Hocfs { levels, leaf } => (
                 Encoder::Tree(Linearizer::new(&layout), shape.order()),
-                ChunkBuilder::Hocfs(HocfsBuilder::new(shape, levels, *leaf, chunk_bytes)),
+                ChunkBuilder::Hocfs(HocfsBuilder::new(version, shape, levels, *leaf, chunk_bytes)),
             ),
         };
-        let statistics = Statistics::new(shape.order());
+        let levels = match format {
+            Format::Blco(_) => None,
+            Format::Hocfs { levels, .. } => Some(levels),
+        };
+        let statistics = Statistics::new(shape.order(), levels);
         Self {
             encoder,
             builder,

@@ -7,7 +7,7 @@ use super::tree::{self, Meter, Tree, TreeEncoder};
 use crate::encoding::LeafRule;
 use crate::error::Result;
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
-use crate::store::ChunkHeader;
+use crate::store::{ChunkHeader, Version};
 use std::collections::VecDeque;
 
 /// Nodes that a chunk can hold at most, leaves included.
@@ -74,6 +74,7 @@ pub(crate) fn rebuilt_chunk_bytes(
 /// Puts nonzeros, in order, into chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting".
 #[derive(Debug)]
 pub struct HocfsBuilder {
+    version: Version,
     levels: ModeOrder,
     encoder: TreeEncoder,
     chunk_bytes: u64,
@@ -92,16 +93,23 @@ pub(crate) type ChunkSink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
 impl HocfsBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
     #[must_use]
-    pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule, chunk_bytes: u64) -> Self {
+    pub fn new(
+        version: Version,
+        shape: &Shape,
+        levels: &ModeOrder,
+        leaf: LeafRule,
+        chunk_bytes: u64,
+    ) -> Self {
         let bytes_max = unpadded_bytes_max(leaf, chunk_bytes);
         Self {
+            version,
             levels: *levels,
-            encoder: TreeEncoder::new(shape, levels, leaf),
+            encoder: TreeEncoder::new(version, shape, levels, leaf),
             chunk_bytes,
             bytes_max,
             nodes_max: chunk_nodes_max(chunk_bytes),
             tree: Tree::new(shape.order()),
-            meter: Meter::new(shape.order()),
+            meter: Meter::new(version, shape.order()),
             room: 0,
         }
     }
@@ -149,14 +157,14 @@ impl HocfsBuilder {
         let chunk = self.encoder.encode(&closed, self.chunk_bytes);
         drop(closed);
         sink(chunk)?;
-        self.meter = Meter::of(&self.tree);
+        self.meter = Meter::of(self.version, &self.tree);
         if !self.is_full() {
             self.look_ahead();
             return Ok(());
         }
         // Tiles that begin elsewhere can be wider: what is left is measured nonzero by nonzero.
         let rest = std::mem::replace(&mut self.tree, Tree::new(self.levels.modes().len()));
-        self.meter = Meter::new(rest.order());
+        self.meter = Meter::new(self.version, rest.order());
         self.room = 0;
         rest.for_each(|path, value| self.push_path(path, value, sink))
     }
@@ -165,7 +173,7 @@ impl HocfsBuilder {
     pub fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
         let order = self.levels.modes().len();
         let closed = std::mem::replace(&mut self.tree, Tree::new(order));
-        self.meter = Meter::new(order);
+        self.meter = Meter::new(self.version, order);
         self.room = 0;
         if closed.nnz() == 0 {
             return Ok(());

@@ -6,6 +6,7 @@
 
 pub mod blco;
 mod cut;
+mod gathered;
 pub mod hocfs;
 mod statistics;
 pub mod tree;
@@ -186,10 +187,10 @@ impl<'a> ChunkView<'a> {
         either!(self, view => view.value_encoding())
     }
 
-    /// The image.
+    /// The image without its header.
     #[must_use]
-    pub fn image(&self) -> &[u8] {
-        either!(self, view => view.image())
+    pub fn payload(&self) -> &[u8] {
+        either!(self, view => view.payload())
     }
 
     /// Bytes of the image that values take.
@@ -244,11 +245,11 @@ pub fn chunk_shape(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Sh
 
 /// The format that an image tells of: what is known of a chunk without its store's manifest.
 pub fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
-    if header.index_encoding == TREE_CODE {
+    if header.codes.layout == TREE_CODE {
         return tree::chunk_format(header, image, path);
     }
-    let encoding = IndexEncoding::from_code(header.index_encoding.into());
-    encoding.map(Format::Blco).ok_or_else(|| Error::unusable(path, "unknown index encoding"))
+    let encoding = IndexEncoding::from_code(header.codes.layout.into());
+    encoding.map(Format::Blco).ok_or_else(|| Error::unusable(path, "unknown layout"))
 }
 
 /// The least bound on a chunk's image that allows such a chunk.

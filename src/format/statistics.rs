@@ -1,14 +1,26 @@
 //! The manifest's statistics, gathered tile by tile in order (formats-spec/container.md, "Statistics").
 
-use super::cut::GatheredTile;
+use super::gathered::{GatheredTile, MULTIPLIER};
+use crate::encoding::TILE_NNZ;
+use crate::shape::{ModeOrder, ORDER_MAX};
+use crate::store::PartitionStatistics;
+use crate::store::manifest::{FIBER_LENGTHS, GROUP_SIZES};
 
 /// Row counters of each mode: rows that are equal modulo this share one.
 const ROW_BUCKETS: usize = 1 << 16;
+
+/// Nonzeros of the largest group in which distinct indices are counted.
+const GROUP_NNZ: usize = TILE_NNZ << (GROUP_SIZES - 1);
+/// Of so many groups one is.
+const GROUPS_EACH: u64 = 8;
 
 /// The manifest's statistics, gathered tile by tile in order.
 #[derive(Debug)]
 pub struct Statistics {
     nnz: u64,
+    hash: u64,
+    distinct: Distinct,
+    tree: Option<TreeCounts>,
     sum_squares: Neumaier,
     value_min: f64,
     value_max: f64,
@@ -16,11 +28,14 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Nothing gathered yet.
+    /// Nothing gathered yet; of nonzeros in an order of modes those of a tree too.
     #[must_use]
-    pub fn new(order: usize) -> Self {
+    pub fn new(order: usize, levels: Option<&ModeOrder>) -> Self {
         Self {
             nnz: 0,
+            hash: 0,
+            distinct: Distinct::new(order),
+            tree: levels.map(TreeCounts::new),
             sum_squares: Neumaier::default(),
             value_min: f64::INFINITY,
             value_max: f64::NEG_INFINITY,
@@ -32,6 +47,9 @@ impl Statistics {
     pub fn add(&mut self, tile: &GatheredTile) {
         let values = &tile.values;
         self.nnz += values.len() as u64;
+        self.hash = self.hash.wrapping_add(tile.hash);
+        self.distinct.add(tile);
+        self.tree.iter_mut().for_each(|tree| tree.add(tile));
         self.sum_squares.add(values.iter().fold(0.0, |sum, v| sum + v * v));
         for &v in values {
             self.value_min = if v.total_cmp(&self.value_min).is_lt() { v } else { self.value_min };
@@ -48,6 +66,21 @@ impl Statistics {
     #[must_use]
     pub fn nnz(&self) -> u64 {
         self.nnz
+    }
+
+    /// The hash of all nonzeros so far.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// What plans want to know.
+    #[must_use]
+    pub fn of_partition(&self) -> PartitionStatistics {
+        let mut distinct = self.distinct.clone();
+        distinct.close();
+        let (nodes, fiber_lengths) = self.tree.as_ref().map_or(([0; _], [0; _]), TreeCounts::finish);
+        PartitionStatistics { sampled: distinct.sampled, nodes, fiber_lengths, distinct: distinct.counts }
     }
 
     /// The sum of the values' squares.
@@ -75,6 +108,120 @@ impl Statistics {
     }
 }
 
+/// Distinct indices of each mode in groups of nonzeros.
+#[derive(Clone, Debug)]
+struct Distinct {
+    /// Nonzeros so far, sampled or not.
+    nnz: u64,
+    sampled: u64,
+    /// The indices of each mode in the sampled group that is open.
+    open: Vec<Vec<u32>>,
+    /// Where each index was met last, by its hash: the index, and its position in the group plus one.
+    met: Vec<u64>,
+    counts: Vec<[u64; GROUP_SIZES]>,
+}
+
+impl Distinct {
+    fn new(order: usize) -> Self {
+        let (open, counts) = (vec![Vec::new(); order], vec![[0; GROUP_SIZES]; order]);
+        Self { nnz: 0, sampled: 0, open, met: Vec::new(), counts }
+    }
+
+    fn add(&mut self, tile: &GatheredTile) {
+        let group = self.nnz / GROUP_NNZ as u64;
+        self.nnz += tile.values.len() as u64;
+        if !group.is_multiple_of(GROUPS_EACH) {
+            return;
+        }
+        for (mode, open) in self.open.iter_mut().enumerate() {
+            open.extend_from_slice(tile.column(mode));
+        }
+        if self.nnz.is_multiple_of(GROUP_NNZ as u64) {
+            self.close();
+        }
+    }
+
+    /// Counts what is open.
+    fn close(&mut self) {
+        self.sampled += self.open[0].len() as u64;
+        for (open, counts) in self.open.iter_mut().zip(&mut self.counts) {
+            for (size, count) in distinct(open, &mut self.met).into_iter().enumerate() {
+                counts[size] += count;
+            }
+            open.clear();
+        }
+    }
+}
+
+/// Distinct numbers in groups of 512 2^k of at most [`GROUP_NNZ`], added up for each k. An index counts in all groups that are so small
+/// that it was not met in them before.
+fn distinct(indices: &[u32], met: &mut Vec<u64>) -> [u64; GROUP_SIZES] {
+    let slots = (2 * indices.len()).next_power_of_two();
+    met.clear();
+    met.resize(slots, 0);
+    // How many indices are new in groups of the first so many sizes.
+    let mut new_in = [0u64; GROUP_SIZES + 1];
+    for (&index, at) in indices.iter().zip(0u64..) {
+        let mut slot = (u64::from(index).wrapping_mul(MULTIPLIER) >> 32) as usize % slots;
+        while met[slot] != 0 && met[slot] >> 32 != u64::from(index) {
+            slot = (slot + 1) % slots;
+        }
+        let last = (met[slot] & u64::from(u32::MAX)).checked_sub(1);
+        let apart = |last: u64| u64::BITS - ((last ^ at) / TILE_NNZ as u64).leading_zeros();
+        new_in[last.map_or(GROUP_SIZES, |last| apart(last) as usize)] += 1;
+        met[slot] = u64::from(index) << 32 | (at + 1);
+    }
+    std::array::from_fn(|size| new_in[size + 1..].iter().sum())
+}
+
+/// A tree's nodes and fibers, whatever chunks they lie in.
+#[derive(Clone, Debug)]
+struct TreeCounts {
+    levels: ModeOrder,
+    last: Option<[u32; ORDER_MAX]>,
+    nodes: [u64; ORDER_MAX],
+    /// Nonzeros of the fiber that is open.
+    fiber: u64,
+    lengths: [u64; FIBER_LENGTHS],
+}
+
+impl TreeCounts {
+    fn new(levels: &ModeOrder) -> Self {
+        Self { levels: *levels, last: None, nodes: [0; _], fiber: 0, lengths: [0; _] }
+    }
+
+    fn add(&mut self, tile: &GatheredTile) {
+        let order = self.levels.modes().len();
+        for i in 0..tile.values.len() {
+            let mut path = [0; ORDER_MAX];
+            for (index, &mode) in path.iter_mut().zip(self.levels.modes()) {
+                *index = tile.column(mode.into())[i];
+            }
+            let differs = |last: [u32; ORDER_MAX]| (0..order - 1).position(|l| last[l] != path[l]);
+            let first = self.last.map_or(0, |last| differs(last).unwrap_or(order - 1));
+            self.nodes[first..order].iter_mut().for_each(|nodes| *nodes += 1);
+            if first < order - 1 {
+                Self::count(&mut self.lengths, self.fiber);
+                self.fiber = 0;
+            }
+            self.fiber += 1;
+            self.last = Some(path);
+        }
+    }
+
+    fn count(lengths: &mut [u64; FIBER_LENGTHS], fiber: u64) {
+        if fiber > 0 {
+            lengths[(fiber.ilog2() as usize).min(FIBER_LENGTHS - 1)] += 1;
+        }
+    }
+
+    fn finish(&self) -> ([u64; ORDER_MAX], [u64; FIBER_LENGTHS]) {
+        let mut lengths = self.lengths;
+        Self::count(&mut lengths, self.fiber);
+        (self.nodes, lengths)
+    }
+}
+
 /// Neumaier's compensated sum.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Neumaier {
@@ -94,5 +241,27 @@ impl Neumaier {
     #[must_use]
     pub fn total(self) -> f64 {
         if self.sum.is_finite() { self.sum + self.lost } else { f64::INFINITY }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Against sets, of groups of every size, with indices that come back near and far.
+    #[test]
+    fn distinct_indices_are_counted_in_groups_of_every_size() {
+        let index =
+            |i: u32| if i.is_multiple_of(3) { i % 700 } else { (i.wrapping_mul(2_654_435_761) >> 12) % 9000 };
+        for nnz in [1, 511, 512, 513, 5000, 65_536] {
+            let indices: Vec<u32> = (0..nnz).map(index).collect();
+            let found = distinct(&indices, &mut vec![7; 3]);
+            for (size, count) in found.into_iter().enumerate() {
+                let groups = indices.chunks(TILE_NNZ << size);
+                let expected: usize = groups.map(|group| group.iter().collect::<HashSet<_>>().len()).sum();
+                assert_eq!(count, expected as u64, "{nnz} nonzeros, groups of {}", TILE_NNZ << size);
+            }
+        }
     }
 }

@@ -1,9 +1,14 @@
 //! The VALUES section of an image, and the checks that all formats share.
 
 use crate::encoding::TILE_NNZ;
-use crate::encoding::values::{DICTIONARY_MAX, ValueEncoding, dictionary_width};
+use crate::encoding::column::Numbers;
+use crate::encoding::decimal::{self, DECIMAL_MAX, DECIMAL_WIDTH_MAX, EXPONENT_MAX, TILE_EXCEPTIONS_MAX};
+use crate::encoding::values::{
+    ChosenValues, DICTIONARY_MAX, ValueEncoding, dictionary_width, exceptions_bytes, unpack_entries,
+    unpack_integers,
+};
 use crate::shape::Shape;
-use crate::store::{ChunkHeader, ImageWriter, SectionKind};
+use crate::store::{ChunkHeader, ImageWriter, SectionKind, Version};
 use std::ops::Range;
 
 /// How an image's values are encoded, and where those are that no column holds.
@@ -13,12 +18,68 @@ pub(super) struct ValueSection {
     /// The section; empty where there is none.
     pub section: Range<usize>,
     pub dictionary: Vec<f64>,
+    /// Of decimals.
+    decimals: Decimals,
+}
+
+/// What a chunk's decimals are divided by, and where values and places of its exceptions are in the image.
+#[derive(Debug, Default)]
+struct Decimals {
+    power: f64,
+    values: Range<usize>,
+    places: Range<usize>,
+}
+
+impl Decimals {
+    /// Reads and checks a VALUES section of a chunk of `count` values.
+    fn open(image: &[u8], section: &Range<usize>, count: usize) -> Option<Self> {
+        let bytes = image.get(section.clone())?;
+        let field =
+            |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes(std::array::from_fn(|i| b[i])));
+        let (e, exceptions) = (field(0)? as usize, field(4)?);
+        if e > EXPONENT_MAX || bytes.len() as u64 != exceptions_bytes(exceptions.into()) {
+            return None;
+        }
+        let values = section.start + 8..section.start + 8 + 8 * exceptions as usize;
+        let decimals = Self { power: decimal::power(e), places: values.end..section.end, values };
+        let places = decimals.places(image);
+        let inside =
+            places.is_sorted_by(|a, b| a < b) && places.last().is_none_or(|&last| (last as usize) < count);
+        let tile = |&place: &u32| place as usize / TILE_NNZ;
+        let mut tiles = places.chunk_by(|a, b| tile(a) == tile(b));
+        let finite = decimals.exceptions(image).iter().all(|v| v.is_finite());
+        (inside && finite && tiles.all(|tile| tile.len() <= TILE_EXCEPTIONS_MAX)).then_some(decimals)
+    }
+
+    fn places<'a>(&self, image: &'a [u8]) -> &'a [u32] {
+        bytemuck::cast_slice(&image[self.places.clone()])
+    }
+
+    fn exceptions<'a>(&self, image: &'a [u8]) -> &'a [f64] {
+        bytemuck::cast_slice(&image[self.values.clone()])
+    }
+
+    /// Makes values of the integers of the slots from `first` on.
+    #[inline(always)]
+    fn finish(&self, image: &[u8], first: usize, values: &mut Numbers<f64>) {
+        for v in values.iter_mut() {
+            *v /= self.power;
+        }
+        let places = self.places(image);
+        let from = places.partition_point(|&place| (place as usize) < first);
+        for (&place, &value) in places[from..].iter().zip(&self.exceptions(image)[from..]) {
+            let Some(slot) = values.get_mut(place as usize - first) else { return };
+            *slot = value;
+        }
+    }
 }
 
 impl ValueSection {
     /// Checks the section of an image with `count` values.
     pub fn open(header: &ChunkHeader, image: &[u8], count: usize) -> Result<Self, &'static str> {
-        let encoding = ValueEncoding::from_code(header.value_encoding).ok_or("unknown value encoding")?;
+        let encoding = ValueEncoding::from_code(header.codes.value_encoding)
+            .filter(|&e| e != ValueEncoding::Decimal || header.version > Version::One);
+        let encoding = encoding.ok_or("unknown value encoding")?;
         let section = header.section(SectionKind::Values);
         let length = section.as_ref().map_or(0, Range::len);
         let fits = match encoding {
@@ -28,6 +89,7 @@ impl ValueSection {
             ValueEncoding::Dictionary => {
                 length.is_multiple_of(8) && (1..=DICTIONARY_MAX).contains(&(length / 8))
             }
+            ValueEncoding::Decimal => section.is_some(),
         };
         if !fits || count == 0 {
             return Err("VALUES section");
@@ -43,7 +105,11 @@ impl ValueSection {
                 return Err("dictionary");
             }
         }
-        Ok(Self { encoding, section, dictionary })
+        let decimals = match encoding {
+            ValueEncoding::Decimal => Decimals::open(image, &section, count).ok_or("exceptions")?,
+            _ => Decimals::default(),
+        };
+        Ok(Self { encoding, section, dictionary, decimals })
     }
 
     /// Whether a tile's record can say this of its value column.
@@ -52,7 +118,36 @@ impl ValueSection {
         match self.encoding {
             ValueEncoding::Integer => width <= 55 && (-INTEGER_MAX..=INTEGER_MAX).contains(&base),
             ValueEncoding::Dictionary => width == dictionary_width(self.dictionary.len()) && base == 0,
+            ValueEncoding::Decimal => {
+                width <= DECIMAL_WIDTH_MAX && (-DECIMAL_MAX..=DECIMAL_MAX).contains(&base)
+            }
             ValueEncoding::F32 | ValueEncoding::F64 => width == 0 && base == 0,
+        }
+    }
+
+    /// The values of `count` slots from `first` on, at most a tile; `words` are their column, of this base and width. False where a number is
+    /// outside of the dictionary, or a value is not finite.
+    #[inline(always)]
+    pub fn unpack(
+        &self,
+        image: &[u8],
+        slots: Range<usize>,
+        words: &[u32],
+        (base, width): (i64, u32),
+        values: &mut Numbers<f64>,
+    ) -> bool {
+        match self.encoding {
+            ValueEncoding::Integer => {
+                unpack_integers(words, base, width, values);
+                true
+            }
+            ValueEncoding::Dictionary => unpack_entries(words, &self.dictionary, &mut values[..slots.len()]),
+            ValueEncoding::Decimal => {
+                unpack_integers(words, base, width, values);
+                self.decimals.finish(image, slots.start, values);
+                true
+            }
+            ValueEncoding::F32 | ValueEncoding::F64 => self.stored(image, slots, values),
         }
     }
 
@@ -63,6 +158,7 @@ impl ValueSection {
         match self.encoding {
             ValueEncoding::Integer | ValueEncoding::F32 => true,
             ValueEncoding::F64 => bytemuck::cast_slice(&image[self.section.clone()]).iter().all(inside),
+            ValueEncoding::Decimal => self.decimals.exceptions(image).iter().all(inside),
             ValueEncoding::Dictionary => {
                 self.dictionary.first().is_some_and(inside) && self.dictionary.last().is_some_and(inside)
             }
@@ -71,7 +167,7 @@ impl ValueSection {
 
     /// Values `range` of an f32 or f64 section, at most a tile; false if one is not finite.
     #[inline(always)]
-    pub fn stored(&self, image: &[u8], range: Range<usize>, values: &mut [f64; TILE_NNZ]) -> bool {
+    fn stored(&self, image: &[u8], range: Range<usize>, values: &mut Numbers<f64>) -> bool {
         let nnz = range.len();
         let section = &image[self.section.clone()];
         match self.encoding {
@@ -87,33 +183,58 @@ impl ValueSection {
     }
 }
 
-/// Writes the VALUES section, where `encoding` has one. `each` hands all values, in order, to what it is given.
+/// Writes the VALUES section, where the encoding has one. `each` hands all values, in order, to what it is given.
 pub(super) fn value_section(
     image: &mut ImageWriter,
-    encoding: ValueEncoding,
-    dictionary: &[f64],
+    chosen: &ChosenValues,
     each: impl FnOnce(&mut dyn FnMut(&[f64])),
 ) {
     let put_f64 = |out: &mut Vec<u8>, values: &[f64]| out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-    match encoding {
-        ValueEncoding::Integer => {}
+    match chosen {
+        ChosenValues::Integer => {}
         #[expect(clippy::cast_possible_truncation, reason = "chosen because f32 holds every value")]
-        ValueEncoding::F32 => image.section(SectionKind::Values, |out| {
+        ChosenValues::F32 => image.section(SectionKind::Values, |out| {
             each(&mut |values| out.extend(values.iter().flat_map(|&v| (v as f32).to_le_bytes())));
         }),
-        ValueEncoding::F64 => {
+        ChosenValues::F64 => {
             image.section(SectionKind::Values, |out| each(&mut |values| put_f64(out, values)));
         }
-        ValueEncoding::Dictionary => image.section(SectionKind::Values, |out| put_f64(out, dictionary)),
+        ChosenValues::Dictionary(entries) => image.section(SectionKind::Values, |out| put_f64(out, entries)),
+        ChosenValues::Decimal(e) => image.section(SectionKind::Values, |out| {
+            let (mut values, mut places, mut at) = (Vec::new(), Vec::new(), 0u32);
+            each(&mut |all| {
+                let exceptions = all.iter().zip(at..).filter(|(v, _)| decimal::as_decimal(**v, *e).is_none());
+                for (value, place) in exceptions {
+                    values.push(*value);
+                    places.push(place);
+                }
+                at += u32::try_from(all.len()).expect("at most a chunk's values");
+            });
+            out.extend(u32::try_from(*e).expect("at most 10").to_le_bytes());
+            out.extend(u32::try_from(places.len()).expect("fewer than values").to_le_bytes());
+            put_f64(out, &values);
+            out.extend(places.iter().flat_map(|place| place.to_le_bytes()));
+        }),
     }
 }
 
-/// What the sections of every format's image have in common: the dims, and zeros between them.
-pub(super) fn check_frame(shape: &Shape, header: &ChunkHeader, image: &[u8]) -> Result<(), &'static str> {
+/// What the sections of every format's image have in common: the dims, zeros between them, and none but those of the index, which are of
+/// `kinds`, and VALUES.
+pub(super) fn check_frame(
+    shape: &Shape,
+    header: &ChunkHeader,
+    image: &[u8],
+    kinds: [SectionKind; 2],
+) -> Result<(), &'static str> {
     let section = header.section(SectionKind::Shape).ok_or("no SHAPE section")?;
     let dims = shape.dims().iter().flat_map(|d| d.to_le_bytes());
     if image.len() != header.image_bytes as usize || !image[section].iter().copied().eq(dims) {
         return Err("SHAPE section differs from the manifest");
+    }
+    let others = [SectionKind::Shape, SectionKind::Values];
+    let known = header.kinds().all(|kind| others.contains(&kind) || kinds.contains(&kind));
+    if !known || kinds.iter().any(|&kind| header.section(kind).is_none()) {
+        return Err("sections of the index");
     }
     if header.gaps().any(|gap| image[gap].iter().any(|&b| b != 0)) {
         return Err("bytes between sections are not zero");

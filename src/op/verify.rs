@@ -10,7 +10,7 @@ use crate::format::{
 };
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
-use crate::store::chunk::HEADER_BYTES;
+use crate::store::manifest::PartOf;
 use crate::store::{Format, Manifest, Store};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -51,10 +51,11 @@ impl<'a> Verify<'a> {
     /// A verification of `store`.
     #[must_use]
     pub fn new(store: &'a Store) -> Self {
-        let Manifest { shape, format, chunk_bytes, .. } = store.manifest();
+        let Manifest { version, shape, chunk_bytes, .. } = store.manifest();
+        let format = store.manifest().format();
         Self {
             linearizer: Linearizer::new(&format.bit_layout(shape)),
-            cutter: Cutter::new(shape, format, *chunk_bytes),
+            cutter: Cutter::new(*version, shape, format, *chunk_bytes),
             previous: None,
             compared: Compared {
                 store,
@@ -70,7 +71,8 @@ impl<'a> Verify<'a> {
     /// Host bytes that it holds: an open chunk, no more than the stored ones and all nonzeros take there, nonzeros that wait
     /// and those that are being encoded, and what is kept of each chunk. Reads the chunks' headers.
     pub fn host_bytes(store: &Store) -> Result<u64> {
-        let Manifest { shape, format, chunk_bytes, nnz, chunks, .. } = store.manifest();
+        let Manifest { shape, chunk_bytes, nnz, chunks, .. } = store.manifest();
+        let format = store.manifest().format();
         let node = (NODE_BYTES * shape.order()) as u64;
         let headers = (0..chunks.len()).map(|number| store.read_header(number));
         let open = match rebuilt_chunk_bytes(format, *chunk_bytes, headers) {
@@ -97,9 +99,13 @@ impl<'a> Verify<'a> {
         let store = compared.store;
         let found = cutter.finish(&mut |chunk| compared.take(chunk))?;
         compared.finish()?;
-        let same = compared.built == store.manifest().chunks.len() && is_recorded(&found, store.manifest());
+        let manifest = store.manifest();
+        let same = compared.built == manifest.chunks.len() && is_recorded(&found, manifest);
         let path = store.path().join("manifest");
-        if same { Ok(()) } else { Err(Error::unusable(path, "the statistics are not those of the nonzeros")) }
+        if !same {
+            return Err(Error::unusable(path, "the statistics are not those of the nonzeros"));
+        }
+        if is_within_part(manifest) { Ok(()) } else { Err(Error::unusable(path, "nonzeros of another part")) }
     }
 
     /// Checks the order within a tile and with the one before, and gathers its nonzeros.
@@ -136,12 +142,27 @@ fn is_recorded(found: &Statistics, manifest: &Manifest) -> bool {
         && found.value_min().to_bits() == manifest.value_min.to_bits()
         && found.value_max().to_bits() == manifest.value_max.to_bits()
         && found.longest_row_bounds() == manifest.longest_row_bounds
+        && manifest.partitions.iter().all(|partition| {
+            let statistics = partition.statistics.as_ref();
+            partition.hash.is_none_or(|hash| hash == found.hash())
+                && statistics.is_none_or(|statistics| *statistics == found.of_partition())
+        })
+}
+
+/// Whether all nonzeros, whose ranges are right, are of the part of a tensor that the store is said to be.
+fn is_within_part(manifest: &Manifest) -> bool {
+    let linear = |[low, high]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
+    let within = |part: &PartOf| {
+        let [first, last] = [&manifest.chunks[0], &manifest.chunks[manifest.chunks.len() - 1]];
+        linear(part.from) <= linear(first.first_linear) && linear(last.last_linear) <= linear(part.to)
+    };
+    manifest.part.as_ref().is_none_or(within)
 }
 
 impl Compared<'_> {
     /// Takes note of the next stored chunk.
     fn met(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
-        self.stored.push((chunk.value_encoding() as u8, xxh3_64(&chunk.image()[HEADER_BYTES..])));
+        self.stored.push((chunk.value_encoding() as u8, xxh3_64(chunk.payload())));
         match self.ahead.pop_front() {
             Some(built) => self.compare(&built),
             None => Ok(()),
@@ -206,7 +227,8 @@ impl Compared<'_> {
             let what = format!("chunk {number}: linear and row ranges are not those of the nonzeros");
             return Err(Error::unusable(self.store.path().join("manifest"), what));
         }
-        if built.header.value_encoding != encoding || xxh3_64(&built.image[HEADER_BYTES..]) != checksum {
+        let payload = &built.image[built.header.header_bytes()..];
+        if built.header.codes.value_encoding != encoding || xxh3_64(payload) != checksum {
             return Err(wrong("the nonzeros are not encoded as they should be"));
         }
         Ok(())

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::format::{BuiltChunk, Cutter, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Wide};
 use crate::shape::Shape;
-use crate::store::{Format, Manifest, Staging, partial_path};
+use crate::store::{Format, Manifest, Partition, Staging, Version, partial_path};
 use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
@@ -226,7 +226,7 @@ impl PackJob<'_> {
         staging: &mut Staging,
         total: u64,
     ) -> Result<Manifest> {
-        let mut cutter = Cutter::new(self.shape, &self.format, self.options.chunk_bytes);
+        let mut cutter = Cutter::new(Version::NEWEST, self.shape, &self.format, self.options.chunk_bytes);
         let mut store = |chunk: BuiltChunk| staging.add(chunk.header, chunk.image, chunk.entry);
         let mut done = 0;
         sorted.for_each_slice(|slice| {
@@ -247,9 +247,14 @@ impl PackJob<'_> {
         if statistics.nnz() == 0 {
             return Err(Error::request("no nonzeros"));
         }
+        let chunks = staging.entries().to_vec();
+        let (hash, order) = (Some(statistics.hash()), self.shape.order());
+        let of_partition = Some(statistics.of_partition());
+        let partition =
+            Partition::whole(self.format, order, chunks.len() as u64, statistics.nnz(), hash, of_partition);
         Ok(Manifest {
+            version: Version::NEWEST,
             shape: self.shape.clone(),
-            format: self.format,
             codec: self.options.codec,
             may_repeat: self.options.duplicates == Duplicates::Keep,
             chunk_bytes: self.options.chunk_bytes,
@@ -258,7 +263,9 @@ impl PackJob<'_> {
             value_min: statistics.value_min(),
             value_max: statistics.value_max(),
             longest_row_bounds: statistics.longest_row_bounds(),
-            chunks: staging.entries().to_vec(),
+            partitions: vec![partition],
+            chunks,
+            part: None,
         })
     }
 }

@@ -9,7 +9,7 @@ use super::spilled::{FRAME_HEADER, SpilledFile};
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::column::{self, Numbers};
-use crate::encoding::values::{TileValues, pack_integers, unpack_integers};
+use crate::encoding::values::{ChosenValues, TileValues, unpack_integers};
 use crate::encoding::width;
 use crate::error::{Error, Result};
 use crate::linear::{Key, Nonzero};
@@ -280,10 +280,10 @@ impl<'a> Frame<'a> {
 }
 
 fn put_values(values: &[f64], out: &mut Vec<u8>) {
-    if let Some((base, bits)) = TileValues::new(values).integer {
+    if let Some((base, bits)) = TileValues::integers(values) {
         out.push(u8::try_from(bits).expect("at most 55 bits"));
         out.extend(base.to_le_bytes());
-        pack_integers(values, base, bits, out);
+        ChosenValues::Integer.pack(values, base, bits, out);
     } else {
         out.push(WIDE);
         out.extend(values.iter().flat_map(|v| v.to_le_bytes()));

@@ -1,57 +1,99 @@
-//! The chunk: header, section table, image and file (formats-spec/container.md).
+//! The chunk: header, section table, image and file (formats-spec/container.md and, for version 1, container-1.md).
 
+pub use super::version::{ALIGN, FIXED_BYTES};
+
+use super::version::Version;
 use crate::error::{Error, Result};
 use crate::sys::PAGE;
 use std::ops::Range;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes of a chunk's header.
-pub const HEADER_BYTES: usize = 128;
-/// What sections and images are aligned to, in bytes.
-pub const ALIGN: usize = 128;
-/// Entries of the section table.
-const SECTIONS: usize = 4;
+/// Bytes of an entry of the section table.
+const ENTRY_BYTES: usize = 16;
+/// Where the section table of version 1 begins, which is part of the fixed bytes.
+const SECTIONS_1_AT: usize = 56;
+/// Sections at most: a header fits a page.
+pub const SECTIONS_MAX: usize = (PAGE - FIXED_BYTES) / ENTRY_BYTES;
 const MAGIC: [u8; 8] = *b"BLCOCHNK";
-/// The version of the container that this code writes and the only one that it reads.
-pub const VERSION: u32 = 1;
 
-/// The kinds of sections.
+/// The kind of a section. Those of private formats are from 2^31 up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum SectionKind {
+pub struct SectionKind(pub u32);
+
+#[expect(non_upper_case_globals, reason = "one of them is meant, as of an enum's variants")]
+impl SectionKind {
     /// The dims.
-    Shape = 1,
+    pub const Shape: Self = Self(1);
     /// BLCO blocks of a `raw` chunk.
-    Blocks = 2,
+    pub const Blocks: Self = Self(2);
     /// Re-encoded indices of a `raw` chunk.
-    Index = 3,
+    pub const Index: Self = Self(3);
     /// Tile records.
-    Tiles = 4,
+    pub const Tiles: Self = Self(4);
     /// Packed columns.
-    Columns = 5,
-    /// Values or a dictionary.
-    Values = 6,
+    pub const Columns: Self = Self(5);
+    /// Values, a dictionary, or exceptions.
+    pub const Values: Self = Self(6);
     /// The levels of a tree: how many nodes, tile records, slices' leaf codes.
-    Levels = 7,
+    pub const Levels: Self = Self(7);
+    /// The last kind of version 1.
+    const LAST_1: Self = Self::Levels;
 }
 
 /// Where a section lies in the image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Section {
-    kind: u32,
+    kind: SectionKind,
     offset: u32,
     bytes: u32,
+}
+
+impl Section {
+    fn entry(self) -> [u8; ENTRY_BYTES] {
+        let mut entry = [0; ENTRY_BYTES];
+        for (at, field) in [self.kind.0, self.offset, self.bytes].into_iter().enumerate() {
+            entry[4 * at..4 * at + 4].copy_from_slice(&field.to_le_bytes());
+        }
+        entry
+    }
+
+    /// Reads an entry; `None` where its reserved field is not zero.
+    fn read(entry: &[u8]) -> Option<Self> {
+        let section =
+            Self { kind: SectionKind(u32_at(entry, 0)), offset: u32_at(entry, 4), bytes: u32_at(entry, 8) };
+        (u32_at(entry, 12) == 0).then_some(section)
+    }
+
+    /// Where the next one begins.
+    fn end(self) -> u64 {
+        (u64::from(self.offset) + u64::from(self.bytes)).next_multiple_of(ALIGN as u64)
+    }
+}
+
+/// What a chunk's numbers are to be read by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkCodes {
+    /// Of the format; 0 in version 1, whose layout tells.
+    pub format: u32,
+    /// Of the layout.
+    pub layout: u8,
+    /// Of the value encoding.
+    pub value_encoding: u8,
 }
 
 /// A chunk's header, checked or to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
+    /// The version of the container that it is of.
+    pub version: Version,
     /// The chunk's number in its store.
     pub number: u32,
     /// The store that it belongs to.
     pub store_id: u64,
-    /// Position of its first nonzero in the store.
+    /// The partition that it belongs to.
+    pub partition: u32,
+    /// Position of its first nonzero in its partition.
     pub first_nonzero: u64,
     /// Its nonzeros.
     pub nnz: u32,
@@ -61,15 +103,13 @@ pub struct ChunkHeader {
     pub stored_bytes: u32,
     /// The tensor's order.
     pub order: u8,
-    /// Code of the index encoding.
-    pub index_encoding: u8,
-    /// Code of the value encoding.
-    pub value_encoding: u8,
+    /// What its numbers are to be read by.
+    pub codes: ChunkCodes,
     /// Code of the codec.
     pub codec: u8,
     /// Checksum of the payload as stored.
     pub payload_checksum: u64,
-    sections: [Section; SECTIONS],
+    sections: Vec<Section>,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -85,134 +125,157 @@ impl ChunkHeader {
     /// kind.
     ///
     /// # Panics
-    /// With more than four sections or an image of 4 GiB: who asks bounds both.
+    /// With more sections than the version allows or an image of 4 GiB: who asks bounds both.
     #[must_use]
     pub fn of_sections(
+        version: Version,
         order: u8,
         nnz: u32,
-        index_encoding: u8,
-        value_encoding: u8,
+        codes: ChunkCodes,
         lengths: &[(SectionKind, u64)],
     ) -> Self {
         let field = |x: u64| u32::try_from(x).expect("an image stays below 4 GiB");
-        let mut sections = [Section::default(); SECTIONS];
-        let mut end = HEADER_BYTES as u64;
-        for (n, &(kind, bytes)) in lengths.iter().enumerate() {
-            sections[n] = Section { kind: kind as u32, offset: field(end), bytes: field(bytes) };
-            end = (end + bytes).next_multiple_of(ALIGN as u64);
-        }
-        Self::unplaced(order, nnz, index_encoding, value_encoding, field(end), sections)
-    }
-
-    /// A header whose place in a store is still open.
-    fn unplaced(
-        order: u8,
-        nnz: u32,
-        index_encoding: u8,
-        value_encoding: u8,
-        image_bytes: u32,
-        sections: [Section; SECTIONS],
-    ) -> Self {
+        let mut end = version.header_bytes(lengths.len()) as u64;
+        let section = |&(kind, bytes): &(SectionKind, u64)| {
+            let section = Section { kind, offset: field(end), bytes: field(bytes) };
+            end = section.end();
+            section
+        };
+        let sections = lengths.iter().map(section).collect();
         Self {
+            version,
             number: 0,
             store_id: 0,
+            partition: 0,
             first_nonzero: 0,
             nnz,
-            image_bytes,
+            image_bytes: field(end),
             stored_bytes: 0,
             order,
-            index_encoding,
-            value_encoding,
+            codes,
             codec: 0,
             payload_checksum: 0,
             sections,
         }
     }
 
+    /// Bytes of the header, where the payload begins.
+    #[must_use]
+    pub fn header_bytes(&self) -> usize {
+        self.version.header_bytes(self.sections.len())
+    }
+
     /// The header's bytes.
     #[must_use]
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut out = [0; HEADER_BYTES];
+    pub fn encode(&self) -> Vec<u8> {
+        let ChunkCodes { format, layout, value_encoding } = self.codes;
+        let mut out = vec![0; self.header_bytes()];
+        let table_at = match self.version {
+            Version::One => SECTIONS_1_AT,
+            Version::Two => FIXED_BYTES,
+        };
+        for (section, entry) in self.sections.iter().zip(out[table_at..].chunks_exact_mut(ENTRY_BYTES)) {
+            entry.copy_from_slice(&section.entry());
+        }
+        let table_checksum = xxh3_64(&out[FIXED_BYTES..]);
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
             out[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         };
         put(&MAGIC);
-        put(&VERSION.to_le_bytes());
+        put(&(self.version as u32).to_le_bytes());
         put(&self.number.to_le_bytes());
         put(&self.store_id.to_le_bytes());
         put(&self.first_nonzero.to_le_bytes());
         put(&self.nnz.to_le_bytes());
         put(&self.image_bytes.to_le_bytes());
         put(&self.stored_bytes.to_le_bytes());
-        put(&[self.order, self.index_encoding, self.value_encoding, self.codec]);
+        put(&[self.order, layout, value_encoding, self.codec]);
         put(&self.payload_checksum.to_le_bytes());
-        for section in self.sections {
-            for field in [section.kind, section.offset, section.bytes, 0] {
-                put(&field.to_le_bytes());
-            }
+        if self.version > Version::One {
+            put(&format.to_le_bytes());
+            put(&self.partition.to_le_bytes());
+            put(&u32::try_from(self.sections.len()).expect("a header fits a page").to_le_bytes());
+            put(&[0; 4]);
+            put(&table_checksum.to_le_bytes());
         }
-        let checksum = xxh3_64(&out[..HEADER_BYTES - 8]);
-        out[HEADER_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = xxh3_64(&out[..FIXED_BYTES - 8]);
+        out[FIXED_BYTES - 8..FIXED_BYTES].copy_from_slice(&checksum.to_le_bytes());
         out
     }
 
-    /// Reads and checks a header: magic, checksum, version, the section table's rules.
+    /// Reads and checks the header that `bytes` begin with: magic, checksums, version, the section table's rules. A page is always
+    /// enough.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
         let wrong = |what: String| Err(Error::corrupt(path, what));
-        if bytes.len() < HEADER_BYTES {
-            return wrong(format!("{} bytes; a chunk has at least {HEADER_BYTES}", bytes.len()));
+        if bytes.len() < FIXED_BYTES {
+            return wrong(format!("{} bytes; a chunk has at least {FIXED_BYTES}", bytes.len()));
         }
         if bytes[..8] != MAGIC {
             return wrong("not a chunk: wrong magic at byte 0".into());
         }
-        if u64_at(bytes, HEADER_BYTES - 8) != xxh3_64(&bytes[..HEADER_BYTES - 8]) {
+        if u64_at(bytes, FIXED_BYTES - 8) != xxh3_64(&bytes[..FIXED_BYTES - 8]) {
             return wrong("corrupt: header checksum at byte 120".into());
         }
-        check_version(u32_at(bytes, 8), path)?;
-        let section = |i: usize| Section {
-            kind: u32_at(bytes, 56 + 16 * i),
-            offset: u32_at(bytes, 60 + 16 * i),
-            bytes: u32_at(bytes, 64 + 16 * i),
+        let version = Version::of_file(u32_at(bytes, 8), path)?;
+        let (format, partition, table) = match version {
+            Version::One => (0, 0, &bytes[SECTIONS_1_AT..FIXED_BYTES - 8]),
+            Version::Two => {
+                let (count, checksum) = (u32_at(bytes, 64) as usize, u64_at(bytes, 72));
+                let table = bytes.get(FIXED_BYTES..version.header_bytes(count.min(SECTIONS_MAX + 1)));
+                let reserved = u32_at(bytes, 68) != 0 || bytes[80..FIXED_BYTES - 8].iter().any(|&b| b != 0);
+                let Some(table) = table.filter(|_| (1..=SECTIONS_MAX).contains(&count) && !reserved) else {
+                    return wrong("corrupt: section table at byte 64".into());
+                };
+                if xxh3_64(table) != checksum {
+                    return wrong("corrupt: section table's checksum at byte 72".into());
+                }
+                let (table, rest) = table.split_at(ENTRY_BYTES * count);
+                if rest.iter().any(|&b| b != 0) {
+                    return wrong("corrupt: section table at byte 128".into());
+                }
+                (u32_at(bytes, 56), u32_at(bytes, 60), table)
+            }
         };
+        let mut entries = table.chunks_exact(ENTRY_BYTES);
+        let there = |entry: &&[u8]| version > Version::One || u32_at(entry, 0) != 0;
+        let sections: Option<Vec<_>> = entries.by_ref().take_while(there).map(Section::read).collect();
+        // Of version 1, entries that are not there are zero; the first of them was looked at.
+        let used = sections.as_ref().map_or(0, Vec::len);
+        let rest_is_zero = table[ENTRY_BYTES * used..].iter().all(|&b| b == 0);
         let header = Self {
+            version,
             number: u32_at(bytes, 12),
             store_id: u64_at(bytes, 16),
+            partition,
             first_nonzero: u64_at(bytes, 24),
             nnz: u32_at(bytes, 32),
             image_bytes: u32_at(bytes, 36),
             stored_bytes: u32_at(bytes, 40),
             order: bytes[44],
-            index_encoding: bytes[45],
-            value_encoding: bytes[46],
+            codes: ChunkCodes { format, layout: bytes[45], value_encoding: bytes[46] },
             codec: bytes[47],
             payload_checksum: u64_at(bytes, 48),
-            sections: std::array::from_fn(section),
+            sections: sections.unwrap_or_default(),
         };
-        let reserved = (0..SECTIONS).any(|i| u32_at(bytes, 68 + 16 * i) != 0);
-        if reserved || !header.sections_follow_rules() {
-            return wrong("corrupt: section table at byte 56".into());
+        if used == 0 || !rest_is_zero || !header.sections_follow_rules() {
+            let at = if version == Version::One { SECTIONS_1_AT } else { FIXED_BYTES };
+            return wrong(format!("corrupt: section table at byte {at}"));
         }
         Ok(header)
     }
 
     /// Sections in ascending order of kind, one after the other at aligned offsets, filling the image.
     fn sections_follow_rules(&self) -> bool {
-        let mut end = HEADER_BYTES as u64;
-        let mut kind = 0;
-        let mut there = true;
-        for section in self.sections {
-            there &= section.kind != 0;
-            let known = section.kind <= SectionKind::Levels as u32;
-            let follows = known && section.kind > kind && u64::from(section.offset) == end;
-            if there && !follows || !there && section != Section::default() {
+        let mut end = self.header_bytes() as u64;
+        let mut last = SectionKind(0);
+        for section in &self.sections {
+            let known = self.version > Version::One || section.kind <= SectionKind::LAST_1;
+            if !known || section.kind <= last || u64::from(section.offset) != end {
                 return false;
             }
-            if there {
-                kind = section.kind;
-                end = (u64::from(section.offset) + u64::from(section.bytes)).next_multiple_of(ALIGN as u64);
-            }
+            (last, end) = (section.kind, section.end());
         }
         end == u64::from(self.image_bytes)
     }
@@ -220,13 +283,18 @@ impl ChunkHeader {
     /// Where the section lies in the image, if it is there.
     #[must_use]
     pub fn section(&self, kind: SectionKind) -> Option<Range<usize>> {
-        let section = self.sections.iter().find(|s| s.kind == kind as u32)?;
+        let section = self.sections.iter().find(|s| s.kind == kind)?;
         Some(section.offset as usize..(section.offset as usize + section.bytes as usize))
+    }
+
+    /// The kinds of the sections that are there, ascending.
+    pub fn kinds(&self) -> impl Iterator<Item = SectionKind> + '_ {
+        self.sections.iter().map(|s| s.kind)
     }
 
     /// The gaps between sections, which hold zeros.
     pub fn gaps(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.sections.iter().filter(|s| s.kind != 0).map(|s| {
+        self.sections.iter().map(|s| {
             let end = s.offset as usize + s.bytes as usize;
             end..end.next_multiple_of(ALIGN)
         })
@@ -235,63 +303,45 @@ impl ChunkHeader {
     /// Bytes of the file: header and stored payload, rounded up to pages.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        (HEADER_BYTES as u64 + u64::from(self.stored_bytes)).next_multiple_of(PAGE as u64)
+        (self.header_bytes() as u64 + u64::from(self.stored_bytes)).next_multiple_of(PAGE as u64)
     }
-}
-
-/// A file whose checksum is right must be of this version.
-pub(super) fn check_version(version: u32, path: &Path) -> Result<()> {
-    if version == VERSION {
-        return Ok(());
-    }
-    let what = format!(
-        "format version {version}; this program reads version {VERSION}: use a newer one, or pack again"
-    );
-    Err(Error::unusable(path, what))
 }
 
 /// A chunk's image while it is built: a header's room, then sections.
 #[derive(Debug)]
 pub struct ImageWriter {
+    version: Version,
     bytes: Vec<u8>,
-    sections: [Section; SECTIONS],
-    used: usize,
+    lengths: Vec<(SectionKind, u64)>,
+    room: usize,
 }
 
 impl ImageWriter {
-    /// An image of about `bytes`, for which, as a file, it will have room without growing.
+    /// An image of `sections` sections and about `bytes`, for which, as a file, it will have room without growing.
     #[must_use]
-    pub fn with_capacity(bytes: usize) -> Self {
+    pub fn with_capacity(version: Version, sections: usize, bytes: usize) -> Self {
         let mut image = Vec::with_capacity(bytes + PAGE);
-        image.resize(HEADER_BYTES, 0);
-        Self { bytes: image, sections: [Section::default(); SECTIONS], used: 0 }
+        image.resize(version.header_bytes(sections), 0);
+        Self { version, bytes: image, lengths: Vec::with_capacity(sections), room: sections }
     }
 
     /// Appends a section; kinds come in ascending order.
-    ///
-    /// # Panics
-    /// With more than four sections or an image of 4 GiB: the builder bounds both.
     pub fn section(&mut self, kind: SectionKind, fill: impl FnOnce(&mut Vec<u8>)) {
         let offset = self.bytes.len();
         fill(&mut self.bytes);
-        let field = |x: usize| u32::try_from(x).expect("an image stays below 4 GiB");
-        self.sections[self.used] =
-            Section { kind: kind as u32, offset: field(offset), bytes: field(self.bytes.len() - offset) };
-        self.used += 1;
+        self.lengths.push((kind, (self.bytes.len() - offset) as u64));
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
     }
 
     /// The image's bytes (the header's still zero) and a header whose place in a store is still open.
+    ///
+    /// # Panics
+    /// With other sections than it was to have, or an image of 4 GiB: the builder bounds both.
     #[must_use]
-    pub fn finish(
-        self,
-        order: u8,
-        nnz: u32,
-        index_encoding: u8,
-        value_encoding: u8,
-    ) -> (ChunkHeader, Vec<u8>) {
-        let bytes = u32::try_from(self.bytes.len()).expect("an image stays below 4 GiB");
-        let header = ChunkHeader::unplaced(order, nnz, index_encoding, value_encoding, bytes, self.sections);
+    pub fn finish(self, order: u8, nnz: u32, codes: ChunkCodes) -> (ChunkHeader, Vec<u8>) {
+        assert_eq!(self.lengths.len(), self.room, "sections of an image");
+        let header = ChunkHeader::of_sections(self.version, order, nnz, codes, &self.lengths);
+        assert_eq!(header.image_bytes as usize, self.bytes.len(), "bytes of an image");
         (header, self.bytes)
     }
 }
@@ -300,26 +350,43 @@ impl ImageWriter {
 mod tests {
     use super::*;
 
+    const CODES: ChunkCodes = ChunkCodes { format: 1, layout: 2, value_encoding: 1 };
+
     #[test]
-    fn header_round_trips_and_every_flip_is_caught() {
-        let mut image = ImageWriter::with_capacity(0);
-        image.section(SectionKind::Shape, |out| out.extend([1, 2, 3]));
-        image.section(SectionKind::Values, |out| out.extend([9; 200]));
-        let (mut header, bytes) = image.finish(3, 7, 2, 1);
-        let lengths = [(SectionKind::Shape, 3), (SectionKind::Values, 200)];
-        assert_eq!(ChunkHeader::of_sections(3, 7, 2, 1, &lengths), header);
-        assert_eq!(bytes.len(), 128 + 128 + 256);
-        header.number = 5;
-        header.store_id = 99;
-        let path = Path::new("chunk");
-        let mut encoded = header.encode();
-        assert_eq!(ChunkHeader::decode(&encoded, path).unwrap(), header);
-        assert_eq!(header.section(SectionKind::Values), Some(256..456));
-        assert_eq!(header.section(SectionKind::Tiles), None);
-        for bit in 0..HEADER_BYTES * 8 {
-            encoded[bit / 8] ^= 1 << (bit % 8);
-            assert!(ChunkHeader::decode(&encoded, path).is_err(), "bit {bit}");
-            encoded[bit / 8] ^= 1 << (bit % 8);
+    fn headers_round_trip_and_every_flip_is_caught() {
+        for version in [Version::One, Version::Two] {
+            let codes = ChunkCodes { format: u32::from(version > Version::One), ..CODES };
+            let mut image = ImageWriter::with_capacity(version, 2, 0);
+            image.section(SectionKind::Shape, |out| out.extend([1, 2, 3]));
+            image.section(SectionKind::Values, |out| out.extend([9; 200]));
+            let (mut header, bytes) = image.finish(3, 7, codes);
+            let h = header.header_bytes();
+            assert_eq!(bytes.len(), h + 128 + 256);
+            (header.number, header.store_id) = (5, 99);
+            let path = Path::new("chunk");
+            let mut encoded = header.encode();
+            assert_eq!((encoded.len(), h), (h, if version == Version::One { 128 } else { 256 }));
+            assert_eq!(ChunkHeader::decode(&encoded, path).unwrap(), header);
+            assert_eq!(header.section(SectionKind::Values), Some(h + 128..h + 328));
+            assert_eq!(header.section(SectionKind::Tiles), None);
+            for bit in 0..encoded.len() * 8 {
+                encoded[bit / 8] ^= 1 << (bit % 8);
+                assert!(ChunkHeader::decode(&encoded, path).is_err(), "bit {bit}");
+                encoded[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+    }
+
+    /// As many sections as a page holds, of private kinds.
+    #[test]
+    fn a_table_has_any_length() {
+        assert_eq!(SECTIONS_MAX, 248);
+        for (count, header_bytes) in [(8, 256), (9, 384), (248, PAGE)] {
+            let lengths: Vec<_> = (0..count).map(|n| (SectionKind(1 << 31 | n), n.into())).collect();
+            let header = ChunkHeader::of_sections(Version::Two, 2, 1, CODES, &lengths);
+            let encoded = header.encode();
+            assert_eq!(encoded.len(), header_bytes);
+            assert_eq!(ChunkHeader::decode(&encoded, Path::new("chunk")).unwrap(), header);
         }
     }
 }

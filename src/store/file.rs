@@ -1,8 +1,8 @@
 //! Chunk files: what every reader checks of a payload, and reading a file by itself, without a manifest that says
 //! what it should be.
 
-use super::chunk::{ChunkHeader, HEADER_BYTES};
-use super::format::is_index_code;
+use super::chunk::ChunkHeader;
+use super::format::is_layout_code;
 use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN};
@@ -26,15 +26,16 @@ pub(super) fn zstd_decoder() -> Result<Zstd> {
 
 /// Where the stored payload lies in a file.
 pub(super) fn payload(header: &ChunkHeader) -> Range<usize> {
-    HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize
+    let start = header.header_bytes();
+    start..start + header.stored_bytes as usize
 }
 
 /// The stored payload's hash must be the header's checksum; the padding behind it must be zero. `file` is the whole file,
 /// whose length is the header's.
 pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, hash: u64, path: &Path) -> Result<()> {
-    let (number, stored) = (header.number, payload(header).end);
+    let (number, Range { start, end: stored }) = (header.number, payload(header));
     if hash != header.payload_checksum {
-        let what = format!("chunk {number}: corrupt: payload checksum of bytes 128 to {stored}");
+        let what = format!("chunk {number}: corrupt: payload checksum of bytes {start} to {stored}");
         return Err(Error::corrupt(path, what));
     }
     if file[stored..].iter().any(|&b| b != 0) {
@@ -51,12 +52,16 @@ pub(super) fn undo_codec(
     image: &mut [u8],
     path: &Path,
 ) -> Result<()> {
-    image[..HEADER_BYTES].copy_from_slice(&file[..HEADER_BYTES]);
-    let (payload, image) = (&file[payload(header)], &mut image[HEADER_BYTES..]);
+    let (head, image) = image.split_at_mut(header.header_bytes());
+    head.copy_from_slice(&file[..head.len()]);
+    let payload = &file[payload(header)];
     if is_one_frame(payload) && zstd.decompress_to_buffer(payload, image).ok() == Some(image.len()) {
         return Ok(());
     }
-    Err(Error::corrupt(path, format!("chunk {}: corrupt: zstd frame at byte 128", header.number)))
+    Err(Error::corrupt(
+        path,
+        format!("chunk {}: corrupt: zstd frame at byte {}", header.number, header.header_bytes()),
+    ))
 }
 
 /// Whether `payload` is one zstd frame (RFC 8878): not skippable, nothing behind it, its window no larger than decoders take
@@ -76,7 +81,11 @@ fn is_one_frame(payload: &[u8]) -> bool {
 /// Whether the stored bytes can give the image: they are it where there is no codec.
 pub(super) fn stored_fits(header: &ChunkHeader) -> bool {
     let (stored, image) = (u64::from(header.stored_bytes), u64::from(header.image_bytes));
-    if header.codec == 0 { HEADER_BYTES as u64 + stored == image } else { image <= frame_holds(stored) }
+    if header.codec == 0 {
+        header.header_bytes() as u64 + stored == image
+    } else {
+        image <= frame_holds(stored)
+    }
 }
 
 /// No zstd frame of `bytes` holds more: a block has at least 4 bytes and at most 128 KiB of contents.
@@ -122,11 +131,11 @@ impl LoneReader {
     /// The file's length and payload are [`LoneReader::load`]'s.
     pub fn header(&self, path: &Path) -> Result<ChunkHeader> {
         let (file, _) = open_file(&self.sys, path)?;
-        let mut bytes = [0; HEADER_BYTES];
+        let mut bytes = [0; PAGE];
         let read = file.read_at(&mut bytes, 0)?;
         let header = ChunkHeader::decode(&bytes[..read], path)?;
         let in_range = (ORDER_MIN..=ORDER_MAX).contains(&usize::from(header.order))
-            && is_index_code(header.index_encoding)
+            && is_layout_code(header.codes.layout)
             && header.codec <= 1
             && header.nnz > 0
             && u64::from(header.image_bytes) <= CHUNK_BYTES_MAX
@@ -156,7 +165,7 @@ impl LoneReader {
         if read != length {
             return Err(Error::corrupt(path, format!("corrupt: ends at byte {read} of {length}")));
         }
-        if contents[..HEADER_BYTES] != header.encode() {
+        if contents[..header.header_bytes()] != header.encode() {
             return Err(Error::unusable(path, "changes while it is read"));
         }
         check_payload(contents, header, xxh3_64(&contents[payload(header)]), path)?;

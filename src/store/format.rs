@@ -1,11 +1,17 @@
-//! What a store's chunks hold: the format, with what it was told, as manifests record it (formats-spec/container.md).
+//! What a partition's chunks hold: the format, with what it was told, as manifests record it (formats-spec/container.md).
 
+use super::chunk::ChunkCodes;
+use super::version::Version;
+use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, LeafRule};
-use crate::linear::{BLOCK_BITS, BitLayout};
+use crate::linear::BitLayout;
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
-/// The index encoding code of chunks that hold trees.
+/// The layout's code of chunks that hold trees.
 pub const TREE_CODE: u8 = 3;
+/// Codes of formats.
+const BLCO_CODE: u32 = 1;
+const HOCFS_CODE: u32 = 2;
 
 /// A format. Which order nonzeros are in, and how a chunk's sections are to be read, follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,20 +28,14 @@ pub enum Format {
     },
 }
 
-/// The fields of an archive that tell formats apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Codes {
+/// What a manifest says of a partition's format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PartitionCodes {
     pub format: u32,
-    pub index_encoding: u32,
-    pub block_bits: u32,
-    pub leaf_rule: u32,
-    /// Byte l is the mode of level l.
-    pub level_modes: u64,
-}
-
-impl Codes {
-    /// The codes of formats.
-    pub const KNOWN: [u32; 2] = [1, 2];
+    pub layout: u32,
+    /// The mode of each level, 255 beyond the last; all 255 where the order is interleaved.
+    pub levels: [u8; ORDER_MAX],
+    pub parameters: Vec<u8>,
 }
 
 impl Format {
@@ -67,9 +67,9 @@ impl Format {
         }
     }
 
-    /// The code of the index encoding in chunks' headers.
+    /// The code of the layout in chunks' headers.
     #[must_use]
-    pub fn index_code(&self) -> u8 {
+    pub fn layout_code(&self) -> u8 {
         match self {
             Self::Blco(encoding) => *encoding as u8,
             Self::Hocfs { .. } => TREE_CODE,
@@ -82,40 +82,65 @@ impl Format {
         matches!(self, Self::Blco(_))
     }
 
-    pub(super) fn codes(&self) -> Codes {
-        let index_encoding = self.index_code().into();
+    /// Whether stores of a format of this code can be read.
+    pub(super) fn is_known(code: u32) -> bool {
+        [BLCO_CODE, HOCFS_CODE].contains(&code)
+    }
+
+    /// The code that stores hold.
+    #[must_use]
+    pub fn code(&self) -> u32 {
         match self {
-            Self::Blco(_) => {
-                Codes { format: 1, index_encoding, block_bits: BLOCK_BITS, leaf_rule: 0, level_modes: 0 }
-            }
-            Self::Hocfs { levels, leaf } => Codes {
-                format: 2,
-                index_encoding,
-                block_bits: 0,
-                leaf_rule: *leaf as u32,
-                level_modes: u64::from_le_bytes(level_bytes(levels)),
-            },
+            Self::Blco(_) => BLCO_CODE,
+            Self::Hocfs { .. } => HOCFS_CODE,
         }
     }
 
-    /// The format of these codes, for tensors of `order`.
-    pub(super) fn from_codes(codes: Codes, order: usize) -> Result<Self, &'static str> {
-        let format = match codes.format {
-            1 => Self::Blco(IndexEncoding::from_code(codes.index_encoding).ok_or("unknown index encoding")?),
-            2 => Self::tree(codes.leaf_rule, codes.level_modes.to_le_bytes(), order)?,
-            _ => return Err("unknown format; a newer program may read it"),
+    /// Whether its chunks may have the value encoding of this code.
+    pub(super) fn has_value_encoding(&self, code: u8) -> bool {
+        match self {
+            Self::Blco(IndexEncoding::Raw) => code == ValueEncoding::F64 as u8,
+            _ => ValueEncoding::from_code(code).is_some(),
+        }
+    }
+
+    /// What chunks' headers say of it.
+    #[must_use]
+    pub fn chunk_codes(&self, version: Version, value_encoding: u8) -> ChunkCodes {
+        let format = if version == Version::One { 0 } else { self.code() };
+        ChunkCodes { format, layout: self.layout_code(), value_encoding }
+    }
+
+    pub(super) fn codes(&self) -> PartitionCodes {
+        let (levels, parameters) = match self {
+            Self::Blco(_) => ([u8::MAX; ORDER_MAX], Vec::new()),
+            Self::Hocfs { levels, leaf } => {
+                let level = |l: usize| levels.modes().get(l).copied().unwrap_or(u8::MAX);
+                let parameters = u64::from(*leaf as u32).to_le_bytes();
+                (std::array::from_fn(level), parameters.to_vec())
+            }
         };
-        let theirs = format.codes();
-        if theirs.index_encoding != codes.index_encoding {
-            return Err("unknown index encoding");
+        PartitionCodes { format: self.code(), layout: self.layout_code().into(), levels, parameters }
+    }
+
+    /// The format of these codes, for tensors of `order`.
+    pub(super) fn from_codes(codes: &PartitionCodes, order: usize) -> Result<Self, &'static str> {
+        let format = match codes.format {
+            BLCO_CODE => Self::Blco(IndexEncoding::from_code(codes.layout).ok_or("unknown layout")?),
+            HOCFS_CODE => {
+                let parameters =
+                    codes.parameters.as_slice().try_into().map_err(|_| "parameters of a partition")?;
+                let leaf = u32::try_from(u64::from_le_bytes(parameters)).map_err(|_| "unknown leaf rule")?;
+                let within = |level: usize| if level < order { codes.levels[level] } else { 0 };
+                Self::tree(leaf, std::array::from_fn(within), order)?
+            }
+            _ => return Err("unknown format"),
+        };
+        if format.codes() == *codes {
+            Ok(format)
+        } else {
+            Err("layout, order of modes or parameters of a partition")
         }
-        if theirs.block_bits != codes.block_bits {
-            return Err("field block bits");
-        }
-        if theirs != codes {
-            return Err("reserved fields of the archive");
-        }
-        Ok(format)
     }
 
     /// The HOCFS format of a leaf rule's code and the modes of levels, as archives and chunks hold them.
@@ -134,7 +159,7 @@ pub fn level_bytes(levels: &ModeOrder) -> [u8; ORDER_MAX] {
     std::array::from_fn(|level| levels.modes().get(level).copied().unwrap_or(0))
 }
 
-/// Whether a chunk's header may hold this code of an index encoding.
-pub(super) fn is_index_code(code: u8) -> bool {
+/// Whether a chunk's header may hold this code of a layout.
+pub(super) fn is_layout_code(code: u8) -> bool {
     code == TREE_CODE || IndexEncoding::from_code(code.into()).is_some()
 }

@@ -168,6 +168,7 @@ impl Store {
     /// If `number` is not a chunk.
     pub fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
         let (entry, manifest) = (&self.manifest.chunks[number], &self.manifest);
+        let format = manifest.format();
         let same = header.store_id == self.id
             && header.number as usize == number
             && header.first_nonzero == entry.first_nonzero
@@ -175,7 +176,10 @@ impl Store {
             && u64::from(header.image_bytes) == entry.image_bytes
             && header.payload_checksum == entry.payload_checksum
             && usize::from(header.order) == manifest.shape.order()
-            && header.index_encoding == manifest.format.index_code()
+            && header.version == manifest.version
+            && header.partition == 0
+            && header.codes == format.chunk_codes(header.version, header.codes.value_encoding)
+            && entry.value_encoding.is_none_or(|code| header.codes.value_encoding == code)
             && header.codec == manifest.codec.code();
         if !same {
             let what =

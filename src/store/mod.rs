@@ -7,14 +7,16 @@ mod format;
 mod load;
 pub mod manifest;
 mod publish;
+mod version;
 
 pub use crate::publish::partial_path;
-pub use chunk::{ChunkHeader, ImageWriter, SectionKind};
+pub use chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind};
 pub use file::{LoneReader, read_provenance};
 pub use format::{Format, TREE_CODE, level_bytes};
 pub use load::{DecodeScratch, LoadTimes};
-pub use manifest::{ChunkEntry, Codec, Manifest};
+pub use manifest::{ChunkEntry, Codec, Manifest, Partition, PartitionStatistics};
 pub use publish::{Published, Staging};
+pub use version::Version;
 
 use crate::error::{Error, Result};
 use crate::publish as publishing;
@@ -33,8 +35,10 @@ const FILE_BYTES_MAX: u64 = CHUNK_BYTES_MAX + (CHUNK_BYTES_MAX >> 4);
 /// No manifest is longer.
 const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
 
-/// Bytes of a chunk in the list of an open store, as in the manifest.
+/// Bytes of a chunk in the list of an open store.
 const ENTRY_BYTES: u64 = size_of::<ChunkEntry>() as u64;
+/// Bytes of a chunk in a manifest, at least: in version 1.
+const LISTED_BYTES: u64 = 136;
 /// Bytes that a pass notes of each chunk.
 const PASS_BYTES: u64 = 400;
 
@@ -90,7 +94,7 @@ impl Store {
     /// What its chunks hold.
     #[must_use]
     pub fn format(&self) -> Format {
-        self.manifest.format
+        *self.manifest.format()
     }
 
     /// Nonzeros.
@@ -172,7 +176,7 @@ impl Store {
     /// Bytes that passes over a store with a manifest of `bytes` bytes hold of its chunks.
     #[must_use]
     pub fn listed_bytes(bytes: u64) -> u64 {
-        bytes / ENTRY_BYTES * (ENTRY_BYTES + PASS_BYTES)
+        bytes / LISTED_BYTES * (ENTRY_BYTES + PASS_BYTES)
     }
 
     /// Bytes that passes over this store hold of its chunks: the manifest's list, what the executor notes of each, and its spans.

@@ -1,6 +1,6 @@
 //! Publication: chunks and manifest are written and synced in `STORE.partial/store`, which then gets the store's name.
 
-use super::chunk::{ChunkHeader, HEADER_BYTES};
+use super::chunk::ChunkHeader;
 use super::manifest::{ChunkEntry, Codec, Manifest};
 use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest, is_part};
 use crate::error::{Error, Result};
@@ -78,20 +78,22 @@ impl Staging {
             .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
         header.first_nonzero = self.entries.last().map_or(0, |e| e.first_nonzero + e.nnz);
         header.codec = self.codec.code();
+        let start = header.header_bytes();
         entry.image_bytes = image.len() as u64;
         if let Codec::Zstd(level) = self.codec {
-            let payload = zstd::bulk::compress(&image[HEADER_BYTES..], level)
+            let payload = zstd::bulk::compress(&image[start..], level)
                 .map_err(|source| Error::Resource { action: "compress a chunk", source })?;
-            image.truncate(HEADER_BYTES);
+            image.truncate(start);
             image.extend_from_slice(&payload);
         }
-        header.stored_bytes = u32::try_from(image.len() - HEADER_BYTES)
+        header.stored_bytes = u32::try_from(image.len() - start)
             .map_err(|_| Error::request("a chunk exceeds 4 GiB; use a smaller `chunk_bytes`"))?;
-        header.payload_checksum = xxh3_64(&image[HEADER_BYTES..]);
+        header.payload_checksum = xxh3_64(&image[start..]);
         entry.first_nonzero = header.first_nonzero;
         entry.nnz = header.nnz.into();
         entry.file_bytes = header.file_bytes();
         entry.payload_checksum = header.payload_checksum;
+        entry.value_encoding = Some(header.codes.value_encoding);
         image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
         let file = self.sys.create(&self.file(&chunk_name(number)))?;
         file.write_all_at(&image, 0)?;
@@ -126,7 +128,7 @@ impl Staging {
         provenance: &[u8],
         job: impl FnOnce(u64) -> J,
     ) -> Result<Published> {
-        let (bytes, id) = manifest.encode()?;
+        let (bytes, id) = manifest.encode();
         for (number, mut header) in std::mem::take(&mut self.headers).into_iter().enumerate() {
             self.sys.check_cancelled()?;
             header.store_id = id;

@@ -14,7 +14,6 @@ use blco::internals::op::export::EachTile;
 use blco::internals::op::mttkrp::{Mttkrp, host_bytes};
 use blco::internals::pack::{FormatOption, PackOptions, PackReport};
 use blco::internals::random::Counter;
-use blco::internals::store::chunk::HEADER_BYTES;
 use blco::internals::store::{ChunkHeader, Codec, Format, Manifest, SectionKind, Store};
 use blco::internals::stream::{Executor, Limits, Plan, plan};
 use blco::internals::sys::Sys;
@@ -143,6 +142,15 @@ pub mod values {
     /// A few values that f32 does not hold, and the negative zero.
     pub fn few(bits: u64) -> f64 {
         [0.1, -0.3, 1.0 / 3.0, -0.0, 1e-9][(bits % 5) as usize]
+    }
+
+    /// Three decimals, and one in 61 that has more.
+    pub fn decimal(bits: u64) -> f64 {
+        if bits.is_multiple_of(61) {
+            fraction(bits)
+        } else {
+            (((bits >> 20) % 400_000) as f64 - 150_000.0) / 1000.0
+        }
     }
 
     /// Integers, zeros among them.
@@ -316,12 +324,13 @@ pub fn with_section(store: &Store, kind: SectionKind, change: impl FnOnce(&mut [
     let mut header = ChunkHeader::decode(&file, &path).unwrap();
     let section = header.section(kind).unwrap();
     change(&mut file[section]);
-    header.payload_checksum = xxh3_64(&file[HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize]);
+    let start = header.header_bytes();
+    header.payload_checksum = xxh3_64(&file[start..start + header.stored_bytes as usize]);
     let mut manifest = store.manifest().clone();
     manifest.chunks[0].payload_checksum = header.payload_checksum;
-    let (manifest, id) = manifest.encode().unwrap();
+    let (manifest, id) = manifest.encode();
     header.store_id = id;
-    file[..HEADER_BYTES].copy_from_slice(&header.encode());
+    file[..start].copy_from_slice(&header.encode());
     std::fs::write(store.path().join("manifest"), manifest).unwrap();
     std::fs::write(&path, file).unwrap();
     Store::open(&Sys::default(), store.path()).unwrap()
@@ -331,13 +340,13 @@ pub fn with_section(store: &Store, kind: SectionKind, change: impl FnOnce(&mut [
 pub fn with_manifest(store: &Store, change: impl FnOnce(&mut Manifest)) -> Store {
     let mut manifest = store.manifest().clone();
     change(&mut manifest);
-    let (encoded, id) = manifest.encode().unwrap();
+    let (encoded, id) = manifest.encode();
     for number in 0..manifest.chunks.len() {
         let path = store.chunk_path(number);
         let mut file = std::fs::read(&path).unwrap();
         let mut header = ChunkHeader::decode(&file, &path).unwrap();
         header.store_id = id;
-        file[..HEADER_BYTES].copy_from_slice(&header.encode());
+        file[..header.header_bytes()].copy_from_slice(&header.encode());
         std::fs::write(&path, file).unwrap();
     }
     std::fs::write(store.path().join("manifest"), encoded).unwrap();

@@ -69,7 +69,7 @@ fn run<T: Real + bytemuck::Pod>(
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
-    let tiled = manifest.format == Format::Blco(IndexEncoding::Tiled);
+    let tiled = *manifest.format() == Format::Blco(IndexEncoding::Tiled);
     let (sorted, kept) = (residency == Residency::Sorted && tiled, residency == Residency::Kept && tiled);
     let host_memory = if kept { u64::MAX } else { 0 };
     let unlimited = |passes, order| {
@@ -182,7 +182,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             continue;
         }
         if residency == Residency::Deterministic
-            && store.manifest().format != Format::Blco(IndexEncoding::Tiled)
+            && *store.manifest().format() != Format::Blco(IndexEncoding::Tiled)
         {
             continue;
         }
@@ -196,7 +196,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             let held = report.device.unwrap().resident_chunks;
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
-                Residency::Kept if store.manifest().format == Format::Blco(IndexEncoding::Tiled) => {
+                Residency::Kept if *store.manifest().format() == Format::Blco(IndexEncoding::Tiled) => {
                     assert_eq!(held, 0, "{what}");
                     assert!(report.device.unwrap().copied_chunks >= order - 1, "{what}");
                 }
@@ -291,7 +291,7 @@ fn every_order_and_value_encoding_agrees_with_the_oracle() {
 
 fn every_order_and_value_encoding(device: &Arc<Device>) {
     let nnz = if is_full() { 30_000 } else { 5_000 };
-    let cases: [(&str, &[u64], fn(u64) -> f64); 9] = [
+    let cases: [(&str, &[u64], fn(u64) -> f64); 10] = [
         ("order-2", &[300, 7000], values::integer),
         ("order-3", &[50, 4000, 7], values::single),
         ("order-4", &[91, 24, 885, 141], values::one),
@@ -299,6 +299,7 @@ fn every_order_and_value_encoding(device: &Arc<Device>) {
         ("order-6", &[9, 8, 7, 60, 50, 40], values::fraction),
         ("order-7", &[9, 8, 7, 6, 50, 40, 30], values::wide_integer),
         ("order-8", &[9, 8, 7, 6, 5, 40, 30, 20], values::with_zeros),
+        ("decimals", &[60, 70, 3000], values::decimal),
         ("one-row", &[1, 6000, 1], values::integer),
         // 17 bits of key over 5 modes.
         ("81-bits", &[200_000, 120_000, 70_000, 65_000, 40_000], values::few),
@@ -512,7 +513,7 @@ fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store)
         sorted_bytes,
         alternating: false,
     };
-    let tiled = sound.manifest().format == Format::Blco(IndexEncoding::Tiled);
+    let tiled = *sound.manifest().format() == Format::Blco(IndexEncoding::Tiled);
     let order = if tiled { DeviceOrder::Host } else { DeviceOrder::Auto };
     let sorted = DeviceLimits { passes: 2, order, host_memory: u64::MAX, ..DeviceLimits::default() };
     let plans =

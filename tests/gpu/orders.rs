@@ -67,7 +67,7 @@ impl Resident {
             let (header, _) = store.load(c, &mut buffer, &mut scratch)?;
             images.write_at(at, &buffer[..header.image_bytes as usize])?;
             list.push(Chunk { image: images.address() + at as u64, first_block, number: header.number });
-            encodings.push(ValueEncoding::from_code(header.value_encoding).unwrap());
+            encodings.push(ValueEncoding::from_code(header.codes.value_encoding).unwrap());
             at += place(c);
             first_block += header.nnz.div_ceil(TILE);
             headers.push(header);
@@ -100,7 +100,7 @@ fn decoded(derived: &Derived, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
     derived.memory().read(&mut words).unwrap();
     let bytes: &[u8] = bytemuck::cast_slice(&words);
     let shape = &store.manifest().shape;
-    let decoder = Decoder::new(shape, &store.manifest().format);
+    let decoder = Decoder::new(shape, store.manifest().format());
     let order = shape.order();
     let (mut tensor, mut encodings) = (Tensor::default(), Vec::new());
     let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
@@ -192,13 +192,14 @@ fn check_all(device: &Arc<Device>, name: &str, tensor: &Tensor) -> Vec<ValueEnco
 #[test]
 fn every_order_and_value_encoding() {
     on_a_device(module_path!(), "every_order_and_value_encoding", |device| {
-        let cases: [(&str, &[u64], Value); 10] = [
+        let cases: [(&str, &[u64], Value); 11] = [
             ("order 2", &[300, 7000], values::integer),
             ("order 3", &[50, 4000, 7], values::single),
             ("order 4", &[91, 24, 885, 141], values::few),
             ("order 5", &[20, 30, 40, 50, 60], values::one),
             ("order 8", &[9, 8, 7, 6, 5, 40, 30, 20], values::fraction),
             ("duplicates", &[2, 300, 4], values::with_zeros),
+            ("decimals", &[60, 70, 3000], values::decimal),
             ("one row", &[1, 6000, 1], values::integer),
             ("integers of 32 bits", &[60, 70, 80], |bits| (bits >> 32) as f64),
             ("integers of 33 bits", &[60, 70, 80], |bits| (bits >> 31) as f64),

@@ -129,6 +129,7 @@ fn every_order_and_every_kind_of_values() {
     on_a_device(module_path!(), "every_order_and_every_kind_of_values", |device| {
         check(device, "order 2", &Tensor::random(&[300, 400], 20_000, 1, values::fraction));
         check(device, "order 3", &Tensor::random(&[70, 500, 90], 15_000, 2, values::integer));
+        check(device, "decimals", &Tensor::random(&[60, 400, 90], 15_000, 2, values::decimal));
         check(device, "order 4", &Tensor::random(&[20, 30, 10, 40], 15_000, 3, values::single));
         check(device, "order 5", &Tensor::random(&[9, 1, 8, 11, 30], 12_000, 4, values::few));
         check(device, "order 6", &Tensor::random(&[9, 3, 8, 2, 5, 600], 9_000, 4, values::wide_integer));

@@ -1,6 +1,6 @@
 // Self-test of the mock driver and of the kernels on it:
 //
-//   selftest VECTORS         all of it; VECTORS is formats-spec/vectors/valid
+//   selftest VECTORS         all of it; VECTORS is formats-spec/vectors/version-1/valid
 //   selftest --speed         tiles a second
 //   selftest --case NAME     one fault; ends by abort, or with status 3 where a wrong result shows it
 //
@@ -511,6 +511,7 @@ static void short_factor()
     // One nonzero of 2 x 2 in raw form: the last of both modes.
     Bytes image(128 + 128 * 3, 0);
     const auto put = [&](size_t at, auto value) { memcpy(image.data() + at, &value, sizeof value); };
+    put(8, 1u);
     put(32, 1u);
     image[46] = 3;
     const u32 table[3][3] = {{2, 128, 16}, {3, 256, 8}, {6, 384, 8}};

@@ -497,12 +497,14 @@ mod keys {
         "bytes_per_nnz",
         "chunk_bytes",
         "chunks",
+        "container_version",
         "density",
         "digest",
         "dims",
         "duplicates_may_occur",
         "encoding",
         "format",
+        "hash",
         "levels",
         "linear_bits",
         "longest_row_bounds",
@@ -750,18 +752,21 @@ fn what_is_no_damage_is_not_to_be_repaired() {
         [(manifest, &whole, 56, "preamble checksum"), (chunk, &first, 120, "header checksum")]
     {
         let mut other = whole.clone();
-        other[8] ^= 2;
+        other[8] ^= 1;
         refused(name, &other, &format!("corrupt: {what}"), true);
         seal(&mut other, 0..checksum, checksum);
-        refused(name, &other, "format version 3; this program reads version 1", false);
+        refused(name, &other, "format version 3; this program reads versions 1 to 2", false);
     }
     // Another format; no manifest at all.
     let mut other = whole.clone();
-    let root = other.len() - 104;
-    other[root] = 9;
-    seal(&mut other, 64..root + 104, 24);
+    // Behind the preamble, the table of six sections and one chunk.
+    let partition = 64 + 8 + 6 * 32 + 144;
+    assert_eq!(other[partition..partition + 8], [1, 0, 0, 0, 2, 0, 0, 0]);
+    other[partition] = 9;
+    let all = 64..other.len();
+    seal(&mut other, all, 24);
     seal(&mut other, 0..56, 56);
-    refused(manifest, &other, "unknown format; a newer program may read it", false);
+    refused(manifest, &other, "format 9, which this program does not know; use a newer one", false);
     // Another file in its place.
     refused(manifest, b"all that is on board", "not a manifest", true);
     // What a full disk or a crash may leave of one.

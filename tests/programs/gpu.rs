@@ -192,7 +192,7 @@ fn check(place: &Place, rank: usize, args: &[&str], env: &[(&str, &str)]) {
 #[test]
 fn the_mock_driver_catches_what_it_must() {
     let Some(Gpu::Mock(directory)) = mock() else { return };
-    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats-spec/vectors/valid");
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats-spec/vectors/version-1/valid");
     let mut command = assert_cmd::Command::new(directory.join("selftest"));
     command.arg(vectors).timeout(PATIENCE).assert().success();
 }

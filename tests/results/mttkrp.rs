@@ -77,11 +77,12 @@ fn subnormal_values_are_within_the_bound() {
 #[test]
 fn every_order_and_every_kind_of_values() {
     type Case = (&'static str, &'static [u64], usize, fn(u64) -> f64, ValueEncoding);
-    let cases: [Case; 7] = [
+    let cases: [Case; 8] = [
         ("order 2, fractions", &[70, 300], 3000, values::fraction, ValueEncoding::F64),
         ("order 3, integers", &[40, 9, 200], 5000, values::integer, ValueEncoding::Integer),
         ("order 3, wide integers", &[40, 9, 200], 2000, values::wide_integer, ValueEncoding::Integer),
         ("order 4, few values", &[50, 7, 33, 64], 4000, values::few, ValueEncoding::Dictionary),
+        ("order 3, decimals", &[60, 70, 90], 5000, values::decimal, ValueEncoding::Decimal),
         ("order 5, ones", &[11, 30, 5, 17, 90], 4000, values::one, ValueEncoding::Integer),
         ("order 5, singles", &[30, 30, 30, 30, 30], 3000, values::single, ValueEncoding::F32),
         (
@@ -103,7 +104,7 @@ fn every_order_and_every_kind_of_values() {
         let mut buffer = Sys::default().page_buf(store.buffer_bytes()).unwrap();
         for number in 0..store.manifest().chunks.len() {
             let (header, _) = store.load(number, &mut buffer, &mut store.scratch().unwrap()).unwrap();
-            assert_eq!(header.value_encoding, encoding as u8, "{name}, chunk {number}");
+            assert_eq!(header.codes.value_encoding, encoding as u8, "{name}, chunk {number}");
         }
         met.insert(encoding);
     }

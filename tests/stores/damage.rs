@@ -12,7 +12,6 @@ use blco::internals::encoding::values::ValueEncoding;
 use blco::internals::error::{Error, Result};
 use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::ttv::Streamed;
-use blco::internals::store::chunk::HEADER_BYTES;
 use blco::internals::store::{ChunkHeader, Format, Store};
 use blco::internals::sys::{PageBuf, Sys};
 use std::os::unix::fs::FileExt;
@@ -39,7 +38,7 @@ impl Whole {
         let factors = seeded_factors(&Sys::default(), &store.manifest().shape, RANK, 1).unwrap();
         let whole = Self { dir, factors, results: Vec::new() };
         let (header, _) = whole.chunk();
-        assert_eq!(header.value_encoding, encoding as u8, "the store is of the encoding to be tested");
+        assert_eq!(header.codes.value_encoding, encoding as u8, "the store is of the encoding to be tested");
         let results = whole.open_and_run().unwrap();
         Self { results, ..whole }
     }
@@ -117,11 +116,11 @@ impl Whole {
     /// Flips every bit of the image behind the header, as a broken or hostile packer might, with checksums that fit.
     fn every_flip_with_matching_checksums(&self) {
         let store = Store::open(&Sys::default(), &self.path()).unwrap();
-        let decoder = Decoder::new(&store.manifest().shape, &store.manifest().format);
+        let decoder = Decoder::new(&store.manifest().shape, store.manifest().format());
         let (header, mut image) = self.chunk();
         let image_bytes = header.image_bytes as usize;
         let (mut refused, mut accepted) = (0, 0);
-        for bit in HEADER_BYTES * 8..image_bytes * 8 {
+        for bit in header.header_bytes() * 8..image_bytes * 8 {
             image[bit / 8] ^= 1 << (bit % 8);
             match decode(&store, &decoder, &header, &image[..image_bytes]) {
                 Ok(()) => accepted += 1,
@@ -139,7 +138,8 @@ impl Whole {
         let store = Store::open(&Sys::default(), &self.path()).unwrap();
         let (header, _) = self.chunk();
         let whole = std::fs::read(self.path().join(CHUNK)).unwrap();
-        for bit in HEADER_BYTES * 8..(HEADER_BYTES + header.stored_bytes as usize) * 8 {
+        let start = header.header_bytes();
+        for bit in start * 8..(start + header.stored_bytes as usize) * 8 {
             let mut file = whole.clone();
             file[bit / 8] ^= 1 << (bit % 8);
             self.write_sealed(&store, header.clone(), file);
@@ -149,12 +149,13 @@ impl Whole {
     }
 
     fn write_sealed(&self, store: &Store, mut header: ChunkHeader, mut file: Vec<u8>) {
-        header.payload_checksum = xxh3_64(&file[HEADER_BYTES..HEADER_BYTES + header.stored_bytes as usize]);
+        let start = header.header_bytes();
+        header.payload_checksum = xxh3_64(&file[start..start + header.stored_bytes as usize]);
         let mut manifest = store.manifest().clone();
         manifest.chunks[0].payload_checksum = header.payload_checksum;
-        let (manifest, id) = manifest.encode().unwrap();
+        let (manifest, id) = manifest.encode();
         header.store_id = id;
-        file[..HEADER_BYTES].copy_from_slice(&header.encode());
+        file[..start].copy_from_slice(&header.encode());
         std::fs::write(self.path().join("manifest"), manifest).unwrap();
         std::fs::write(self.path().join(CHUNK), file).unwrap();
     }
@@ -178,7 +179,7 @@ fn decode(store: &Store, decoder: &Decoder, header: &ChunkHeader, image: &[u8]) 
 
 /// TTV of a tree's chunk with a vector of zeros: every element is inside the shape.
 fn stream(store: &Store, view: &ChunkView<'_>) -> Result<()> {
-    let (dims, format) = (store.manifest().shape.dims(), store.manifest().format);
+    let (dims, format) = (store.manifest().shape.dims(), *store.manifest().format());
     let Format::Hocfs { levels, .. } = format else { return Ok(()) };
     let vector = vec![0.0f64; dims[levels.last()] as usize];
     let others: Vec<u32> = (0..dims.len()).filter(|&m| m != levels.last()).map(|m| dims[m]).collect();
@@ -223,6 +224,8 @@ damage!(tiled_integers, small(values::integer), Kind::Tiled, ValueEncoding::Inte
 damage!(tiled_singles, small(values::single), Kind::Tiled, ValueEncoding::F32);
 damage!(tiled_fractions, small(values::fraction), Kind::Tiled, ValueEncoding::F64);
 damage!(tiled_few_values, small(values::few), Kind::Tiled, ValueEncoding::Dictionary);
+damage!(tiled_decimals, small(values::decimal), Kind::Tiled, ValueEncoding::Decimal);
+damage!(padded_tree_of_decimals, small(values::decimal), Kind::HocfsEll, ValueEncoding::Decimal);
 damage!(tiled_zstd, small(values::integer), Kind::TiledZstd, ValueEncoding::Integer);
 damage!(tree_of_integers, small(values::integer), Kind::HocfsCsr, ValueEncoding::Integer);
 damage!(tree_of_singles, small(values::single), Kind::HocfsCsr, ValueEncoding::F32);
@@ -240,8 +243,10 @@ fn nothing_in_a_store_leads_out_of_it() {
     let manifest = std::fs::read(whole.path().join("manifest")).unwrap();
     let store = Store::open(&Sys::default(), &whole.path()).unwrap();
     let (shape, chunks) = (store.manifest().shape.clone(), store.manifest().chunks.len());
-    let lists = 16 * shape.order() + shape.linear_bits() as usize + 136 * chunks;
-    assert_eq!(manifest.len(), 64 + lists + 104, "preamble, three lists of numbers, root");
+    let (table, order) = (8 + 6 * 32, shape.order());
+    let sections = [144 * chunks, 0, 64, 328 + 64 * order, 24, 56 + 16 * order];
+    let numbers: usize = sections.iter().sum();
+    assert_eq!(manifest.len(), 64 + table + numbers, "preamble, table, sections of numbers");
 
     let chunk = whole.path().join(CHUNK);
     let elsewhere = whole.dir.path().join("elsewhere");

@@ -11,7 +11,6 @@ use blco::internals::op::salvage::Salvage;
 use blco::internals::pack::{Duplicates, PackOptions};
 use blco::internals::random::Counter;
 use blco::internals::store::Store;
-use blco::internals::store::chunk::HEADER_BYTES;
 use blco::internals::sys::Sys;
 use serde_json::Value;
 use std::ops::Range;
@@ -19,6 +18,9 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use tempfile::TempDir;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of the header of a chunk of three or four sections.
+const HEADER_BYTES: usize = 256;
 
 /// A directory with a store, what is in it, and where its chunks begin and end.
 struct Case {
@@ -227,7 +229,7 @@ fn losses_without_a_manifest() {
         assert_eq!(report["losses"][0]["first_chunk"], last);
         assert_eq!(report["losses"][0]["last_chunk"], Value::Null);
         let mut flipped = whole[last].clone();
-        flipped[200] ^= 1;
+        flipped[300] ^= 1;
         std::fs::write(case.old().join(chunk_file(last)), &flipped).unwrap();
         repairs(&[last], "the header of the last chunk tells where it ends");
         restore();
@@ -325,7 +327,7 @@ fn nothing_is_written_where_nothing_is_intact_or_something_is_in_the_way() {
     let case = Case::several(Kind::Tiled);
     let repair = ["old", "--repair", "new"];
     refuses(&case, &["none", "--repair", "new"], "none: no store here");
-    refuses(&case, &["old", "--repair", "old", "--force"], "old: is the damaged store");
+    refuses(&case, &["old", "--repair", "old", "--force"], "old: is the old store");
     refuses(&case, &["old", "--repair", "new", "--memory", "1MiB"], "at least");
     refuses(&case, &["old", "--repair", "no/where"], "no/where: cannot create");
     std::fs::create_dir(case.new_store()).unwrap();
@@ -476,6 +478,8 @@ fn chunks_with_matching_checksums_that_lie_are_harmless() {
             let mut file = whole.clone();
             file[bit / 8] ^= 1 << (bit % 8);
             let stored = u32::from_le_bytes(file[40..44].try_into().unwrap()) as usize;
+            let checksum = xxh3_64(&file[128..HEADER_BYTES]);
+            file[72..80].copy_from_slice(&checksum.to_le_bytes());
             if let Some(payload) = file.get(HEADER_BYTES..HEADER_BYTES.saturating_add(stored)) {
                 let checksum = xxh3_64(payload);
                 file[48..56].copy_from_slice(&checksum.to_le_bytes());

@@ -13,6 +13,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
+use crate::store::manifest::GROUP_SIZES;
 use crate::store::{Format, Manifest, Store};
 use std::collections::BTreeSet;
 
@@ -43,8 +44,11 @@ pub(super) struct Sample {
 /// How the values of all chunks are encoded together in other orders: by each chunk's header, since chunks differ.
 pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncoding> {
     let manifest = store.manifest();
-    let encoding = |number| {
-        let code = store.read_header(number)?.value_encoding;
+    let encoding = |number: usize| {
+        let code = match manifest.chunks[number].value_encoding {
+            Some(code) => code,
+            None => store.read_header(number)?.codes.value_encoding,
+        };
         ValueEncoding::from_code(code).ok_or_else(|| {
             Error::corrupt(store.chunk_path(number), format!("corrupt: value encoding {code}"))
         })
@@ -62,13 +66,19 @@ const SAMPLED_GROUPS: usize = 16;
 const SAMPLED_BYTES: usize = 64 << 20;
 
 impl Sample {
-    /// Reads some chunks of a `tiled` store.
+    /// What the manifest of a `tiled` store says, or some of its chunks where they have to be read for it: of version 1.
     pub fn new(store: &Store) -> Result<Self> {
         let manifest = store.manifest();
+        if let Some(statistics) = &manifest.partitions[0].statistics {
+            let in_groups = |distinct: &[u64; GROUP_SIZES]| distinct[GROUP_TILES.ilog2() as usize] as f64;
+            let rows = statistics.distinct.iter().map(in_groups);
+            let nnz = statistics.sampled.max(1) as f64;
+            return Ok(Self { rows_per_nonzero: rows.map(|rows| rows / nnz).collect() });
+        }
         let order = manifest.shape.order();
         let mut sample = Self { rows_per_nonzero: vec![0.0; order] };
         let (mut rows, mut nnz) = (vec![0; order], 0);
-        let decoder = Decoder::new(&manifest.shape, &manifest.format);
+        let decoder = Decoder::new(&manifest.shape, manifest.format());
         let mut scratch = store.scratch()?;
         for number in sampled(manifest.chunks.len()) {
             if store.chunk_buffer_bytes(number) > SAMPLED_BYTES && nnz > 0 {
@@ -312,7 +322,7 @@ pub(super) const IMAGE_NNZ: u32 = 1 << 24;
 /// An error where orders are asked for that cannot be derived.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
     if matches!(which, DeviceOrder::Target | DeviceOrder::Host)
-        && manifest.format != Format::Blco(IndexEncoding::Tiled)
+        && *manifest.format() != Format::Blco(IndexEncoding::Tiled)
     {
         return Err(Error::request("target-major orders are derived from `tiled` stores only"));
     }
@@ -323,7 +333,7 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 mod tests {
     use super::*;
     use crate::shape::Shape;
-    use crate::store::Codec;
+    use crate::store::{Codec, Partition, Version};
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -341,8 +351,8 @@ mod tests {
     /// Three modes of as many rows.
     fn manifest() -> Manifest {
         Manifest {
+            version: Version::NEWEST,
             shape: Shape::new(&[1000; 3]).unwrap(),
-            format: Format::Blco(IndexEncoding::Tiled),
             codec: Codec::None,
             may_repeat: false,
             chunk_bytes: 1 << 24,
@@ -351,7 +361,16 @@ mod tests {
             value_min: 1.0,
             value_max: 1.0,
             longest_row_bounds: vec![1_000_000; 3],
+            partitions: vec![Partition::whole(
+                Format::Blco(IndexEncoding::Tiled),
+                3,
+                0,
+                1_000_000,
+                None,
+                None,
+            )],
             chunks: Vec::new(),
+            part: None,
         }
     }
 

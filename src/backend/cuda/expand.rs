@@ -6,8 +6,7 @@ use super::driver::{Device, Kernel, Memory, Stream};
 use super::kernels::embedded_ptx;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::store::chunk::HEADER_BYTES;
-use crate::store::{ChunkHeader, Format, Store};
+use crate::store::{ChunkHeader, Format, Store, Version};
 use std::sync::Arc;
 
 /// The kernel.
@@ -15,6 +14,8 @@ pub const KERNEL: &str = "expand_tree";
 
 /// What sections are aligned to, in bytes.
 const ALIGN: u64 = 64;
+/// Bytes of the header that the kernel writes, which is of version 1.
+const HEADER_BYTES: u64 = Version::One.header_bytes(3) as u64;
 
 /// Where the sections of an image begin, and how long it is.
 struct ExpandLayout {
@@ -27,7 +28,7 @@ struct ExpandLayout {
 impl ExpandLayout {
     fn new(nnz: u64, order: u64) -> Self {
         let tiles = nnz.div_ceil(TILE_NNZ as u64);
-        let tiles_at = HEADER_BYTES as u64;
+        let tiles_at = HEADER_BYTES;
         let columns_at = (tiles_at + tiles * (16 + 8 * order)).next_multiple_of(ALIGN);
         let values_at = columns_at + tiles * order * (TILE_NNZ * size_of::<u32>()) as u64;
         Self { tiles_at, columns_at, values_at, bytes: values_at + nnz * size_of::<f64>() as u64 }
@@ -42,7 +43,7 @@ fn is_expanded(format: &Format) -> bool {
 /// Bytes that chunk `number` takes on the device when kernels read it.
 pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
     let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
-    if is_expanded(&manifest.format) {
+    if is_expanded(manifest.format()) {
         ExpandLayout::new(entry.nnz, manifest.shape.order() as u64).bytes
     } else {
         entry.image_bytes
@@ -53,7 +54,7 @@ pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
 pub(super) fn staging_bytes(store: &Store) -> u64 {
     let manifest = store.manifest();
     let images = manifest.chunks.iter().map(|chunk| chunk.image_bytes);
-    if is_expanded(&manifest.format) { images.max().unwrap_or(0) } else { 0 }
+    if is_expanded(manifest.format()) { images.max().unwrap_or(0) } else { 0 }
 }
 
 /// Makes `tiled` images of trees.
@@ -68,7 +69,7 @@ impl Expander {
     /// For the chunks of a store, if they are to be expanded.
     pub fn new(device: &Arc<Device>, store: &Store) -> Result<Option<Self>> {
         let manifest = store.manifest();
-        if !is_expanded(&manifest.format) {
+        if !is_expanded(manifest.format()) {
             return Ok(None);
         }
         let long = (0..manifest.chunks.len()).find(|&n| bytes_there(store, n) > u64::from(u32::MAX));

@@ -54,7 +54,7 @@ pub(super) fn inspector(
     look: impl Fn(&ChunkHeader, &ChunkView<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> Inspector {
     let manifest = store.manifest();
-    let decoder = Decoder::new(&manifest.shape, &manifest.format);
+    let decoder = Decoder::new(&manifest.shape, manifest.format());
     let directory = store.path().to_path_buf();
     Arc::new(move |header, image| {
         let path = Store::chunk_path_in(&directory, header.number as usize);

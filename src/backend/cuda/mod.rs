@@ -333,7 +333,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
         let LoadedChunk { header, buffer, owner } = chunk;
         let number = header.number as usize;
-        self.encodings.extend(ValueEncoding::from_code(header.value_encoding));
+        self.encodings.extend(ValueEncoding::from_code(header.codes.value_encoding));
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }

@@ -72,7 +72,7 @@ pub fn plan(
     let orders = plan.resident_chunks == store.manifest().chunks.len()
         && (limits.passes > 1 || limits.deterministic)
         && which != DeviceOrder::Store;
-    let tiled = store.manifest().format == Format::Blco(IndexEncoding::Tiled);
+    let tiled = *store.manifest().format() == Format::Blco(IndexEncoding::Tiled);
     let large = operation.bytes > CACHED_BYTES;
     let later = limits.passes > 1 && !limits.deterministic && which != DeviceOrder::Store;
     let kept = later && limits.host_memory > 0 && plan.resident_chunks < store.manifest().chunks.len();

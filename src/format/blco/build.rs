@@ -3,16 +3,17 @@
 
 use crate::encoding::column::Numbers;
 use crate::encoding::tile::{TileRecord, pack_mode, record_bytes};
-use crate::encoding::values::{
-    Costs, TileValues, ValueBytes, ValueEncoding, dictionary_width, pack_entries, pack_integers,
-};
+use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
-use crate::format::cut::GatheredTile;
+use crate::format::gathered::GatheredTile;
 use crate::format::{BuiltChunk, value_section};
 use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Nonzero, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::chunk::{ALIGN, HEADER_BYTES};
-use crate::store::{ChunkEntry, ImageWriter, SectionKind};
+use crate::store::chunk::ALIGN;
+use crate::store::{ChunkEntry, Format, ImageWriter, SectionKind, Version};
+
+/// Sections of an image, at most.
+const SECTIONS: usize = 4;
 
 /// Encodes single tiles.
 #[derive(Debug)]
@@ -113,12 +114,12 @@ impl<K: Key> TileEncoder<K> {
 /// Assembles tiles into chunks, by the rule of formats-spec/blco.md, "Cutting".
 #[derive(Debug)]
 pub struct BlcoBuilder {
+    version: Version,
     shape: Shape,
     encoding: IndexEncoding,
     chunk_bytes: u64,
     nnz_max: usize,
     tiles: Vec<TileRecord>,
-    integers: Vec<Option<(i64, u32)>>,
     columns: Vec<u8>,
     raw: Vec<u64>,
     keys: Vec<(u64, u32)>,
@@ -152,19 +153,19 @@ fn value_cost(columns: usize) -> impl Fn(ValueBytes) -> u64 {
 impl BlcoBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
     #[must_use]
-    pub fn new(shape: &Shape, encoding: IndexEncoding, chunk_bytes: u64) -> Self {
+    pub fn new(version: Version, shape: &Shape, encoding: IndexEncoding, chunk_bytes: u64) -> Self {
         Self {
+            version,
             shape: shape.clone(),
             encoding,
             chunk_bytes,
             nnz_max: chunk_nnz_max(chunk_bytes),
             tiles: Vec::new(),
-            integers: Vec::new(),
             columns: Vec::new(),
             raw: Vec::new(),
             keys: Vec::new(),
             values: Vec::new(),
-            costs: Costs::default(),
+            costs: Costs::new(version.has_decimals()),
             linear: [0; 2],
         }
     }
@@ -182,7 +183,6 @@ impl BlcoBuilder {
         self.keys.extend(tile.keys[skip..].iter().map(|&(key, at)| (key, start + at)));
         self.costs = self.costs.with(&tile.costs, tile.gathered.values.len());
         self.tiles.push(tile.record);
-        self.integers.push(tile.costs.integer);
         self.columns.extend_from_slice(&tile.columns);
         self.raw.extend_from_slice(&tile.raw);
         self.values.extend_from_slice(&tile.gathered.values);
@@ -213,7 +213,7 @@ impl BlcoBuilder {
                 records + costs.cheapest(value_cost(columns)).1
             }
         };
-        HEADER_BYTES as u64 + aligned(4 * order as u64) + sections
+        self.version.header_bytes(SECTIONS) as u64 + aligned(4 * order as u64) + sections
     }
 
     /// Closes the open chunk, if it holds anything.
@@ -221,27 +221,30 @@ impl BlcoBuilder {
         if self.tiles.is_empty() {
             return None;
         }
-        let (value_encoding, dictionary) = match self.encoding {
-            IndexEncoding::Raw => (ValueEncoding::F64, Vec::new()),
+        let chosen = match self.encoding {
+            IndexEncoding::Raw => ChosenValues::F64,
             IndexEncoding::Tiled => {
                 self.costs.choose(&self.values, self.values.len(), value_cost(self.columns.len()))
             }
         };
         let (nnz, blocks, tiles) = (self.values.len(), self.keys.len(), self.tiles.len());
         let bytes = self.image_bytes(nnz, blocks, tiles, self.columns.len(), &self.costs);
-        let mut image = ImageWriter::with_capacity(usize::try_from(bytes).unwrap_or(0));
+        let sections = SECTIONS - usize::from(!chosen.encoding().has_section());
+        let mut image =
+            ImageWriter::with_capacity(self.version, sections, usize::try_from(bytes).unwrap_or(0));
         image.section(SectionKind::Shape, |out| {
             out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
         match self.encoding {
             IndexEncoding::Raw => self.raw_sections(&mut image),
-            IndexEncoding::Tiled => self.tiled_sections(&mut image, value_encoding, &dictionary),
+            IndexEncoding::Tiled => self.tiled_sections(&mut image, &chosen),
         }
-        value_section(&mut image, value_encoding, &dictionary, |put| put(&self.values));
+        value_section(&mut image, &chosen, |put| put(&self.values));
         let entry = self.ranges();
         let nnz = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(self.shape.order()).expect("at most 8 modes");
-        let (header, image) = image.finish(order, nnz, self.encoding as u8, value_encoding as u8);
+        let codes = Format::Blco(self.encoding).chunk_codes(self.version, chosen.encoding() as u8);
+        let (header, image) = image.finish(order, nnz, codes);
         self.clear();
         Some(BuiltChunk { header, image, entry })
     }
@@ -258,18 +261,12 @@ impl BlcoBuilder {
     }
 
     /// Tile records and columns, each tile's value column behind those of its modes.
-    fn tiled_sections(&self, image: &mut ImageWriter, encoding: ValueEncoding, dictionary: &[f64]) {
+    fn tiled_sections(&self, image: &mut ImageWriter, chosen: &ChosenValues) {
         let order = self.shape.order();
         let mut records = self.tiles.clone();
         let mut at = 0;
-        for (record, integer) in records.iter_mut().zip(&self.integers) {
-            match (encoding, integer) {
-                (ValueEncoding::Integer, &Some((base, width))) => {
-                    (record.value_base, record.value_width) = (base, width);
-                }
-                (ValueEncoding::Dictionary, _) => record.value_width = dictionary_width(dictionary.len()),
-                _ => {}
-            }
+        for (record, values) in records.iter_mut().zip(self.values.chunks(TILE_NNZ)) {
+            (record.value_base, record.value_width) = chosen.column_of(values);
             record.columns_at = at;
             at += record.widths(order);
         }
@@ -281,13 +278,7 @@ impl BlcoBuilder {
                 let bytes = column::bytes(record.widths(order) - record.value_width);
                 out.extend_from_slice(&self.columns[done..done + bytes]);
                 done += bytes;
-                match encoding {
-                    ValueEncoding::Integer => {
-                        pack_integers(values, record.value_base, record.value_width, out);
-                    }
-                    ValueEncoding::Dictionary => pack_entries(values, dictionary, out),
-                    ValueEncoding::F32 | ValueEncoding::F64 => {}
-                }
+                chosen.pack(values, record.value_base, record.value_width, out);
             }
         });
     }
@@ -311,11 +302,10 @@ impl BlcoBuilder {
 
     fn clear(&mut self) {
         self.tiles.clear();
-        self.integers.clear();
         self.columns.clear();
         self.raw.clear();
         self.keys.clear();
         self.values.clear();
-        self.costs = Costs::default();
+        self.costs = Costs::new(self.version.has_decimals());
     }
 }

@@ -2,7 +2,7 @@
 //! decoding a tile checks its nonzeros. No coordinate outside the shape ever comes out.
 
 use crate::encoding::tile::{TileRecord, record_bytes, unpack_mode};
-use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
+use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::error::{Error, Result};
 use crate::format::{DecodedTile, ValueSection, check_frame, partition_point};
@@ -45,6 +45,7 @@ pub struct BlcoView<'a> {
     path: PathBuf,
     number: u32,
     image: &'a [u8],
+    payload_at: usize,
     nnz: usize,
     first_tile: u64,
     index: IndexSections,
@@ -66,7 +67,11 @@ impl<'a> BlcoView<'a> {
         path: PathBuf,
     ) -> Result<Self> {
         let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
-        check_frame(&decoder.shape, header, image).map_err(wrong)?;
+        let kinds = match decoder.encoding {
+            IndexEncoding::Raw => [SectionKind::Blocks, SectionKind::Index],
+            IndexEncoding::Tiled => [SectionKind::Tiles, SectionKind::Columns],
+        };
+        check_frame(&decoder.shape, header, image, kinds).map_err(wrong)?;
         let index = Self::index_sections(decoder, header).ok_or_else(|| wrong("sections of the index"))?;
         let nnz = header.nnz as usize;
         let values = ValueSection::open(header, image, nnz).map_err(wrong)?;
@@ -78,6 +83,7 @@ impl<'a> BlcoView<'a> {
             decoder,
             number: header.number,
             image,
+            payload_at: header.header_bytes(),
             nnz,
             first_tile: header.first_nonzero / TILE_NNZ as u64,
             index,
@@ -91,19 +97,16 @@ impl<'a> BlcoView<'a> {
     fn index_sections(decoder: &BlcoDecoder, header: &ChunkHeader) -> Option<IndexSections> {
         let nnz = header.nnz as usize;
         let section = |kind| header.section(kind);
-        let absent = |kinds: [SectionKind; 3]| kinds.iter().all(|&k| section(k).is_none());
         match decoder.encoding {
             IndexEncoding::Raw => {
                 let (blocks, index) = (section(SectionKind::Blocks)?, section(SectionKind::Index)?);
                 let fits = blocks.len() % 16 == 0 && !blocks.is_empty() && index.len() == 8 * nnz;
-                let alone = absent([SectionKind::Tiles, SectionKind::Columns, SectionKind::Levels]);
-                (fits && alone).then_some(IndexSections::Raw { blocks, index })
+                fits.then_some(IndexSections::Raw { blocks, index })
             }
             IndexEncoding::Tiled => {
                 let (tiles, columns) = (section(SectionKind::Tiles)?, section(SectionKind::Columns)?);
                 let fits = tiles.len() == nnz.div_ceil(TILE_NNZ) * record_bytes(decoder.shape.order());
-                let alone = absent([SectionKind::Blocks, SectionKind::Index, SectionKind::Levels]);
-                (fits && alone).then_some(IndexSections::Tiled { tiles, columns })
+                fits.then_some(IndexSections::Tiled { tiles, columns })
             }
         }
     }
@@ -170,10 +173,10 @@ impl<'a> BlcoView<'a> {
         self.values.encoding
     }
 
-    /// The image.
+    /// The image without its header.
     #[must_use]
-    pub fn image(&self) -> &[u8] {
-        self.image
+    pub fn payload(&self) -> &[u8] {
+        &self.image[self.payload_at..]
     }
 
     /// Bytes of the image that values take: their columns and the VALUES section.
@@ -281,16 +284,8 @@ impl<'a> BlcoView<'a> {
         words: &[u32],
         values: &mut [f64; TILE_NNZ],
     ) -> bool {
-        match self.values.encoding {
-            ValueEncoding::Integer => {
-                unpack_integers(words, record.value_base, record.value_width, values);
-                true
-            }
-            ValueEncoding::Dictionary => {
-                unpack_entries(words, &self.values.dictionary, &mut values[..self.tile_nnz(t)])
-            }
-            ValueEncoding::F32 | ValueEncoding::F64 => self.section_values(t, values),
-        }
+        let (from, column) = (t * TILE_NNZ, (record.value_base, record.value_width));
+        self.values.unpack(self.image, from..from + self.tile_nnz(t), words, column, values)
     }
 
     /// Whether no value of a dictionary or of an f64 section is outside of the range.
@@ -329,7 +324,7 @@ impl<'a> BlcoView<'a> {
     #[inline(always)]
     fn section_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
         let from = t * TILE_NNZ;
-        self.values.stored(self.image, from..from + self.tile_nnz(t), values)
+        self.values.unpack(self.image, from..from + self.tile_nnz(t), &[], (0, 0), values)
     }
 
     fn decode_raw(

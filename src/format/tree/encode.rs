@@ -1,21 +1,20 @@
 //! A chunk's image of a tree.
 
-use super::measure::{other_bytes, section_bytes};
+use super::measure::{SECTIONS, other_bytes, section_bytes};
 use super::record::{LevelRecord, TreeHead};
 use super::{PADDING, Tree};
 use crate::encoding::column::{self, Numbers};
-use crate::encoding::values::{
-    Costs, TileValues, ValueBytes, ValueEncoding, dictionary_width, pack_entries, pack_integers,
-};
+use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{LeafRule, TILE_NNZ, width};
 use crate::format::{BuiltChunk, value_section};
 use crate::linear::{BitLayout, Linearizer};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
-use crate::store::{ChunkEntry, ImageWriter, SectionKind, TREE_CODE};
+use crate::store::{ChunkEntry, Format, ImageWriter, SectionKind, Version};
 
 /// Makes images of trees of one shape and order of modes.
 #[derive(Debug)]
 pub struct TreeEncoder {
+    version: Version,
     shape: Shape,
     levels: ModeOrder,
     leaf: LeafRule,
@@ -44,9 +43,9 @@ struct LevelColumns {
 impl TreeEncoder {
     /// An encoder for tensors of `shape` whose level l has mode `levels.mode(l)`.
     #[must_use]
-    pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
+    pub fn new(version: Version, shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
         let linearizer = Linearizer::new(&BitLayout::concatenated(shape, levels));
-        Self { shape: shape.clone(), levels: *levels, leaf, linearizer }
+        Self { version, shape: shape.clone(), levels: *levels, leaf, linearizer }
     }
 
     /// The chunk of `tree`, which holds a nonzero. Padded by the leaf rule, unless that takes more than `bytes_max`.
@@ -67,7 +66,7 @@ impl TreeEncoder {
             })
             .collect();
         let mut leaves = Vec::with_capacity(slots.count.div_ceil(TILE_NNZ));
-        let mut costs = Costs::default();
+        let mut costs = Costs::new(self.version.has_decimals());
         let mut units = 0;
         slots.for_each_tile(|indices, values| {
             let before =
@@ -80,7 +79,7 @@ impl TreeEncoder {
         let index_bytes =
             inner.iter().map(|columns| columns.bytes.len()).sum::<usize>() + column::bytes(units);
         let cost = |v: ValueBytes| section_bytes(index_bytes as u64 + v.columns, v.section);
-        let (value_encoding, dictionary) = costs.choose(&tree.values, slots.count, cost);
+        let chosen = costs.choose(&tree.values, slots.count, cost);
         let mut nodes = [0; ORDER_MAX];
         for (l, n) in nodes.iter_mut().enumerate().take(order) {
             let count = if l == order - 1 { slots.count } else { tree.level_nodes(l) };
@@ -88,11 +87,15 @@ impl TreeEncoder {
         }
         let head = TreeHead::new(&self.levels, self.leaf, nodes);
         let tiles = leaves.len() + inner.iter().map(|columns| columns.records.len()).sum::<usize>();
-        let value_bytes =
-            8 * if value_encoding == ValueEncoding::Dictionary { dictionary.len() } else { slots.count };
-        let other = other_bytes(order, tiles as u64, nodes[0].into());
+        let value_bytes = match &chosen {
+            ChosenValues::Dictionary(entries) => 8 * entries.len(),
+            _ => 8 * slots.count,
+        };
+        let other = other_bytes(self.version, order, tiles as u64, nodes[0].into());
         let bytes = other + section_bytes((index_bytes + value_bytes) as u64, value_bytes as u64);
-        let mut image = ImageWriter::with_capacity(usize::try_from(bytes).unwrap_or(0));
+        let sections = SECTIONS - usize::from(!chosen.encoding().has_section());
+        let mut image =
+            ImageWriter::with_capacity(self.version, sections, usize::try_from(bytes).unwrap_or(0));
         image.section(SectionKind::Shape, |out| {
             out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
@@ -111,13 +114,13 @@ impl TreeEncoder {
             slots.for_each_tile(|indices, values| {
                 let Some(&(mut record, nnz)) = leaves.next() else { return };
                 let width = record.index_width(nnz as usize != indices.len());
-                pack_leaves(&mut record, width, indices, values, (value_encoding, &dictionary), out);
+                pack_leaves(&mut record, width, indices, values, &chosen, out);
                 record.columns_at = columns_at;
                 columns_at += width + record.second_width;
                 records.push(record);
             });
         });
-        value_section(&mut image, value_encoding, &dictionary, |put| {
+        value_section(&mut image, &chosen, |put| {
             slots.for_each_tile(|_, values| put(values));
         });
         image.section(SectionKind::Levels, |out| {
@@ -129,8 +132,9 @@ impl TreeEncoder {
         });
         let nnz = u32::try_from(tree.nnz()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(order).expect("at most 8 modes");
-        let (header, image) = image.finish(order, nnz, TREE_CODE, value_encoding as u8);
-        debug_assert!(image.len() as u64 >= other_bytes(order.into(), records.len() as u64, nodes[0].into()));
+        let format = Format::Hocfs { levels: self.levels, leaf: self.leaf };
+        let (header, image) =
+            image.finish(order, nnz, format.chunk_codes(self.version, chosen.encoding() as u8));
         BuiltChunk { header, image, entry: self.ranges(tree) }
     }
 
@@ -251,7 +255,7 @@ fn pack_leaves(
     width: u32,
     indices: &[u32],
     values: &[f64],
-    (encoding, dictionary): (ValueEncoding, &[f64]),
+    chosen: &ChosenValues,
     out: &mut Vec<u8>,
 ) {
     let mut numbers: Numbers<u32> = [0; TILE_NNZ];
@@ -259,18 +263,8 @@ fn pack_leaves(
         *number = if index == PADDING { record.high - record.low + 1 } else { index - record.low };
     }
     column::pack32(&numbers, width, out);
-    match encoding {
-        ValueEncoding::Integer => {
-            let integer = TileValues::new(values).integer;
-            (record.base, record.second_width) = integer.expect("chosen because all are integers");
-            pack_integers(values, record.base, record.second_width, out);
-        }
-        ValueEncoding::Dictionary => {
-            record.second_width = dictionary_width(dictionary.len());
-            pack_entries(values, dictionary, out);
-        }
-        ValueEncoding::F32 | ValueEncoding::F64 => {}
-    }
+    (record.base, record.second_width) = chosen.column_of(values);
+    chosen.pack(values, record.base, record.second_width, out);
 }
 
 /// The leaves of a fiber.

@@ -2,9 +2,14 @@
 
 use super::Tree;
 use super::record::{HEAD_BYTES, RECORD_BYTES};
+use crate::encoding::decimal::DecimalTile;
 use crate::encoding::values::{Costs, TileValues, as_integer};
 use crate::encoding::{TILE_NNZ, column, width};
-use crate::store::chunk::{ALIGN, HEADER_BYTES};
+use crate::store::Version;
+use crate::store::chunk::ALIGN;
+
+/// Sections of an image, at most.
+pub(super) const SECTIONS: usize = 4;
 
 /// Bytes of an image's sections with these columns and values: what COLUMNS and VALUES take.
 pub(super) fn section_bytes(columns: u64, section: u64) -> u64 {
@@ -13,10 +18,10 @@ pub(super) fn section_bytes(columns: u64, section: u64) -> u64 {
 }
 
 /// Bytes of an image of `order` levels beside COLUMNS and VALUES.
-pub(super) fn other_bytes(order: usize, tiles: u64, slices: u64) -> u64 {
+pub(super) fn other_bytes(version: Version, order: usize, tiles: u64, slices: u64) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
     let levels = HEAD_BYTES as u64 + RECORD_BYTES as u64 * tiles + 4 * slices.div_ceil(32);
-    HEADER_BYTES as u64 + aligned(4 * order as u64) + aligned(levels)
+    version.header_bytes(SECTIONS) as u64 + aligned(4 * order as u64) + aligned(levels)
 }
 
 /// The tile that is being filled, and the widths of the columns of those before.
@@ -64,9 +69,12 @@ impl LevelMeter {
 }
 
 /// The values of the tile that is being filled, and the costs of those before.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct ValueMeter {
     closed: Costs,
+    /// The exponents at which those can be decimal.
+    exponents: u32,
+    decimals: DecimalTile,
     nnz: usize,
     low: i64,
     high: i64,
@@ -78,12 +86,36 @@ struct ValueMeter {
 }
 
 impl ValueMeter {
+    fn new(version: Version) -> Self {
+        let closed = Costs::new(version.has_decimals());
+        Self {
+            closed,
+            exponents: closed.exponents(),
+            decimals: DecimalTile::default(),
+            nnz: 0,
+            low: i64::MAX,
+            high: i64::MIN,
+            integer: true,
+            f32_exact: true,
+            fraction: false,
+            double: false,
+        }
+    }
+
+    /// What values there already take is bounded by, unless this changes.
+    fn kind(&self) -> (bool, bool, u32) {
+        let exponents = if self.fraction { self.exponents & self.decimals.possible() } else { 0 };
+        (self.fraction, self.double, exponents)
+    }
+
     fn add(&mut self, value: f64) {
         if self.nnz == TILE_NNZ {
             self.closed = self.costs();
+            self.exponents = self.closed.exponents();
             self.nnz = 0;
         }
         if self.nnz == 0 {
+            self.decimals = DecimalTile::default();
             (self.low, self.high, self.integer, self.f32_exact) = (i64::MAX, i64::MIN, true, true);
         }
         if let Some(i) = as_integer(value) {
@@ -95,6 +127,9 @@ impl ValueMeter {
         let single = f64::from(value as f32);
         self.f32_exact &= single.to_bits() == value.to_bits();
         self.double |= !self.f32_exact;
+        if self.exponents != 0 {
+            self.decimals.add(value);
+        }
         self.nnz += 1;
     }
 
@@ -103,13 +138,15 @@ impl ValueMeter {
             return self.closed;
         }
         let integer = self.integer.then(|| (self.low, width(self.low.abs_diff(self.high))));
-        self.closed.with(&TileValues { integer, f32_exact: self.f32_exact }, self.nnz)
+        let tile = TileValues { integer, f32_exact: self.f32_exact, decimals: self.decimals };
+        self.closed.with(&tile, self.nnz)
     }
 }
 
 /// The image's length of a tree whose slices are all laid out fiber behind fiber.
 #[derive(Clone, Debug)]
 pub struct Meter {
+    version: Version,
     levels: Vec<LevelMeter>,
     values: ValueMeter,
 }
@@ -117,14 +154,14 @@ pub struct Meter {
 impl Meter {
     /// Of the empty tree.
     #[must_use]
-    pub fn new(order: usize) -> Self {
-        Self { levels: vec![LevelMeter::default(); order], values: ValueMeter::default() }
+    pub fn new(version: Version, order: usize) -> Self {
+        Self { version, levels: vec![LevelMeter::default(); order], values: ValueMeter::new(version) }
     }
 
     /// Of `tree`.
     #[must_use]
-    pub fn of(tree: &Tree) -> Self {
-        let mut meter = Self::new(tree.order());
+    pub fn of(version: Version, tree: &Tree) -> Self {
+        let mut meter = Self::new(version, tree.order());
         for (meter, level) in meter.levels.iter_mut().zip(&tree.levels) {
             level.indices.iter().zip(&level.starts).for_each(|(&index, &start)| meter.add(index, start));
         }
@@ -137,7 +174,7 @@ impl Meter {
     /// Takes note of what [`Tree::push`] has added to `tree`, which returned `first`. True where the values that are
     /// there already may take more room than before.
     pub fn pushed(&mut self, tree: &Tree, first: usize) -> bool {
-        let kind = (self.values.fraction, self.values.double);
+        let kind = self.values.kind();
         let inner = tree.levels.len();
         for (meter, level) in self.levels[first..inner].iter_mut().zip(&tree.levels[first..]) {
             if let (Some(&index), Some(&start)) = (level.indices.last(), level.starts.last()) {
@@ -148,7 +185,7 @@ impl Meter {
             self.levels[inner].add(index, 0);
             self.values.add(value);
         }
-        kind != (self.values.fraction, self.values.double)
+        kind != self.values.kind()
     }
 
     /// Bytes of the image, a dictionary of values left aside.
@@ -158,7 +195,7 @@ impl Meter {
         let columns = widths * column::bytes(1) as u64;
         let cost = self.values.costs().cheapest(|v| section_bytes(columns + v.columns, v.section)).1;
         let tiles = self.levels.iter().map(LevelMeter::tiles).sum();
-        other_bytes(self.levels.len(), tiles, self.levels[0].nodes) + cost
+        other_bytes(self.version, self.levels.len(), tiles, self.levels[0].nodes) + cost
     }
 
     /// Nonzeros that can come before the image can exceed `bytes_max`, unless [`Meter::pushed`] says otherwise; 0 where

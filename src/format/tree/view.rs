@@ -5,7 +5,7 @@ use super::PADDING;
 use super::record::{HEAD_BYTES, LevelRecord, RECORD_BYTES, TreeHead, u32_at};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::tile::reach_at_most;
-use crate::encoding::values::{ValueEncoding, unpack_entries, unpack_integers};
+use crate::encoding::values::ValueEncoding;
 use crate::encoding::{LeafRule, TILE_NNZ};
 use crate::error::{Error, Result};
 use crate::format::{ValueSection, check_frame};
@@ -87,6 +87,7 @@ pub struct TreeView<'a> {
     path: PathBuf,
     number: u32,
     image: &'a [u8],
+    payload_at: usize,
     nnz: usize,
     first_nonzero: u64,
     nodes: [u32; ORDER_MAX],
@@ -107,15 +108,12 @@ impl<'a> TreeView<'a> {
         path: PathBuf,
     ) -> Result<Self> {
         let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
-        check_frame(&decoder.shape, header, image).map_err(wrong)?;
+        let kinds = [SectionKind::Columns, SectionKind::Levels];
+        check_frame(&decoder.shape, header, image, kinds).map_err(wrong)?;
         let (columns, levels) = (header.section(SectionKind::Columns), header.section(SectionKind::Levels));
         let (Some(columns), Some(levels)) = (columns, levels) else {
             return Err(wrong("sections of the index"));
         };
-        let absent = [SectionKind::Blocks, SectionKind::Index, SectionKind::Tiles];
-        if absent.iter().any(|&kind| header.section(kind).is_some()) {
-            return Err(wrong("sections of the index"));
-        }
         let head = TreeHead::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
         let order = decoder.shape.order();
         let due = (level_bytes(&decoder.levels), decoder.leaf as u32);
@@ -143,6 +141,7 @@ impl<'a> TreeView<'a> {
             decoder,
             number: header.number,
             image,
+            payload_at: header.header_bytes(),
             nnz: header.nnz as usize,
             first_nonzero: header.first_nonzero,
             nodes: head.nodes,
@@ -401,19 +400,8 @@ impl<'a> TreeView<'a> {
             }
             inside &= out.len - pads == self.nonzeros_of(tile);
         }
-        inside &= match self.values.encoding {
-            ValueEncoding::Integer => {
-                unpack_integers(words, record.base, record.second_width, &mut out.values);
-                true
-            }
-            ValueEncoding::Dictionary => {
-                unpack_entries(words, &self.values.dictionary, &mut out.values[..out.len])
-            }
-            ValueEncoding::F32 | ValueEncoding::F64 => {
-                let from = tile * TILE_NNZ;
-                self.values.stored(self.image, from..from + out.len, &mut out.values)
-            }
-        };
+        let (slots, column) = (tile * TILE_NNZ, (record.base, record.second_width));
+        inside &= self.values.unpack(self.image, slots..slots + out.len, words, column, &mut out.values);
         if inside { Ok(()) } else { Err(self.damaged(leaf, tile)) }
     }
 
@@ -438,10 +426,10 @@ impl<'a> TreeView<'a> {
         Ok(())
     }
 
-    /// The image.
+    /// The image without its header.
     #[must_use]
-    pub fn image(&self) -> &'a [u8] {
-        self.image
+    pub fn payload(&self) -> &'a [u8] {
+        &self.image[self.payload_at..]
     }
 
     /// The chunk's value encoding.

@@ -147,8 +147,8 @@ pub fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
 
 /// How indices of `store` are encoded where kernels read them.
 fn encoding(store: &Store) -> IndexEncoding {
-    match store.manifest().format {
-        Format::Blco(encoding) => encoding,
+    match store.manifest().format() {
+        Format::Blco(encoding) => *encoding,
         // Trees are expanded behind the copy.
         Format::Hocfs { .. } => IndexEncoding::Tiled,
     }

@@ -282,7 +282,7 @@ fn as_recorded(store: Option<&Store>, examined: Examined) -> Examined {
     let manifest = store.manifest();
     let section = match contents {
         _ if contents.shape != manifest.shape => "SHAPE",
-        _ if contents.format != manifest.format => "LEVELS",
+        _ if contents.format != *manifest.format() => "LEVELS",
         _ => return examined,
     };
     let reason = format!("corrupt: {section} section differs from the manifest");
@@ -304,8 +304,8 @@ fn options(format: Format, codec: Codec, chunk_bytes: u64, may_repeat: bool) -> 
 
 /// As the manifest has it.
 fn known(store: &Store, used: &[Used<'_>]) -> PackOptions {
-    let Manifest { format, codec, chunk_bytes, may_repeat, .. } = *store.manifest();
-    options(format, codec, chunk_bytes, may_repeat || repeats(used))
+    let Manifest { codec, chunk_bytes, may_repeat, .. } = *store.manifest();
+    options(*store.manifest().format(), codec, chunk_bytes, may_repeat || repeats(used))
 }
 
 /// As the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or nonzeros, as the

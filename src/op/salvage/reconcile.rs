@@ -63,13 +63,13 @@ pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconci
     Reconciled { losses: lost.into_iter().map(loss).collect(), unused: files.unused(&HashMap::new()), used }
 }
 
-/// What chunks of one store have in common: id, dims, index encoding, codec.
+/// What chunks of one store have in common: id, dims, layout, codec.
 type Kin = (u64, Vec<u32>, u8, u8);
 
 fn kin(examined: &Examined) -> Option<Kin> {
     let (header, contents) = (examined.header.as_ref()?, examined.contents.as_ref().ok()?);
     let dims = contents.shape.dims().to_vec();
-    Some((header.store_id, dims, header.index_encoding, header.codec))
+    Some((header.store_id, dims, header.codes.layout, header.codec))
 }
 
 /// The chunks that have most nonzeros of all that belong together; nothing if no chunk is intact. A copy does not count.
@@ -147,7 +147,7 @@ impl Gap {
 /// Chunks of trees end anywhere.
 fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
     let mut of_store = examined.iter().filter_map(|e| e.header.as_ref()).filter(|h| h.store_id == id);
-    let cut_at_tiles = of_store.all(|h| h.index_encoding != TREE_CODE);
+    let cut_at_tiles = of_store.all(|h| h.codes.layout != TREE_CODE);
     let inside_a_tile = |end: u64| cut_at_tiles && !end.is_multiple_of(TILE_NNZ as u64);
     if inside_a_tile(end) {
         return None;

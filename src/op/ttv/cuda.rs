@@ -90,7 +90,7 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         sink: Option<Sink<'s>>,
     ) -> Result<Self> {
         let manifest = store.manifest();
-        let Format::Hocfs { levels, .. } = manifest.format else {
+        let Format::Hocfs { levels, .. } = *manifest.format() else {
             return Err(Error::request("elements stream out of hocfs stores alone"));
         };
         let windows =

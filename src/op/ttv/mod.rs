@@ -41,7 +41,7 @@ pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
 /// Whether TTV along `mode`, from 0, can be [`Streamed`].
 #[must_use]
 pub fn streams(manifest: &Manifest, mode: usize) -> bool {
-    matches!(manifest.format, Format::Hocfs { levels, .. } if levels.last() == mode)
+    matches!(manifest.format(), Format::Hocfs { levels, .. } if levels.last() == mode)
 }
 
 /// Fibers that a chunk can have at most: none is without a nonzero, and a tile of them takes a record of the image.

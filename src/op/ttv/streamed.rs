@@ -38,7 +38,7 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
     /// they are counted. Runs on the current rayon pool.
     pub fn new(store: &Store, vector: &'a [T], sink: Option<Sink<'s>>) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
-        let Format::Hocfs { levels, .. } = manifest.format else {
+        let Format::Hocfs { levels, .. } = *manifest.format() else {
             return Err(Error::request("elements stream out of hocfs stores alone"));
         };
         Ok(Self {

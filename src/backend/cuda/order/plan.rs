@@ -9,7 +9,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, column, width};
 use crate::error::{Error, Result};
 use crate::store::chunk::ALIGN;
-use crate::store::{ChunkHeader, Format, Manifest, SectionKind};
+use crate::store::{ChunkHeader, Format, Manifest, SectionKind, Version};
 use std::ops::Range;
 
 /// What images start at a multiple of, in bytes.
@@ -79,7 +79,7 @@ impl OrderPlan {
         values: ValueEncoding,
         image_nnz: u32,
     ) -> Result<Self> {
-        if manifest.format != Format::Blco(IndexEncoding::Tiled) {
+        if *manifest.format() != Format::Blco(IndexEncoding::Tiled) {
             return Err(Error::request("only `tiled` chunks are put in another order"));
         }
         let nnz: u64 = manifest.chunks[chunks].iter().map(|c| c.nnz).sum();
@@ -157,7 +157,7 @@ impl OrderPlan {
         let value_bytes = match self.values {
             ValueEncoding::F32 => 4 * u64::from(nnz),
             ValueEncoding::F64 => 8 * u64::from(nnz),
-            ValueEncoding::Integer | ValueEncoding::Dictionary => 0,
+            ValueEncoding::Integer | ValueEncoding::Dictionary | ValueEncoding::Decimal => 0,
         };
         let mut sections = vec![
             (SectionKind::Shape, 4 * self.order as u64),
@@ -168,7 +168,8 @@ impl OrderPlan {
             sections.push((SectionKind::Values, value_bytes));
         }
         let order = u8::try_from(self.order).expect("at most 8 modes");
-        ChunkHeader::of_sections(order, nnz, IndexEncoding::Tiled as u8, self.values as u8, &sections)
+        let codes = Format::Blco(IndexEncoding::Tiled).chunk_codes(Version::NEWEST, self.values as u8);
+        ChunkHeader::of_sections(Version::NEWEST, order, nnz, codes, &sections)
     }
 
     pub(super) fn image_bytes(&self, number: u32, units: u64) -> u64 {

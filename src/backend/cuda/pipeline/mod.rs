@@ -142,7 +142,7 @@ impl<O: PipelineOp> PipelineBackend<O> {
             freed: VecDeque::with_capacity(lanes.len()),
             device: Arc::clone(device),
             store: store.clone(),
-            decoder: Arc::new(Decoder::new(&manifest.shape, &manifest.format)),
+            decoder: Arc::new(Decoder::new(&manifest.shape, manifest.format())),
             op,
             inward: device.stream(true)?,
             compute: device.stream(true)?,

@@ -1,0 +1,398 @@
+//! The body of a manifest of version 2 (formats-spec/container.md): a table of named sections, which hold fields and records as they lie.
+
+use super::{ChunkEntry, Codec, Manifest, PartOf, Partition, PartitionStatistics, Refusal, check};
+use crate::shape::{ORDER_MAX, Shape};
+use crate::store::format::{Format, PartitionCodes};
+use crate::store::version::Version;
+
+/// Bytes of a section's name.
+const NAME_BYTES: usize = 12;
+/// Bytes of the table's head and of an entry.
+const TABLE_AT: usize = 8;
+const ENTRY_BYTES: usize = 32;
+/// Sections at most.
+const SECTIONS_MAX: usize = 65536;
+/// What offsets are multiples of.
+const ALIGN: usize = 8;
+/// The flag of a section that every reader must know.
+const CRITICAL: u32 = 1;
+/// Partitions at most.
+const PARTITIONS_MAX: usize = 65536;
+
+/// Bytes of records.
+const PARTITION_BYTES: usize = 64;
+const CHUNK_BYTES: usize = 144;
+const LABELS_BYTES: usize = 24;
+
+/// Group sizes of which a partition's distinct indices are counted: 512 times the powers of two.
+pub const GROUP_SIZES: usize = 8;
+/// Entries of the histogram of fibers' lengths.
+pub const FIBER_LENGTHS: usize = 32;
+
+/// The sections, ascending by name, and whether they are critical.
+const SECTIONS: [(&str, bool); 8] = [
+    ("chunks", true),
+    ("labels", false),
+    ("parameters", true),
+    ("part", true),
+    ("partitions", true),
+    ("statistics", false),
+    ("storage", true),
+    ("tensor", true),
+];
+
+/// Fields that are written one after the other.
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn u32(&mut self, field: u32) -> &mut Self {
+        self.0.extend(field.to_le_bytes());
+        self
+    }
+
+    fn u64(&mut self, field: u64) -> &mut Self {
+        self.0.extend(field.to_le_bytes());
+        self
+    }
+
+    fn f64(&mut self, field: f64) -> &mut Self {
+        self.u64(field.to_bits())
+    }
+
+    fn u64s(&mut self, fields: impl IntoIterator<Item = u64>) {
+        self.0.extend(fields.into_iter().flat_map(u64::to_le_bytes));
+    }
+}
+
+/// Fields that are read one after the other. A section's length is looked at before.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(count);
+        self.0 = rest;
+        bytes
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let bytes = self.bytes(N);
+        std::array::from_fn(|i| bytes[i])
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    fn f64(&mut self) -> f64 {
+        f64::from_bits(self.u64())
+    }
+
+    fn u32s<const N: usize>(&mut self) -> [u32; N] {
+        std::array::from_fn(|_| self.u32())
+    }
+
+    fn u64s<const N: usize>(&mut self) -> [u64; N] {
+        std::array::from_fn(|_| self.u64())
+    }
+
+    /// An error unless the next field is zero.
+    fn reserved(&mut self, bytes: usize) -> Result<(), &'static str> {
+        check(self.bytes(bytes).iter().all(|&b| b == 0), "a reserved field")
+    }
+}
+
+/// The body of a store's manifest.
+pub(super) fn encode(manifest: &Manifest) -> Vec<u8> {
+    let mut parameters = Vec::new();
+    let mut partitions = Fields::default();
+    for partition in &manifest.partitions {
+        let codes = partition.format.codes();
+        partitions.u32(codes.format).u32(codes.layout).u32(partition.targets).u32(partition.covers);
+        partitions.u64(partition.chunks).u64(partition.nnz).u64(partition.hash.unwrap_or(0));
+        partitions.0.extend(codes.levels);
+        partitions.u64(parameters.len() as u64).u64(codes.parameters.len() as u64);
+        parameters.extend(codes.parameters);
+    }
+    let sections: Vec<_> = SECTIONS
+        .into_iter()
+        .filter_map(|(name, critical)| {
+            let bytes = match name {
+                "chunks" => chunks(&manifest.chunks),
+                "parameters" => std::mem::take(&mut parameters),
+                "part" => part(manifest.part.as_ref()?),
+                "partitions" => std::mem::take(&mut partitions.0),
+                "statistics" => statistics(manifest)?,
+                "storage" => storage(manifest),
+                "tensor" => tensor(manifest),
+                _ => return None,
+            };
+            Some((name, critical, bytes))
+        })
+        .collect();
+    assemble(&sections)
+}
+
+/// A body of these sections.
+fn assemble(sections: &[(&str, bool, Vec<u8>)]) -> Vec<u8> {
+    let mut table = Fields::default();
+    table.u32(u32::try_from(sections.len()).expect("few sections")).u32(0);
+    let mut end = TABLE_AT + ENTRY_BYTES * sections.len();
+    for (name, critical, bytes) in sections {
+        table.0.extend_from_slice(name.as_bytes());
+        table.0.resize(table.0.len() + NAME_BYTES - name.len(), 0);
+        table.u32(u32::from(*critical)).u64(end as u64).u64(bytes.len() as u64);
+        end = (end + bytes.len()).next_multiple_of(ALIGN);
+    }
+    let mut body = table.0;
+    body.reserve(end - body.len());
+    for (_, _, bytes) in sections {
+        body.extend_from_slice(bytes);
+        body.resize(body.len().next_multiple_of(ALIGN), 0);
+    }
+    body
+}
+
+fn tensor(manifest: &Manifest) -> Vec<u8> {
+    let mut out = Fields::default();
+    let order = u32::try_from(manifest.shape.order()).expect("at most 8 modes");
+    out.u32(order).u32(manifest.may_repeat.into()).u64(manifest.nnz).u64(manifest.hash().unwrap_or(0));
+    out.f64(manifest.sum_squares).f64(manifest.value_min).f64(manifest.value_max).u64(0);
+    for (&dim, &bound) in manifest.shape.dims().iter().zip(&manifest.longest_row_bounds) {
+        out.u32(dim).u32(0).u64(bound);
+    }
+    out.0
+}
+
+fn storage(manifest: &Manifest) -> Vec<u8> {
+    let mut out = Fields::default();
+    let level = manifest.codec.level().unwrap_or(0);
+    out.u32(manifest.codec.code().into()).u32(level.cast_unsigned()).u64(manifest.chunk_bytes).u64(0);
+    out.0
+}
+
+fn chunks(entries: &[ChunkEntry]) -> Vec<u8> {
+    let mut out = Fields(Vec::with_capacity(CHUNK_BYTES * entries.len()));
+    for entry in entries {
+        out.u64(entry.first_nonzero).u64(entry.nnz).u64(entry.file_bytes).u64(entry.image_bytes);
+        out.u64(entry.payload_checksum);
+        out.u64s(entry.first_linear.into_iter().chain(entry.last_linear));
+        out.0.extend(entry.row_low.into_iter().chain(entry.row_high).flat_map(u32::to_le_bytes));
+        out.u32(entry.value_encoding.unwrap_or(0).into()).u32(0);
+    }
+    out.0
+}
+
+fn part(part: &PartOf) -> Vec<u8> {
+    let mut out = Fields::default();
+    out.u32(part.number).u32(part.parts).u64(part.nnz).u64(part.hash);
+    out.u64s(part.from.into_iter().chain(part.to));
+    out.0
+}
+
+/// Nothing where a partition has none.
+fn statistics(manifest: &Manifest) -> Option<Vec<u8>> {
+    let mut out = Fields::default();
+    for partition in &manifest.partitions {
+        let statistics = partition.statistics.as_ref()?;
+        out.u64(statistics.sampled);
+        let counts = statistics.nodes.iter().chain(&statistics.fiber_lengths);
+        out.u64s(counts.chain(statistics.distinct.iter().flatten()).copied());
+    }
+    Some(out.0)
+}
+
+/// The sections of a body, by the numbers of [`SECTIONS`].
+fn sections(body: &[u8]) -> Result<[Option<&[u8]>; SECTIONS.len()], Refusal> {
+    const WRONG: &str = "the table of sections";
+    let head = body.get(..TABLE_AT).ok_or(WRONG)?;
+    let mut head = Cursor(head);
+    let count = head.u32() as usize;
+    check((1..=SECTIONS_MAX).contains(&count) && head.u32() == 0, WRONG)?;
+    let mut end = TABLE_AT + ENTRY_BYTES * count;
+    let table = body.get(TABLE_AT..end).ok_or(WRONG)?;
+    let mut found = [None; SECTIONS.len()];
+    let (mut last, mut unknown) = ([0; NAME_BYTES], None);
+    for entry in table.chunks_exact(ENTRY_BYTES) {
+        let mut entry = Cursor(entry);
+        let (name, flags, offset, length) =
+            (entry.array::<NAME_BYTES>(), entry.u32(), entry.u64(), entry.u64());
+        let letters = name.iter().take_while(|&&b| b != 0).count();
+        let is_letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
+        let named = letters > 0 && name[..letters].iter().all(is_letter);
+        check(named && name[letters..].iter().all(|&b| b == 0) && name > last, WRONG)?;
+        check(flags & !CRITICAL == 0 && offset == end as u64, WRONG)?;
+        let length = usize::try_from(length).map_err(|_| WRONG)?;
+        let section = body.get(end..).and_then(|rest| rest.get(..length)).ok_or(WRONG)?;
+        let gap = (end + length)..(end + length).next_multiple_of(ALIGN);
+        check(body.get(gap.clone()).is_some_and(|gap| gap.iter().all(|&b| b == 0)), WRONG)?;
+        (last, end) = (name, gap.end);
+        let name = std::str::from_utf8(&name[..letters]).map_err(|_| WRONG)?;
+        let critical = flags == CRITICAL;
+        match SECTIONS.iter().position(|(known, _)| *known == name) {
+            Some(at) => {
+                check(SECTIONS[at].1 == critical, WRONG)?;
+                found[at] = Some(section);
+            }
+            None if critical && unknown.is_none() => unknown = Some(name.to_owned()),
+            None => {}
+        }
+    }
+    check(end == body.len(), WRONG)?;
+    let optional = ["labels", "part", "statistics"];
+    let all =
+        SECTIONS.iter().zip(&found).all(|((name, _), found)| found.is_some() || optional.contains(name));
+    check(all, WRONG)?;
+    match unknown {
+        Some(name) => Err(Refusal::Unknown(format!(
+            "needs `{name}`, which this program does not know; use a newer one"
+        ))),
+        None => Ok(found),
+    }
+}
+
+/// Reads and checks a body.
+pub(super) fn decode(body: &[u8]) -> Result<Manifest, Refusal> {
+    let found = sections(body)?;
+    let [_, labels, _, part, _, statistics, ..] = found;
+    let [chunks, _, parameters, _, partitions, _, storage, tensor] = found.map(Option::unwrap_or_default);
+    let mut formats = partitions.chunks_exact(PARTITION_BYTES).map(|record| Cursor(record).u32());
+    if let Some(code) = formats.find(|&code| !Format::is_known(code)) {
+        return Err(Refusal::Unknown(format!(
+            "format {code}, which this program does not know; use a newer one"
+        )));
+    }
+    check(tensor.len() >= 4, "length of `tensor`")?;
+    let mut fields = Cursor(tensor);
+    let order = fields.u32() as usize;
+    check((2..=ORDER_MAX).contains(&order), "field order")?;
+    check(tensor.len() == 56 + 16 * order, "length of `tensor`")?;
+    let duplicates = fields.u32();
+    check(duplicates <= 1, "field duplicates")?;
+    let (nnz, hash) = (fields.u64(), fields.u64());
+    let [sum_squares, value_min, value_max] = std::array::from_fn(|_| fields.f64());
+    fields.reserved(8)?;
+    let (mut dims, mut longest_row_bounds) = (Vec::with_capacity(order), Vec::with_capacity(order));
+    for _ in 0..order {
+        dims.push(fields.u32().into());
+        fields.reserved(4)?;
+        longest_row_bounds.push(fields.u64());
+    }
+    let shape = Shape::new(&dims).map_err(|_| "dims")?;
+
+    check(storage.len() == 24, "length of `storage`")?;
+    let mut fields = Cursor(storage);
+    let codec = Codec::from_codes(fields.u32(), fields.u32().cast_signed()).ok_or("unknown codec")?;
+    let chunk_bytes = fields.u64();
+    fields.reserved(8)?;
+
+    check(chunks.len().is_multiple_of(CHUNK_BYTES), "length of `chunks`")?;
+    let chunks: Vec<_> = chunks.chunks_exact(CHUNK_BYTES).map(entry).collect::<Result<_, _>>()?;
+    let mut manifest = Manifest {
+        version: Version::Two,
+        codec,
+        may_repeat: duplicates == 1,
+        chunk_bytes,
+        nnz,
+        sum_squares,
+        value_min,
+        value_max,
+        longest_row_bounds,
+        partitions: read_partitions(partitions, parameters, &shape)?,
+        chunks,
+        part: part.map(read_part).transpose()?,
+        shape,
+    };
+    manifest.check_common()?;
+    check(manifest.part.as_ref().is_none_or(|part| part.nnz >= nnz), "field nnz of `part`")?;
+    if let Some(section) = statistics {
+        read_statistics(section, &mut manifest)?;
+    }
+    labels.map_or(Ok(()), |section| check_labels(section, &manifest.shape))?;
+    check(manifest.hash() == Some(hash), "hash")?;
+    Ok(manifest)
+}
+
+fn read_partitions(records: &[u8], parameters: &[u8], shape: &Shape) -> Result<Vec<Partition>, &'static str> {
+    let count = records.len() / PARTITION_BYTES;
+    let fits = records.len().is_multiple_of(PARTITION_BYTES) && (1..=PARTITIONS_MAX).contains(&count);
+    check(fits, "length of `partitions`")?;
+    let mut end = 0;
+    let partitions = records.chunks_exact(PARTITION_BYTES).map(|record| {
+        let mut fields = Cursor(record);
+        let [format, layout, targets, covers] = fields.u32s();
+        let [chunks, nnz, hash] = fields.u64s();
+        let levels = fields.array();
+        let [at, length] = fields.u64s();
+        check(at == end as u64, "parameters of a partition")?;
+        let length = usize::try_from(length).map_err(|_| "parameters of a partition")?;
+        let own = parameters.get(end..).and_then(|rest| rest.get(..length));
+        let own = own.ok_or("parameters of a partition")?;
+        end += length;
+        check(targets >> shape.order() == 0 && covers != 0 && chunks > 0, "field of a partition")?;
+        let codes = PartitionCodes { format, layout, levels, parameters: own.to_vec() };
+        let format = Format::from_codes(&codes, shape.order())?;
+        Ok(Partition { format, targets, covers, chunks, nnz, hash: Some(hash), statistics: None })
+    });
+    let partitions = partitions.collect::<Result<Vec<_>, &'static str>>()?;
+    check(end == parameters.len(), "length of `parameters`")?;
+    Ok(partitions)
+}
+
+fn entry(record: &[u8]) -> Result<ChunkEntry, &'static str> {
+    let mut fields = Cursor(record);
+    let [first_nonzero, nnz, file_bytes, image_bytes, payload_checksum] = fields.u64s();
+    let (first_linear, last_linear) = (fields.u64s(), fields.u64s());
+    let (row_low, row_high) = (fields.u32s(), fields.u32s());
+    let value_encoding = u8::try_from(fields.u32()).map_err(|_| "value encoding of a chunk")?;
+    fields.reserved(4)?;
+    Ok(ChunkEntry {
+        first_nonzero,
+        nnz,
+        file_bytes,
+        image_bytes,
+        payload_checksum,
+        first_linear,
+        last_linear,
+        row_low,
+        row_high,
+        value_encoding: Some(value_encoding),
+    })
+}
+
+fn read_part(section: &[u8]) -> Result<PartOf, &'static str> {
+    check(section.len() == 56, "length of `part`")?;
+    let mut fields = Cursor(section);
+    let [number, parts] = fields.u32s();
+    let [nnz, hash] = fields.u64s();
+    let (from, to) = (fields.u64s(), fields.u64s());
+    check(number < parts, "field part")?;
+    Ok(PartOf { number, parts, nnz, hash, from, to })
+}
+
+fn read_statistics(section: &[u8], manifest: &mut Manifest) -> Result<(), &'static str> {
+    let order = manifest.shape.order();
+    let bytes = 8 * (1 + ORDER_MAX + FIBER_LENGTHS + GROUP_SIZES * order);
+    check(section.len() == bytes * manifest.partitions.len(), "length of `statistics`")?;
+    for (partition, record) in manifest.partitions.iter_mut().zip(section.chunks_exact(bytes)) {
+        let mut fields = Cursor(record);
+        let (sampled, nodes, fiber_lengths) = (fields.u64(), fields.u64s(), fields.u64s());
+        let distinct: Vec<[u64; GROUP_SIZES]> = (0..order).map(|_| fields.u64s()).collect();
+        partition.statistics = Some(PartitionStatistics { sampled, nodes, fiber_lengths, distinct });
+    }
+    Ok(())
+}
+
+fn check_labels(section: &[u8], shape: &Shape) -> Result<(), &'static str> {
+    check(section.len() == LABELS_BYTES * shape.order(), "length of `labels`")?;
+    for (record, &dim) in section.chunks_exact(LABELS_BYTES).zip(shape.dims()) {
+        let [count, bytes, checksum] = Cursor(record).u64s();
+        let none = [count, bytes, checksum] == [0; 3];
+        check(none || count == u64::from(dim) && bytes / 8 > count, "field of `labels`")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Versions of the container.
+
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// Bytes of a chunk header's part that has the same length in all chunks.
+pub const FIXED_BYTES: usize = 128;
+/// What sections and images are aligned to, in bytes.
+pub const ALIGN: usize = 128;
+
+/// A version of the container. New stores are of the newest; stores of all of them are read and verified, each by its own rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Version {
+    /// formats-spec/container-1.md.
+    One = 1,
+    /// formats-spec/container.md.
+    Two = 2,
+}
+
+impl Version {
+    /// What new stores are of.
+    pub const NEWEST: Self = Self::Two;
+
+    /// The version that a file of a store, whose checksum is right, says that it is of.
+    pub(super) fn of_file(code: u32, path: &Path) -> Result<Self> {
+        match code {
+            1 => Ok(Self::One),
+            2 => Ok(Self::Two),
+            _ => {
+                let newest = Self::NEWEST as u32;
+                let what = format!(
+                    "format version {code}; this program reads versions 1 to {newest}: use a newer one, or pack again"
+                );
+                Err(Error::unusable(path, what))
+            }
+        }
+    }
+
+    /// Whether values can be decimals.
+    #[must_use]
+    pub const fn has_decimals(self) -> bool {
+        matches!(self, Self::Two)
+    }
+
+    /// Bytes of the header of a chunk of so many sections.
+    #[must_use]
+    pub const fn header_bytes(self, sections: usize) -> usize {
+        match self {
+            Self::One => FIXED_BYTES,
+            Self::Two => FIXED_BYTES + (16 * sections).next_multiple_of(ALIGN),
+        }
+    }
+}
