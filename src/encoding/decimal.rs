@@ -68,8 +68,8 @@ pub struct TileDecimals {
 /// The values of a tile that is being filled, at every exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct DecimalTile {
-    /// Range of the integers that are decimal everywhere.
-    small: Option<(i64, i64)>,
+    /// Range of the integers that are decimal everywhere; empty where the first is larger.
+    small: (i64, i64),
     /// Range of the others, at each exponent.
     others: [Option<(i64, i64)>; EXPONENTS],
     exceptions: [u32; EXPONENTS],
@@ -82,7 +82,7 @@ pub struct DecimalTile {
 impl Default for DecimalTile {
     fn default() -> Self {
         Self {
-            small: None,
+            small: (i64::MAX, i64::MIN),
             others: [None; EXPONENTS],
             exceptions: [0; EXPONENTS],
             never: 0,
@@ -96,6 +96,13 @@ fn extend(range: &mut Option<(i64, i64)>, i: i64) {
 }
 
 impl DecimalTile {
+    /// Those of integers in a range; `None` where some might not be decimal everywhere.
+    #[must_use]
+    pub fn of_integers(low: i64, high: i64) -> Option<Self> {
+        let small = -SMALL <= low && high <= SMALL;
+        small.then(|| Self { small: (low, high), ..Self::default() })
+    }
+
     /// Those of `values`.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
@@ -111,14 +118,27 @@ impl DecimalTile {
     pub fn add(&mut self, value: f64) {
         #[expect(clippy::cast_possible_truncation, reason = "what is lost makes it another number")]
         let whole = value as i64;
-        if (-SMALL..=SMALL).contains(&whole) && (whole as f64).to_bits() == value.to_bits() {
-            extend(&mut self.small, whole);
-        } else if self.never as usize <= TILE_EXCEPTIONS_MAX {
+        if (whole as f64).to_bits() == value.to_bits() {
+            self.add_integer(whole, value);
+        } else {
+            self.add_other(value);
+        }
+    }
+
+    /// Adds the next value, which is the integer `i`.
+    #[inline]
+    pub fn add_integer(&mut self, i: i64, value: f64) {
+        if (-SMALL..=SMALL).contains(&i) {
+            self.small = (self.small.0.min(i), self.small.1.max(i));
+        } else {
             self.add_other(value);
         }
     }
 
     fn add_other(&mut self, value: f64) {
+        if self.never as usize > TILE_EXCEPTIONS_MAX {
+            return;
+        }
         // Decimal at some exponent, it is at all larger ones where the integer is not too large.
         let fits = |e: &usize| (value * POWERS[*e]).abs() <= DECIMAL_MAX as f64;
         let largest = (0..EXPONENTS).rev().find(fits);
@@ -159,8 +179,9 @@ impl DecimalTile {
         #[expect(clippy::cast_possible_truncation, reason = "an integer of at most 51 bits")]
         let scale = |i: i64| i * POWERS[e] as i64;
         let mut all = self.others[e];
-        for i in self.small.iter().flat_map(|&(low, high)| [low, high]) {
-            extend(&mut all, scale(i));
+        if self.small.0 <= self.small.1 {
+            extend(&mut all, scale(self.small.0));
+            extend(&mut all, scale(self.small.1));
         }
         let (low, high) = all.unwrap_or_default();
         Some(TileDecimals { base: low, width: width(low.abs_diff(high)), exceptions })

@@ -149,19 +149,26 @@ impl TileValues {
     /// Looks at the values of one tile.
     #[must_use]
     pub fn new(values: &[f64]) -> Self {
-        let integer = Self::integers(values);
+        let range = Self::range(values);
+        let integer = range.map(|(low, high)| (low, width(low.abs_diff(high))));
+        let of_integers = range.and_then(|(low, high)| DecimalTile::of_integers(low, high));
         #[expect(clippy::cast_possible_truncation, reason = "exactness is the question")]
         let f32_exact = values.iter().all(|&v| f64::from(v as f32).to_bits() == v.to_bits());
-        Self { integer, f32_exact, decimals: DecimalTile::of(values) }
+        let decimals = of_integers.unwrap_or_else(|| DecimalTile::of(values));
+        Self { integer, f32_exact, decimals }
+    }
+
+    /// The smallest and the largest integer, where all values are integers.
+    fn range(values: &[f64]) -> Option<(i64, i64)> {
+        values.iter().try_fold((i64::MAX, i64::MIN), |(low, high), &v| {
+            as_integer(v).map(|i| (low.min(i), high.max(i)))
+        })
     }
 
     /// Base and width of integers, where all values are.
     #[must_use]
     pub fn integers(values: &[f64]) -> Option<(i64, u32)> {
-        let range = values.iter().try_fold((i64::MAX, i64::MIN), |(low, high), &v| {
-            as_integer(v).map(|i| (low.min(i), high.max(i)))
-        });
-        range.map(|(low, high)| (low, width(low.abs_diff(high))))
+        Self::range(values).map(|(low, high)| (low, width(low.abs_diff(high))))
     }
 }
 

@@ -191,21 +191,39 @@ impl TreeCounts {
     }
 
     fn add(&mut self, tile: &GatheredTile) {
-        let order = self.levels.modes().len();
-        for i in 0..tile.values.len() {
-            let mut path = [0; ORDER_MAX];
-            for (index, &mode) in path.iter_mut().zip(self.levels.modes()) {
-                *index = tile.column(mode.into())[i];
+        let (order, nnz) = (self.levels.modes().len(), tile.values.len());
+        // The first level at which each nonzero differs from the one before; the leaves' where none does.
+        let mut firsts = [u8::MAX; TILE_NNZ];
+        for (&mode, level) in self.levels.modes()[..order - 1].iter().zip(0u8..8).rev() {
+            let column = &tile.column(mode.into())[..nnz];
+            for ((first, before), index) in firsts[1..].iter_mut().zip(column).zip(&column[1..]) {
+                *first = if before == index { *first } else { level };
             }
-            let differs = |last: [u32; ORDER_MAX]| (0..order - 1).position(|l| last[l] != path[l]);
-            let first = self.last.map_or(0, |last| differs(last).unwrap_or(order - 1));
-            self.nodes[first..order].iter_mut().for_each(|nodes| *nodes += 1);
+        }
+        let path = |i: usize| {
+            std::array::from_fn(|l| self.levels.modes().get(l).map_or(0, |&m| tile.column(m.into())[i]))
+        };
+        let start: [u32; ORDER_MAX] = path(0);
+        let differs = |last: [u32; ORDER_MAX]| (0..order - 1).position(|l| last[l] != start[l]);
+        let first = self.last.map_or(Some(0), differs).unwrap_or(order - 1);
+        let last = path(nnz - 1);
+        firsts[0] = u8::try_from(first).expect("at most 8 levels");
+        self.last = Some(last);
+        let mut begun = [0; ORDER_MAX];
+        for &first in &firsts[..nnz] {
+            let first = usize::from(first).min(order - 1);
+            begun[first] += 1;
             if first < order - 1 {
                 Self::count(&mut self.lengths, self.fiber);
                 self.fiber = 0;
             }
             self.fiber += 1;
-            self.last = Some(path);
+        }
+        // What begins at a level begins at all below.
+        let mut nodes = 0;
+        for (all, begun) in self.nodes[..order].iter_mut().zip(begun) {
+            nodes += begun;
+            *all += nodes;
         }
     }
 

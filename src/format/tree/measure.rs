@@ -120,16 +120,15 @@ impl ValueMeter {
         }
         if let Some(i) = as_integer(value) {
             (self.low, self.high) = (self.low.min(i), self.high.max(i));
+            self.decimals.add_integer(i, value);
         } else {
             (self.integer, self.fraction) = (false, true);
+            self.decimals.add(value);
         }
         #[expect(clippy::cast_possible_truncation, reason = "exactness is the question")]
         let single = f64::from(value as f32);
         self.f32_exact &= single.to_bits() == value.to_bits();
         self.double |= !self.f32_exact;
-        if self.exponents != 0 {
-            self.decimals.add(value);
-        }
         self.nnz += 1;
     }
 
