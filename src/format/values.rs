@@ -125,8 +125,8 @@ impl ValueSection {
         }
     }
 
-    /// The values of `count` slots from `first` on, at most a tile; `words` are their column, of this base and width. False where a number is
-    /// outside of the dictionary, or a value is not finite.
+    /// The values of `slots`, at most a tile's; `words` are their column, of this base and width. False where a number is outside of the
+    /// dictionary, or a value is not finite.
     #[inline(always)]
     pub fn unpack(
         &self,
