@@ -21,7 +21,7 @@ use blco::internals::format::DecodedTile;
 use blco::internals::op::export::EachTile;
 use blco::internals::op::ttv::Streamed;
 use blco::internals::pack::{FormatOption, PackOptions, pack};
-use blco::internals::store::{Format, Store};
+use blco::internals::store::Store;
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
 use common::{copy, median};
@@ -152,7 +152,7 @@ fn packed(sys: &Sys, input: &Path, mode: usize, order: usize, chunk_bytes: Optio
 fn row(sys: &Sys, store: &Path, threads: usize, runs: usize, rate: f64) {
     let store = Store::open(sys, store).unwrap();
     let manifest = store.manifest();
-    let Format::Hocfs { levels, .. } = *manifest.format() else { panic!("a store of trees") };
+    let levels = manifest.format().tree_levels().expect("a store of trees");
     let (order, mode) = (manifest.shape.order(), levels.last());
     let (nnz, bytes) = (manifest.nnz, manifest.chunks.iter().map(|chunk| chunk.file_bytes).sum::<u64>());
     let vector = Matrix::<f64>::seeded(sys, manifest.shape.dims()[mode] as usize, 1, mode, 0).unwrap();

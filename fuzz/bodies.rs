@@ -19,7 +19,7 @@ use blco::internals::op::ttv::Streamed;
 use blco::internals::op::verify::Verify;
 use blco::internals::pack::{FormatOption, PackOptions};
 use blco::internals::shape::Shape;
-use blco::internals::store::{ChunkEntry, ChunkHeader, Format, Manifest, Partition, Store, Version};
+use blco::internals::store::{ChunkEntry, ChunkHeader, Formats, Manifest, Partition, Store, Version};
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
 use std::path::Path;
@@ -111,7 +111,10 @@ fn try_manifest(bytes: &[u8]) {
     let sys = Sys::default();
     let store = Store::open(&sys, dir.path()).expect("it has been accepted before");
     drop(plan(&store, 0, &Limits { memory: Some(1 << 30), ..Limits::default() }));
-    assert!(Salvage::scan(&sys, dir.path(), 1 << 20, u64::MAX, &|_, _| ()).is_err(), "there are no chunks");
+    assert!(
+        Salvage::scan(&sys, &Formats::default(), dir.path(), 1 << 20, u64::MAX, &|_, _| ()).is_err(),
+        "there are no chunks"
+    );
 }
 
 /// A chunk file: by itself, and as the only one of a store.
@@ -171,7 +174,10 @@ fn try_chunk(bytes: &[u8]) {
     let path = dir.path().join("chunk-000000.bin");
     std::fs::write(&path, bytes).expect("a file");
     let sys = Sys::default();
-    let Ok(mut salvage) = Salvage::scan(&sys, dir.path(), 1 << 20, u64::MAX, &|_, _| ()) else { return };
+    let Ok(mut salvage) = Salvage::scan(&sys, &Formats::default(), dir.path(), 1 << 20, u64::MAX, &|_, _| ())
+    else {
+        return;
+    };
     let (extent, batch) = match drained(&mut salvage) {
         Ok(all) => all,
         Err(Error::Cancelled) => return,
@@ -252,7 +258,7 @@ fn run(store: &Store, batch: &Batch) {
         let mut mttkrp = Mttkrp::new(store.sys(), &factors, &modes, 2).expect("small results");
         pass(store, &mut mttkrp).expect("an intact chunk");
     }
-    if let Format::Hocfs { levels, .. } = *store.manifest().format()
+    if let Some(levels) = store.manifest().format().tree_levels()
         && shape.dims()[levels.last()] < 1 << 20
     {
         let dim = shape.dims()[levels.last()] as usize;

@@ -13,6 +13,10 @@ enum {
     SECTION_VALUES = 6,
     SECTION_LEVELS = 7
 };
+// Whether the images that a kernel is made for may hold decimals: without, it takes fewer registers. The embedded kernels serve all.
+#ifndef BLCO_DECIMALS
+#define BLCO_DECIMALS 1
+#endif
 enum { VALUES_INTEGER = 1, VALUES_F32 = 2, VALUES_F64 = 3, VALUES_DICTIONARY = 4, VALUES_DECIMAL = 5 };
 
 // Images do not change while a kernel reads them.
@@ -160,7 +164,7 @@ __device__ __forceinline__ void tile_values(T (&value)[PER], const Header& h, co
 #pragma unroll
         for (int k = 0; k < PER; ++k) {
             const double whole = (double)(above + (i64)number[k]);
-            value[k] = (T)(h.value_encoding == VALUES_DECIMAL ? decimal(h.values.at, whole, first + slots(k)) : whole);
+            value[k] = (T)(BLCO_DECIMALS && h.value_encoding == VALUES_DECIMAL ? decimal(h.values.at, whole, first + slots(k)) : whole);
         }
     } else {
 #pragma unroll

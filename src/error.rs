@@ -25,7 +25,7 @@ pub enum Error {
     #[error("{0}")]
     Request(String),
     /// A file is damaged, or is not what it should be.
-    #[error("{path}: {what}")]
+    #[error("{path}: {what}{}", named(*rule))]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -33,6 +33,8 @@ pub enum Error {
         what: String,
         /// What kind of damage it is.
         damage: Damage,
+        /// The rule of formats-spec/container.md that the store breaks, where it is one of those.
+        rule: Option<&'static str>,
     },
     /// The operating system refused.
     #[error("{path}: cannot {action}: {source}{}", remedy(source))]
@@ -77,6 +79,11 @@ pub enum Damage {
     Other,
 }
 
+/// How messages name a rule.
+fn named(rule: Option<&str>) -> String {
+    rule.map_or_else(String::new, |rule| format!(" ({rule})"))
+}
+
 /// What to do about a refusal of the system, where that is known.
 fn remedy(source: &std::io::Error) -> &'static str {
     match source.kind() {
@@ -102,12 +109,36 @@ impl Error {
 
     /// An [`Error::Corrupt`] about the file `path` of a store, which has lost what was written: [`Damage::OfStore`].
     pub fn corrupt(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
-        Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into(), damage: Damage::OfStore }
+        Self::Corrupt {
+            path: path.as_ref().to_path_buf(),
+            what: what.into(),
+            damage: Damage::OfStore,
+            rule: None,
+        }
     }
 
     /// An [`Error::Corrupt`] about a file that is not what it should be for another reason: [`Damage::Other`].
     pub fn unusable(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
-        Self::Corrupt { path: path.as_ref().to_path_buf(), what: what.into(), damage: Damage::Other }
+        Self::Corrupt {
+            path: path.as_ref().to_path_buf(),
+            what: what.into(),
+            damage: Damage::Other,
+            rule: None,
+        }
+    }
+
+    /// The same error, where a store's file breaks this rule.
+    #[must_use]
+    pub fn breaks(mut self, broken: &'static str) -> Self {
+        if let Self::Corrupt { rule, .. } = &mut self {
+            *rule = Some(broken);
+        }
+        self
+    }
+
+    /// The rule that a store's file breaks, where this says so.
+    pub(crate) fn rule(&self) -> Option<&'static str> {
+        if let Self::Corrupt { rule, .. } = self { *rule } else { None }
     }
 
     /// The same error about `path`, the name that the user knows, where it was about a temporary one.

@@ -30,6 +30,8 @@
 //! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`] |
 //! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
 //! | save what is intact of a damaged store | [`Engine::salvage`], a [`Source`] too |
+//! | write it as text again, look whether it is whole | [`Engine::write_text`], [`Engine::verify`] |
+//! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
 //! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`], whose session keeps the store's chunks in memory, the GPU's too |
 //! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`], [`Engine::plan_mttkrp`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
@@ -67,6 +69,7 @@
 compile_error!("stores are little-endian and used as they lie; a big-endian port needs a swapping view");
 
 mod backend;
+mod chunk;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
@@ -89,18 +92,22 @@ mod sys;
 
 pub use backend::device::{DeviceOrder, DevicePlan, Facts, HostOrdersPlan, ModeOrder};
 pub use backend::host::{HostOp, Tiles};
+pub use chunk::{ChunkCodes, ChunkHeader, SectionKind, Version};
 pub use coo::tns::{IndexBase, ReadOptions, TnsReader};
 pub use coo::{Batch, Extent, Size, Source, SourceMemory};
 pub use decomp::{Als, Decomposition, Iteration, Model, StartReport, Stop};
 pub use dense::{Matrix, MatrixRef, Precision, Real};
-pub use encoding::{IndexEncoding, LeafRule};
+pub use encoding::{IndexEncoding, LeafRule, TILE_NNZ};
 pub use engine::{Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, Modes, MttkrpSession, Progress};
 pub use error::{Damage, Error, Result};
-pub use format::DecodedTile;
+pub use format::{
+    BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, DecodedTile,
+    Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
+};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};
 pub use shape::{ModeOrder as LevelOrder, Shape};
-pub use store::{Codec, Format, Store};
+pub use store::{Codec, Store};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
 
 /// Everything, as tests and benchmarks need it: no part of the interface.
@@ -111,6 +118,6 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     all_of! {
-        backend coo decomp dense encoding engine error format linear op pack publish random shape store stream sys
+        backend chunk coo decomp dense encoding engine error format linear op pack publish random shape store stream sys
     }
 }

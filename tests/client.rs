@@ -155,7 +155,7 @@ fn what_is_intact_of_a_damaged_store_is_packed_again() {
     let engine = Engine::builder().threads(2).build().unwrap();
     let options = PackOptions {
         chunk_bytes: 64 << 10,
-        format: FormatOption::Known(Format::Blco(IndexEncoding::Raw)),
+        format: FormatOption::Known(Format::blco(IndexEncoding::Raw)),
         ..PackOptions::new(dir.path().join("old.blco"))
     };
     let all = 0..30_000u32;
@@ -300,7 +300,7 @@ fn what_is_no_tensor_is_not_packed() {
     let said = pack(&|_| (), &PackOptions { temp_dir: Some(dir.path().join("none")), ..options.clone() });
     assert!(said.contains("none: is no directory"), "{said}");
     let levels = LevelOrder::new(&[0, 1, 2]).unwrap();
-    let format = FormatOption::Known(Format::Hocfs { levels, leaf: LeafRule::Auto });
+    let format = FormatOption::Known(Format::hocfs(levels, LeafRule::Auto));
     let said = pack(&|_| (), &PackOptions { format, ..options });
     assert!(said.contains("3 levels for a tensor of order 4"), "{said}");
     // What was there is there.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Each module with what it may use, lowest first: a module uses only those above it in this table.
-const ALLOWED: [(&str, &[&str]); 19] = [
+const ALLOWED: [(&str, &[&str]); 20] = [
     ("error", &[]),
     ("random", &[]),
     ("shape", &["error"]),
@@ -17,12 +17,13 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("coo", &["error", "random", "shape", "sys"]),
     ("linear", &["shape"]),
     ("encoding", &["shape"]),
-    ("store", &["encoding", "error", "linear", "publish", "shape", "sys"]),
-    ("format", &["encoding", "error", "linear", "shape", "store"]),
+    ("chunk", &["error", "sys"]),
+    ("format", &["chunk", "encoding", "error", "linear", "shape"]),
+    ("store", &["chunk", "encoding", "error", "format", "linear", "publish", "shape", "sys"]),
     ("pack", &["coo", "encoding", "error", "format", "linear", "publish", "shape", "store", "sys"]),
     ("stream", &["error", "store", "sys"]),
     // The host backend implements `stream`'s trait and hands out `format`'s tiles; kernels are made for `dense`'s precisions.
-    ("backend", &["dense", "encoding", "error", "format", "shape", "store", "stream", "sys"]),
+    ("backend", &["chunk", "dense", "encoding", "error", "format", "shape", "store", "stream", "sys"]),
     // TTV along a mode that the store does not stream adds up partial results in `pack`'s runs.
     (
         "op",
@@ -36,8 +37,8 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     (
         "engine",
         &[
-            "backend", "coo", "decomp", "dense", "error", "linear", "op", "pack", "shape", "store", "stream",
-            "sys",
+            "backend", "coo", "decomp", "dense", "error", "format", "linear", "op", "pack", "shape", "store",
+            "stream", "sys",
         ],
     ),
     (

@@ -824,11 +824,11 @@ def check_format_covers(manifest: Manifest, all_modes: int) -> None:
         form, what = partition.format, f"partition {partition.number}"
         others = [other for other in partitions if other is not partition]
         sharing = [other for other in others if other.covers & partition.covers]
-        if form == BLCO:
+        if form in (BLCO, HOCFS):
             if others:
-                refuse("a BLCO store has one partition")
+                refuse(f"a {FORMATS[form]} store has one partition")
             if partition.covers != 1 or partition.targets != all_modes:
-                refuse("a BLCO partition serves all modes, in cover 0")
+                refuse(f"a {FORMATS[form]} partition serves all modes, in cover 0")
         elif form in (CSF, B_CSF, F_COO):
             if partition.covers.bit_count() != 1 or sharing:
                 refuse(f"{what}: {FORMATS[form]} has a cover for each partition")

@@ -1925,6 +1925,9 @@ def invalid_fields() -> Iterator[Invalid]:
                  poke_section("partitions", 8, "<I", 0b111), rule="manifest-covers")
     yield vector("partitions-covers-none", "in no cover", _NARROW, poke_section("partitions", 12, "<I", 0),
                  rule="manifest-covers")
+    for store, base in (("blco", _NARROW), ("hocfs", _TREE)):
+        yield vector(f"partitions-covers-{store}", f"a {store.upper()} partition in two covers", base,
+                     poke_section("partitions", 12, "<I", 3), rule="manifest-covers")
     yield vector("partitions-parameters-blco", "a BLCO store with parameters", _NARROW, resized("parameters", 8),
                  poke_section("partitions", 56, "<Q", 8))
     yield from field_of("partitions", _TREE, [

@@ -10,7 +10,7 @@ use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::oracle;
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::verify::Verify;
-use blco::internals::store::{Format, Store};
+use blco::internals::store::{Formats, Store};
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
 use std::path::Path;
@@ -80,10 +80,8 @@ fn alike(what: &str, read: &std::result::Result<Tensor, String>, result: Result<
 
 /// Modes along which TTV runs: that which streams, if one does, and one that does not.
 pub fn modes(store: &Store) -> Vec<usize> {
-    match store.manifest().format() {
-        Format::Hocfs { levels, .. } => vec![levels.last(), levels.mode(0)],
-        _ => vec![0],
-    }
+    let levels = store.manifest().format().tree_levels();
+    levels.map_or_else(|| vec![0], |levels| vec![levels.last(), levels.mode(0)])
 }
 
 fn pass<O: HostOp>(store: &Store, op: &mut O) -> Result<()> {
@@ -227,7 +225,7 @@ fn chunk(store: &Store, decoder: &Decoder, number: usize, all: &mut Tensor) -> R
 
 /// What salvage finds; `None` where chunks lie in other files than their own, of which it makes more than readers do.
 fn salvaged(sys: &Sys, dir: &Path) -> Result<Option<Tensor>> {
-    let mut salvage = Salvage::scan(sys, dir, 1 << 20, u64::MAX, &|_, _| ())?;
+    let mut salvage = Salvage::scan(sys, &Formats::default(), dir, 1 << 20, u64::MAX, &|_, _| ())?;
     let tensor = Tensor::read(&mut salvage)?;
     let inside = |row: &[u32]| row.iter().zip(&tensor.dims).all(|(&index, &dim)| u64::from(index) < dim);
     assert!(tensor.rows().all(|(row, value)| inside(row) && value.is_finite()));

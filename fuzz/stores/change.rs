@@ -248,9 +248,11 @@ impl Lying {
                 }
             }
             _ => {
-                let Format::Hocfs { leaf, .. } = &mut m.partitions[0].format else { return None };
-                *leaf = choices.pick(&[LeafRule::Csr, LeafRule::Ell, LeafRule::Auto]);
-                let code = *leaf as u32;
+                let format = &mut m.partitions[0].format;
+                let levels = format.tree_levels()?;
+                let leaf = choices.pick(&[LeafRule::Csr, LeafRule::Ell, LeafRule::Auto]);
+                *format = Format::hocfs(levels, leaf);
+                let code = leaf as u32;
                 for (part, entry) in self.parts.iter_mut().zip(&mut m.chunks) {
                     let mut image = Image::of(part)?;
                     image.section(LEVELS)?.get_mut(8..12)?.copy_from_slice(&code.to_le_bytes());

@@ -1,8 +1,8 @@
 //! A chunk's image to be changed: sections as they are, then put together again.
 
 use super::{Part, put, u32_at};
+use blco::internals::chunk::FIXED_BYTES;
 use blco::internals::store::Version;
-use blco::internals::store::chunk::FIXED_BYTES;
 
 /// What images are aligned to.
 const ALIGN: usize = 128;

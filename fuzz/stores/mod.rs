@@ -11,10 +11,10 @@ mod change;
 mod image;
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use blco::internals::chunk::{ChunkHeader, FIXED_BYTES};
 use blco::internals::pack::{Duplicates, PackOptions};
 use blco::internals::random::Counter;
 use blco::internals::store::Manifest;
-use blco::internals::store::chunk::{ChunkHeader, FIXED_BYTES};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 

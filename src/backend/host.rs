@@ -320,6 +320,7 @@ impl<O: HostOp> Backend for HostBackend<O> {
         for first in (0..tiles_of_chunk).step_by(BATCH_TILES) {
             op.batch(&host.decode(&view, first, (tiles_of_chunk - first).min(BATCH_TILES))?)?;
         }
+        drop(view);
         host.free = Some(Free { buffer, owner });
         let (chunk, end) = (Some(header.number as usize), host.begun.elapsed().as_secs_f64());
         host.spans.push(Span { stage: Stage::Compute, lane: 0, chunk, start, end });

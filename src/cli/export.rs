@@ -4,11 +4,9 @@ use super::engine::host_engine;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Bar;
 use super::{Common, Program, Report, STDOUT, nonzeros, refuse_json_beside_output, size};
-use crate::coo::tns::TnsWriter;
 use crate::error::{Error, Result};
 use crate::format::DecodedTile;
-use crate::op::export::EachTile;
-use crate::shape::ORDER_MAX;
+use crate::op::export::{EachTile, WRITER_BYTES, WriteText};
 use crate::store::Store;
 use crate::sys::{File, Sys};
 use clap::Parser;
@@ -45,9 +43,6 @@ pub struct Export {
     common: Common,
 }
 
-/// What waits to be written.
-const WRITER_BYTES: u64 = 384 << 10;
-
 #[derive(Debug, Serialize)]
 struct ExportReport {
     #[serde(serialize_with = "crate::sys::shown_path")]
@@ -57,25 +52,6 @@ struct ExportReport {
     output: PathBuf,
     nnz: u64,
     bytes: u64,
-}
-
-/// Writes the nonzeros as text.
-fn write_text<W: Write>(
-    out: W,
-    path: &Path,
-    pass: impl FnOnce(&mut TileSink<'_>) -> Result<()>,
-) -> Result<()> {
-    let mut writer = TnsWriter::new(out);
-    pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| {
-        let mut at = [0; ORDER_MAX];
-        let order = tile.order();
-        for (i, &value) in tile.values.iter().enumerate() {
-            at[..order].iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
-            writer.write_row(&at[..order], value).map_err(Error::io(path, "write"))?;
-        }
-        Ok(())
-    })))?;
-    writer.finish().map(drop).map_err(Error::io(path, "write"))
 }
 
 /// A tile operation whose function borrows from the caller.
@@ -204,10 +180,14 @@ impl Program for Export {
         let store = engine.open(&self.store)?;
         let plan = engine.plan_stream(&store, [WRITER_BYTES, 0])?;
         let pass = |op: &mut TileSink<'_>| engine.stream_by(&store, op, &plan, "exporting").map(drop);
+        let write_text = |mut text: WriteText<'_, Box<dyn Write + '_>>| {
+            engine.stream_by(&store, &mut text, &plan, "exporting")?;
+            text.finish()
+        };
         if self.output == Path::new("-") {
             refuse_json_beside_output(self.common)?;
             let out = std::io::stdout();
-            engine.install(|| write_text(out, Path::new(STDOUT), pass))?;
+            engine.install(|| write_text(WriteText::new(Box::new(out), Path::new(STDOUT))))?;
             return Ok(Report::default());
         }
         let out = Pending::create(sys, &self.output, self.force)?;
@@ -215,7 +195,7 @@ impl Program for Export {
             if ends_in(&self.output, "npz") {
                 write_arrays(&store, &out, &pass)
             } else {
-                write_text(out.file(), out.target(), pass)
+                write_text(WriteText::new(Box::new(out.file()), out.target()))
             }
         })?;
         progress.end();

@@ -13,7 +13,7 @@ use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::Verify;
 use crate::pack::ExternalSumMemory;
-use crate::store::{Format, Manifest, Store};
+use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -144,11 +144,8 @@ impl InfoReport {
             container_version: m.version as u32,
             hash: m.hash().map(|hash| format!("{hash:016x}")),
             format: m.format().name(),
-            encoding: m.format().encoding_name(),
-            levels: match m.format() {
-                Format::Blco(_) => None,
-                Format::Hocfs { levels, .. } => Some(from_one(levels.modes())),
-            },
+            encoding: m.format().encoding(),
+            levels: m.format().tree_levels().map(|levels| from_one(levels.modes())),
             zstd_level: m.codec.level(),
             dims: m.shape.dims().to_vec(),
             nnz: m.nnz,

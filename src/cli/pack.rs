@@ -162,7 +162,7 @@ impl StoreArgs {
             (FormatArg::Blco, _, _, Some(_)) => other("--slice", "hocfs"),
             (FormatArg::Hocfs, Some(_), ..) => other("--encoding", "blco"),
             (FormatArg::Blco, encoding, ..) => {
-                Ok(FormatOption::Known(Format::Blco(encoding.unwrap_or(IndexEncoding::Tiled))))
+                Ok(FormatOption::Known(Format::blco(encoding.unwrap_or(IndexEncoding::Tiled))))
             }
             (FormatArg::Hocfs, _, main_mode, slice) => Ok(FormatOption::Hocfs {
                 main_mode: usize::from(main_mode.unwrap_or(1)) - 1,

@@ -56,7 +56,14 @@ pub(super) fn plan<T: Real>(
 ) -> Result<DevicePlan> {
     use crate::backend::cuda::{self, Operation};
     use crate::decomp::cuda::device_bytes as decomposing_bytes;
+    use crate::error::Error;
+    use crate::format::Layout;
     use crate::op::mttkrp::cuda::{device_bytes, sorted_bytes};
+    let format = store.manifest().format();
+    if ![Layout::RAW, Layout::TILED, Layout::TREE].contains(&format.layout()) {
+        let what = "no kernel reads its chunks; take `Device::Cpu`";
+        return Err(Error::request(format!("format {}: {what}", format.name())));
+    }
     let Demand { modes, rank, alternating, .. } = *demand;
     let shape = &store.manifest().shape;
     let bytes = if alternating {

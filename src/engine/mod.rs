@@ -26,7 +26,8 @@ pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;
 use crate::error::Result;
-use crate::store::Store;
+use crate::format::ChunkFormat;
+use crate::store::{Formats, Store};
 use crate::stream::{program_bytes, too_little};
 use crate::sys::Sys;
 use gpu::Gpu;
@@ -74,6 +75,7 @@ pub struct Engine {
 
 struct Inner {
     sys: Sys,
+    formats: Formats,
     options: Options,
     pool: rayon::ThreadPool,
     /// Once it is asked for.
@@ -91,6 +93,7 @@ impl fmt::Debug for Inner {
 #[derive(Default)]
 pub struct EngineBuilder {
     sys: Sys,
+    formats: Formats,
     options: Options,
     watch: Option<ProgressWatch>,
 }
@@ -186,6 +189,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Registers a format of one's own, so that its stores open.
+    #[must_use]
+    pub fn format<F: ChunkFormat>(mut self) -> Self {
+        self.formats.register::<F>();
+        self
+    }
+
     /// All choices at once, in place of those made before.
     #[must_use]
     pub(crate) fn options(mut self, options: Options) -> Self {
@@ -209,13 +219,14 @@ impl EngineBuilder {
 
     /// Starts the threads. A GPU is opened when an operation is planned.
     pub fn build(self) -> Result<Engine> {
-        let Self { sys, mut options, watch } = self;
+        let Self { sys, formats, mut options, watch } = self;
+        formats.check()?;
         if options.threads == 0 {
             options.threads = machine::processors().clamp(1, 1024);
         }
         options.kernel_cache = options.kernel_cache.or_else(machine::cache_directory);
         let pool = sys.pool(options.threads)?;
-        Ok(Engine { inner: Arc::new(Inner { sys, options, pool, gpu: Mutex::default(), watch }) })
+        Ok(Engine { inner: Arc::new(Inner { sys, formats, options, pool, gpu: Mutex::default(), watch }) })
     }
 }
 
@@ -265,7 +276,7 @@ impl Engine {
         const LONG: u64 = 4 << 20;
         /// Room for buffers and an operation beside a long list.
         const PASS: u64 = 24 << 20;
-        Store::open_if(self.sys(), path, |bytes| {
+        Store::open_if(self.sys(), self.formats(), path, |bytes| {
             let memory = self.options().memory;
             let bound = memory.unwrap_or_else(machine::available_memory);
             let held = if pass { Store::listed_bytes(bytes) + PASS } else { 0 };
@@ -279,6 +290,11 @@ impl Engine {
     /// Runs `work` on this engine's threads.
     pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.inner.pool.install(work)
+    }
+
+    /// The formats of stores that it opens.
+    pub(crate) fn formats(&self) -> &Formats {
+        &self.inner.formats
     }
 
     pub(crate) fn sys(&self) -> &Sys {

@@ -59,7 +59,8 @@ impl Engine {
     pub fn salvage(&self, store: impl AsRef<Path>) -> Result<Salvage> {
         let (store, memory) = (store.as_ref(), self.packing_memory()?);
         let watch = |done, total| self.tell("checking", done, total);
-        let scan = || Salvage::scan(self.sys(), store, CHUNK_BYTES, scan_bytes(memory), &watch);
+        let scan =
+            || Salvage::scan(self.sys(), self.formats(), store, CHUNK_BYTES, scan_bytes(memory), &watch);
         let salvage = self.install(scan)?;
         let options = salvage.options(PackOptions::new(PathBuf::new()));
         let least = memory_least(&salvage, &options, 1);
@@ -82,6 +83,7 @@ impl Engine {
     ) -> Result<T> {
         options.check()?;
         let mut options = options.clone();
+        options.formats = self.formats().clone();
         if options.memory == u64::MAX {
             options.memory = self.packing_memory()?;
             if self.options().memory.is_none() {

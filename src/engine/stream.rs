@@ -1,10 +1,13 @@
-//! Operations of whoever calls: on the CPU, over every nonzero.
+//! Single passes over every nonzero, on the CPU: operations of whoever calls, text, verification.
 
 use super::Engine;
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
 use crate::error::Result;
+use crate::op::export::{WRITER_BYTES, WriteText};
+use crate::op::verify::Verify;
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Plan};
+use std::io::Write;
 
 impl Engine {
     /// Streams a store once through `op`, on the CPU: every nonzero, in the store's order, decoded by this engine's threads. `op_bytes`
@@ -16,6 +19,31 @@ impl Engine {
     pub fn stream(&self, store: &Store, op: &mut (impl HostOp + Send), op_bytes: u64) -> Result<PassReport> {
         let plan = self.plan_stream(store, [op_bytes, 0])?;
         self.install(|| self.stream_by(store, op, &plan, "computing"))
+    }
+
+    /// Writes a store's nonzeros to `out` as coordinate text, in the store's order: a line for each, its indices counted from 1 and its value
+    /// with the fewest digits that read back the same bits.
+    ///
+    /// # Errors
+    ///
+    /// What reading the store and writing give.
+    pub fn write_text(&self, store: &Store, out: impl Write + Send) -> Result<PassReport> {
+        let mut text = WriteText::new(out, store.path());
+        let report = self.stream(store, &mut text, WRITER_BYTES)?;
+        text.finish()?;
+        Ok(report)
+    }
+
+    /// Decodes a store, encodes it again and compares: order, ranges, encodings, cuts and statistics are those that packing makes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`](crate::Error::Corrupt) with the first difference; what reading the store gives.
+    pub fn verify(&self, store: &Store) -> Result<PassReport> {
+        let mut verify = Verify::new(store);
+        let report = self.stream(store, &mut verify, Verify::host_bytes(store)?)?;
+        self.install(|| verify.finish())?;
+        Ok(report)
     }
 
     /// Plans a pass for an operation that holds so many bytes during the pass, and when it has ended.

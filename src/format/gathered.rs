@@ -4,38 +4,75 @@ use crate::encoding::TILE_NNZ;
 use crate::linear::{Key, Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 
-/// A tile's nonzeros in coordinates.
+/// Up to [`TILE_NNZ`] nonzeros in a format's order, in coordinates.
 #[derive(Debug, Default)]
-pub struct GatheredTile {
+pub struct SortedTile {
     /// One column of [`TILE_NNZ`] for each mode; slots without a nonzero hold 0.
     pub indices: Vec<u32>,
-    /// The values, in the store's order.
+    /// The values.
     pub values: Vec<f64>,
-    /// Their nonzeros' hash.
+    /// Smallest index of each mode.
+    pub low: [u32; ORDER_MAX],
+    /// Largest index of each mode.
+    pub high: [u32; ORDER_MAX],
+    /// Linear indices of the first and the last nonzero.
+    pub linear: [u128; 2],
+    /// The sum of the nonzeros' hashes.
     pub hash: u64,
 }
 
-impl GatheredTile {
+impl SortedTile {
     /// Takes the coordinates of up to [`TILE_NNZ`] nonzeros of `order` modes.
-    pub fn gather<K: Key>(&mut self, linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) {
-        let Self { indices, values, hash } = self;
-        *hash = 0;
+    pub(super) fn gather<K: Key>(
+        &mut self,
+        linearizer: &Linearizer<K>,
+        order: usize,
+        nonzeros: &[Nonzero<K>],
+    ) {
+        let Self { indices, values, .. } = self;
         indices.clear();
         indices.resize(order * TILE_NNZ, 0);
         for (i, nonzero) in nonzeros.iter().enumerate() {
-            let at = linearizer.gather(nonzero.linear);
-            *hash = hash.wrapping_add(hash_of(&at[..order], nonzero.value));
-            for (m, index) in at.into_iter().enumerate().take(order) {
+            for (m, index) in linearizer.gather(nonzero.linear).into_iter().enumerate().take(order) {
                 indices[m * TILE_NNZ + i] = index;
             }
         }
         values.clear();
         values.extend(nonzeros.iter().map(|n| n.value));
+        let linear = |n: Option<&Nonzero<K>>| n.map_or(0, |n| n.linear.widen());
+        self.linear = [linear(nonzeros.first()), linear(nonzeros.last())];
+        (self.low, self.high) = ([0; ORDER_MAX], [0; ORDER_MAX]);
+        for m in 0..order {
+            self.low[m] = self.column(m).iter().copied().min().unwrap_or(0);
+            self.high[m] = self.column(m).iter().copied().max().unwrap_or(0);
+        }
+        self.hash = self.hash();
     }
 
     /// The indices of `mode`.
+    #[must_use]
     pub fn column(&self, mode: usize) -> &[u32] {
         &self.indices[mode * TILE_NNZ..][..self.values.len()]
+    }
+
+    /// The number of modes.
+    #[must_use]
+    pub fn order(&self) -> usize {
+        self.indices.len() / TILE_NNZ
+    }
+
+    /// Column by column, so that vectors do it.
+    fn hash(&self) -> u64 {
+        let mut sums = [0u64; TILE_NNZ];
+        for (sum, value) in sums.iter_mut().zip(&self.values) {
+            *sum = start_of(*value);
+        }
+        for (m, factor) in FACTORS.iter().enumerate().take(self.order()) {
+            for (sum, &index) in sums.iter_mut().zip(self.column(m)) {
+                *sum = sum.wrapping_add(u64::from(index).wrapping_mul(*factor));
+            }
+        }
+        sums[..self.values.len()].iter().map(|&sum| mix(sum)).fold(0, u64::wrapping_add)
     }
 }
 
@@ -60,17 +97,22 @@ const fn mix(mut z: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// The hash of a nonzero; those of many are added up.
+/// What a nonzero's hash begins with.
 #[inline(always)]
-fn hash_of(at: &[u32], value: f64) -> u64 {
-    let start = MULTIPLIER.wrapping_add(value.to_bits().wrapping_mul(FACTORS[ORDER_MAX]));
-    let indices = at.iter().zip(&FACTORS);
-    mix(indices.fold(start, |sum, (&index, &factor)| sum.wrapping_add(u64::from(index).wrapping_mul(factor))))
+fn start_of(value: f64) -> u64 {
+    MULTIPLIER.wrapping_add(value.to_bits().wrapping_mul(FACTORS[ORDER_MAX]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn hash_of(at: &[u32], value: f64) -> u64 {
+        let mut tile = SortedTile { values: vec![value], ..SortedTile::default() };
+        tile.indices.resize(at.len() * TILE_NNZ, 0);
+        at.iter().enumerate().for_each(|(m, &index)| tile.indices[m * TILE_NNZ] = index);
+        tile.hash()
+    }
 
     /// (That the numbers are those of the specification, the vectors tell.)
     #[test]

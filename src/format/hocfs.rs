@@ -2,13 +2,91 @@
 //! three-order tensors on CPU and GPU", TKDD 2019, section 5.4, Algorithms 1 and 2: trees of the main mode's slices
 //! (formats-spec/hocfs.md). This is its rule of what goes into which chunk, over [`super::tree`].
 
-use super::BuiltChunk;
-use super::tree::{self, Meter, Tree, TreeEncoder};
+use super::tree::{self, Meter, Tree, TreeDecoder, TreeEncoder};
+use super::{Checked, ChunkBuilder, ChunkFormat, ChunkSink, Decoder, FormatRecord, Layout, Made, SortedTile};
+use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::LeafRule;
+use crate::encoding::values::ValueEncoding;
 use crate::error::Result;
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
-use crate::store::{ChunkHeader, Version};
 use std::collections::VecDeque;
+
+/// The format.
+#[derive(Clone, Copy, Debug)]
+pub struct Hocfs {
+    /// The mode of each level, the main mode first.
+    pub levels: ModeOrder,
+    /// How leaves are laid out.
+    pub leaf: LeafRule,
+}
+
+impl ChunkFormat for Hocfs {
+    fn code() -> u32 {
+        2
+    }
+
+    fn read(record: &FormatRecord, order: usize) -> Checked<Self> {
+        let parameters = record.parameters.as_slice().try_into().map_err(|_| "parameters of a partition")?;
+        let leaf = u32::try_from(u64::from_le_bytes(parameters)).ok().and_then(LeafRule::from_code);
+        let leaf = leaf.ok_or("unknown leaf rule")?;
+        let levels = record.levels.filter(|levels| levels.modes().len() == order).ok_or("modes of levels")?;
+        Ok(Self { levels, leaf })
+    }
+
+    fn of_chunk(header: &ChunkHeader, image: &[u8]) -> Checked<Self> {
+        let (levels, leaf) = tree::told_by(header, image)?;
+        Ok(Self { levels, leaf })
+    }
+
+    fn record(&self) -> FormatRecord {
+        let parameters = u64::from(self.leaf as u32).to_le_bytes().to_vec();
+        FormatRecord { code: Self::code(), layout: Layout::TREE, levels: Some(self.levels), parameters }
+    }
+
+    fn name(&self) -> &'static str {
+        "hocfs"
+    }
+
+    fn encoding(&self) -> &'static str {
+        self.leaf.name()
+    }
+
+    fn options(&self) -> String {
+        format!("--format hocfs --slice {}, levels of modes {:?}", self.leaf.name(), self.levels.modes())
+    }
+
+    fn cuts_at_tiles(&self) -> bool {
+        false
+    }
+
+    fn nonzero_bytes_min(&self) -> u64 {
+        2
+    }
+
+    fn has_value_encoding(&self, code: u8) -> bool {
+        ValueEncoding::from_code(code).is_some()
+    }
+
+    fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64 {
+        open_chunk_bytes(chunk_bytes)
+    }
+
+    fn rebuilt_chunk_bytes(
+        &self,
+        chunk_bytes: u64,
+        headers: &mut dyn Iterator<Item = Result<ChunkHeader>>,
+    ) -> Result<u64> {
+        rebuilt_chunk_bytes(self.leaf, chunk_bytes, headers)
+    }
+
+    fn builder(&self, version: Version, shape: &Shape, chunk_bytes: u64) -> Box<dyn ChunkBuilder> {
+        Box::new(HocfsBuilder::new(version, shape, *self, chunk_bytes))
+    }
+
+    fn decoder(&self, shape: &Shape) -> Decoder {
+        Decoder::Tree(TreeDecoder::new(shape, &self.levels, self.leaf))
+    }
+}
 
 /// Nodes that a chunk can hold at most, leaves included.
 pub(crate) fn chunk_nodes_max(chunk_bytes: u64) -> usize {
@@ -45,7 +123,7 @@ pub(crate) const OPEN_CHUNKS: usize = 3;
 
 /// Bytes that a chunk of a store takes while it is built again, whose chunks have these headers: where one ends with a
 /// slice, much of the next ones is open as well, up to what a chunk can hold. How much that is, the densest of them tells.
-pub(crate) fn rebuilt_chunk_bytes(
+fn rebuilt_chunk_bytes(
     leaf: LeafRule,
     chunk_bytes: u64,
     mut headers: impl Iterator<Item = Result<ChunkHeader>>,
@@ -87,40 +165,21 @@ pub struct HocfsBuilder {
     room: usize,
 }
 
-/// Takes finished chunks.
-pub(crate) type ChunkSink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
-
 impl HocfsBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
-    #[must_use]
-    pub fn new(
-        version: Version,
-        shape: &Shape,
-        levels: &ModeOrder,
-        leaf: LeafRule,
-        chunk_bytes: u64,
-    ) -> Self {
-        let bytes_max = unpadded_bytes_max(leaf, chunk_bytes);
+    fn new(version: Version, shape: &Shape, format: Hocfs, chunk_bytes: u64) -> Self {
+        let Hocfs { levels, leaf } = format;
         Self {
             version,
-            levels: *levels,
-            encoder: TreeEncoder::new(version, shape, levels, leaf),
+            levels,
+            encoder: TreeEncoder::new(version, shape, &levels, leaf, Hocfs::code()),
             chunk_bytes,
-            bytes_max,
+            bytes_max: unpadded_bytes_max(leaf, chunk_bytes),
             nodes_max: chunk_nodes_max(chunk_bytes),
             tree: Tree::new(shape.order()),
             meter: Meter::new(version, shape.order()),
             room: 0,
         }
-    }
-
-    /// Adds the next nonzero, `at` its coordinates mode by mode.
-    pub fn push(&mut self, at: &[u32], value: f64, sink: ChunkSink<'_>) -> Result<()> {
-        let mut path = [0; ORDER_MAX];
-        for (index, &mode) in path.iter_mut().zip(self.levels.modes()) {
-            *index = at[usize::from(mode)];
-        }
-        self.push_path(&path[..at.len()], value, sink)
     }
 
     fn push_path(&mut self, path: &[u32], value: f64, sink: ChunkSink<'_>) -> Result<()> {
@@ -168,9 +227,21 @@ impl HocfsBuilder {
         self.room = 0;
         rest.for_each(|path, value| self.push_path(path, value, sink))
     }
+}
 
-    /// Closes the last chunk.
-    pub fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
+impl ChunkBuilder for HocfsBuilder {
+    fn push(&mut self, tile: &SortedTile, _: &Made, sink: ChunkSink<'_>) -> Result<()> {
+        let (levels, order) = (self.levels, tile.order());
+        let mut path = [0; ORDER_MAX];
+        tile.values.iter().enumerate().try_for_each(|(i, &value)| {
+            for (index, &mode) in path.iter_mut().zip(levels.modes()) {
+                *index = tile.column(mode.into())[i];
+            }
+            self.push_path(&path[..order], value, sink)
+        })
+    }
+
+    fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
         let order = self.levels.modes().len();
         let closed = std::mem::replace(&mut self.tree, Tree::new(order));
         self.meter = Meter::new(self.version, order);

@@ -1,28 +1,207 @@
 //! Formats: how sorted nonzeros become chunk images, and checked views that give them back.
 //!
-//! [`Cutter`] makes the chunks of any format, [`ChunkView`] reads them; both are dispatches over the formats below, so
-//! that packer, verifier and host operations know none of them. An operation that uses what a format has beyond
-//! nonzeros takes the view's variant.
+//! What a format is stands in one file or folder, which implements [`ChunkFormat`]: what manifests record of it, a
+//! [`ChunkBuilder`] that cuts sorted nonzeros into chunks, a [`Decoder`] that reads them. [`Formats`] knows all of them, those that
+//! whoever calls registers too; [`Cutter`] makes the chunks of any, and [`ChunkView`] gives the nonzeros of any in tiles, so that
+//! packer, verifier and operations know none of them. What has more than nonzeros is asked for it: [`ChunkView::tree`],
+//! [`Format::layout`]. Decoding what this program's formats share is inlined; a registered format's [`NonzeroView`] is called once
+//! a tile.
 
 pub mod blco;
 mod cut;
 mod gathered;
 pub mod hocfs;
+mod other;
+mod registry;
 mod statistics;
 pub mod tree;
 mod values;
 
 pub use cut::Cutter;
-pub(crate) use cut::PENDING_NNZ;
-pub use statistics::{Neumaier, Statistics};
+pub(crate) use cut::{PENDING_NNZ, waiting_bytes};
+pub use gathered::SortedTile;
+pub use registry::{Format, FormatRecord, Formats, Layout, PRIVATE_CODE};
+pub use statistics::{FIBER_LENGTHS, GROUP_SIZES, Neumaier, PartitionStatistics, Statistics};
 
+use crate::chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind, Version};
+use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
-use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::{ChunkEntry, ChunkHeader, Format, SectionKind, TREE_CODE};
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use values::{ValueSection, check_frame, value_section};
+use std::sync::Arc;
+use values::{ValueSection, WRONG_SECTIONS, check_dims, check_frame, value_section, wrong_section};
+
+/// A format with what it was told.
+///
+/// [`EngineBuilder::format`](crate::EngineBuilder::format) registers one; a tensor is packed in it by
+/// [`PackOptions::format`](crate::PackOptions::format). tests/formats.rs in the repository has a whole one: plain coordinates.
+pub trait ChunkFormat: Debug + Send + Sync + 'static {
+    /// Its code: of a private format 2^31 or more.
+    fn code() -> u32
+    where
+        Self: Sized;
+
+    /// The format of a tensor of `order` of which a manifest records this, or what is wrong with it.
+    fn read(record: &FormatRecord, order: usize) -> Checked<Self>
+    where
+        Self: Sized;
+
+    /// The format that a chunk tells of, where its store's manifest is lost; or what is wrong with it.
+    fn of_chunk(header: &ChunkHeader, image: &[u8]) -> Checked<Self>
+    where
+        Self: Sized;
+
+    /// What manifests record of it.
+    fn record(&self) -> FormatRecord;
+
+    /// The name that users see.
+    fn name(&self) -> &'static str;
+
+    /// How indices are encoded, as users see it.
+    fn encoding(&self) -> &'static str {
+        self.name()
+    }
+
+    /// All that it was told, as a command line has it: jobs with the same text make the same chunks.
+    fn options(&self) -> String {
+        format!("--format {} {:?}", self.name(), self.record())
+    }
+
+    /// Whether all chunks of a store but the last hold whole tiles.
+    fn cuts_at_tiles(&self) -> bool {
+        true
+    }
+
+    /// Bytes of an image that a nonzero takes at least: bounds a chunk's nonzeros.
+    fn nonzero_bytes_min(&self) -> u64;
+
+    /// Whether chunks may have the value encoding of this code (formats-spec/encodings.md).
+    fn has_value_encoding(&self, code: u8) -> bool;
+
+    /// Bytes that a builder takes for an open chunk whose image has at most `chunk_bytes`.
+    fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64;
+
+    /// The same while chunks with these headers, of images of at most `chunk_bytes`, are built again.
+    #[doc(hidden)]
+    fn rebuilt_chunk_bytes(
+        &self,
+        chunk_bytes: u64,
+        _headers: &mut dyn Iterator<Item = Result<ChunkHeader>>,
+    ) -> Result<u64> {
+        Ok(self.open_chunk_bytes(chunk_bytes))
+    }
+
+    /// The least bound on images that allows a chunk of `nnz` nonzeros and an image of `image_bytes`.
+    fn chunk_bytes_least(&self, _nnz: u32, image_bytes: u32) -> u64 {
+        image_bytes.into()
+    }
+
+    /// Builds the chunks of a tensor of `shape` by the rules of a version of the container; images have at most `chunk_bytes`.
+    fn builder(&self, version: Version, shape: &Shape, chunk_bytes: u64) -> Box<dyn ChunkBuilder>;
+
+    /// Reads the chunks of a tensor of `shape`.
+    fn decoder(&self, shape: &Shape) -> Decoder;
+}
+
+/// What was checked, or what is wrong with it.
+pub type Checked<T> = std::result::Result<T, &'static str>;
+
+/// What a [`TileWorker`] has made of a tile: kept from tile to tile, so that its memory is.
+pub type Made = Option<Box<dyn Any + Send + Sync>>;
+
+/// Takes finished chunks.
+pub type ChunkSink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
+
+/// Cuts a partition's nonzeros into chunks.
+pub trait ChunkBuilder: Debug + Send {
+    /// What works on tiles by themselves, by any thread, before they are pushed.
+    fn worker(&self) -> Option<Arc<dyn TileWorker>> {
+        None
+    }
+
+    /// Takes the next tile, in order, with what was made of it; finished chunks go to `sink`. Where chunks are cut must depend on the
+    /// nonzeros alone.
+    fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()>;
+
+    /// Closes the last chunk.
+    fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()>;
+}
+
+/// Works on single tiles, by any thread.
+pub trait TileWorker: Debug + Send + Sync {
+    /// Makes of `tile` what the builder needs of it.
+    fn work(&self, tile: &SortedTile, made: &mut Made);
+}
+
+/// A finished chunk.
+#[derive(Debug)]
+pub struct BuiltChunk {
+    /// The header; its place in the store is still open.
+    pub header: ChunkHeader,
+    /// The image, the header's bytes still zero.
+    pub image: Vec<u8>,
+    /// What the manifest lists of its nonzeros.
+    pub ranges: ChunkRanges,
+}
+
+/// Where a chunk's nonzeros lie.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChunkRanges {
+    /// Nonzeros.
+    pub nnz: usize,
+    /// Linear indices of the first and the last nonzero.
+    pub linear: [u128; 2],
+    /// Smallest index of each mode.
+    pub row_low: [u32; ORDER_MAX],
+    /// Largest index of each mode.
+    pub row_high: [u32; ORDER_MAX],
+}
+
+impl ChunkRanges {
+    /// Those with one tile more.
+    pub fn add(&mut self, tile: &SortedTile) {
+        if self.nnz == 0 {
+            *self = Self { nnz: 0, linear: tile.linear, row_low: tile.low, row_high: tile.high };
+        }
+        self.nnz += tile.values.len();
+        self.linear[1] = tile.linear[1];
+        self.row_low.iter_mut().zip(tile.low).for_each(|(low, index)| *low = index.min(*low));
+        self.row_high.iter_mut().zip(tile.high).for_each(|(high, index)| *high = index.max(*high));
+    }
+}
+
+impl BuiltChunk {
+    /// A chunk of a registered format: the nonzeros of `ranges`, in these sections, whose kinds ascend and are private, from 2^31 up.
+    ///
+    /// # Panics
+    /// Where they are not, for more nonzeros or bytes than a chunk has, and for more sections than a header lists.
+    #[must_use]
+    pub fn new(
+        version: Version,
+        shape: &Shape,
+        codes: ChunkCodes,
+        ranges: ChunkRanges,
+        sections: &[(SectionKind, &[u8])],
+    ) -> Self {
+        let bytes: usize = sections.iter().map(|(_, bytes)| bytes.len()).sum();
+        let mut image = ImageWriter::with_capacity(version, 1 + sections.len(), bytes);
+        image
+            .section(SectionKind::Shape, |out| out.extend(shape.dims().iter().flat_map(|d| d.to_le_bytes())));
+        let mut last = PRIVATE_CODE - 1;
+        for &(kind, bytes) in sections {
+            assert!(kind.0 > last, "private kinds, ascending");
+            last = kind.0;
+            image.section(kind, |out| out.extend_from_slice(bytes));
+        }
+        let nnz = u32::try_from(ranges.nnz).expect("a chunk has fewer than 2^32 nonzeros");
+        let (header, image) = image.finish(u8::try_from(shape.order()).expect("at most 8 modes"), nnz, codes);
+        Self { header, image, ranges }
+    }
+}
 
 /// The nonzeros of one tile of the store, or of the part of it that a chunk holds, decoded: what operations on the host
 /// work on.
@@ -57,58 +236,46 @@ impl DecodedTile<'_> {
     }
 }
 
-/// Bytes that an open chunk of `format`, whose image has at most `chunk_bytes`, takes while it grows.
-pub(crate) fn open_chunk_bytes(format: &Format, chunk_bytes: u64) -> u64 {
-    match format {
-        Format::Blco(_) => blco::open_chunk_bytes(chunk_bytes),
-        Format::Hocfs { .. } => hocfs::open_chunk_bytes(chunk_bytes),
-    }
+/// Reads the chunks of a registered format.
+pub trait ChunkDecoder: Debug + Send + Sync {
+    /// Checks what its sections hold, as far as that costs time proportional to tiles, or says what is wrong. The header and SHAPE have been
+    /// checked.
+    fn open<'a>(&'a self, header: &ChunkHeader, image: &'a [u8]) -> Checked<Box<dyn NonzeroView + 'a>>;
 }
 
-/// Bytes that a chunk of a store of `format` takes while it is built again: no more than chunks of at most `chunk_bytes` do,
-/// nor than those whose headers these are.
-pub(crate) fn rebuilt_chunk_bytes(
-    format: &Format,
-    chunk_bytes: u64,
-    mut headers: impl Iterator<Item = Result<ChunkHeader>>,
-) -> Result<u64> {
-    match format {
-        Format::Blco(_) => {
-            let images = headers.try_fold(0, |sum, header| Ok(sum + u64::from(header?.image_bytes)))?;
-            Ok(blco::open_chunk_bytes(images.min(chunk_bytes)))
-        }
-        Format::Hocfs { leaf, .. } => hocfs::rebuilt_chunk_bytes(*leaf, chunk_bytes, headers),
-    }
+/// The nonzeros of a chunk of a registered format.
+pub trait NonzeroView: Debug + Send + Sync {
+    /// Decodes nonzeros `range` of the chunk, at most [`TILE_NNZ`]: the first indices of each column, one of [`TILE_NNZ`] for each mode, and the
+    /// first values. False where a number is out of range; (indices outside of the dims, and values that are not finite, are found by
+    /// whoever calls).
+    fn decode(&self, range: Range<usize>, indices: &mut [u32], values: &mut [f64]) -> bool;
+
+    /// Bytes of the image that values take.
+    fn value_bytes(&self) -> u64;
+
+    /// Bytes of the image that indices take.
+    fn index_bytes(&self) -> u64;
 }
 
-/// A finished chunk: header, image, and the ranges that the manifest lists.
+/// What decoding the chunks of one partition needs, made once.
 #[derive(Debug)]
-pub struct BuiltChunk {
-    /// The header; its place in the store is still open.
-    pub header: ChunkHeader,
-    /// The image, the header's bytes still zero.
-    pub image: Vec<u8>,
-    /// Linear and row ranges; the rest is still open.
-    pub entry: ChunkEntry,
-}
-
-/// What decoding the chunks of one store needs, made once.
-#[derive(Debug)]
+#[non_exhaustive]
 pub enum Decoder {
-    /// Of a BLCO store.
+    /// Of BLCO.
+    #[doc(hidden)]
     Blco(blco::BlcoDecoder),
-    /// Of a store of trees.
+    /// Of trees.
+    #[doc(hidden)]
     Tree(tree::TreeDecoder),
+    /// Of a registered format.
+    Other(Shape, Box<dyn ChunkDecoder>),
 }
 
 impl Decoder {
-    /// A decoder for stores of `shape` and `format`.
+    /// A decoder for chunks of `format` of a tensor of `shape`.
     #[must_use]
     pub fn new(shape: &Shape, format: &Format) -> Self {
-        match format {
-            Format::Blco(encoding) => Self::Blco(blco::BlcoDecoder::new(shape, *encoding)),
-            Format::Hocfs { levels, leaf } => Self::Tree(tree::TreeDecoder::new(shape, levels, *leaf)),
-        }
+        format.decoder(shape)
     }
 
     /// The shape.
@@ -117,6 +284,7 @@ impl Decoder {
         match self {
             Self::Blco(decoder) => decoder.shape(),
             Self::Tree(decoder) => decoder.shape(),
+            Self::Other(shape, _) => shape,
         }
     }
 }
@@ -124,18 +292,21 @@ impl Decoder {
 /// A chunk's image, checked down to its tiles.
 #[derive(Debug)]
 pub enum ChunkView<'a> {
-    /// Of a BLCO store.
+    /// Of BLCO.
     Blco(blco::BlcoView<'a>),
-    /// Of a store of trees.
+    /// Of a tree.
     Tree(tree::TreeView<'a>),
+    /// Of a registered format.
+    Other(other::OtherView<'a>),
 }
 
-/// Calls a method that both views have.
-macro_rules! either {
+/// Calls a method that all views have.
+macro_rules! each {
     ($self:expr, $view:ident => $call:expr) => {
         match $self {
             ChunkView::Blco($view) => $call,
             ChunkView::Tree($view) => $call,
+            ChunkView::Other($view) => $call,
         }
     };
 }
@@ -146,6 +317,9 @@ impl<'a> ChunkView<'a> {
         match decoder {
             Decoder::Blco(decoder) => blco::BlcoView::open(decoder, header, image, path).map(Self::Blco),
             Decoder::Tree(decoder) => tree::TreeView::open(decoder, header, image, path).map(Self::Tree),
+            Decoder::Other(shape, decoder) => {
+                other::OtherView::open(shape, &**decoder, header, image, path).map(Self::Other)
+            }
         }
     }
 
@@ -157,64 +331,74 @@ impl<'a> ChunkView<'a> {
         path: PathBuf,
     ) -> Result<Self> {
         let view = Self::open(decoder, header, image, path)?;
-        if let Self::Tree(tree) = &view {
-            tree.check_padded_tiles()?;
-        }
+        view.tree().map_or(Ok(()), tree::TreeView::check_padded_tiles)?;
         Ok(view)
+    }
+
+    /// The tree, where the chunk holds one.
+    #[must_use]
+    pub fn tree(&self) -> Option<&tree::TreeView<'a>> {
+        if let Self::Tree(view) = self { Some(view) } else { None }
+    }
+
+    /// BLCO blocks that have nonzeros in a `raw` chunk.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        if let Self::Blco(view) = self { view.blocks() as u64 } else { 0 }
     }
 
     /// Tiles of the store that have nonzeros in the chunk.
     #[must_use]
     pub fn tiles(&self) -> usize {
-        either!(self, view => view.tiles())
+        each!(self, view => view.tiles())
     }
 
     /// The number of the first tile in the store.
     #[must_use]
     pub fn first_tile(&self) -> u64 {
-        either!(self, view => view.first_tile())
+        each!(self, view => view.first_tile())
     }
 
     /// Nonzeros of tile `t` that are in the chunk.
     #[must_use]
     pub fn tile_nnz(&self, t: usize) -> usize {
-        either!(self, view => view.tile_nnz(t))
+        each!(self, view => view.tile_nnz(t))
     }
 
     /// The chunk's value encoding.
     #[must_use]
     pub fn value_encoding(&self) -> ValueEncoding {
-        either!(self, view => view.value_encoding())
+        each!(self, view => view.value_encoding())
     }
 
     /// The image without its header.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
-        either!(self, view => view.payload())
+        each!(self, view => view.payload())
     }
 
     /// Bytes of the image that values take.
     #[must_use]
     pub fn value_bytes(&self) -> u64 {
-        either!(self, view => view.value_bytes())
+        each!(self, view => view.value_bytes())
     }
 
     /// Bytes of the image that indices take.
     #[must_use]
     pub fn index_bytes(&self) -> u64 {
-        either!(self, view => view.index_bytes())
+        each!(self, view => view.index_bytes())
     }
 
     /// Whether no value of a dictionary or of an f64 section is outside of the range. What columns and f32 sections hold is not
     /// looked at.
     #[must_use]
     pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
-        either!(self, view => view.stored_values_within(low, high))
+        each!(self, view => view.stored_values_within(low, high))
     }
 
     /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
     pub fn for_each_values(&self, take: impl FnMut(&[f64])) -> Result<()> {
-        either!(self, view => view.for_each_values(take))
+        each!(self, view => view.for_each_values(take))
     }
 
     /// Decodes tile `t`, as far as it is in the chunk, into `indices` (one column of [`TILE_NNZ`] per mode) and
@@ -226,7 +410,7 @@ impl<'a> ChunkView<'a> {
         indices: &'b mut [u32],
         values: &'b mut [f64],
     ) -> Result<DecodedTile<'b>> {
-        either!(self, view => view.decode(t, indices, values))
+        each!(self, view => view.decode(t, indices, values))
     }
 }
 
@@ -241,24 +425,6 @@ pub fn chunk_shape(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Sh
     let dim = |b: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| b[i])).into();
     let dims: Vec<u64> = section.chunks_exact(4).map(dim).collect();
     Shape::new(&dims).map_err(|e| wrong(&format!("SHAPE section: {e}")))
-}
-
-/// The format that an image tells of: what is known of a chunk without its store's manifest.
-pub fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
-    if header.codes.layout == TREE_CODE {
-        return tree::chunk_format(header, image, path);
-    }
-    let encoding = IndexEncoding::from_code(header.codes.layout.into());
-    encoding.map(Format::Blco).ok_or_else(|| Error::unusable(path, "unknown layout"))
-}
-
-/// The least bound on a chunk's image that allows such a chunk.
-#[must_use]
-pub fn chunk_bytes_least(format: &Format, nnz: u32, image_bytes: u32) -> u64 {
-    match format {
-        Format::Blco(_) => blco::chunk_bytes_least(nnz, image_bytes),
-        Format::Hocfs { .. } => u64::from(image_bytes),
-    }
 }
 
 /// The number of leading positions below `n` for which `holds` is true.

@@ -1,10 +1,26 @@
 //! The manifest's statistics, gathered tile by tile in order (formats-spec/container.md, "Statistics").
 
-use super::gathered::{GatheredTile, MULTIPLIER};
+use super::gathered::{MULTIPLIER, SortedTile};
 use crate::encoding::TILE_NNZ;
 use crate::shape::{ModeOrder, ORDER_MAX};
-use crate::store::PartitionStatistics;
-use crate::store::manifest::{FIBER_LENGTHS, GROUP_SIZES};
+
+/// Group sizes of which a partition's distinct indices are counted: 512 times the powers of two.
+pub const GROUP_SIZES: usize = 8;
+/// Entries of the histogram of fibers' lengths.
+pub const FIBER_LENGTHS: usize = 32;
+
+/// What plans want to know of a partition without opening chunks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartitionStatistics {
+    /// Nonzeros of the groups in which distinct indices were counted.
+    pub sampled: u64,
+    /// Of trees: nodes of each level.
+    pub nodes: [u64; ORDER_MAX],
+    /// Of trees: fibers with 2^k to 2^(k+1) - 1 nonzeros.
+    pub fiber_lengths: [u64; FIBER_LENGTHS],
+    /// Of each mode: distinct indices in groups of 512 2^k nonzeros, added up.
+    pub distinct: Vec<[u64; GROUP_SIZES]>,
+}
 
 /// Row counters of each mode: rows that are equal modulo this share one.
 const ROW_BUCKETS: usize = 1 << 16;
@@ -44,7 +60,7 @@ impl Statistics {
     }
 
     /// Adds the next tile.
-    pub fn add(&mut self, tile: &GatheredTile) {
+    pub fn add(&mut self, tile: &SortedTile) {
         let values = &tile.values;
         self.nnz += values.len() as u64;
         self.hash = self.hash.wrapping_add(tile.hash);
@@ -127,7 +143,7 @@ impl Distinct {
         Self { nnz: 0, sampled: 0, open, met: Vec::new(), counts }
     }
 
-    fn add(&mut self, tile: &GatheredTile) {
+    fn add(&mut self, tile: &SortedTile) {
         let group = self.nnz / GROUP_NNZ as u64;
         self.nnz += tile.values.len() as u64;
         if !group.is_multiple_of(GROUPS_EACH) {
@@ -190,7 +206,7 @@ impl TreeCounts {
         Self { levels: *levels, last: None, nodes: [0; _], fiber: 0, lengths: [0; _] }
     }
 
-    fn add(&mut self, tile: &GatheredTile) {
+    fn add(&mut self, tile: &SortedTile) {
         let (order, nnz) = (self.levels.modes().len(), tile.values.len());
         // The first level at which each nonzero differs from the one before; the leaves' where none does.
         let mut firsts = [u8::MAX; TILE_NNZ];

@@ -1,5 +1,6 @@
 //! The VALUES section of an image, and the checks that all formats share.
 
+use crate::chunk::{ChunkHeader, ImageWriter, SectionKind, Version};
 use crate::encoding::TILE_NNZ;
 use crate::encoding::column::Numbers;
 use crate::encoding::decimal::{self, DECIMAL_MAX, DECIMAL_WIDTH_MAX, EXPONENT_MAX, TILE_EXCEPTIONS_MAX};
@@ -7,9 +8,10 @@ use crate::encoding::values::{
     ChosenValues, DICTIONARY_MAX, ValueEncoding, dictionary_width, exceptions_bytes, unpack_entries,
     unpack_integers,
 };
+use crate::error::Error;
 use crate::shape::Shape;
-use crate::store::{ChunkHeader, ImageWriter, SectionKind, Version};
 use std::ops::Range;
+use std::path::Path;
 
 /// How an image's values are encoded, and where those are that no column holds.
 #[derive(Debug)]
@@ -47,8 +49,7 @@ impl Decimals {
             places.is_sorted_by(|a, b| a < b) && places.last().is_none_or(|&last| (last as usize) < count);
         let tile = |&place: &u32| place as usize / TILE_NNZ;
         let mut tiles = places.chunk_by(|a, b| tile(a) == tile(b));
-        let finite = decimals.exceptions(image).iter().all(|v| v.is_finite());
-        (inside && finite && tiles.all(|tile| tile.len() <= TILE_EXCEPTIONS_MAX)).then_some(decimals)
+        (inside && tiles.all(|tile| tile.len() <= TILE_EXCEPTIONS_MAX)).then_some(decimals)
     }
 
     fn places<'a>(&self, image: &'a [u8]) -> &'a [u32] {
@@ -82,14 +83,16 @@ impl ValueSection {
         let encoding = encoding.ok_or("unknown value encoding")?;
         let section = header.section(SectionKind::Values);
         let length = section.as_ref().map_or(0, Range::len);
+        if section.is_some() != encoding.has_section() {
+            return Err(WRONG_SECTIONS);
+        }
         let fits = match encoding {
-            ValueEncoding::Integer => section.is_none(),
+            ValueEncoding::Integer | ValueEncoding::Decimal => true,
             ValueEncoding::F32 => length == 4 * count,
             ValueEncoding::F64 => length == 8 * count,
             ValueEncoding::Dictionary => {
                 length.is_multiple_of(8) && (1..=DICTIONARY_MAX).contains(&(length / 8))
             }
-            ValueEncoding::Decimal => section.is_some(),
         };
         if !fits || count == 0 {
             return Err("VALUES section");
@@ -99,9 +102,10 @@ impl ValueSection {
         if encoding == ValueEncoding::Dictionary {
             let entry = |b: &[u8]| f64::from_le_bytes(std::array::from_fn(|i| b[i]));
             dictionary.extend(image[section.clone()].chunks_exact(8).map(entry));
-            if !dictionary.is_sorted_by(|a, b| a.total_cmp(b).is_lt())
-                || dictionary.iter().any(|v| !v.is_finite())
-            {
+            if dictionary.iter().any(|v| !v.is_finite()) {
+                return Err(NOT_FINITE);
+            }
+            if !dictionary.is_sorted_by(|a, b| a.total_cmp(b).is_lt()) {
                 return Err("dictionary");
             }
         }
@@ -109,6 +113,9 @@ impl ValueSection {
             ValueEncoding::Decimal => Decimals::open(image, &section, count).ok_or("exceptions")?,
             _ => Decimals::default(),
         };
+        if !decimals.exceptions(image).iter().all(|v| v.is_finite()) {
+            return Err(NOT_FINITE);
+        }
         Ok(Self { encoding, section, dictionary, decimals })
     }
 
@@ -149,6 +156,11 @@ impl ValueSection {
             }
             ValueEncoding::F32 | ValueEncoding::F64 => self.stored(image, slots, values),
         }
+    }
+
+    /// The rule that values break which [`ValueSection::unpack`] refuses: they name an entry that is not there, or are not finite.
+    pub fn refused_rule(&self) -> &'static str {
+        if self.encoding == ValueEncoding::Dictionary { "image-section" } else { "image-value" }
     }
 
     /// Whether no value of a dictionary or of an f64 section is outside of the range. What columns and f32 sections hold is not
@@ -218,26 +230,52 @@ pub(super) fn value_section(
     }
 }
 
-/// What the sections of every format's image have in common: the dims, zeros between them, and none but those of the index, which are of
-/// `kinds`, and VALUES.
+/// What is said of an image with wrong dims, and with bytes between its sections.
+const WRONG_DIMS: &str = "SHAPE section differs from the manifest";
+const WRONG_GAP: &str = "bytes between sections are not zero";
+/// What is said of an image with other sections than its layout and value encoding name.
+const NO_SHAPE: &str = "no SHAPE section";
+pub(super) const WRONG_SECTIONS: &str = "sections that are there";
+/// What is said of a VALUES section that holds one that is not finite.
+const NOT_FINITE: &str = "a value that is not finite";
+
+/// The error about an image of which this is wrong.
+pub(super) fn wrong_section(path: &Path, header: &ChunkHeader, what: &'static str) -> Error {
+    let rule = match what {
+        WRONG_DIMS => "image-shape",
+        WRONG_GAP => "image-gap",
+        NO_SHAPE | WRONG_SECTIONS => "chunk-sections",
+        NOT_FINITE => "image-value",
+        _ => "image-section",
+    };
+    Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number)).breaks(rule)
+}
+
+/// What every image has: the dims, and zeros between sections.
+pub(super) fn check_dims(shape: &Shape, header: &ChunkHeader, image: &[u8]) -> Result<(), &'static str> {
+    let section = header.section(SectionKind::Shape).ok_or(NO_SHAPE)?;
+    let dims = shape.dims().iter().flat_map(|d| d.to_le_bytes());
+    if image.len() != header.image_bytes as usize || !image[section].iter().copied().eq(dims) {
+        return Err(WRONG_DIMS);
+    }
+    if header.gaps().any(|gap| image[gap].iter().any(|&b| b != 0)) {
+        return Err(WRONG_GAP);
+    }
+    Ok(())
+}
+
+/// The same of an image with no sections but SHAPE, those of the index, which are of `kinds`, and VALUES.
 pub(super) fn check_frame(
     shape: &Shape,
     header: &ChunkHeader,
     image: &[u8],
     kinds: [SectionKind; 2],
 ) -> Result<(), &'static str> {
-    let section = header.section(SectionKind::Shape).ok_or("no SHAPE section")?;
-    let dims = shape.dims().iter().flat_map(|d| d.to_le_bytes());
-    if image.len() != header.image_bytes as usize || !image[section].iter().copied().eq(dims) {
-        return Err("SHAPE section differs from the manifest");
-    }
+    check_dims(shape, header, image)?;
     let others = [SectionKind::Shape, SectionKind::Values];
     let known = header.kinds().all(|kind| others.contains(&kind) || kinds.contains(&kind));
     if !known || kinds.iter().any(|&kind| header.section(kind).is_none()) {
-        return Err("sections of the index");
-    }
-    if header.gaps().any(|gap| image[gap].iter().any(|&b| b != 0)) {
-        return Err("bytes between sections are not zero");
+        return Err(WRONG_SECTIONS);
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::width;
 use crate::error::Result;
 use crate::format::ChunkView;
+use crate::format::tree::TreeView;
 use crate::shape::Shape;
 use crate::sys::Sys;
 use serde::Serialize;
@@ -124,10 +125,8 @@ impl HostOp for Inspect {
         let statistics = &mut self.statistics;
         statistics.index_bytes += chunk.index_bytes();
         statistics.value_bytes += chunk.value_bytes();
-        match chunk {
-            ChunkView::Blco(view) => statistics.blocks += view.blocks() as u64,
-            ChunkView::Tree(view) => statistics.ell_slices += view.ell_slices(),
-        }
+        statistics.blocks += chunk.blocks();
+        statistics.ell_slices += chunk.tree().map_or(0, TreeView::ell_slices);
         *statistics.value_encodings.entry(chunk.value_encoding().name()).or_default() += 1;
         Ok(())
     }

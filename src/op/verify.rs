@@ -5,13 +5,11 @@ use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::hocfs::OPEN_CHUNKS;
-use crate::format::{
-    BuiltChunk, ChunkView, Cutter, PENDING_NNZ, Statistics, open_chunk_bytes, rebuilt_chunk_bytes,
-};
+use crate::format::{BuiltChunk, ChunkView, Cutter, PENDING_NNZ, Statistics, waiting_bytes};
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::manifest::PartOf;
-use crate::store::{Format, Manifest, Store};
+use crate::store::{ChunkEntry, Manifest, Store};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
@@ -74,18 +72,14 @@ impl<'a> Verify<'a> {
         let Manifest { shape, chunk_bytes, nnz, chunks, .. } = store.manifest();
         let format = store.manifest().format();
         let node = (NODE_BYTES * shape.order()) as u64;
-        let headers = (0..chunks.len()).map(|number| store.read_header(number));
-        let open = match rebuilt_chunk_bytes(format, *chunk_bytes, headers) {
+        let mut headers = (0..chunks.len()).map(|number| store.read_header(number));
+        let open = match format.rebuilt_chunk_bytes(*chunk_bytes, &mut headers) {
             // A damaged header bounds nothing: the pass tells what is wrong with it.
-            Err(Error::Corrupt { .. }) => open_chunk_bytes(format, *chunk_bytes),
+            Err(Error::Corrupt { .. }) => format.open_chunk_bytes(*chunk_bytes),
             bytes => bytes?,
         };
         let open = open.min(nnz.saturating_mul(node));
-        let pieces = match format {
-            Format::Blco(_) => 2 * size_of::<Nonzero<u128>>(),
-            Format::Hocfs { .. } => 2 * (4 * shape.order() + size_of::<f64>()),
-        };
-        let waiting = PENDING_NNZ * (size_of::<Nonzero<u128>>() + pieces);
+        let waiting = waiting_bytes(shape.order(), size_of::<Nonzero<u128>>());
         Ok(open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64)
     }
 
@@ -102,10 +96,20 @@ impl<'a> Verify<'a> {
         let manifest = store.manifest();
         let same = compared.built == manifest.chunks.len() && is_recorded(&found, manifest);
         let path = store.path().join("manifest");
-        if !same {
-            return Err(Error::unusable(path, "the statistics are not those of the nonzeros"));
+        let hash = manifest.hash().is_none_or(|hash| hash == found.hash());
+        if !hash {
+            return Err(Error::unusable(path, "the hash is not that of the nonzeros").breaks("hash"));
         }
-        if is_within_part(manifest) { Ok(()) } else { Err(Error::unusable(path, "nonzeros of another part")) }
+        if !same {
+            return Err(
+                Error::unusable(path, "the statistics are not those of the nonzeros").breaks("statistics")
+            );
+        }
+        if is_within_part(manifest) {
+            Ok(())
+        } else {
+            Err(Error::unusable(path, "nonzeros of another part").breaks("ranges"))
+        }
     }
 
     /// Checks the order within a tile and with the one before, and gathers its nonzeros.
@@ -123,10 +127,13 @@ impl<'a> Verify<'a> {
             let repeats =
                 self.previous.is_some_and(|last| last.linear == linear && last.order(&nonzero).is_le());
             if !rises && !repeats {
-                return Err(Error::unusable(self.path(), format!("{}: out of order", place())));
+                return Err(
+                    Error::unusable(self.path(), format!("{}: out of order", place())).breaks("order")
+                );
             }
             if repeats && !self.compared.store.manifest().may_repeat {
-                return Err(Error::unusable(self.path(), format!("{}: a coordinate is repeated", place())));
+                return Err(Error::unusable(self.path(), format!("{}: a coordinate is repeated", place()))
+                    .breaks("order"));
             }
             self.previous = Some(nonzero);
             nonzeros.push(nonzero);
@@ -201,7 +208,7 @@ impl Compared<'_> {
         }
         let stored = self.store.manifest().chunks.get(number).map_or(0, |chunk| chunk.nnz);
         let what = format!("chunk {number}: cut at {stored} nonzeros, it should be more");
-        Err(Error::unusable(self.store.chunk_path(number.min(self.stored.len() - 1)), what))
+        Err(Error::unusable(self.store.chunk_path(number.min(self.stored.len() - 1)), what).breaks("cut"))
     }
 
     /// Holds a chunk that was built again against the stored one.
@@ -210,26 +217,28 @@ impl Compared<'_> {
         self.built += 1;
         self.built_nnz += u64::from(built.header.nnz);
         let path = self.store.chunk_path(number);
-        let wrong = |what: &str| Error::unusable(&path, format!("chunk {number}: {what}"));
+        let wrong = |rule, what: &str| Error::unusable(&path, format!("chunk {number}: {what}")).breaks(rule);
         let (Some(entry), Some(&(encoding, checksum))) =
             (self.store.manifest().chunks.get(number), self.stored.get(number))
         else {
-            return Err(wrong("the store is cut into fewer chunks than it should be"));
+            return Err(wrong("cut", "the store is cut into fewer chunks than it should be"));
         };
         if u64::from(built.header.nnz) != entry.nnz {
-            return Err(wrong(&format!("cut at {} nonzeros, it should be {}", entry.nnz, built.header.nnz)));
+            return Err(wrong(
+                "cut",
+                &format!("cut at {} nonzeros, it should be {}", entry.nnz, built.header.nnz),
+            ));
         }
-        let ranges = [built.entry.first_linear, built.entry.last_linear]
-            == [entry.first_linear, entry.last_linear]
-            && built.entry.row_low == entry.row_low
-            && built.entry.row_high == entry.row_high;
+        let ranges = ChunkEntry::of(&built.ranges);
+        let ranges = [ranges.first_linear, ranges.last_linear] == [entry.first_linear, entry.last_linear]
+            && (ranges.row_low, ranges.row_high) == (entry.row_low, entry.row_high);
         if !ranges {
             let what = format!("chunk {number}: linear and row ranges are not those of the nonzeros");
-            return Err(Error::unusable(self.store.path().join("manifest"), what));
+            return Err(Error::unusable(self.store.path().join("manifest"), what).breaks("ranges"));
         }
         let payload = &built.image[built.header.header_bytes()..];
         if built.header.codes.value_encoding != encoding || xxh3_64(payload) != checksum {
-            return Err(wrong("the nonzeros are not encoded as they should be"));
+            return Err(wrong("encoding", "the nonzeros are not encoded as they should be"));
         }
         Ok(())
     }

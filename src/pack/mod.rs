@@ -227,7 +227,7 @@ impl PackJob<'_> {
         total: u64,
     ) -> Result<Manifest> {
         let mut cutter = Cutter::new(Version::NEWEST, self.shape, &self.format, self.options.chunk_bytes);
-        let mut store = |chunk: BuiltChunk| staging.add(chunk.header, chunk.image, chunk.entry);
+        let mut store = |chunk: BuiltChunk| staging.add(chunk);
         let mut done = 0;
         sorted.for_each_slice(|slice| {
             slice.chunks(PENDING_NNZ).try_for_each(|part| {
@@ -250,8 +250,14 @@ impl PackJob<'_> {
         let chunks = staging.entries().to_vec();
         let (hash, order) = (Some(statistics.hash()), self.shape.order());
         let of_partition = Some(statistics.of_partition());
-        let partition =
-            Partition::whole(self.format, order, chunks.len() as u64, statistics.nnz(), hash, of_partition);
+        let partition = Partition::whole(
+            self.format.clone(),
+            order,
+            chunks.len() as u64,
+            statistics.nnz(),
+            hash,
+            of_partition,
+        );
         Ok(Manifest {
             version: Version::NEWEST,
             shape: self.shape.clone(),

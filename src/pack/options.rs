@@ -4,7 +4,7 @@ use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
 use crate::format;
 use crate::shape::ModeOrder;
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format, Formats};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub enum Duplicates {
 }
 
 /// A format, or what can be said of it before the tensor's order is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FormatOption {
     /// All of it.
@@ -39,15 +39,16 @@ pub enum FormatOption {
 
 impl FormatOption {
     /// The format for tensors of `order`.
-    pub fn resolve(self, order: usize) -> Result<Format> {
+    pub fn resolve(&self, order: usize) -> Result<Format> {
         match self {
-            Self::Known(Format::Hocfs { levels, .. }) if levels.modes().len() != order => {
-                let levels = levels.modes().len();
-                Err(Error::request(format!("{levels} levels for a tensor of order {order}")))
-            }
-            Self::Known(format) => Ok(format),
-            Self::Hocfs { main_mode, leaf } if main_mode < order => {
-                Ok(Format::Hocfs { levels: ModeOrder::rotated(order, main_mode), leaf })
+            Self::Known(format) => match format.record().levels.map(|levels| levels.modes().len()) {
+                Some(levels) if levels != order => {
+                    Err(Error::request(format!("{levels} levels for a tensor of order {order}")))
+                }
+                _ => Ok(format.clone()),
+            },
+            Self::Hocfs { main_mode, leaf } if *main_mode < order => {
+                Ok(Format::hocfs(ModeOrder::rotated(order, *main_mode), *leaf))
             }
             Self::Hocfs { main_mode, .. } => {
                 Err(Error::request(format!("main mode {}: the tensor has modes 1 to {order}", main_mode + 1)))
@@ -56,9 +57,9 @@ impl FormatOption {
     }
 
     /// Bytes that an open chunk takes while it grows.
-    pub(super) fn open_chunk_bytes(self, chunk_bytes: u64) -> u64 {
+    pub(super) fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64 {
         match self {
-            Self::Known(format) => format::open_chunk_bytes(&format, chunk_bytes),
+            Self::Known(format) => format.open_chunk_bytes(chunk_bytes),
             Self::Hocfs { .. } => format::hocfs::open_chunk_bytes(chunk_bytes),
         }
     }
@@ -91,6 +92,9 @@ pub struct PackOptions {
     pub temp_dir: Option<PathBuf>,
     /// The contents of `provenance.json`.
     pub provenance: String,
+    /// The formats that a store which is there may be of: the engine's.
+    #[doc(hidden)]
+    pub formats: Formats,
 }
 
 impl PackOptions {
@@ -101,13 +105,14 @@ impl PackOptions {
             target,
             replace: false,
             resume: false,
-            format: FormatOption::Known(Format::Blco(IndexEncoding::Tiled)),
+            format: FormatOption::Known(Format::blco(IndexEncoding::Tiled)),
             codec: Codec::None,
             chunk_bytes: CHUNK_BYTES,
             duplicates: Duplicates::Sum,
             memory: u64::MAX,
             temp_dir: None,
             provenance: "{}\n".into(),
+            formats: Formats::default(),
         }
     }
 
@@ -131,12 +136,8 @@ impl PackOptions {
 
     /// The options that decide the store's bytes, as a command line has them.
     pub(super) fn decisive(&self) -> String {
-        let format = match self.format {
-            FormatOption::Known(Format::Blco(IndexEncoding::Tiled)) => "--encoding tiled".to_owned(),
-            FormatOption::Known(Format::Blco(IndexEncoding::Raw)) => "--encoding raw".to_owned(),
-            FormatOption::Known(Format::Hocfs { levels, leaf }) => {
-                format!("--format hocfs --slice {}, levels of modes {:?}", leaf.name(), levels.modes())
-            }
+        let format = match &self.format {
+            FormatOption::Known(format) => format.options(),
             FormatOption::Hocfs { main_mode, leaf } => {
                 format!("--format hocfs --main-mode {} --slice {}", main_mode + 1, leaf.name())
             }

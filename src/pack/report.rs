@@ -79,7 +79,7 @@ impl PackReport {
             duplicates_summed: 0,
             duplicates_kept: 0,
             format: manifest.format().name(),
-            encoding: manifest.format().encoding_name(),
+            encoding: manifest.format().encoding(),
             chunks: manifest.chunks.len(),
             bytes,
             bytes_per_nnz: bytes as f64 / manifest.nnz as f64,

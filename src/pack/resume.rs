@@ -6,7 +6,7 @@ use super::scratch::{Place, ScratchDir};
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
 use crate::publish::finished;
-use crate::store::{Staging, Store, partial_path};
+use crate::store::{Formats, Staging, Store, partial_path};
 use crate::sys::{SpillDir, Sys};
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -49,10 +49,10 @@ pub struct Complete {
 
 impl Complete {
     /// What the killed job noted that has published the store at `target`, and that store.
-    fn find(sys: &Sys, target: &Path) -> Result<Option<(Self, Store)>> {
+    fn find(sys: &Sys, formats: &Formats, target: &Path) -> Result<Option<(Self, Store)>> {
         let noted = finished(sys, target)?.and_then(|facts| serde_json::from_value::<Self>(facts).ok());
         let Some(noted) = noted else { return Ok(None) };
-        let store = Store::open(sys, target)?;
+        let store = Store::open_if(sys, formats, target, |_| Ok(()))?;
         Ok((noted.digest == format!("{:016x}", store.id())).then_some((noted, store)))
     }
 }
@@ -147,7 +147,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         spill_dir: PathBuf::new(),
     };
     if options.resume
-        && let Some((complete, store)) = Complete::find(sys, &options.target)?
+        && let Some((complete, store)) = Complete::find(sys, &options.formats, &options.target)?
     {
         same_request(&complete.job, true, &job)?;
         // A journal that still stands says whose its temporary files are.

@@ -1,10 +1,10 @@
 //! Chunk files: what every reader checks of a payload, and reading a file by itself, without a manifest that says
 //! what it should be.
 
-use super::chunk::ChunkHeader;
-use super::format::is_layout_code;
 use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
+use crate::chunk::ChunkHeader;
 use crate::error::{Error, Result};
+use crate::format::Layout;
 use crate::shape::{ORDER_MAX, ORDER_MIN};
 use crate::sys::{File, PAGE, PageBuf, Sys};
 use bytesize::ByteSize;
@@ -36,10 +36,11 @@ pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, hash: u64, path: 
     let (number, Range { start, end: stored }) = (header.number, payload(header));
     if hash != header.payload_checksum {
         let what = format!("chunk {number}: corrupt: payload checksum of bytes {start} to {stored}");
-        return Err(Error::corrupt(path, what));
+        return Err(Error::corrupt(path, what).breaks("chunk-payload"));
     }
     if file[stored..].iter().any(|&b| b != 0) {
-        return Err(Error::corrupt(path, format!("chunk {number}: corrupt: padding from byte {stored} on")));
+        let what = format!("chunk {number}: corrupt: padding from byte {stored} on");
+        return Err(Error::corrupt(path, what).breaks("chunk-padding"));
     }
     Ok(())
 }
@@ -58,10 +59,8 @@ pub(super) fn undo_codec(
     if is_one_frame(payload) && zstd.decompress_to_buffer(payload, image).ok() == Some(image.len()) {
         return Ok(());
     }
-    Err(Error::corrupt(
-        path,
-        format!("chunk {}: corrupt: zstd frame at byte {}", header.number, header.header_bytes()),
-    ))
+    let what = format!("chunk {}: corrupt: zstd frame at byte {}", header.number, header.header_bytes());
+    Err(Error::corrupt(path, what).breaks("chunk-frame"))
 }
 
 /// Whether `payload` is one zstd frame (RFC 8878): not skippable, nothing behind it, its window no larger than decoders take
@@ -135,7 +134,7 @@ impl LoneReader {
         let read = file.read_at(&mut bytes, 0)?;
         let header = ChunkHeader::decode(&bytes[..read], path)?;
         let in_range = (ORDER_MIN..=ORDER_MAX).contains(&usize::from(header.order))
-            && is_layout_code(header.codes.layout)
+            && Layout(header.codes.layout).is_known(header.version)
             && header.codec <= 1
             && header.nnz > 0
             && u64::from(header.image_bytes) <= CHUNK_BYTES_MAX
@@ -150,7 +149,8 @@ impl LoneReader {
         let (file, bytes) = open_file(&self.sys, path)?;
         let wanted = header.file_bytes();
         if bytes != wanted {
-            return Err(Error::corrupt(path, format!("corrupt: {bytes} bytes, its header says {wanted}")));
+            let what = format!("corrupt: {bytes} bytes, its header says {wanted}");
+            return Err(Error::corrupt(path, what).breaks("chunk-length"));
         }
         let image = if header.codec == 0 { 0 } else { u64::from(header.image_bytes) };
         let takes = wanted + image.next_multiple_of(PAGE as u64);

@@ -3,8 +3,8 @@
 //! [`Store::load`] does all of it, piece by piece, so that what was just read is verified while a core's caches hold it.
 //! Where a disk is waited for, [`Store::read`] and [`Store::check`] do it in two steps, which two threads can take at once.
 
-use super::chunk::ChunkHeader;
 use super::{Codec, Store, chunk_name, file};
+use crate::chunk::ChunkHeader;
 use crate::error::{Error, Result};
 use crate::sys::{File, PAGE, PageBuf};
 use std::ops::Range;
@@ -142,22 +142,25 @@ impl Store {
     fn open_chunk(&self, number: usize, path: &Path) -> Result<(File, usize)> {
         let name = chunk_name(number);
         if self.dir.file_bytes(&name)?.is_none() {
-            return Err(Error::corrupt(path, "missing"));
+            return Err(Error::corrupt(path, "missing").breaks("chunk-missing"));
         }
         let file = self.dir.file(&name, self.direct)?;
         let (bytes, expected) = (file.metadata()?.len(), self.manifest.chunks[number].file_bytes);
         if bytes != expected {
-            return Err(Error::corrupt(
-                path,
-                format!("corrupt: {bytes} bytes, the manifest says {expected}"),
-            ));
+            let what = format!("corrupt: {bytes} bytes, the manifest says {expected}");
+            return Err(Error::corrupt(path, what).breaks("chunk-length"));
         }
         Ok((file, usize::try_from(bytes).map_or(usize::MAX, |b| b)))
     }
 
     /// The header that `file` begins with, which must be that of chunk `number`.
     fn header(&self, number: usize, file: &[u8], path: &Path) -> Result<ChunkHeader> {
-        let header = ChunkHeader::decode(file, path)?;
+        let own = (self.manifest.version as u32).to_le_bytes();
+        let header = ChunkHeader::decode(file, path).map_err(|error| match error.rule() {
+            // By the rules of another version it is to be read in vain.
+            Some("chunk-sections") if file.get(8..12) != Some(&own) => error.breaks("chunk-version"),
+            _ => error,
+        })?;
         self.check_identity(&header, number, path)?;
         Ok(header)
     }
@@ -178,16 +181,19 @@ impl Store {
             && usize::from(header.order) == manifest.shape.order()
             && header.version == manifest.version
             && header.partition == 0
-            && header.codes == format.chunk_codes(header.version, header.codes.value_encoding)
+            && header.codes == format.record().chunk_codes(header.version, header.codes.value_encoding)
             && entry.value_encoding.is_none_or(|code| header.codes.value_encoding == code)
             && header.codec == manifest.codec.code();
         if !same {
             let what =
                 format!("not chunk {number} of this store: its header differs from the manifest's entry");
-            return Err(Error::corrupt(path, what));
+            return Err(Error::corrupt(path, what).breaks("chunk-identity"));
         }
-        if !file::stored_fits(header) || header.file_bytes() != entry.file_bytes {
-            return Err(Error::corrupt(path, "corrupt: stored bytes at byte 40"));
+        let bytes = header.file_bytes() == entry.file_bytes;
+        if !file::stored_fits(header) || !bytes {
+            // What no frame can be so long or short as is no stored bytes' fault.
+            let rule = if bytes && header.codec > 0 { "chunk-frame" } else { "chunk-stored" };
+            return Err(Error::corrupt(path, "corrupt: stored bytes at byte 40").breaks(rule));
         }
         Ok(())
     }

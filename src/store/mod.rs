@@ -1,22 +1,18 @@
 //! The container: a directory with one manifest and its chunk files, published whole or not at all
-//! (formats-spec/container.md). Knows bytes, checksums and durability; what the sections mean is `format`'s.
+//! (formats-spec/container.md). Knows bytes, checksums and durability; what chunks hold is `format`'s.
 
-pub mod chunk;
 mod file;
-mod format;
 mod load;
 pub mod manifest;
 mod publish;
-mod version;
 
+pub use crate::chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind, Version};
+pub use crate::format::{Format, Formats, PartitionStatistics};
 pub use crate::publish::partial_path;
-pub use chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind};
 pub use file::{LoneReader, read_provenance};
-pub use format::{Format, TREE_CODE, level_bytes};
 pub use load::{DecodeScratch, LoadTimes};
-pub use manifest::{ChunkEntry, Codec, Manifest, Partition, PartitionStatistics};
+pub use manifest::{ChunkEntry, Codec, Manifest, Partition};
 pub use publish::{Published, Staging};
-pub use version::Version;
 
 use crate::error::{Error, Result};
 use crate::publish as publishing;
@@ -94,7 +90,7 @@ impl Store {
     /// What its chunks hold.
     #[must_use]
     pub fn format(&self) -> Format {
-        *self.manifest.format()
+        self.manifest.format().clone()
     }
 
     /// Nonzeros.
@@ -118,13 +114,18 @@ impl Store {
 
 #[doc(hidden)]
 impl Store {
-    /// Opens the store at `path` and checks its manifest.
+    /// Opens the store at `path`, of a format of this program, and checks its manifest.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
-        Self::open_if(sys, path, |_| Ok(()))
+        Self::open_if(sys, &Formats::default(), path, |_| Ok(()))
     }
 
-    /// The same, where `fits` has no error to tell of the manifest's bytes: reading one takes [`Store::opening_bytes`].
-    pub fn open_if(sys: &Sys, path: &Path, fits: impl FnOnce(u64) -> Result<()>) -> Result<Self> {
+    /// The same of one of `formats`, where `fits` has no error to tell of the manifest's bytes: reading one takes [`Store::opening_bytes`].
+    pub fn open_if(
+        sys: &Sys,
+        formats: &Formats,
+        path: &Path,
+        fits: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<Self> {
         let at = path.join(MANIFEST);
         let none = || {
             let what = if path.is_file() { "a file, not a store" } else { "no store here" };
@@ -154,7 +155,9 @@ impl Store {
         let read = file.read_at(&mut preamble, 0)?;
         let foreign = |error| match error {
             // Beside chunks it was one.
-            Error::Corrupt { what, .. } if what == WRONG_MAGIC && had_chunks => Error::corrupt(&at, what),
+            Error::Corrupt { what, .. } if what == WRONG_MAGIC && had_chunks => {
+                Error::corrupt(&at, what).breaks("manifest-magic")
+            }
             other => other,
         };
         manifest::check_preamble(&preamble[..read], bytes, &at).map_err(foreign)?;
@@ -162,7 +165,7 @@ impl Store {
         #[expect(clippy::cast_possible_truncation, reason = "bounded above")]
         let mut buffer = sys.page_buf(bytes as usize + 1)?;
         let read = file.read_at(&mut buffer, 0)?;
-        let (manifest, id) = Manifest::decode(&buffer[..read], &at).map_err(foreign)?;
+        let (manifest, id) = Manifest::decode_of(formats, &buffer[..read], &at).map_err(foreign)?;
         let (path, dir, manifest) = (path.into(), Arc::new(dir), Arc::new(manifest));
         Ok(Self { sys: sys.clone(), path, dir, manifest, id, direct: false })
     }

@@ -1,9 +1,10 @@
 //! Publication: chunks and manifest are written and synced in `STORE.partial/store`, which then gets the store's name.
 
-use super::chunk::ChunkHeader;
 use super::manifest::{ChunkEntry, Codec, Manifest};
 use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest, is_part};
+use crate::chunk::ChunkHeader;
 use crate::error::{Error, Result};
+use crate::format::BuiltChunk;
 use crate::publish::{Found, Kind, Partial, first_foreign};
 use crate::sys::{SPILL_PREFIX, Sys, behind_links, directory};
 use serde::Serialize;
@@ -70,9 +71,10 @@ impl Staging {
         Partial::clean_up(sys, &STORE, target)
     }
 
-    /// Writes the next chunk. `header` and `image` come from the format; `entry` holds the linear and row
-    /// ranges, everything else in it is filled in here.
-    pub fn add(&mut self, mut header: ChunkHeader, mut image: Vec<u8>, mut entry: ChunkEntry) -> Result<()> {
+    /// Writes the next chunk.
+    pub fn add(&mut self, chunk: BuiltChunk) -> Result<()> {
+        let BuiltChunk { mut header, mut image, ranges } = chunk;
+        let mut entry = ChunkEntry::of(&ranges);
         let number = self.headers.len();
         header.number = u32::try_from(number)
             .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;

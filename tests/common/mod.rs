@@ -184,8 +184,8 @@ impl Kind {
     pub fn format(self) -> FormatOption {
         let hocfs = |main_mode, leaf| FormatOption::Hocfs { main_mode, leaf };
         match self {
-            Self::Raw => FormatOption::Known(Format::Blco(IndexEncoding::Raw)),
-            Self::Tiled | Self::TiledZstd => FormatOption::Known(Format::Blco(IndexEncoding::Tiled)),
+            Self::Raw => FormatOption::Known(Format::blco(IndexEncoding::Raw)),
+            Self::Tiled | Self::TiledZstd => FormatOption::Known(Format::blco(IndexEncoding::Tiled)),
             Self::HocfsCsr => hocfs(0, LeafRule::Csr),
             Self::HocfsEll => hocfs(1, LeafRule::Ell),
             Self::HocfsZstd => hocfs(0, LeafRule::Auto),

@@ -69,7 +69,7 @@ fn run<T: Real + bytemuck::Pod>(
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
-    let tiled = *manifest.format() == Format::Blco(IndexEncoding::Tiled);
+    let tiled = *manifest.format() == Format::blco(IndexEncoding::Tiled);
     let (sorted, kept) = (residency == Residency::Sorted && tiled, residency == Residency::Kept && tiled);
     let host_memory = if kept { u64::MAX } else { 0 };
     let unlimited = |passes, order| {
@@ -181,9 +181,7 @@ fn agrees<T: Real + bytemuck::Pod>(
         if only.as_ref().is_some_and(|only| *only != format!("{residency:?}")) {
             continue;
         }
-        if residency == Residency::Deterministic
-            && *store.manifest().format() != Format::Blco(IndexEncoding::Tiled)
-        {
+        if residency == Residency::Deterministic && store.format() != Format::blco(IndexEncoding::Tiled) {
             continue;
         }
         tally.turn += 1;
@@ -196,7 +194,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             let held = report.device.unwrap().resident_chunks;
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
-                Residency::Kept if *store.manifest().format() == Format::Blco(IndexEncoding::Tiled) => {
+                Residency::Kept if store.format() == Format::blco(IndexEncoding::Tiled) => {
                     assert_eq!(held, 0, "{what}");
                     assert!(report.device.unwrap().copied_chunks >= order - 1, "{what}");
                 }
@@ -513,7 +511,7 @@ fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store)
         sorted_bytes,
         alternating: false,
     };
-    let tiled = *sound.manifest().format() == Format::Blco(IndexEncoding::Tiled);
+    let tiled = sound.format() == Format::blco(IndexEncoding::Tiled);
     let order = if tiled { DeviceOrder::Host } else { DeviceOrder::Auto };
     let sorted = DeviceLimits { passes: 2, order, host_memory: u64::MAX, ..DeviceLimits::default() };
     let plans =

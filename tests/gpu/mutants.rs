@@ -93,7 +93,7 @@ fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgeme
         _ => Ok(()),
     };
     let read = judgement.read.as_ref().ok();
-    let tiled = *store.manifest().format() == Format::Blco(IndexEncoding::Tiled);
+    let tiled = store.format() == Format::blco(IndexEncoding::Tiled);
     let order = if tiled { ORDERS[turn % 2] } else { DeviceOrder::Store };
     let factors = factors(store);
     let results = mttkrp(device, store, &factors, order);

@@ -12,7 +12,7 @@ use blco::internals::encoding::values::ValueEncoding;
 use blco::internals::error::{Error, Result};
 use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::ttv::Streamed;
-use blco::internals::store::{ChunkHeader, Format, Store};
+use blco::internals::store::{ChunkHeader, Store};
 use blco::internals::sys::{PageBuf, Sys};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -179,8 +179,8 @@ fn decode(store: &Store, decoder: &Decoder, header: &ChunkHeader, image: &[u8]) 
 
 /// TTV of a tree's chunk with a vector of zeros: every element is inside the shape.
 fn stream(store: &Store, view: &ChunkView<'_>) -> Result<()> {
-    let (dims, format) = (store.manifest().shape.dims(), *store.manifest().format());
-    let Format::Hocfs { levels, .. } = format else { return Ok(()) };
+    let dims = store.manifest().shape.dims();
+    let Some(levels) = store.manifest().format().tree_levels() else { return Ok(()) };
     let vector = vec![0.0f64; dims[levels.last()] as usize];
     let others: Vec<u32> = (0..dims.len()).filter(|&m| m != levels.last()).map(|m| dims[m]).collect();
     let mut sink = |batches: Vec<Batch>| {

@@ -10,7 +10,7 @@ use blco::internals::error::Error;
 use blco::internals::op::salvage::Salvage;
 use blco::internals::pack::{Duplicates, PackOptions};
 use blco::internals::random::Counter;
-use blco::internals::store::Store;
+use blco::internals::store::{Formats, Store};
 use blco::internals::sys::Sys;
 use serde_json::Value;
 use std::ops::Range;
@@ -487,7 +487,14 @@ fn chunks_with_matching_checksums_that_lie_are_harmless() {
             let checksum = xxh3_64(&file[..120]);
             file[120..128].copy_from_slice(&checksum.to_le_bytes());
             std::fs::write(&path, &file).unwrap();
-            match Salvage::scan(&Sys::default(), &case.old(), 8 << 20, u64::MAX, &|_, _| ()) {
+            match Salvage::scan(
+                &Sys::default(),
+                &Formats::default(),
+                &case.old(),
+                8 << 20,
+                u64::MAX,
+                &|_, _| (),
+            ) {
                 Err(Error::Corrupt { .. }) => refused += 1,
                 Err(other) => panic!("{kind:?}, bit {bit}: {other}"),
                 Ok(mut salvage) => {

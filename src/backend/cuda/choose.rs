@@ -9,12 +9,11 @@
 use super::order::OrderPlan;
 use crate::backend::device::{DeviceOrder, Facts, ModeOrder};
 use crate::dense::Precision;
+use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
-use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{Error, Result};
-use crate::format::{ChunkView, Decoder};
-use crate::store::manifest::GROUP_SIZES;
-use crate::store::{Format, Manifest, Store};
+use crate::format::{ChunkView, Decoder, GROUP_SIZES, Layout};
+use crate::store::{Manifest, Store};
 use std::collections::BTreeSet;
 
 /// What an operation asks of the device.
@@ -321,8 +320,7 @@ pub(super) const IMAGE_NNZ: u32 = 1 << 24;
 
 /// An error where orders are asked for that cannot be derived.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
-    if matches!(which, DeviceOrder::Target | DeviceOrder::Host)
-        && *manifest.format() != Format::Blco(IndexEncoding::Tiled)
+    if matches!(which, DeviceOrder::Target | DeviceOrder::Host) && manifest.format().layout() != Layout::TILED
     {
         return Err(Error::request("target-major orders are derived from `tiled` stores only"));
     }
@@ -332,8 +330,9 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encoding::IndexEncoding;
     use crate::shape::Shape;
-    use crate::store::{Codec, Partition, Version};
+    use crate::store::{Codec, Format, Partition, Version};
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -362,7 +361,7 @@ mod tests {
             value_max: 1.0,
             longest_row_bounds: vec![1_000_000; 3],
             partitions: vec![Partition::whole(
-                Format::Blco(IndexEncoding::Tiled),
+                Format::blco(IndexEncoding::Tiled),
                 3,
                 0,
                 1_000_000,

@@ -6,6 +6,7 @@ use super::driver::{Device, Kernel, Memory, Stream};
 use super::kernels::embedded_ptx;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
+use crate::format::Layout;
 use crate::store::{ChunkHeader, Format, Store, Version};
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ impl ExpandLayout {
 
 /// Whether chunks of a format are copied as they lie in their files, but used in another form.
 fn is_expanded(format: &Format) -> bool {
-    matches!(format, Format::Hocfs { .. })
+    format.layout() == Layout::TREE
 }
 
 /// Bytes that chunk `number` takes on the device when kernels read it.

@@ -313,6 +313,8 @@ pub struct Specialisation {
     pub order: usize,
     /// Columns of the factors.
     pub rank: usize,
+    /// Whether chunks may hold decimals: without, a compiled kernel takes fewer registers.
+    pub decimals: bool,
 }
 
 impl Specialisation {
@@ -388,6 +390,7 @@ impl Specialisation {
             format!("-DBLCO_LANES={}", variant.lanes),
             format!("-DBLCO_COLUMNS={}", variant.columns),
             format!("-DBLCO_BATCH={}", variant.batch),
+            format!("-DBLCO_DECIMALS={}", u32::from(self.decimals)),
         ];
         options.extend(sorted);
         options

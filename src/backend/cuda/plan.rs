@@ -7,9 +7,9 @@ use super::host_orders::{HostRoom, Planner};
 use super::resident::resident_bytes;
 use super::room::{LANES, Room};
 use crate::backend::device::{DeviceLimits, DeviceOrder, DevicePlan};
-use crate::encoding::IndexEncoding;
 use crate::error::{Error, Result};
-use crate::store::{Format, Store};
+use crate::format::Layout;
+use crate::store::Store;
 use std::sync::Arc;
 
 /// Factors, sums and results of more bytes do not stay in an L2 cache.
@@ -72,7 +72,7 @@ pub fn plan(
     let orders = plan.resident_chunks == store.manifest().chunks.len()
         && (limits.passes > 1 || limits.deterministic)
         && which != DeviceOrder::Store;
-    let tiled = *store.manifest().format() == Format::Blco(IndexEncoding::Tiled);
+    let tiled = store.manifest().format().layout() == Layout::TILED;
     let large = operation.bytes > CACHED_BYTES;
     let later = limits.passes > 1 && !limits.deterministic && which != DeviceOrder::Store;
     let kept = later && limits.host_memory > 0 && plan.resident_chunks < store.manifest().chunks.len();

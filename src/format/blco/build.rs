@@ -1,37 +1,39 @@
 //! Building chunk images. Tiles are encoded independently (in parallel, by the packer), then assembled in
 //! order into chunks of bounded bytes.
 
+use super::Blco;
+use crate::chunk::{ALIGN, ImageWriter, SectionKind, Version};
 use crate::encoding::column::Numbers;
 use crate::encoding::tile::{TileRecord, pack_mode, record_bytes};
 use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
-use crate::format::gathered::GatheredTile;
-use crate::format::{BuiltChunk, value_section};
-use crate::linear::{BLOCK_BITS, BitLayout, Key, Linearizer, Nonzero, Reencoding};
+use crate::error::Result;
+use crate::format::{
+    BuiltChunk, ChunkBuilder, ChunkFormat, ChunkRanges, ChunkSink, Made, SortedTile, TileWorker,
+    value_section,
+};
+use crate::linear::{BLOCK_BITS, BitLayout, Linearizer, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::chunk::ALIGN;
-use crate::store::{ChunkEntry, Format, ImageWriter, SectionKind, Version};
+use std::sync::Arc;
 
 /// Sections of an image, at most.
 const SECTIONS: usize = 4;
 
-/// Encodes single tiles.
+/// Packs the columns of single tiles, on any thread.
 #[derive(Debug)]
-pub struct TileEncoder<K> {
+struct TilePacker {
     order: usize,
     encoding: IndexEncoding,
-    linearizer: Linearizer<K>,
+    /// Of whole coordinates, and how keys are made of it (`raw`).
+    linearizer: Linearizer<u128>,
     reencoding: Reencoding,
 }
 
 /// One tile, ready to be assembled.
 #[derive(Debug, Default)]
-pub struct EncodedTile {
+pub struct TileColumns {
     record: TileRecord,
-    /// The nonzeros as they came.
-    gathered: GatheredTile,
     costs: TileValues,
-    linear: [u128; 2],
     /// Packed columns of the modes (`tiled`).
     columns: Vec<u8>,
     /// Re-encoded indices, and each new key with the position where it starts (`raw`).
@@ -39,73 +41,42 @@ pub struct EncodedTile {
     keys: Vec<(u64, u32)>,
 }
 
-impl EncodedTile {
-    /// The nonzeros in coordinates.
-    #[must_use]
-    pub fn gathered(&self) -> &GatheredTile {
-        &self.gathered
+impl TileWorker for TilePacker {
+    fn work(&self, tile: &SortedTile, made: &mut Made) {
+        let made = made.get_or_insert_with(|| Box::<TileColumns>::default());
+        let made: &mut TileColumns = made.downcast_mut().expect("made by this");
+        let SortedTile { low, high, .. } = *tile;
+        made.record = TileRecord { columns_at: 0, value_width: 0, value_base: 0, low, high };
+        made.costs = TileValues::new(&tile.values);
+        made.columns.clear();
+        made.raw.clear();
+        made.keys.clear();
+        match self.encoding {
+            IndexEncoding::Tiled => self.pack_columns(tile, made),
+            IndexEncoding::Raw => self.reencode(tile, made),
+        }
     }
 }
 
-impl<K: Key> TileEncoder<K> {
-    /// An encoder for tensors of `layout`.
-    #[must_use]
-    pub fn new(layout: &BitLayout, encoding: IndexEncoding) -> Self {
-        Self {
-            order: layout.order(),
-            encoding,
-            linearizer: Linearizer::new(layout),
-            reencoding: Reencoding::new(layout, BLOCK_BITS),
-        }
-    }
-
-    /// Makes `tile` that of 1 to [`TILE_NNZ`] nonzeros in linear order.
-    pub fn encode(&self, nonzeros: &[Nonzero<K>], tile: &mut EncodedTile) {
-        tile.gathered.gather(&self.linearizer, self.order, nonzeros);
-        let gathered = &tile.gathered;
-        let mut record = TileRecord {
-            columns_at: 0,
-            value_width: 0,
-            value_base: 0,
-            low: [0; ORDER_MAX],
-            high: [0; ORDER_MAX],
-        };
-        for m in 0..self.order {
-            let column = gathered.column(m);
-            record.low[m] = column.iter().copied().min().unwrap_or(0);
-            record.high[m] = column.iter().copied().max().unwrap_or(0);
-        }
-        let linear = |n: Option<&Nonzero<K>>| n.map_or(0, |n| n.linear.widen());
-        tile.record = record;
-        tile.costs = TileValues::new(&gathered.values);
-        tile.linear = [linear(nonzeros.first()), linear(nonzeros.last())];
-        tile.columns.clear();
-        tile.raw.clear();
-        tile.keys.clear();
-        match self.encoding {
-            IndexEncoding::Tiled => self.pack_columns(tile),
-            IndexEncoding::Raw => self.reencode(nonzeros, tile),
-        }
-    }
-
-    fn pack_columns(&self, tile: &mut EncodedTile) {
+impl TilePacker {
+    fn pack_columns(&self, tile: &SortedTile, made: &mut TileColumns) {
         for m in 0..self.order {
             let numbers: &Numbers<u32> =
-                tile.gathered.indices[m * TILE_NNZ..][..TILE_NNZ].try_into().expect("a column holds a tile");
-            pack_mode(&tile.record, m, tile.gathered.values.len(), numbers, &mut tile.columns);
+                tile.indices[m * TILE_NNZ..][..TILE_NNZ].try_into().expect("a column holds a tile");
+            pack_mode(&made.record, m, tile.values.len(), numbers, &mut made.columns);
         }
     }
 
-    fn reencode(&self, nonzeros: &[Nonzero<K>], tile: &mut EncodedTile) {
-        for (i, nonzero) in (0..).zip(nonzeros) {
-            let at: [u32; ORDER_MAX] = std::array::from_fn(|m| match m {
-                m if m < self.order => tile.gathered.indices[m * TILE_NNZ + i as usize],
-                _ => 0,
-            });
-            tile.raw.push(self.reencoding.encode(&at[..self.order]));
-            let key = self.reencoding.key(nonzero.linear.widen());
-            if tile.keys.last().is_none_or(|last| last.0 != key) {
-                tile.keys.push((key, i));
+    fn reencode(&self, tile: &SortedTile, made: &mut TileColumns) {
+        let [first, last] = tile.linear.map(|linear| self.reencoding.key(linear));
+        for i in 0..tile.values.len() {
+            let at: [u32; ORDER_MAX] =
+                std::array::from_fn(|m| if m < self.order { tile.indices[m * TILE_NNZ + i] } else { 0 });
+            let at = &at[..self.order];
+            made.raw.push(self.reencoding.encode(at));
+            let key = if first == last { first } else { self.reencoding.key(self.linearizer.scatter(at)) };
+            if made.keys.last().is_none_or(|known| known.0 != key) {
+                made.keys.push((key, u32::try_from(i).expect("a position in a tile")));
             }
         }
     }
@@ -125,7 +96,7 @@ pub struct BlcoBuilder {
     keys: Vec<(u64, u32)>,
     values: Vec<f64>,
     costs: Costs,
-    linear: [u128; 2],
+    ranges: ChunkRanges,
 }
 
 /// The nonzeros that a chunk can hold at most.
@@ -166,39 +137,34 @@ impl BlcoBuilder {
             keys: Vec::new(),
             values: Vec::new(),
             costs: Costs::new(version.has_decimals()),
-            linear: [0; 2],
+            ranges: ChunkRanges::default(),
         }
     }
 
-    /// Adds the next tile; the chunk that was closed before it, if one was.
-    pub fn push(&mut self, tile: &EncodedTile) -> Option<BuiltChunk> {
-        let closed = if self.has_room(tile) { None } else { self.close() };
-        if self.tiles.is_empty() {
-            self.linear[0] = tile.linear[0];
-        }
-        self.linear[1] = tile.linear[1];
+    /// Adds the next tile.
+    fn add(&mut self, sorted: &SortedTile, tile: &TileColumns) {
+        self.ranges.add(sorted);
         let start = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let continues = |key: u64| self.keys.last().is_some_and(|last| last.0 == key);
         let skip = usize::from(tile.keys.first().is_some_and(|first| continues(first.0)));
         self.keys.extend(tile.keys[skip..].iter().map(|&(key, at)| (key, start + at)));
-        self.costs = self.costs.with(&tile.costs, tile.gathered.values.len());
+        self.costs = self.costs.with(&tile.costs, sorted.values.len());
         self.tiles.push(tile.record);
         self.columns.extend_from_slice(&tile.columns);
         self.raw.extend_from_slice(&tile.raw);
-        self.values.extend_from_slice(&tile.gathered.values);
-        closed
+        self.values.extend_from_slice(&sorted.values);
     }
 
-    /// Whether the open chunk with `tile` added stays within its bounds.
-    fn has_room(&self, tile: &EncodedTile) -> bool {
+    /// Whether the open chunk with `tile`, of `nnz` nonzeros, added stays within its bounds.
+    fn has_room(&self, tile: &TileColumns, nnz: usize) -> bool {
         if self.tiles.is_empty() {
             return true;
         }
-        let nnz = self.values.len() + tile.gathered.values.len();
+        let costs = self.costs.with(&tile.costs, nnz);
+        let nnz = self.values.len() + nnz;
         let continues =
             tile.keys.first().is_some_and(|first| self.keys.last().is_some_and(|k| k.0 == first.0));
         let blocks = self.keys.len() + tile.keys.len() - usize::from(continues);
-        let costs = self.costs.with(&tile.costs, tile.gathered.values.len());
         let (tiles, columns) = (self.tiles.len() + 1, self.columns.len() + tile.columns.len());
         nnz <= self.nnz_max && self.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
     }
@@ -217,7 +183,7 @@ impl BlcoBuilder {
     }
 
     /// Closes the open chunk, if it holds anything.
-    pub fn close(&mut self) -> Option<BuiltChunk> {
+    fn close(&mut self) -> Option<BuiltChunk> {
         if self.tiles.is_empty() {
             return None;
         }
@@ -240,13 +206,13 @@ impl BlcoBuilder {
             IndexEncoding::Tiled => self.tiled_sections(&mut image, &chosen),
         }
         value_section(&mut image, &chosen, |put| put(&self.values));
-        let entry = self.ranges();
         let nnz = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(self.shape.order()).expect("at most 8 modes");
-        let codes = Format::Blco(self.encoding).chunk_codes(self.version, chosen.encoding() as u8);
+        let codes = Blco(self.encoding).record().chunk_codes(self.version, chosen.encoding() as u8);
         let (header, image) = image.finish(order, nnz, codes);
+        let ranges = std::mem::take(&mut self.ranges);
         self.clear();
-        Some(BuiltChunk { header, image, entry })
+        Some(BuiltChunk { header, image, ranges })
     }
 
     fn raw_sections(&self, image: &mut ImageWriter) {
@@ -283,23 +249,6 @@ impl BlcoBuilder {
         });
     }
 
-    /// The manifest entry's linear and row ranges.
-    fn ranges(&self) -> ChunkEntry {
-        let order = self.shape.order();
-        let over = |m: usize, of: fn(&TileRecord) -> &[u32; ORDER_MAX], pick: fn(u32, u32) -> u32| {
-            if m < order { self.tiles.iter().map(|t| of(t)[m]).reduce(pick).unwrap_or(0) } else { 0 }
-        };
-        #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
-        let halves = |x: u128| [x as u64, (x >> 64) as u64];
-        ChunkEntry {
-            first_linear: halves(self.linear[0]),
-            last_linear: halves(self.linear[1]),
-            row_low: std::array::from_fn(|m| over(m, |t| &t.low, u32::min)),
-            row_high: std::array::from_fn(|m| over(m, |t| &t.high, u32::max)),
-            ..ChunkEntry::default()
-        }
-    }
-
     fn clear(&mut self) {
         self.tiles.clear();
         self.columns.clear();
@@ -307,5 +256,31 @@ impl BlcoBuilder {
         self.keys.clear();
         self.values.clear();
         self.costs = Costs::new(self.version.has_decimals());
+    }
+}
+
+impl ChunkBuilder for BlcoBuilder {
+    fn worker(&self) -> Option<Arc<dyn TileWorker>> {
+        let layout = BitLayout::new(&self.shape);
+        Some(Arc::new(TilePacker {
+            order: self.shape.order(),
+            encoding: self.encoding,
+            linearizer: Linearizer::new(&layout),
+            reencoding: Reencoding::new(&layout, BLOCK_BITS),
+        }))
+    }
+
+    fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()> {
+        let columns: Option<&TileColumns> = made.as_ref().and_then(|made| made.downcast_ref());
+        let columns = columns.expect("made by the worker of this builder");
+        if !self.has_room(columns, tile.values.len()) {
+            self.close().map_or(Ok(()), &mut *sink)?;
+        }
+        self.add(tile, columns);
+        Ok(())
+    }
+
+    fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
+        self.close().map_or(Ok(()), sink)
     }
 }

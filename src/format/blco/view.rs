@@ -1,14 +1,14 @@
 //! A checked view of a chunk image. Opening one checks everything that costs time proportional to tiles;
 //! decoding a tile checks its nonzeros. No coordinate outside the shape ever comes out.
 
+use crate::chunk::{ChunkHeader, SectionKind};
 use crate::encoding::tile::{TileRecord, record_bytes, unpack_mode};
 use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::error::{Error, Result};
-use crate::format::{DecodedTile, ValueSection, check_frame, partition_point};
+use crate::format::{DecodedTile, ValueSection, check_frame, partition_point, wrong_section};
 use crate::linear::{BLOCK_BITS, BitLayout, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::{ChunkHeader, SectionKind};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -66,13 +66,14 @@ impl<'a> BlcoView<'a> {
         image: &'a [u8],
         path: PathBuf,
     ) -> Result<Self> {
-        let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
+        let wrong = |what: &'static str| wrong_section(&path, header, what);
         let kinds = match decoder.encoding {
             IndexEncoding::Raw => [SectionKind::Blocks, SectionKind::Index],
             IndexEncoding::Tiled => [SectionKind::Tiles, SectionKind::Columns],
         };
         check_frame(&decoder.shape, header, image, kinds).map_err(wrong)?;
-        let index = Self::index_sections(decoder, header).ok_or_else(|| wrong("sections of the index"))?;
+        let index =
+            Self::index_sections(decoder, header).ok_or_else(|| wrong("length of a section of the index"))?;
         let nnz = header.nnz as usize;
         let values = ValueSection::open(header, image, nnz).map_err(wrong)?;
         let raw = matches!(index, IndexSections::Raw { .. });
@@ -298,16 +299,7 @@ impl<'a> BlcoView<'a> {
     pub fn for_each_values(&self, mut take: impl FnMut(&[f64])) -> Result<()> {
         let mut values = [0.0; TILE_NNZ];
         for t in 0..self.tiles() {
-            let decoded = match &self.index {
-                IndexSections::Raw { .. } => self.section_values(t, &mut values),
-                IndexSections::Tiled { columns, .. } => {
-                    let record = self.record(t);
-                    let words = self.words(&record, columns);
-                    let of_values = words.len() - column::bytes(record.value_width) / 4;
-                    self.tiled_values(t, &record, &words[of_values..], &mut values)
-                }
-            };
-            if !decoded {
+            if !self.decoded_values(t, &mut values) {
                 return Err(self.damaged(t));
             }
             take(&values[..self.tile_nnz(t)]);
@@ -315,9 +307,28 @@ impl<'a> BlcoView<'a> {
         Ok(())
     }
 
+    /// The values of tile `t`; false if one is out of range.
+    fn decoded_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
+        match &self.index {
+            IndexSections::Raw { .. } => self.section_values(t, values),
+            IndexSections::Tiled { columns, .. } => {
+                let record = self.record(t);
+                let words = self.words(&record, columns);
+                let of_values = words.len() - column::bytes(record.value_width) / 4;
+                self.tiled_values(t, &record, &words[of_values..], values)
+            }
+        }
+    }
+
     fn damaged(&self, t: usize) -> Error {
         let what = format!("chunk {}: corrupt: tile {t}: a number out of range", self.number);
-        Error::corrupt(&self.path, what)
+        let values = self.decoded_values(t, &mut [0.0; TILE_NNZ]);
+        let rule = match &self.index {
+            _ if !values => self.values.refused_rule(),
+            IndexSections::Raw { index, .. } if !self.used_bits_alone(t, index) => "image-section",
+            _ => "image-index",
+        };
+        Error::corrupt(&self.path, what).breaks(rule)
     }
 
     /// Values of tile `t` from the VALUES section; false if one is not finite.
@@ -325,6 +336,13 @@ impl<'a> BlcoView<'a> {
     fn section_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
         let from = t * TILE_NNZ;
         self.values.unpack(self.image, from..from + self.tile_nnz(t), &[], (0, 0), values)
+    }
+
+    /// Whether the re-encoded indices of tile `t` have bits of modes alone.
+    fn used_bits_alone(&self, t: usize, index: &Range<usize>) -> bool {
+        let stored: &[u64] = bytemuck::cast_slice(&self.image[index.clone()]);
+        let tile = &stored[t * TILE_NNZ..][..self.tile_nnz(t)];
+        tile.iter().fold(0, |all, s| all | s) & !self.decoder.reencoding.used_bits() == 0
     }
 
     fn decode_raw(
@@ -343,8 +361,7 @@ impl<'a> BlcoView<'a> {
         let count = blocks.len() / 16;
         // The last block that starts at or before the tile.
         let mut b = partition_point(count, |b| record(b).1 as usize <= at) - 1;
-        let used = self.decoder.reencoding.used_bits();
-        let mut inside = stored[at..end].iter().fold(0, |all, s| all | s) & !used == 0;
+        let mut inside = self.used_bits_alone(t, index);
         while at < end {
             let stop = if b + 1 < count { (record(b + 1).1 as usize).min(end) } else { end };
             let upper = self.decoder.reencoding.upper(record(b).0);

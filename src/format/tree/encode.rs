@@ -3,13 +3,13 @@
 use super::measure::{SECTIONS, other_bytes, section_bytes};
 use super::record::{LevelRecord, TreeHead};
 use super::{PADDING, Tree};
+use crate::chunk::{ChunkCodes, ImageWriter, SectionKind, Version};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{LeafRule, TILE_NNZ, width};
-use crate::format::{BuiltChunk, value_section};
+use crate::format::{BuiltChunk, ChunkRanges, Layout, value_section};
 use crate::linear::{BitLayout, Linearizer};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
-use crate::store::{ChunkEntry, Format, ImageWriter, SectionKind, Version};
 
 /// Makes images of trees of one shape and order of modes.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct TreeEncoder {
     shape: Shape,
     levels: ModeOrder,
     leaf: LeafRule,
+    /// The code of the format whose trees they are.
+    format: u32,
     linearizer: Linearizer<u128>,
 }
 
@@ -41,11 +43,12 @@ struct LevelColumns {
 }
 
 impl TreeEncoder {
-    /// An encoder for tensors of `shape` whose level l has mode `levels.mode(l)`.
+    /// An encoder of chunks of the format of code `format` for tensors of `shape` whose level l has mode `levels.mode(l)`.
     #[must_use]
-    pub fn new(version: Version, shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
+    pub fn new(version: Version, shape: &Shape, levels: &ModeOrder, leaf: LeafRule, format: u32) -> Self {
         let linearizer = Linearizer::new(&BitLayout::concatenated(shape, levels));
-        Self { version, shape: shape.clone(), levels: *levels, leaf, linearizer }
+        let format = if version == Version::One { 0 } else { format };
+        Self { version, shape: shape.clone(), levels: *levels, leaf, format, linearizer }
     }
 
     /// The chunk of `tree`, which holds a nonzero. Padded by the leaf rule, unless that takes more than `bytes_max`.
@@ -132,32 +135,25 @@ impl TreeEncoder {
         });
         let nnz = u32::try_from(tree.nnz()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(order).expect("at most 8 modes");
-        let format = Format::Hocfs { levels: self.levels, leaf: self.leaf };
-        let (header, image) =
-            image.finish(order, nnz, format.chunk_codes(self.version, chosen.encoding() as u8));
-        BuiltChunk { header, image, entry: self.ranges(tree) }
+        let value_encoding = chosen.encoding() as u8;
+        let codes = ChunkCodes { format: self.format, layout: Layout::TREE.0, value_encoding };
+        let (header, image) = image.finish(order, nnz, codes);
+        BuiltChunk { header, image, ranges: self.ranges(tree) }
     }
 
     /// The manifest entry's linear and row ranges.
-    fn ranges(&self, tree: &Tree) -> ChunkEntry {
-        let mut entry = ChunkEntry::default();
+    fn ranges(&self, tree: &Tree) -> ChunkRanges {
+        let mut ranges = ChunkRanges::default();
         let (mut first, mut last) = ([0; ORDER_MAX], [0; ORDER_MAX]);
         for (l, &mode) in self.levels.modes().iter().enumerate() {
             let mode = usize::from(mode);
             let indices = tree.levels.get(l).map_or(&tree.leaves, |level| &level.indices);
             (first[mode], last[mode]) = (indices[0], indices[indices.len() - 1]);
-            entry.row_low[mode] = indices.iter().copied().min().unwrap_or(0);
-            entry.row_high[mode] = indices.iter().copied().max().unwrap_or(0);
+            ranges.row_low[mode] = indices.iter().copied().min().unwrap_or(0);
+            ranges.row_high[mode] = indices.iter().copied().max().unwrap_or(0);
         }
-        let order = tree.order();
-        #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
-        let halves = |at: &[u32]| {
-            let linear = self.linearizer.scatter(at);
-            [linear as u64, (linear >> 64) as u64]
-        };
-        entry.first_linear = halves(&first[..order]);
-        entry.last_linear = halves(&last[..order]);
-        entry
+        ranges.linear = [first, last].map(|at| self.linearizer.scatter(&at[..tree.order()]));
+        ranges
     }
 }
 

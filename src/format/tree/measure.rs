@@ -2,11 +2,10 @@
 
 use super::Tree;
 use super::record::{HEAD_BYTES, RECORD_BYTES};
+use crate::chunk::{ALIGN, Version};
 use crate::encoding::decimal::DecimalTile;
 use crate::encoding::values::{Costs, TileValues, as_integer};
 use crate::encoding::{TILE_NNZ, column, width};
-use crate::store::Version;
-use crate::store::chunk::ALIGN;
 
 /// Sections of an image, at most.
 pub(super) const SECTIONS: usize = 4;

@@ -20,7 +20,7 @@ pub use measure::Meter;
 pub(crate) use record::RECORD_BYTES;
 pub(crate) use record::nodes_max;
 pub(crate) use tiles::walk;
-pub(crate) use view::chunk_format;
+pub(crate) use view::told_by;
 pub use view::{Leaves, Nodes, TreeDecoder, TreeView};
 
 use crate::shape::ORDER_MAX;

@@ -46,7 +46,7 @@ impl TreeView<'_> {
             self.starts(fiber, of_fibers, &mut nodes)?;
             let mut starts = nodes.starts[..nodes.len].iter().map(|&start| start as usize);
             if starts.any(|start| slots.contains(&start) && leaves.begins_with_padding(start)) {
-                return Err(self.damaged(leaf, tile));
+                return Err(self.damaged(leaf, tile).breaks("image-tree"));
             }
         }
         Ok(())

@@ -1,14 +1,20 @@
 //! The LEVELS section: its head, a record for each tile of each level, and the slices' leaf codes
 //! (formats-spec/hocfs.md).
 
+use crate::chunk::{ChunkHeader, SectionKind};
 use crate::encoding::{LeafRule, TILE_NNZ, width};
 use crate::shape::{ModeOrder, ORDER_MAX};
-use crate::store::{ChunkHeader, SectionKind, level_bytes};
 
 /// Bytes of the section's head.
 pub const HEAD_BYTES: usize = 64;
 /// Bytes of a tile's record.
 pub const RECORD_BYTES: usize = 32;
+
+/// The mode of each level, 0 beyond the last.
+#[must_use]
+pub fn level_bytes(levels: &ModeOrder) -> [u8; ORDER_MAX] {
+    std::array::from_fn(|level| levels.modes().get(level).copied().unwrap_or(0))
+}
 
 /// The section's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

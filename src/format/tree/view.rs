@@ -2,17 +2,17 @@
 //! its nodes. No coordinate outside the shape and no place outside a level ever comes out.
 
 use super::PADDING;
-use super::record::{HEAD_BYTES, LevelRecord, RECORD_BYTES, TreeHead, u32_at};
+use super::record::{HEAD_BYTES, LevelRecord, RECORD_BYTES, TreeHead, level_bytes, u32_at};
+use crate::chunk::{ChunkHeader, SectionKind};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::tile::reach_at_most;
 use crate::encoding::values::ValueEncoding;
 use crate::encoding::{LeafRule, TILE_NNZ};
 use crate::error::{Error, Result};
-use crate::format::{ValueSection, check_frame};
+use crate::format::{Checked, ValueSection, WRONG_SECTIONS, check_frame, wrong_section};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
-use crate::store::{ChunkHeader, Format, SectionKind, level_bytes};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What decoding the chunks of one store needs, made once.
 #[derive(Debug)]
@@ -36,12 +36,16 @@ impl TreeDecoder {
     }
 }
 
-/// The format that a chunk's LEVELS section tells of.
-pub(crate) fn chunk_format(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
-    let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
+/// The modes of levels and the leaf rule that a chunk's LEVELS section tells of.
+pub(crate) fn told_by(header: &ChunkHeader, image: &[u8]) -> Checked<(ModeOrder, LeafRule)> {
     let section = header.section(SectionKind::Levels).and_then(|section| image.get(section));
-    let head = section.and_then(TreeHead::read).ok_or_else(|| wrong("LEVELS section"))?;
-    Format::tree(head.leaf_rule, head.level_modes, header.order.into()).map_err(wrong)
+    let head = section.and_then(TreeHead::read).ok_or("LEVELS section")?;
+    let leaf = LeafRule::from_code(head.leaf_rule).ok_or("unknown leaf rule")?;
+    let split = head.level_modes.split_at_checked(header.order.into());
+    let (modes, beyond) = split.ok_or("modes of levels")?;
+    let modes: Vec<usize> = modes.iter().map(|&mode| mode.into()).collect();
+    let known = modes.iter().all(|&mode| mode < modes.len()) && beyond.iter().all(|&mode| mode == 0);
+    Ok((ModeOrder::new(&modes).filter(|_| known).ok_or("modes of levels")?, leaf))
 }
 
 /// A tile of an inner level, decoded.
@@ -107,12 +111,12 @@ impl<'a> TreeView<'a> {
         image: &'a [u8],
         path: PathBuf,
     ) -> Result<Self> {
-        let wrong = |what: &str| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
+        let wrong = |what: &'static str| wrong_section(&path, header, what);
         let kinds = [SectionKind::Columns, SectionKind::Levels];
         check_frame(&decoder.shape, header, image, kinds).map_err(wrong)?;
         let (columns, levels) = (header.section(SectionKind::Columns), header.section(SectionKind::Levels));
         let (Some(columns), Some(levels)) = (columns, levels) else {
-            return Err(wrong("sections of the index"));
+            return Err(wrong(WRONG_SECTIONS));
         };
         let head = TreeHead::read(&image[levels.clone()]).ok_or_else(|| wrong("LEVELS section"))?;
         let order = decoder.shape.order();
@@ -300,7 +304,7 @@ impl<'a> TreeView<'a> {
     pub(crate) fn damaged(&self, level: usize, tile: usize) -> Error {
         let what =
             format!("chunk {}: corrupt: level {level}, tile {tile}: a number out of range", self.number);
-        Error::corrupt(&self.path, what)
+        Error::corrupt(&self.path, what).breaks("image-index")
     }
 
     /// The words of a tile's columns.
@@ -350,7 +354,8 @@ impl<'a> TreeView<'a> {
     pub fn starts(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
         let record = self.record(level, tile);
         let words = self.start_words(level, tile);
-        let base = u32::try_from(record.base).map_err(|_| self.damaged(level, tile))?;
+        let wrong = || self.damaged(level, tile).breaks("image-section");
+        let base = u32::try_from(record.base).map_err(|_| wrong())?;
         let starts = out.starts.first_chunk_mut().expect("one more than a tile's nodes");
         column::unpack32(words, record.second_width, base, starts);
         out.len = self.len(level, tile);
@@ -364,7 +369,7 @@ impl<'a> TreeView<'a> {
         out.starts[out.len] = self.start_behind(level, tile);
         let falls =
             out.starts[..=out.len].windows(2).fold(0, |falls, pair| falls | u32::from(pair[0] >= pair[1]));
-        if falls | beyond == 0 && out.starts[0] == base { Ok(()) } else { Err(self.damaged(level, tile)) }
+        if falls | beyond == 0 && out.starts[0] == base { Ok(()) } else { Err(wrong()) }
     }
 
     /// Where the children of a tile's last node end.
@@ -390,7 +395,8 @@ impl<'a> TreeView<'a> {
         let words = &words[column::bytes(index_width) / 4..];
         let span = record.high - record.low;
         let most = span + u32::from(out.padded);
-        let mut inside = reach_at_most(&mut out.indices, out.len, record.low, most);
+        let inside = reach_at_most(&mut out.indices, out.len, record.low, most);
+        let mut padding = true;
         if out.padded {
             let mut pads = 0;
             for index in &mut out.indices[..out.len] {
@@ -398,11 +404,19 @@ impl<'a> TreeView<'a> {
                 pads += usize::from(pad);
                 *index = if pad { PADDING } else { *index };
             }
-            inside &= out.len - pads == self.nonzeros_of(tile);
+            padding = out.len - pads == self.nonzeros_of(tile);
         }
         let (slots, column) = (tile * TILE_NNZ, (record.base, record.second_width));
-        inside &= self.values.unpack(self.image, slots..slots + out.len, words, column, &mut out.values);
-        if inside { Ok(()) } else { Err(self.damaged(leaf, tile)) }
+        let values = self.values.unpack(self.image, slots..slots + out.len, words, column, &mut out.values);
+        if inside & padding & values {
+            return Ok(());
+        }
+        let rule = match (inside, padding) {
+            (false, _) => "image-index",
+            (_, false) => "image-tree",
+            _ => self.values.refused_rule(),
+        };
+        Err(self.damaged(leaf, tile).breaks(rule))
     }
 
     /// Whether no value of a dictionary or of an f64 section is outside of the range.

@@ -22,10 +22,12 @@ use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::dense::{Matrix, MatrixRef, Precision, Real};
 use crate::encoding::IndexEncoding;
+use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
+use crate::format::Layout;
 use crate::linear::{BLOCK_BITS, BitLayout};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::{Format, Store};
+use crate::store::{ChunkEntry, Store};
 use crate::sys::Sys;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
@@ -147,11 +149,18 @@ pub fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
 
 /// How indices of `store` are encoded where kernels read them.
 fn encoding(store: &Store) -> IndexEncoding {
-    match store.manifest().format() {
-        Format::Blco(encoding) => *encoding,
+    match store.manifest().format().layout() {
+        Layout::RAW => IndexEncoding::Raw,
         // Trees are expanded behind the copy.
-        Format::Hocfs { .. } => IndexEncoding::Tiled,
+        _ => IndexEncoding::Tiled,
     }
+}
+
+/// Whether chunks hold decimals where kernels read them.
+fn has_decimals(store: &Store) -> bool {
+    let manifest = store.manifest();
+    let decimal = |chunk: &ChunkEntry| chunk.value_encoding == Some(ValueEncoding::Decimal as u8);
+    manifest.format().layout() != Layout::TREE && manifest.chunks.iter().any(decimal)
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
@@ -219,7 +228,13 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         kernels: &KernelSource,
     ) -> Result<Self> {
         let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store));
-        let spec = Specialisation { layout: encoding, precision: T::PRECISION, order: shape.order(), rank };
+        let spec = Specialisation {
+            layout: encoding,
+            precision: T::PRECISION,
+            order: shape.order(),
+            rank,
+            decimals: has_decimals(store),
+        };
         let bytes = |&dim: &u32| dim as usize * rank * size_of::<T>();
         let factor_bytes = shape.dims().iter().map(|dim| bytes(dim) as u64).sum();
         let kernels = kernels.load(device, sys, &spec, factor_bytes)?;

@@ -3,9 +3,9 @@
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::{ChunkView, Decoder, chunk_format, chunk_shape};
+use crate::format::{ChunkView, Decoder, chunk_shape};
 use crate::shape::Shape;
-use crate::store::{ChunkHeader, Format, LoneReader};
+use crate::store::{ChunkHeader, Format, Formats, LoneReader};
 use crate::sys::{Sys, is_media_failure};
 use rayon::prelude::*;
 use std::path::Path;
@@ -58,6 +58,7 @@ pub fn damage(error: Error) -> Result<String> {
 /// Reads and decodes chunk files, each by itself.
 pub(super) struct Examiner {
     sys: Sys,
+    formats: Formats,
     reader: LoneReader,
     /// Made again where a chunk is of another shape or format than the one before.
     decoder: Option<(Format, Decoder)>,
@@ -65,10 +66,10 @@ pub(super) struct Examiner {
 
 impl Examiner {
     /// Of chunks that take at most `memory` bytes.
-    pub fn new(sys: &Sys, memory: u64) -> Result<Self> {
+    pub fn new(sys: &Sys, formats: &Formats, memory: u64) -> Result<Self> {
         let mut reader = LoneReader::new(sys)?;
         reader.limit(memory);
-        Ok(Self { sys: sys.clone(), reader, decoder: None })
+        Ok(Self { sys: sys.clone(), formats: formats.clone(), reader, decoder: None })
     }
 
     /// Lets go of the memory; the next chunk takes it again.
@@ -128,12 +129,12 @@ impl Examiner {
         header: &ChunkHeader,
         sink: &mut dyn FnMut(Batch) -> Result<()>,
     ) -> Result<(Shape, Format)> {
-        let Self { sys, reader, decoder } = self;
+        let Self { sys, formats, reader, decoder } = self;
         let image = reader.load(path, header)?;
         let shape = chunk_shape(header, image, path)?;
-        let format = chunk_format(header, image, path)?;
+        let format = formats.of_chunk(header, image, path)?;
         if decoder.as_ref().is_none_or(|(f, d)| *f != format || *d.shape() != shape) {
-            *decoder = Some((format, Decoder::new(&shape, &format)));
+            *decoder = Some((format.clone(), Decoder::new(&shape, &format)));
         }
         let Some((_, decoder)) = decoder else { return Ok((shape, format)) };
         let view = ChunkView::open(decoder, header, image, path.to_path_buf())?;

@@ -8,10 +8,11 @@ mod reconcile;
 
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
-use crate::format::chunk_bytes_least;
 use crate::pack::{Duplicates, FormatOption, PackOptions};
 use crate::shape::Shape;
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, MANIFEST, Manifest, Store};
+use crate::store::{
+    CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, Formats, MANIFEST, Manifest, Store,
+};
 use crate::store::{chunk_name, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -120,23 +121,24 @@ impl Salvage {
     /// A chunk that takes more than `memory` bytes to look at is an error.
     pub fn scan(
         sys: &Sys,
+        formats: &Formats,
         store: &Path,
         chunk_bytes: u64,
         memory: u64,
         watch: &dyn Fn(u64, Option<u64>),
     ) -> Result<Self> {
-        let (manifest, manifest_problem) = match open(sys, store, memory)? {
+        let (manifest, manifest_problem) = match open(sys, formats, store, memory)? {
             Ok(opened) => (Some(opened), None),
             Err(problem) => (None, Some(problem)),
         };
         let files = chunk_files(store)?;
         if manifest.is_none() && files.is_empty() {
             // Says that there is no store here, or what is wrong with its manifest.
-            Store::open(sys, store)?;
+            Store::open_if(sys, formats, store, |_| Ok(()))?;
         }
         let total = manifest.as_ref().map(|store| store.manifest().nnz);
         let refuse = |header: &ChunkHeader| manifest.as_ref().and_then(|store| foreign(store, header));
-        let mut examiner = Examiner::new(sys, memory)?;
+        let mut examiner = Examiner::new(sys, formats, memory)?;
         let mut examined = Vec::with_capacity(files.len());
         let mut done = 0;
         for file in files {
@@ -181,7 +183,7 @@ impl Salvage {
     /// unless there are some.
     #[must_use]
     pub fn options(&self, options: PackOptions) -> PackOptions {
-        let PackOptions { format, codec, chunk_bytes, duplicates, .. } = self.options;
+        let PackOptions { format, codec, chunk_bytes, duplicates, .. } = self.options.clone();
         PackOptions { format, codec, chunk_bytes, duplicates, ..options }
     }
 }
@@ -233,7 +235,12 @@ impl<'a> Used<'a> {
 }
 
 /// The store, or what is wrong with its manifest. An error if `store` is no directory, or its manifest takes more than `memory` bytes to open.
-fn open(sys: &Sys, store: &Path, memory: u64) -> Result<std::result::Result<Store, String>> {
+fn open(
+    sys: &Sys,
+    formats: &Formats,
+    store: &Path,
+    memory: u64,
+) -> Result<std::result::Result<Store, String>> {
     let manifest = store.join(MANIFEST);
     holds_manifest(store)?;
     if store.is_dir() && manifest.symlink_metadata().is_err() {
@@ -247,7 +254,7 @@ fn open(sys: &Sys, store: &Path, memory: u64) -> Result<std::result::Result<Stor
         let what = format!("takes {} of memory, more than `memory` leaves: raise it", ByteSize(takes));
         if takes <= memory { Ok(()) } else { Err(Error::request(format!("{}: {what}", manifest.display()))) }
     };
-    match Store::open_if(sys, store, fits) {
+    match Store::open_if(sys, formats, store, fits) {
         Ok(store) => Ok(Ok(store)),
         Err(error) => damage(error).map(Err),
     }
@@ -305,7 +312,7 @@ fn options(format: Format, codec: Codec, chunk_bytes: u64, may_repeat: bool) -> 
 /// As the manifest has it.
 fn known(store: &Store, used: &[Used<'_>]) -> PackOptions {
     let Manifest { codec, chunk_bytes, may_repeat, .. } = *store.manifest();
-    options(*store.manifest().format(), codec, chunk_bytes, may_repeat || repeats(used))
+    options(store.format(), codec, chunk_bytes, may_repeat || repeats(used))
 }
 
 /// As the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or nonzeros, as the
@@ -317,10 +324,10 @@ fn guess(
     examined: &[Examined],
     chunk_bytes: u64,
 ) -> PackOptions {
-    let format = first.contents.format;
+    let format = first.contents.format.clone();
     let headers = examined.iter().filter_map(|e| e.header.as_ref());
     let same = headers.filter(|h| h.store_id == first.header.store_id);
-    let least = same.map(|h| chunk_bytes_least(&format, h.nnz, h.image_bytes)).max().unwrap_or(0);
+    let least = same.map(|h| format.chunk_bytes_least(h.nnz, h.image_bytes)).max().unwrap_or(0);
     let bound = least.next_power_of_two().clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     let single = used.len() == 1 && losses.iter().all(|loss| loss.last_chunk.is_none());
     let codec = if first.header.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) };

@@ -3,7 +3,8 @@
 use super::examine::Examined;
 use super::{Loss, UnusedFile};
 use crate::encoding::TILE_NNZ;
-use crate::store::{ChunkEntry, ChunkHeader, Manifest, TREE_CODE, chunk_name};
+use crate::format::Layout;
+use crate::store::{ChunkEntry, ChunkHeader, Manifest, chunk_name};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 
@@ -147,7 +148,7 @@ impl Gap {
 /// Chunks of trees end anywhere.
 fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
     let mut of_store = examined.iter().filter_map(|e| e.header.as_ref()).filter(|h| h.store_id == id);
-    let cut_at_tiles = of_store.all(|h| h.codes.layout != TREE_CODE);
+    let cut_at_tiles = of_store.all(|h| h.codes.layout != Layout::TREE.0);
     let inside_a_tile = |end: u64| cut_at_tiles && !end.is_multiple_of(TILE_NNZ as u64);
     if inside_a_tile(end) {
         return None;

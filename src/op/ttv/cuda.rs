@@ -17,7 +17,7 @@ use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::ChunkView;
 use crate::format::tree::{Leaves, Nodes, PADDING, TreeView};
-use crate::store::{Format, Manifest, Store};
+use crate::store::{Manifest, Store};
 use bytemuck::Pod;
 use std::sync::Arc;
 
@@ -90,9 +90,8 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         sink: Option<Sink<'s>>,
     ) -> Result<Self> {
         let manifest = store.manifest();
-        let Format::Hocfs { levels, .. } = *manifest.format() else {
-            return Err(Error::request("elements stream out of hocfs stores alone"));
-        };
+        let levels = manifest.format().tree_levels();
+        let levels = levels.ok_or_else(|| Error::request("elements stream out of trees alone"))?;
         let windows =
             usize::try_from(windows(SLOTS_PER_NONZERO * fibers_max(manifest))).unwrap_or(usize::MAX);
         let mut on_device = device.memory(size_of_val(vector))?;
@@ -151,10 +150,7 @@ fn note(view: &TreeView<'_>) -> Result<ChunkNote> {
 }
 
 fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
-    match view {
-        ChunkView::Tree(view) => Ok(view),
-        ChunkView::Blco(_) => Err(Error::request("elements stream out of trees alone")),
-    }
+    view.tree().ok_or_else(|| Error::request("elements stream out of trees alone"))
 }
 
 impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {

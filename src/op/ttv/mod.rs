@@ -33,7 +33,7 @@ pub use streamed::{Streamed, host_bytes as streamed_bytes};
 
 use crate::coo::Batch;
 use crate::error::{Error, Result};
-use crate::store::{Format, Manifest};
+use crate::store::Manifest;
 
 /// Takes elements in order: batches of coordinates, without the mode of the vector, and values.
 pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
@@ -41,7 +41,7 @@ pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
 /// Whether TTV along `mode`, from 0, can be [`Streamed`].
 #[must_use]
 pub fn streams(manifest: &Manifest, mode: usize) -> bool {
-    matches!(manifest.format(), Format::Hocfs { levels, .. } if levels.last() == mode)
+    manifest.format().tree_levels().is_some_and(|levels| levels.last() == mode)
 }
 
 /// Fibers that a chunk can have at most: none is without a nonzero, and a tile of them takes a record of the image.

@@ -10,7 +10,7 @@ use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::ChunkView;
 use crate::format::tree::TreeView;
-use crate::store::{Format, Manifest, Store};
+use crate::store::{Manifest, Store};
 use rayon::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -38,9 +38,8 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
     /// they are counted. Runs on the current rayon pool.
     pub fn new(store: &Store, vector: &'a [T], sink: Option<Sink<'s>>) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
-        let Format::Hocfs { levels, .. } = *manifest.format() else {
-            return Err(Error::request("elements stream out of hocfs stores alone"));
-        };
+        let levels = manifest.format().tree_levels();
+        let levels = levels.ok_or_else(|| Error::request("elements stream out of trees alone"))?;
         Ok(Self {
             vector,
             vectors: Vectors::Widest.arch(),
@@ -83,9 +82,7 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
 
 impl<T: Real> HostOp for Streamed<'_, '_, T> {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
-        let ChunkView::Tree(view) = chunk else {
-            return Err(Error::request("elements stream out of trees alone"));
-        };
+        let view = chunk.tree().ok_or_else(|| Error::request("elements stream out of trees alone"))?;
         let (start, mut computing) = (Instant::now(), Duration::ZERO);
         let ends = FiberEnds::of(view)?;
         let mut before = self.outlet.carried(&ends).unwrap_or(NOTHING);

@@ -3,12 +3,10 @@
 mod one;
 mod two;
 
-pub use two::{FIBER_LENGTHS, GROUP_SIZES};
-
-use super::format::Format;
-use super::version::Version;
+use crate::chunk::Version;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
+use crate::format::{ChunkRanges, Format, Formats, PartitionStatistics};
 use crate::shape::{ORDER_MAX, Shape};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
@@ -45,6 +43,17 @@ pub struct ChunkEntry {
     pub row_high: [u32; ORDER_MAX],
     /// Code of the value encoding; version 1 does not say.
     pub value_encoding: Option<u8>,
+}
+
+impl ChunkEntry {
+    /// A chunk's ranges; the rest is still open.
+    #[must_use]
+    pub fn of(ranges: &ChunkRanges) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
+        let [first_linear, last_linear] = ranges.linear.map(|x| [x as u64, (x >> 64) as u64]);
+        let ChunkRanges { row_low, row_high, .. } = *ranges;
+        Self { first_linear, last_linear, row_low, row_high, ..Self::default() }
+    }
 }
 
 /// How payloads are stored.
@@ -98,19 +107,6 @@ pub struct Partition {
     pub hash: Option<u64>,
     /// What plans want to know of it.
     pub statistics: Option<PartitionStatistics>,
-}
-
-/// What plans want to know of a partition without opening chunks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PartitionStatistics {
-    /// Nonzeros of the groups in which distinct indices were counted.
-    pub sampled: u64,
-    /// Of trees: nodes of each level.
-    pub nodes: [u64; ORDER_MAX],
-    /// Of trees: fibers with 2^k to 2^(k+1) - 1 nonzeros.
-    pub fiber_lengths: [u64; FIBER_LENGTHS],
-    /// Of each mode: distinct indices in groups of 512 2^k nonzeros, added up.
-    pub distinct: Vec<[u64; GROUP_SIZES]>,
 }
 
 /// Which part of a tensor a store is.
@@ -209,26 +205,31 @@ impl Manifest {
 
     /// Reads and checks the bytes of a manifest file; the second result is the store id.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
-        let corrupt = |what: &str| Error::corrupt(path, format!("corrupt: {what}"));
+        Self::decode_of(&Formats::default(), bytes, path)
+    }
+
+    /// The same of a store of one of `formats`.
+    pub fn decode_of(formats: &Formats, bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
+        let corrupt = |rule, what: &str| Error::corrupt(path, format!("corrupt: {what}")).breaks(rule);
         let version = check_preamble(bytes, bytes.len() as u64, path)?;
         let (preamble, body) = bytes.split_at(PREAMBLE_BYTES);
         let id = xxh3_64(body);
         if preamble[24..32] != id.to_le_bytes() {
-            return Err(corrupt("checksum at byte 24"));
+            return Err(corrupt("manifest-checksum", "checksum at byte 24"));
         }
         let decoded = match version {
-            Version::One => one::decode(body),
-            Version::Two => two::decode(body),
+            Version::One => one::decode(formats, body),
+            Version::Two => two::decode(formats, body),
         };
         let manifest = decoded.map_err(|refusal| match refusal {
-            Refusal::Corrupt(what) => corrupt(what),
-            Refusal::Unknown(what) => Error::unusable(path, what),
+            Refusal::Corrupt(rule, what) => corrupt(rule, what),
+            Refusal::Unknown(rule, what) => Error::unusable(path, what).breaks(rule),
         })?;
         Ok((manifest, id))
     }
 
     /// Every rule that both versions have, of what has been read.
-    fn check_common(&self) -> std::result::Result<(), &'static str> {
+    fn check_common(&self) -> std::result::Result<(), Refusal> {
         let bounds = super::CHUNK_BYTES_MIN..=super::CHUNK_BYTES_MAX;
         check(bounds.contains(&self.chunk_bytes), "field chunk bytes")?;
         check(self.nnz > 0 && !self.sum_squares.is_nan(), "statistics")?;
@@ -237,32 +238,31 @@ impl Manifest {
         for partition in &self.partitions {
             let count = usize::try_from(partition.chunks).ok();
             let own = count.and_then(|count| chunks.split_at_checked(count));
-            let (own, rest) = own.ok_or("chunks of a partition")?;
+            let (own, rest) = own.ok_or(Refusal::Corrupt("manifest-covers", "chunks of a partition"))?;
             self.check_chunks(partition, own)?;
             chunks = rest;
         }
-        check(chunks.is_empty(), "chunks of a partition")?;
+        check_cover(chunks.is_empty(), "chunks of a partition")?;
         // A known format makes one partition, of all nonzeros, for all modes.
-        let [partition] = &self.partitions[..] else { return Err("partitions of the format") };
-        check(partition.covers == 1 && partition.targets == (1 << self.shape.order()) - 1, "covers")?;
-        check(partition.nnz == self.nnz, "nnz")
+        let [partition] = &self.partitions[..] else {
+            return Err(Refusal::Corrupt("manifest-covers", "partitions of the format"));
+        };
+        check_cover(partition.covers == 1 && partition.targets == (1 << self.shape.order()) - 1, "covers")?;
+        check_cover(partition.nnz == self.nnz, "nnz")
     }
 
     /// Every rule of a partition's chunks.
-    fn check_chunks(
-        &self,
-        partition: &Partition,
-        chunks: &[ChunkEntry],
-    ) -> std::result::Result<(), &'static str> {
+    fn check_chunks(&self, partition: &Partition, chunks: &[ChunkEntry]) -> std::result::Result<(), Refusal> {
         let cuts_at_tiles = partition.format.cuts_at_tiles();
-        let nnz_max = super::CHUNK_BYTES_MAX / if cuts_at_tiles { 4 } else { 2 };
+        let nnz_max = super::CHUNK_BYTES_MAX / partition.format.nonzero_bytes_min().max(1);
         let mut next = 0u64;
         for chunk in chunks {
-            check(chunk.first_nonzero == next && chunk.nnz > 0, "first nonzero of a chunk")?;
+            check(chunk.nnz > 0, "nnz of a chunk")?;
+            check_cover(chunk.first_nonzero == next, "first nonzero of a chunk")?;
             check(chunk.nnz <= nnz_max, "nnz of a chunk")?;
             next = next.checked_add(chunk.nnz).ok_or("nnz of a chunk")?;
             let whole = !cuts_at_tiles || chunk.nnz.is_multiple_of(TILE_NNZ as u64);
-            check(next == partition.nnz || whole, "nnz of a chunk")?;
+            check_cover(next == partition.nnz || whole, "nnz of a chunk")?;
             let bytes_fit =
                 chunk.file_bytes <= super::FILE_BYTES_MAX && chunk.image_bytes <= self.chunk_bytes;
             check(bytes_fit && chunk.file_bytes.is_multiple_of(4096), "bytes of a chunk")?;
@@ -273,50 +273,58 @@ impl Manifest {
             let known = chunk.value_encoding.is_none_or(|code| partition.format.has_value_encoding(code));
             check(known, "value encoding of a chunk")?;
         }
-        check(next == partition.nnz, "nnz")
+        check_cover(next == partition.nnz, "nnz")
     }
 }
 
 /// Why a body is refused.
 enum Refusal {
-    /// It is damaged.
-    Corrupt(&'static str),
+    /// It is damaged: the rule that it breaks, and how.
+    Corrupt(&'static str, &'static str),
     /// It is for other programs.
-    Unknown(String),
+    Unknown(&'static str, String),
 }
 
 impl From<&'static str> for Refusal {
     fn from(what: &'static str) -> Self {
-        Self::Corrupt(what)
+        Self::Corrupt("manifest-field", what)
     }
 }
 
-/// An error unless a rule `holds`.
+/// An error unless covers add up.
+fn check_cover(holds: bool, what: &'static str) -> std::result::Result<(), Refusal> {
+    if holds { Ok(()) } else { Err(Refusal::Corrupt("manifest-covers", what)) }
+}
+
+/// An error unless a field's rule `holds`.
 fn check(holds: bool, what: &'static str) -> std::result::Result<(), &'static str> {
     if holds { Ok(()) } else { Err(what) }
 }
 
 /// Checks the preamble that `head` begins with, which is that of a file of `length` bytes; the version that it names.
 pub(super) fn check_preamble(head: &[u8], length: u64, path: &Path) -> Result<Version> {
-    let wrong = |what: &str| Err(Error::corrupt(path, what));
+    let wrong = |rule, what: &str| Err(Error::corrupt(path, what).breaks(rule));
     if !head.starts_with(&MAGIC[..head.len().min(MAGIC.len())]) {
-        return Err(Error::unusable(path, WRONG_MAGIC));
+        return Err(Error::unusable(path, WRONG_MAGIC).breaks("manifest-magic"));
     }
     let Some(preamble) = head.first_chunk::<PREAMBLE_BYTES>() else {
-        return wrong("corrupt: shorter than its preamble of 64 bytes; it was cut off");
+        return wrong("manifest-short", "corrupt: shorter than its preamble of 64 bytes; it was cut off");
     };
     let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| preamble[at + i]));
     let code = u32::from_le_bytes(std::array::from_fn(|i| preamble[8 + i]));
     let body_at = u32::from_le_bytes(std::array::from_fn(|i| preamble[12 + i]));
     if field(56) != xxh3_64(&preamble[..56]) {
-        return wrong("corrupt: preamble checksum at byte 56");
+        return wrong("manifest-preamble", "corrupt: preamble checksum at byte 56");
     }
-    let version = Version::of_file(code, path)?;
+    let version = Version::of_file(code, path, "manifest-version")?;
     if body_at != BODY_AT || preamble[32..56].iter().any(|&b| b != 0) {
-        return wrong("corrupt: reserved fields of the preamble");
+        return wrong("manifest-reserved", "corrupt: reserved fields of the preamble");
     }
     if field(16) != length - PREAMBLE_BYTES as u64 {
-        return wrong("corrupt: the file's length differs from the preamble's; it was cut off or extended");
+        return wrong(
+            "manifest-length",
+            "corrupt: the file's length differs from the preamble's; it was cut off or extended",
+        );
     }
     Ok(version)
 }
@@ -341,7 +349,7 @@ mod tests {
             value_encoding: Some(3),
         };
         let statistics = PartitionStatistics { sampled: 12, distinct: vec![[9; 8]; 3], ..Default::default() };
-        let format = Format::Blco(IndexEncoding::Tiled);
+        let format = Format::blco(IndexEncoding::Tiled);
         Manifest {
             version: Version::Two,
             shape: Shape::new(&[4, 3, 2]).unwrap(),
@@ -369,9 +377,9 @@ mod tests {
     /// Of a tree, the order of its levels and the rule of its leaves come back; so does what is not always there.
     #[test]
     fn all_of_it_comes_back() {
-        let tree = Format::Hocfs { levels: ModeOrder::rotated(3, 1), leaf: LeafRule::Auto };
+        let tree = Format::hocfs(ModeOrder::rotated(3, 1), LeafRule::Auto);
         let part = PartOf { number: 1, parts: 4, nnz: 99, hash: 7, from: [1, 0], to: [63, 0] };
-        for (format, part) in [(*example().format(), None), (tree, Some(part))] {
+        for (format, part) in [(example().format().clone(), None), (tree, Some(part))] {
             let mut manifest = Manifest { part, ..of_format(format, 12) };
             for _ in 0..2 {
                 let (bytes, id) = manifest.encode();
@@ -384,10 +392,10 @@ mod tests {
     /// Sums and products with a chunk's nonzeros stay far from the limits of 64 bits.
     #[test]
     fn a_chunk_has_no_more_nonzeros_than_fit_its_image() {
-        let tree = Format::Hocfs { levels: ModeOrder::rotated(3, 1), leaf: LeafRule::Auto };
-        for (format, most) in [(*example().format(), 1 << 28), (tree, 1 << 29)] {
+        let tree = Format::hocfs(ModeOrder::rotated(3, 1), LeafRule::Auto);
+        for (format, most) in [(example().format().clone(), 1 << 28), (tree, 1 << 29)] {
             for (nnz, accepted) in [(most, true), (most + 1, false), (u64::MAX, false)] {
-                let manifest = of_format(format, nnz);
+                let manifest = of_format(format.clone(), nnz);
                 let read = Manifest::decode(&manifest.encode().0, Path::new("manifest"));
                 assert_eq!(read.is_ok(), accepted, "{nnz}");
                 assert!(accepted || read.unwrap_err().to_string().contains("nnz of a chunk"));

@@ -1,11 +1,11 @@
 //! The archive of a manifest of version 1 (formats-spec/container-1.md): read, and not written any more.
 
 use super::{ChunkEntry, Codec, Manifest, Partition, Refusal, check};
+use crate::chunk::Version;
 use crate::encoding::{TILE_NNZ, width};
+use crate::format::{FormatRecord, Formats, Layout};
 use crate::linear::BLOCK_BITS;
-use crate::shape::{ORDER_MAX, Shape};
-use crate::store::format::{Format, PartitionCodes, TREE_CODE};
-use crate::store::version::Version;
+use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use rkyv::{Archive, rancor};
 
 /// The root.
@@ -54,20 +54,20 @@ struct Chunk {
 }
 
 /// Reads and checks an archive.
-pub(super) fn decode(archive: &[u8]) -> Result<Manifest, Refusal> {
+pub(super) fn decode(formats: &Formats, archive: &[u8]) -> Result<Manifest, Refusal> {
     let root = rkyv::access::<ArchivedRoot, rancor::Error>(archive);
     let root = root.map_err(|_| "the archive is not well formed")?;
     let format = root.format.to_native();
     if !(1..=2).contains(&format) {
-        return Err(Refusal::Unknown("unknown format; a newer program may read it".into()));
+        let what = "unknown format; a newer program may read it";
+        return Err(Refusal::Unknown("manifest-format", what.into()));
     }
     let codec = Codec::from_codes(root.codec.into(), root.codec_level.into()).ok_or("unknown codec")?;
     check(root.duplicates <= 1, "field duplicates")?;
     check(u32::from(root.tile_nnz) as usize == TILE_NNZ, "field tile nnz")?;
     let dims: Vec<u64> = root.modes.iter().map(|m| u32::from(m.dim).into()).collect();
     let shape = Shape::new(&dims).map_err(|_| "dims")?;
-    let codes = codes(root, shape.order())?;
-    let format = Format::from_codes(&codes, shape.order())?;
+    let format = formats.read(&record(root, shape.order())?, shape.order())?;
     check(root.modes.iter().all(|m| m.bits == width(u64::from(u32::from(m.dim)) - 1)), "bits of a mode")?;
     check(format.bit_layout(&shape).bit_modes() == root.bit_modes.as_slice(), "bit modes")?;
     let nnz = root.nnz.to_native();
@@ -92,29 +92,25 @@ pub(super) fn decode(archive: &[u8]) -> Result<Manifest, Refusal> {
 }
 
 /// What fields of its own say of the format.
-fn codes(root: &ArchivedRoot, order: usize) -> Result<PartitionCodes, &'static str> {
+fn record(root: &ArchivedRoot, order: usize) -> Result<FormatRecord, &'static str> {
     let layout = root.index_encoding.to_native();
     let levels = root.level_modes.to_native().to_le_bytes();
     let tree = root.format == 2;
-    let known = if tree { layout == u32::from(TREE_CODE) } else { (1..=2).contains(&layout) };
+    let known = if tree { layout == u32::from(Layout::TREE.0) } else { (1..=2).contains(&layout) };
     check(known, "unknown index encoding")?;
     check(root.block_bits == if tree { 0 } else { BLOCK_BITS }, "field block bits")?;
     let reserved =
         levels[order..].iter().any(|&mode| mode != 0) || !tree && (levels[0] != 0 || levels != [0; 8]);
     check(!reserved, if tree { "modes of levels" } else { "reserved fields of the archive" })?;
     check(tree || root.leaf_rule == 0, "reserved fields of the archive")?;
-    let mode_of = |level: usize| if tree && level < order { levels[level] } else { u8::MAX };
-    let mut parameters = Vec::new();
+    let (mut modes, mut parameters) = (None, Vec::new());
     if tree {
-        parameters.extend(root.leaf_rule.to_native().to_le_bytes());
-        parameters.extend([0; 4]);
+        let named: Vec<usize> = levels[..order].iter().map(|&mode| mode.into()).collect();
+        modes = Some(ModeOrder::new(&named).ok_or("modes of levels")?);
+        parameters.extend(u64::from(root.leaf_rule.to_native()).to_le_bytes());
     }
-    Ok(PartitionCodes {
-        format: root.format.into(),
-        layout,
-        levels: std::array::from_fn(mode_of),
-        parameters,
-    })
+    let layout = Layout(u8::try_from(layout).map_err(|_| "unknown index encoding")?);
+    Ok(FormatRecord { code: root.format.into(), layout, levels: modes, parameters })
 }
 
 fn entry(chunk: &ArchivedChunk) -> ChunkEntry {

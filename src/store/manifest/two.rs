@@ -1,9 +1,9 @@
 //! The body of a manifest of version 2 (formats-spec/container.md): a table of named sections, which hold fields and records as they lie.
 
-use super::{ChunkEntry, Codec, Manifest, PartOf, Partition, PartitionStatistics, Refusal, check};
-use crate::shape::{ORDER_MAX, Shape};
-use crate::store::format::{Format, PartitionCodes};
-use crate::store::version::Version;
+use super::{ChunkEntry, Codec, Manifest, PartOf, Partition, Refusal, check, check_cover};
+use crate::chunk::Version;
+use crate::format::{FIBER_LENGTHS, FormatRecord, Formats, GROUP_SIZES, Layout, PartitionStatistics};
+use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
 /// Bytes of a section's name.
 const NAME_BYTES: usize = 12;
@@ -23,11 +23,6 @@ const PARTITIONS_MAX: usize = 65536;
 const PARTITION_BYTES: usize = 64;
 const CHUNK_BYTES: usize = 144;
 const LABELS_BYTES: usize = 24;
-
-/// Group sizes of which a partition's distinct indices are counted: 512 times the powers of two.
-pub const GROUP_SIZES: usize = 8;
-/// Entries of the histogram of fibers' lengths.
-pub const FIBER_LENGTHS: usize = 32;
 
 /// The sections, ascending by name, and whether they are critical.
 const SECTIONS: [(&str, bool); 8] = [
@@ -111,12 +106,13 @@ pub(super) fn encode(manifest: &Manifest) -> Vec<u8> {
     let mut parameters = Vec::new();
     let mut partitions = Fields::default();
     for partition in &manifest.partitions {
-        let codes = partition.format.codes();
-        partitions.u32(codes.format).u32(codes.layout).u32(partition.targets).u32(partition.covers);
+        let record = partition.format.record();
+        let level = |l: usize| record.levels.as_ref().and_then(|levels| levels.modes().get(l)).copied();
+        partitions.u32(record.code).u32(record.layout.0.into()).u32(partition.targets).u32(partition.covers);
         partitions.u64(partition.chunks).u64(partition.nnz).u64(partition.hash.unwrap_or(0));
-        partitions.0.extend(codes.levels);
-        partitions.u64(parameters.len() as u64).u64(codes.parameters.len() as u64);
-        parameters.extend(codes.parameters);
+        partitions.0.extend((0..ORDER_MAX).map(|l| level(l).unwrap_or(u8::MAX)));
+        partitions.u64(parameters.len() as u64).u64(record.parameters.len() as u64);
+        parameters.extend(record.parameters);
     }
     let sections: Vec<_> = SECTIONS
         .into_iter()
@@ -208,7 +204,8 @@ fn statistics(manifest: &Manifest) -> Option<Vec<u8>> {
 
 /// The sections of a body, by the numbers of [`SECTIONS`].
 fn sections(body: &[u8]) -> Result<[Option<&[u8]>; SECTIONS.len()], Refusal> {
-    const WRONG: &str = "the table of sections";
+    const WRONG: Refusal = Refusal::Corrupt("manifest-sections", "the table of sections");
+    let check = |holds: bool, wrong: Refusal| if holds { Ok(()) } else { Err(wrong) };
     let head = body.get(..TABLE_AT).ok_or(WRONG)?;
     let mut head = Cursor(head);
     let count = head.u32() as usize;
@@ -248,23 +245,23 @@ fn sections(body: &[u8]) -> Result<[Option<&[u8]>; SECTIONS.len()], Refusal> {
         SECTIONS.iter().zip(&found).all(|((name, _), found)| found.is_some() || optional.contains(name));
     check(all, WRONG)?;
     match unknown {
-        Some(name) => Err(Refusal::Unknown(format!(
-            "needs `{name}`, which this program does not know; use a newer one"
-        ))),
+        Some(name) => Err(Refusal::Unknown(
+            "manifest-critical",
+            format!("needs `{name}`, which this program does not know; use a newer one"),
+        )),
         None => Ok(found),
     }
 }
 
 /// Reads and checks a body.
-pub(super) fn decode(body: &[u8]) -> Result<Manifest, Refusal> {
+pub(super) fn decode(formats: &Formats, body: &[u8]) -> Result<Manifest, Refusal> {
     let found = sections(body)?;
     let [_, labels, _, part, _, statistics, ..] = found;
     let [chunks, _, parameters, _, partitions, _, storage, tensor] = found.map(Option::unwrap_or_default);
-    let mut formats = partitions.chunks_exact(PARTITION_BYTES).map(|record| Cursor(record).u32());
-    if let Some(code) = formats.find(|&code| !Format::is_known(code)) {
-        return Err(Refusal::Unknown(format!(
-            "format {code}, which this program does not know; use a newer one"
-        )));
+    let mut codes = partitions.chunks_exact(PARTITION_BYTES).map(|record| Cursor(record).u32());
+    if let Some(code) = codes.find(|&code| !formats.is_known(code)) {
+        let what = format!("format {code}, which this program does not know; use a newer one");
+        return Err(Refusal::Unknown("manifest-format", what));
     }
     check(tensor.len() >= 4, "length of `tensor`")?;
     let mut fields = Cursor(tensor);
@@ -302,7 +299,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Manifest, Refusal> {
         value_min,
         value_max,
         longest_row_bounds,
-        partitions: read_partitions(partitions, parameters, &shape)?,
+        partitions: read_partitions(formats, partitions, parameters, &shape)?,
         chunks,
         part: part.map(read_part).transpose()?,
         shape,
@@ -313,11 +310,16 @@ pub(super) fn decode(body: &[u8]) -> Result<Manifest, Refusal> {
         read_statistics(section, &mut manifest)?;
     }
     labels.map_or(Ok(()), |section| check_labels(section, &manifest.shape))?;
-    check(manifest.hash() == Some(hash), "hash")?;
+    check_cover(manifest.hash() == Some(hash), "hash")?;
     Ok(manifest)
 }
 
-fn read_partitions(records: &[u8], parameters: &[u8], shape: &Shape) -> Result<Vec<Partition>, &'static str> {
+fn read_partitions(
+    formats: &Formats,
+    records: &[u8],
+    parameters: &[u8],
+    shape: &Shape,
+) -> Result<Vec<Partition>, Refusal> {
     let count = records.len() / PARTITION_BYTES;
     let fits = records.len().is_multiple_of(PARTITION_BYTES) && (1..=PARTITIONS_MAX).contains(&count);
     check(fits, "length of `partitions`")?;
@@ -333,14 +335,30 @@ fn read_partitions(records: &[u8], parameters: &[u8], shape: &Shape) -> Result<V
         let own = parameters.get(end..).and_then(|rest| rest.get(..length));
         let own = own.ok_or("parameters of a partition")?;
         end += length;
-        check(targets >> shape.order() == 0 && covers != 0 && chunks > 0, "field of a partition")?;
-        let codes = PartitionCodes { format, layout, levels, parameters: own.to_vec() };
-        let format = Format::from_codes(&codes, shape.order())?;
+        check_cover(targets >> shape.order() == 0 && covers != 0, "field of a partition")?;
+        check(chunks > 0, "field of a partition")?;
+        let layout = u8::try_from(layout).map(Layout).map_err(|_| "unknown layout")?;
+        let levels = read_levels(levels)?;
+        let record = FormatRecord { code: format, layout, levels, parameters: own.to_vec() };
+        let format = formats.read(&record, shape.order())?;
         Ok(Partition { format, targets, covers, chunks, nnz, hash: Some(hash), statistics: None })
     });
-    let partitions = partitions.collect::<Result<Vec<_>, &'static str>>()?;
+    let partitions = partitions.collect::<Result<Vec<_>, Refusal>>()?;
     check(end == parameters.len(), "length of `parameters`")?;
     Ok(partitions)
+}
+
+/// The modes of levels, 255 beyond the last one; nothing but 255 where the order is interleaved.
+fn read_levels(bytes: [u8; ORDER_MAX]) -> Result<Option<ModeOrder>, &'static str> {
+    let there = bytes.iter().take_while(|&&mode| mode != u8::MAX).count();
+    let (modes, beyond) = bytes.split_at(there);
+    let modes: Vec<usize> = modes.iter().map(|&mode| mode.into()).collect();
+    check(beyond.iter().all(|&mode| mode == u8::MAX), "modes of levels")?;
+    match ModeOrder::new(&modes) {
+        _ if modes.is_empty() => Ok(None),
+        None => Err("modes of levels"),
+        levels => Ok(levels),
+    }
 }
 
 fn entry(record: &[u8]) -> Result<ChunkEntry, &'static str> {

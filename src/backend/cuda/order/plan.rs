@@ -3,12 +3,13 @@
 use super::super::abi::{DIGIT_BITS, OrderTile, SORT_PORTION, TILE};
 use super::super::resident::blocks_of;
 use crate::backend::device::Facts;
+use crate::chunk::ALIGN;
 use crate::dense::Precision;
 use crate::encoding::tile::record_bytes;
 use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, column, width};
 use crate::error::{Error, Result};
-use crate::store::chunk::ALIGN;
+use crate::format::Layout;
 use crate::store::{ChunkHeader, Format, Manifest, SectionKind, Version};
 use std::ops::Range;
 
@@ -79,7 +80,7 @@ impl OrderPlan {
         values: ValueEncoding,
         image_nnz: u32,
     ) -> Result<Self> {
-        if *manifest.format() != Format::Blco(IndexEncoding::Tiled) {
+        if manifest.format().layout() != Layout::TILED {
             return Err(Error::request("only `tiled` chunks are put in another order"));
         }
         let nnz: u64 = manifest.chunks[chunks].iter().map(|c| c.nnz).sum();
@@ -168,7 +169,8 @@ impl OrderPlan {
             sections.push((SectionKind::Values, value_bytes));
         }
         let order = u8::try_from(self.order).expect("at most 8 modes");
-        let codes = Format::Blco(IndexEncoding::Tiled).chunk_codes(Version::NEWEST, self.values as u8);
+        let codes =
+            Format::blco(IndexEncoding::Tiled).record().chunk_codes(Version::NEWEST, self.values as u8);
         ChunkHeader::of_sections(Version::NEWEST, order, nnz, codes, &sections)
     }
 

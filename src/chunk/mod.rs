@@ -1,8 +1,9 @@
 //! The chunk: header, section table, image and file (formats-spec/container.md and, for version 1, container-1.md).
 
-pub use super::version::{ALIGN, FIXED_BYTES};
+mod version;
 
-use super::version::Version;
+pub use version::{ALIGN, FIXED_BYTES, Version};
+
 use crate::error::{Error, Result};
 use crate::sys::PAGE;
 use std::ops::Range;
@@ -208,17 +209,20 @@ impl ChunkHeader {
     /// Reads and checks the header that `bytes` begin with: magic, checksums, version, the section table's rules. A page is always
     /// enough.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
-        let wrong = |what: String| Err(Error::corrupt(path, what));
+        let wrong = |rule, what: String| Err(Error::corrupt(path, what).breaks(rule));
         if bytes.len() < FIXED_BYTES {
-            return wrong(format!("{} bytes; a chunk has at least {FIXED_BYTES}", bytes.len()));
+            return wrong(
+                "chunk-length",
+                format!("{} bytes; a chunk has at least {FIXED_BYTES}", bytes.len()),
+            );
         }
         if bytes[..8] != MAGIC {
-            return wrong("not a chunk: wrong magic at byte 0".into());
+            return wrong("chunk-magic", "not a chunk: wrong magic at byte 0".into());
         }
         if u64_at(bytes, FIXED_BYTES - 8) != xxh3_64(&bytes[..FIXED_BYTES - 8]) {
-            return wrong("corrupt: header checksum at byte 120".into());
+            return wrong("chunk-header", "corrupt: header checksum at byte 120".into());
         }
-        let version = Version::of_file(u32_at(bytes, 8), path)?;
+        let version = Version::of_file(u32_at(bytes, 8), path, "chunk-version")?;
         let (format, partition, table) = match version {
             Version::One => (0, 0, &bytes[SECTIONS_1_AT..FIXED_BYTES - 8]),
             Version::Two => {
@@ -226,14 +230,14 @@ impl ChunkHeader {
                 let table = bytes.get(FIXED_BYTES..version.header_bytes(count.min(SECTIONS_MAX + 1)));
                 let reserved = u32_at(bytes, 68) != 0 || bytes[80..FIXED_BYTES - 8].iter().any(|&b| b != 0);
                 let Some(table) = table.filter(|_| (1..=SECTIONS_MAX).contains(&count) && !reserved) else {
-                    return wrong("corrupt: section table at byte 64".into());
+                    return wrong("chunk-sections", "corrupt: section table at byte 64".into());
                 };
                 if xxh3_64(table) != checksum {
-                    return wrong("corrupt: section table's checksum at byte 72".into());
+                    return wrong("chunk-header", "corrupt: section table's checksum at byte 72".into());
                 }
                 let (table, rest) = table.split_at(ENTRY_BYTES * count);
                 if rest.iter().any(|&b| b != 0) {
-                    return wrong("corrupt: section table at byte 128".into());
+                    return wrong("chunk-sections", "corrupt: section table at byte 128".into());
                 }
                 (u32_at(bytes, 56), u32_at(bytes, 60), table)
             }
@@ -261,7 +265,7 @@ impl ChunkHeader {
         };
         if used == 0 || !rest_is_zero || !header.sections_follow_rules() {
             let at = if version == Version::One { SECTIONS_1_AT } else { FIXED_BYTES };
-            return wrong(format!("corrupt: section table at byte {at}"));
+            return wrong("chunk-sections", format!("corrupt: section table at byte {at}"));
         }
         Ok(header)
     }

@@ -24,7 +24,7 @@ impl Version {
     pub const NEWEST: Self = Self::Two;
 
     /// The version that a file of a store, whose checksum is right, says that it is of.
-    pub(super) fn of_file(code: u32, path: &Path) -> Result<Self> {
+    pub(crate) fn of_file(code: u32, path: &Path, rule: &'static str) -> Result<Self> {
         match code {
             1 => Ok(Self::One),
             2 => Ok(Self::Two),
@@ -33,7 +33,7 @@ impl Version {
                 let what = format!(
                     "format version {code}; this program reads versions 1 to {newest}: use a newer one, or pack again"
                 );
-                Err(Error::unusable(path, what))
+                Err(Error::unusable(path, what).breaks(rule))
             }
         }
     }

@@ -1,0 +1,212 @@
+//! Which formats are known: those of this program, and those that whoever calls registers.
+
+use super::blco::Blco;
+use super::hocfs::Hocfs;
+use super::{Checked, ChunkFormat};
+use crate::chunk::{ChunkCodes, ChunkHeader, Version};
+use crate::encoding::{IndexEncoding, LeafRule};
+use crate::error::{Error, Result};
+use crate::linear::BitLayout;
+use crate::shape::{ModeOrder, Shape};
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Codes from here up are of private formats: no page of formats-spec ever uses them.
+pub const PRIVATE_CODE: u32 = 1 << 31;
+
+/// How the sections of a chunk are laid out. Operations ask for it where they use more than nonzeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout(pub u8);
+
+impl Layout {
+    /// Keys, BLCO blocks and 64-bit re-encoded indices (formats-spec/blco.md).
+    pub const RAW: Self = Self(1);
+    /// Packed columns in tiles, which kernels read as they lie (formats-spec/encodings.md).
+    pub const TILED: Self = Self(2);
+    /// A compressed tree (formats-spec/hocfs.md).
+    pub const TREE: Self = Self(3);
+    /// Layouts of private formats are from here up.
+    pub const PRIVATE: Self = Self(128);
+
+    /// Whether chunks of this version of the container may have it.
+    pub(crate) fn is_known(self, version: Version) -> bool {
+        [Self::RAW, Self::TILED, Self::TREE].contains(&self)
+            || version > Version::One && self.0 >= Self::PRIVATE.0
+    }
+}
+
+/// What manifests record of a format: what it is, with what it was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormatRecord {
+    /// The format's code.
+    pub code: u32,
+    /// How its chunks are laid out.
+    pub layout: Layout,
+    /// The sort order: by the index in the first of these modes, then by the next one's. `None` where the modes' bits are interleaved.
+    pub levels: Option<ModeOrder>,
+    /// What only the format itself reads.
+    pub parameters: Vec<u8>,
+}
+
+impl FormatRecord {
+    /// The layout of the linear index that nonzeros are sorted by.
+    #[must_use]
+    pub fn bit_layout(&self, shape: &Shape) -> BitLayout {
+        let concatenated = |levels| BitLayout::concatenated(shape, levels);
+        self.levels.as_ref().map_or_else(|| BitLayout::new(shape), concatenated)
+    }
+
+    /// What chunks' headers say of it.
+    #[must_use]
+    pub fn chunk_codes(&self, version: Version, value_encoding: u8) -> ChunkCodes {
+        let format = if version == Version::One { 0 } else { self.code };
+        ChunkCodes { format, layout: self.layout.0, value_encoding }
+    }
+}
+
+/// A format with what it was told. Two are equal where manifests record the same of them.
+#[derive(Clone, Debug)]
+pub struct Format(Arc<dyn ChunkFormat>);
+
+impl Format {
+    /// This one.
+    #[must_use]
+    pub fn new(format: impl ChunkFormat) -> Self {
+        Self(Arc::new(format))
+    }
+
+    /// BLCO: linearized coordinates, the modes' bits interleaved.
+    #[must_use]
+    pub fn blco(encoding: IndexEncoding) -> Self {
+        Self::new(Blco(encoding))
+    }
+
+    /// HOCFS: a compressed tree whose level l has mode `levels.mode(l)`, slices of the main mode first.
+    #[must_use]
+    pub fn hocfs(levels: ModeOrder, leaf: LeafRule) -> Self {
+        Self::new(Hocfs { levels, leaf })
+    }
+
+    /// How its chunks are laid out.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.record().layout
+    }
+
+    /// The layout of the linear index that nonzeros are sorted by.
+    #[must_use]
+    pub fn bit_layout(&self, shape: &Shape) -> BitLayout {
+        self.record().bit_layout(shape)
+    }
+
+    /// The modes of a tree's levels, where chunks hold trees.
+    #[must_use]
+    pub fn tree_levels(&self) -> Option<ModeOrder> {
+        self.record().levels.filter(|_| self.layout() == Layout::TREE)
+    }
+}
+
+impl Deref for Format {
+    type Target = dyn ChunkFormat;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        self.record() == other.record()
+    }
+}
+
+impl Eq for Format {}
+
+/// How a format of one code is read.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    code: u32,
+    read: fn(&FormatRecord, usize) -> Checked<Format>,
+    of_chunk: fn(&ChunkHeader, &[u8]) -> Checked<Format>,
+}
+
+impl Known {
+    fn of<F: ChunkFormat>() -> Self {
+        Self {
+            code: F::code(),
+            read: |record, order| F::read(record, order).map(Format::new),
+            of_chunk: |header, image| F::of_chunk(header, image).map(Format::new),
+        }
+    }
+}
+
+/// The formats whose stores can be read.
+#[derive(Clone, Debug)]
+pub struct Formats(Vec<Known>);
+
+/// Those of this program.
+impl Default for Formats {
+    fn default() -> Self {
+        Self(vec![Known::of::<Blco>(), Known::of::<Hocfs>()])
+    }
+}
+
+impl Formats {
+    /// One more.
+    pub fn register<F: ChunkFormat>(&mut self) {
+        self.0.push(Known::of::<F>());
+    }
+
+    /// An error where a registered format has a code that is not private, or another one's.
+    pub fn check(&self) -> Result<()> {
+        for (at, known) in self.0.iter().enumerate().skip(Self::default().0.len()) {
+            if known.code < PRIVATE_CODE {
+                let what =
+                    format!("format {}: codes of formats that are registered are from 2^31 up", known.code);
+                return Err(Error::request(what));
+            }
+            if self.0[..at].iter().any(|other| other.code == known.code) {
+                return Err(Error::request(format!("format {}: registered twice", known.code)));
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, code: u32) -> Option<&Known> {
+        self.0.iter().find(|known| known.code == code)
+    }
+
+    /// Whether stores of a format of this code can be read.
+    #[must_use]
+    pub fn is_known(&self, code: u32) -> bool {
+        self.find(code).is_some()
+    }
+
+    /// The format that a manifest of a tensor of `order` records.
+    pub fn read(&self, record: &FormatRecord, order: usize) -> Checked<Format> {
+        let known = self.find(record.code).ok_or("unknown format")?;
+        if record.levels.is_some_and(|levels| levels.modes().iter().any(|&mode| usize::from(mode) >= order)) {
+            return Err("modes of levels");
+        }
+        let format = (known.read)(record, order)?;
+        // What it is told is recorded in one way.
+        if format.record() == *record {
+            Ok(format)
+        } else {
+            Err("layout, order of modes or parameters of a partition")
+        }
+    }
+
+    /// The format that a chunk tells of: what is known of it without its store's manifest.
+    pub fn of_chunk(&self, header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
+        let code = match (header.version, Layout(header.codes.layout)) {
+            (Version::One, Layout::TREE) => Hocfs::code(),
+            (Version::One, _) => Blco::code(),
+            _ => header.codes.format,
+        };
+        let known = self.find(code).ok_or_else(|| Error::unusable(path, format!("unknown format {code}")))?;
+        let wrong = |what| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
+        (known.of_chunk)(header, image).map_err(wrong)
+    }
+}
