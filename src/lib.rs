@@ -30,7 +30,7 @@
 //! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`] |
 //! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
 //! | save what is intact of a damaged store | [`Engine::salvage`], a [`Source`] too |
-//! | write it as text again, look whether it is whole | [`Engine::write_text`], [`Engine::verify`] |
+//! | write it as text again, hold all of it against what packing makes | [`Engine::write_text`], [`Engine::verify`] |
 //! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
 //! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`], whose session keeps the store's chunks in memory, the GPU's too |
@@ -97,6 +97,7 @@ pub use coo::tns::{IndexBase, ReadOptions, TnsReader};
 pub use coo::{Batch, Extent, Size, Source, SourceMemory};
 pub use decomp::{Als, Decomposition, Iteration, Model, StartReport, Stop};
 pub use dense::{Matrix, MatrixRef, Precision, Real};
+pub use encoding::values::ValueEncoding;
 pub use encoding::{IndexEncoding, LeafRule, TILE_NNZ};
 pub use engine::{Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, Modes, MttkrpSession, Progress};
 pub use error::{Damage, Error, Result};

@@ -7,7 +7,7 @@ use blco::{
     Batch, BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkHeader, ChunkRanges, ChunkSink,
     Codec, Cp, Decoder, Device, Engine, Extent, Format, FormatOption, FormatRecord, IndexEncoding, Layout,
     LevelOrder, Made, Matrix, Modes, NonzeroView, PackOptions, SectionKind, Shape, SortedTile, Source, Store,
-    TILE_NNZ, Version,
+    TILE_NNZ, ValueEncoding, Version,
 };
 use std::fs;
 use std::ops::Range;
@@ -24,8 +24,7 @@ const CODE: u32 = 1 << 31 | 7;
 const LAYOUT: Layout = Layout(130);
 const INDICES: SectionKind = SectionKind(1 << 31);
 const VALUES: SectionKind = SectionKind(1 << 31 | 1);
-/// The value encoding f64 (formats-spec/encodings.md).
-const F64: u8 = 3;
+const F64: u8 = ValueEncoding::F64 as u8;
 
 impl Coordinates {
     fn by(modes: &[usize]) -> Format {
@@ -142,6 +141,9 @@ impl ChunkDecoder for Coordinates {
             |kind| header.section(kind).map(|section| &image[section]).ok_or("a section is missing");
         let (order, nnz) = (usize::from(header.order), header.nnz as usize);
         let (indices, values) = (section(INDICES)?, section(VALUES)?);
+        if header.kinds().count() != 3 || indices.get(..order) != Some(self.sorted_by.modes()) {
+            return Err("other sections, or another order");
+        }
         if (indices.len(), values.len()) != (8 + 4 * order * nnz, 8 * nnz) {
             return Err("length of a section");
         }
@@ -289,6 +291,48 @@ fn an_engine_that_does_not_know_it_says_so() {
     let store = pack(&engine(1), dir.path(), "ours", Coordinates::by(&[0, 1]), &mut tensor, Codec::None);
     let said = Engine::builder().build().unwrap().open(store.path()).unwrap_err().to_string();
     assert!(said.contains("format 2147483655"), "{said}");
+}
+
+/// What no engine could open is not written, and what has its name stays.
+#[test]
+fn what_is_not_registered_is_not_packed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tensor = Tensor { dims: vec![60, 50], nnz: 1000 };
+    let there = pack(&engine(1), dir.path(), "a", Coordinates::by(&[0, 1]), &mut tensor, Codec::None);
+    let options = PackOptions {
+        format: FormatOption::Known(Coordinates::by(&[1, 0])),
+        replace: true,
+        ..PackOptions::new(there.path().to_path_buf())
+    };
+    let other = Engine::builder().device(Device::Cpu).build().unwrap();
+    let said = other.pack(&mut tensor, &options).unwrap_err().to_string();
+    assert!(said.contains("register it"), "{said}");
+    let levels = PackOptions { format: FormatOption::Known(Coordinates::by(&[1, 7])), ..options };
+    assert!(engine(1).pack(&mut tensor, &levels).is_err());
+    assert_eq!(engine(1).open(there.path()).unwrap().id(), there.id());
+}
+
+/// Modes that the tensor does not have, in a chunk whose checksums are right.
+#[test]
+fn a_chunk_that_lies_about_its_order_is_not_salvaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tensor = Tensor { dims: vec![60, 50], nnz: 1000 };
+    let engine = engine(1);
+    let store = pack(&engine, dir.path(), "a", Coordinates::by(&[0, 1]), &mut tensor, Codec::None);
+    fs::remove_file(store.path().join("manifest")).unwrap();
+    let chunk = store.path().join("chunk-000000.bin");
+    let mut bytes = fs::read(&chunk).unwrap();
+    // The header's 256 bytes, SHAPE and its gap; then the modes.
+    assert_eq!(bytes[384..386], [0, 1]);
+    bytes[385] = 7;
+    let stored = u32::from_le_bytes(bytes[40..44].try_into().unwrap()) as usize;
+    let payload = xxhash_rust::xxh3::xxh3_64(&bytes[256..256 + stored]);
+    bytes[48..56].copy_from_slice(&payload.to_le_bytes());
+    let header = xxhash_rust::xxh3::xxh3_64(&bytes[..120]);
+    bytes[120..128].copy_from_slice(&header.to_le_bytes());
+    fs::write(&chunk, bytes).unwrap();
+    let said = engine.salvage(store.path()).err().unwrap().to_string();
+    assert!(said.contains("modes of levels"), "{said}");
 }
 
 /// A store whose manifest is lost, and a chunk, comes back as it was but for that chunk.

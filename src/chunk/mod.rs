@@ -14,6 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const ENTRY_BYTES: usize = 16;
 /// Where the section table of version 1 begins, which is part of the fixed bytes.
 const SECTIONS_1_AT: usize = 56;
+/// Sections of version 1 at most.
+const SECTIONS_1_MAX: usize = (FIXED_BYTES - 8 - SECTIONS_1_AT) / ENTRY_BYTES;
 /// Sections at most: a header fits a page.
 pub const SECTIONS_MAX: usize = (PAGE - FIXED_BYTES) / ENTRY_BYTES;
 const MAGIC: [u8; 8] = *b"BLCOCHNK";
@@ -135,6 +137,8 @@ impl ChunkHeader {
         codes: ChunkCodes,
         lengths: &[(SectionKind, u64)],
     ) -> Self {
+        let most = if version == Version::One { SECTIONS_1_MAX } else { SECTIONS_MAX };
+        assert!(lengths.len() <= most, "sections of a header");
         let field = |x: u64| u32::try_from(x).expect("an image stays below 4 GiB");
         let mut end = version.header_bytes(lengths.len()) as u64;
         let section = |&(kind, bytes): &(SectionKind, u64)| {

@@ -109,8 +109,8 @@ impl Engine {
     pub fn ttv<T: Real>(&self, store: &Store, mode: usize, vector: &[T], sink: Sink<'_>) -> Result<u64> {
         let dims = store.manifest().shape.dims();
         if dims.get(mode).is_none_or(|&dim| dim as usize != vector.len()) {
-            let what =
-                format!("a vector of {} numbers along mode {mode}, from 0, of dims {dims:?}", vector.len());
+            let (numbers, mode) = (vector.len(), mode.saturating_add(1));
+            let what = format!("a vector of {numbers} numbers along mode {mode} of dims {dims:?}");
             return Err(Error::request(what));
         }
         let temporary = self.options().temp_dir.clone().unwrap_or_else(std::env::temp_dir);

@@ -13,9 +13,10 @@ use std::sync::Arc;
 /// Nonzeros of the tiles that are worked on at once: enough for every thread, little memory.
 pub(crate) const PENDING_NNZ: usize = 128 * TILE_NNZ;
 
-/// Bytes that a cutter holds outside its open chunk: nonzeros that wait, as `nonzero_bytes` each, and two groups of tiles.
-pub(crate) fn waiting_bytes(order: usize, nonzero_bytes: usize) -> usize {
-    PENDING_NNZ * (nonzero_bytes + 2 * (4 * order + size_of::<f64>()))
+/// Bytes that a cutter of chunks of `format` holds outside its open chunk: nonzeros that wait, as `nonzero_bytes` each, and two groups of tiles.
+pub(crate) fn waiting_bytes(format: &Format, order: usize, nonzero_bytes: usize) -> usize {
+    let piece = 4 * order + size_of::<f64>() + format.made_bytes(order);
+    PENDING_NNZ * (nonzero_bytes + 2 * piece)
 }
 
 /// A tile, and what threads made of it.

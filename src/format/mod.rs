@@ -50,7 +50,8 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
     where
         Self: Sized;
 
-    /// The format that a chunk tells of, where its store's manifest is lost; or what is wrong with it.
+    /// The format that a chunk tells of, where its store's manifest is lost; or what is wrong with it. A chunk that does not tell all that the
+    /// format was told cannot be salvaged then. The header has been checked, its sections have not.
     fn of_chunk(header: &ChunkHeader, image: &[u8]) -> Checked<Self>
     where
         Self: Sized;
@@ -79,10 +80,10 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
     /// Bytes of an image that a nonzero takes at least: bounds a chunk's nonzeros.
     fn nonzero_bytes_min(&self) -> u64;
 
-    /// Whether chunks may have the value encoding of this code (formats-spec/encodings.md).
+    /// Whether chunks may have the value encoding of this code, one of [`ValueEncoding`]'s.
     fn has_value_encoding(&self, code: u8) -> bool;
 
-    /// Bytes that a builder takes for an open chunk whose image has at most `chunk_bytes`.
+    /// Bytes that a builder takes for an open chunk whose image has at most `chunk_bytes`, buffers of one size included.
     fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64;
 
     /// The same while chunks with these headers, of images of at most `chunk_bytes`, are built again.
@@ -93,6 +94,11 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
         _headers: &mut dyn Iterator<Item = Result<ChunkHeader>>,
     ) -> Result<u64> {
         Ok(self.open_chunk_bytes(chunk_bytes))
+    }
+
+    /// Bytes that a [`TileWorker`] makes of a nonzero of a tensor of `order`, at most.
+    fn made_bytes(&self, _order: usize) -> usize {
+        0
     }
 
     /// The least bound on images that allows a chunk of `nnz` nonzeros and an image of `image_bytes`.
@@ -110,7 +116,7 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
 /// What was checked, or what is wrong with it.
 pub type Checked<T> = std::result::Result<T, &'static str>;
 
-/// What a [`TileWorker`] has made of a tile: kept from tile to tile, so that its memory is.
+/// What a [`TileWorker`] has made of a tile. It is handed over again for another tile, with what it held, so that memory is used again.
 pub type Made = Option<Box<dyn Any + Send + Sync>>;
 
 /// Takes finished chunks.
@@ -123,8 +129,8 @@ pub trait ChunkBuilder: Debug + Send {
         None
     }
 
-    /// Takes the next tile, in order, with what was made of it; finished chunks go to `sink`. Where chunks are cut must depend on the
-    /// nonzeros alone.
+    /// Takes the next tile, in order, with what was made of it; finished chunks go to `sink`. All tiles but the last are full. Where chunks are
+    /// cut must depend on the nonzeros alone; no more nonzeros may wait here than lie in three chunks.
     fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()>;
 
     /// Closes the last chunk.
@@ -238,16 +244,16 @@ impl DecodedTile<'_> {
 
 /// Reads the chunks of a registered format.
 pub trait ChunkDecoder: Debug + Send + Sync {
-    /// Checks what its sections hold, as far as that costs time proportional to tiles, or says what is wrong. The header and SHAPE have been
-    /// checked.
+    /// Checks what its sections hold, as far as that costs time proportional to tiles, or says what is wrong: that they are there and no others
+    /// are, and have the lengths of `header.nnz` nonzeros, whatever a hostile file says. The header, checksums and SHAPE have been checked.
     fn open<'a>(&'a self, header: &ChunkHeader, image: &'a [u8]) -> Checked<Box<dyn NonzeroView + 'a>>;
 }
 
 /// The nonzeros of a chunk of a registered format.
 pub trait NonzeroView: Debug + Send + Sync {
     /// Decodes nonzeros `range` of the chunk, at most [`TILE_NNZ`]: the first indices of each column, one of [`TILE_NNZ`] for each mode, and the
-    /// first values. False where a number is out of range; (indices outside of the dims, and values that are not finite, are found by
-    /// whoever calls).
+    /// first values. False where a number is out of range. (Whoever calls finds indices outside of the dims, and values that are not
+    /// finite.)
     fn decode(&self, range: Range<usize>, indices: &mut [u32], values: &mut [f64]) -> bool;
 
     /// Bytes of the image that values take.
@@ -267,7 +273,7 @@ pub enum Decoder {
     /// Of trees.
     #[doc(hidden)]
     Tree(tree::TreeDecoder),
-    /// Of a registered format.
+    /// Of a registered format, for tensors of this shape.
     Other(Shape, Box<dyn ChunkDecoder>),
 }
 
@@ -275,7 +281,10 @@ impl Decoder {
     /// A decoder for chunks of `format` of a tensor of `shape`.
     #[must_use]
     pub fn new(shape: &Shape, format: &Format) -> Self {
-        format.decoder(shape)
+        match format.decoder(shape) {
+            Self::Other(_, decoder) => Self::Other(shape.clone(), decoder),
+            own => own,
+        }
     }
 
     /// The shape.

@@ -31,8 +31,8 @@ impl<'a> OtherView<'a> {
         image: &'a [u8],
         path: PathBuf,
     ) -> Result<Self> {
-        let wrong = |what| wrong_section(&path, header, what);
-        check_dims(shape, header, image).map_err(wrong)?;
+        let wrong = |what| Error::corrupt(&path, format!("chunk {}: corrupt: {what}", header.number));
+        check_dims(shape, header, image).map_err(|what| wrong_section(&path, header, what))?;
         let value_encoding = ValueEncoding::from_code(header.codes.value_encoding);
         let value_encoding = value_encoding.ok_or_else(|| wrong("unknown value encoding"))?;
         let nonzeros = decoder.open(header, image).map_err(wrong)?;
@@ -123,9 +123,11 @@ impl<'a> OtherView<'a> {
             sound &= high[m] < self.shape.dims()[m];
         }
         let values = &values[..nnz];
-        if !sound || values.iter().any(|v| !v.is_finite()) {
+        let finite = values.iter().all(|v| v.is_finite());
+        if !sound || !finite {
+            let rule = if sound { "image-value" } else { "image-index" };
             let what = format!("chunk {}: corrupt: tile {t}: a number out of range", self.number);
-            return Err(Error::corrupt(&self.path, what).breaks("image-index"));
+            return Err(Error::corrupt(&self.path, what).breaks(rule));
         }
         Ok(DecodedTile { nnz, low, high, indices, values })
     }

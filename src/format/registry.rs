@@ -36,14 +36,16 @@ impl Layout {
     }
 }
 
-/// What manifests record of a format: what it is, with what it was told.
+/// What manifests record of a format: what it is, with what it was told. One record for each format: what
+/// [`ChunkFormat::read`] makes of one gives the same record again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatRecord {
     /// The format's code.
     pub code: u32,
-    /// How its chunks are laid out.
+    /// How its chunks are laid out: a private format has a private layout.
     pub layout: Layout,
-    /// The sort order: by the index in the first of these modes, then by the next one's. `None` where the modes' bits are interleaved.
+    /// The sort order: by the index in the first of these modes, all of the tensor's, then by the next one's. `None` where the modes' bits are
+    /// interleaved.
     pub levels: Option<ModeOrder>,
     /// What only the format itself reads.
     pub parameters: Vec<u8>,
@@ -51,10 +53,23 @@ pub struct FormatRecord {
 
 impl FormatRecord {
     /// The layout of the linear index that nonzeros are sorted by.
+    #[doc(hidden)]
     #[must_use]
     pub fn bit_layout(&self, shape: &Shape) -> BitLayout {
         let concatenated = |levels| BitLayout::concatenated(shape, levels);
         self.levels.as_ref().map_or_else(|| BitLayout::new(shape), concatenated)
+    }
+
+    /// An error unless it can be of a tensor of `order`: levels name each mode once, layouts are private where the format is.
+    fn check(&self, order: usize) -> Checked<()> {
+        let names_all = |levels: &ModeOrder| {
+            levels.modes().len() == order && levels.modes().iter().all(|&mode| usize::from(mode) < order)
+        };
+        if !self.levels.as_ref().is_none_or(names_all) {
+            return Err("modes of levels");
+        }
+        let is_private = self.code >= PRIVATE_CODE;
+        if is_private == (self.layout.0 >= Layout::PRIVATE.0) { Ok(()) } else { Err("unknown layout") }
     }
 
     /// What chunks' headers say of it.
@@ -95,6 +110,7 @@ impl Format {
     }
 
     /// The layout of the linear index that nonzeros are sorted by.
+    #[doc(hidden)]
     #[must_use]
     pub fn bit_layout(&self, shape: &Shape) -> BitLayout {
         self.record().bit_layout(shape)
@@ -186,9 +202,7 @@ impl Formats {
     /// The format that a manifest of a tensor of `order` records.
     pub fn read(&self, record: &FormatRecord, order: usize) -> Checked<Format> {
         let known = self.find(record.code).ok_or("unknown format")?;
-        if record.levels.is_some_and(|levels| levels.modes().iter().any(|&mode| usize::from(mode) >= order)) {
-            return Err("modes of levels");
-        }
+        record.check(order)?;
         let format = (known.read)(record, order)?;
         // What it is told is recorded in one way.
         if format.record() == *record {
@@ -207,6 +221,12 @@ impl Formats {
         };
         let known = self.find(code).ok_or_else(|| Error::unusable(path, format!("unknown format {code}")))?;
         let wrong = |what| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
-        (known.of_chunk)(header, image).map_err(wrong)
+        let format = (known.of_chunk)(header, image).map_err(wrong)?;
+        let record = format.record();
+        record.check(header.order.into()).map_err(wrong)?;
+        if record.chunk_codes(header.version, header.codes.value_encoding) != header.codes {
+            return Err(wrong("layout"));
+        }
+        Ok(format)
     }
 }

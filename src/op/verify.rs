@@ -5,7 +5,7 @@ use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::hocfs::OPEN_CHUNKS;
-use crate::format::{BuiltChunk, ChunkView, Cutter, PENDING_NNZ, Statistics, waiting_bytes};
+use crate::format::{BuiltChunk, ChunkView, Cutter, PENDING_NNZ, PRIVATE_CODE, Statistics, waiting_bytes};
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::manifest::PartOf;
@@ -78,8 +78,10 @@ impl<'a> Verify<'a> {
             Err(Error::Corrupt { .. }) => format.open_chunk_bytes(*chunk_bytes),
             bytes => bytes?,
         };
-        let open = open.min(nnz.saturating_mul(node));
-        let waiting = waiting_bytes(shape.order(), size_of::<Nonzero<u128>>());
+        // Buffers of one size, which registered formats may have, do not shrink with the nonzeros.
+        let own = format.record().code < PRIVATE_CODE;
+        let open = if own { open.min(nnz.saturating_mul(node)) } else { open };
+        let waiting = waiting_bytes(format, shape.order(), size_of::<Nonzero<u128>>());
         Ok(open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64)
     }
 
@@ -198,7 +200,7 @@ impl Compared<'_> {
     /// Whether the open chunk is no longer than those stored that it can lie in: what its memory was reckoned by.
     fn within(&self) -> Result<()> {
         let waiting: u64 = self.ahead.iter().map(|chunk| u64::from(chunk.header.nnz)).sum();
-        let open = self.cutter_nnz - self.built_nnz - waiting;
+        let open = self.cutter_nnz.saturating_sub(self.built_nnz + waiting);
         let number = self.built + self.ahead.len();
         let stored = self.store.manifest().chunks.iter().skip(number).map(|chunk| chunk.nnz);
         // One to spare.

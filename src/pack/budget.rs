@@ -60,7 +60,9 @@ pub struct Budget {
 fn writer(options: &PackOptions) -> u64 {
     let open_chunk = options.format.open_chunk_bytes(options.chunk_bytes);
     let left = (open_chunk.saturating_sub(OPEN_CHUNK_BYTES) / 8).min(OPEN_CHUNK_BYTES);
-    CUTTER_BYTES + open_chunk + left + options.codec.encoder_bytes(options.chunk_bytes)
+    CUTTER_BYTES
+        .saturating_add(open_chunk)
+        .saturating_add(left + options.codec.encoder_bytes(options.chunk_bytes))
 }
 
 /// The least memory in which `source` can be packed with `options` on `threads` threads.

@@ -91,6 +91,10 @@ pub fn pack(
         (PackInput::Staged(stage, extent), shape)
     };
     let format = options.format.resolve(shape.order())?;
+    if options.formats.read(&format.record(), shape.order()) != Ok(format.clone()) {
+        let what = "is not one that this engine reads; register it by `EngineBuilder::format`";
+        return Err(Error::request(format!("format {}: {what}", format.name())));
+    }
     let layout = format.bit_layout(&shape);
     let job =
         PackJob { sys, options, budget, watch, shape: &shape, format, layout: &layout, start, identity };
@@ -218,6 +222,19 @@ impl PackJob<'_> {
         })
     }
 
+    /// An error where a registered format has built a chunk that no reader takes.
+    fn check_built(&self, chunk: &BuiltChunk) -> Result<()> {
+        let (header, format) = (&chunk.header, &self.format);
+        let codes = format.record().chunk_codes(Version::NEWEST, header.codes.value_encoding);
+        let right = header.codes == codes
+            && format.has_value_encoding(header.codes.value_encoding)
+            && usize::from(header.order) == self.shape.order()
+            && header.nnz as usize == chunk.ranges.nnz
+            && chunk.image.len() as u64 <= self.options.chunk_bytes;
+        let what = "has built a chunk that is not as it says or longer than `chunk_bytes`";
+        if right { Ok(()) } else { Err(Error::request(format!("format {} {what}", format.name()))) }
+    }
+
     /// Settles duplicates and cuts everything into chunks.
     fn cut<K: Key>(
         &self,
@@ -227,7 +244,10 @@ impl PackJob<'_> {
         total: u64,
     ) -> Result<Manifest> {
         let mut cutter = Cutter::new(Version::NEWEST, self.shape, &self.format, self.options.chunk_bytes);
-        let mut store = |chunk: BuiltChunk| staging.add(chunk);
+        let mut store = |chunk: BuiltChunk| {
+            self.check_built(&chunk)?;
+            staging.add(chunk)
+        };
         let mut done = 0;
         sorted.for_each_slice(|slice| {
             slice.chunks(PENDING_NNZ).try_for_each(|part| {

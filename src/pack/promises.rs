@@ -56,6 +56,7 @@ impl Promises {
         if largest.len() == dims.len() && largest.iter().zip(dims).all(inside) {
             return Ok(());
         }
-        Err(Error::input(&self.source, format!("indices up to {largest:?}, from 0, of dims {dims:?}")))
+        let largest: Vec<u64> = largest.iter().map(|&index| u64::from(index) + 1).collect();
+        Err(Error::input(&self.source, format!("indices up to {largest:?} of dims {dims:?}")))
     }
 }

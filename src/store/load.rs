@@ -157,8 +157,8 @@ impl Store {
     fn header(&self, number: usize, file: &[u8], path: &Path) -> Result<ChunkHeader> {
         let own = (self.manifest.version as u32).to_le_bytes();
         let header = ChunkHeader::decode(file, path).map_err(|error| match error.rule() {
-            // By the rules of another version it is to be read in vain.
-            Some("chunk-sections") if file.get(8..12) != Some(&own) => error.breaks("chunk-version"),
+            // What comes behind the checksum is read by the rules of the version that it says.
+            Some("chunk-sections") if file.get(8..12) != Some(&own) => other_version(path),
             _ => error,
         })?;
         self.check_identity(&header, number, path)?;
@@ -172,6 +172,9 @@ impl Store {
     pub fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
         let (entry, manifest) = (&self.manifest.chunks[number], &self.manifest);
         let format = manifest.format();
+        if header.version != manifest.version {
+            return Err(other_version(path));
+        }
         let same = header.store_id == self.id
             && header.number as usize == number
             && header.first_nonzero == entry.first_nonzero
@@ -179,7 +182,6 @@ impl Store {
             && u64::from(header.image_bytes) == entry.image_bytes
             && header.payload_checksum == entry.payload_checksum
             && usize::from(header.order) == manifest.shape.order()
-            && header.version == manifest.version
             && header.partition == 0
             && header.codes == format.record().chunk_codes(header.version, header.codes.value_encoding)
             && entry.value_encoding.is_none_or(|code| header.codes.value_encoding == code)
@@ -191,12 +193,18 @@ impl Store {
         }
         let bytes = header.file_bytes() == entry.file_bytes;
         if !file::stored_fits(header) || !bytes {
-            // What no frame can be so long or short as is no stored bytes' fault.
+            // With a codec, lengths that the file bears out, and no frame has, are the frame's fault.
             let rule = if bytes && header.codec > 0 { "chunk-frame" } else { "chunk-stored" };
             return Err(Error::corrupt(path, "corrupt: stored bytes at byte 40").breaks(rule));
         }
         Ok(())
     }
+}
+
+/// The error about a chunk of another version than its store's manifest.
+fn other_version(path: &Path) -> Error {
+    Error::corrupt(path, "corrupt: of another version of the container than the manifest")
+        .breaks("chunk-version")
 }
 
 impl DecodeScratch {

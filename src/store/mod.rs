@@ -257,7 +257,7 @@ impl Store {
                 let holds = if self.manifest.codec == Codec::None { bytes } else { file::frame_holds(bytes) };
                 if bytes != entry.file_bytes || entry.image_bytes > holds {
                     let what = format!("corrupt: {bytes} bytes cannot hold what the manifest says");
-                    return Err(Error::corrupt(path, what));
+                    return Err(Error::corrupt(path, what).breaks("chunk-length"));
                 }
             }
         }

@@ -65,7 +65,8 @@ fn slots_that_the_leaf_rule_forbids_are_refused() {
             let damaged = crate::common::with_section(&store, SectionKind::Levels, |levels| {
                 levels[16 + 4 * (order - 1)..][..4].copy_from_slice(&slots.to_le_bytes());
             });
-            let refused = opening(&damaged).is_err_and(|e| e.ends_with("chunk 0: corrupt: LEVELS section"));
+            let refused = opening(&damaged)
+                .is_err_and(|e| e.ends_with("chunk 0: corrupt: LEVELS section (image-section)"));
             assert_eq!(refused, !(96..=most).contains(&slots), "{leaf:?}, {slots} slots");
         }
     }

@@ -174,9 +174,8 @@ pub(super) fn check_rank(rank: usize) -> Result<()> {
 fn check_modes(modes: &[usize], order: usize) -> Result<()> {
     let wrong = |(i, m): (usize, &usize)| *m >= order || modes[..i].contains(m);
     if modes.is_empty() || modes.iter().enumerate().any(wrong) {
-        let what = format!(
-            "modes {modes:?}, from 0, of a tensor of order {order}: give some of its modes, each once"
-        );
+        let modes: Vec<usize> = modes.iter().map(|mode| mode.saturating_add(1)).collect();
+        let what = format!("modes {modes:?} of a tensor of order {order}: give some of its modes, each once");
         return Err(Error::request(what));
     }
     Ok(())

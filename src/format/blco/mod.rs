@@ -75,6 +75,14 @@ impl ChunkFormat for Blco {
         Ok(build::open_chunk_bytes(images.min(chunk_bytes)))
     }
 
+    fn made_bytes(&self, order: usize) -> usize {
+        match self.0 {
+            // An index, and a key with where it starts.
+            IndexEncoding::Raw => 24,
+            IndexEncoding::Tiled => 4 * order,
+        }
+    }
+
     fn chunk_bytes_least(&self, nnz: u32, image_bytes: u32) -> u64 {
         build::chunk_bytes_least(nnz, image_bytes)
     }

@@ -143,7 +143,7 @@ impl TreeEncoder {
 
     /// The manifest entry's linear and row ranges.
     fn ranges(&self, tree: &Tree) -> ChunkRanges {
-        let mut ranges = ChunkRanges::default();
+        let mut ranges = ChunkRanges { nnz: tree.nnz(), ..ChunkRanges::default() };
         let (mut first, mut last) = ([0; ORDER_MAX], [0; ORDER_MAX]);
         for (l, &mode) in self.levels.modes().iter().enumerate() {
             let mode = usize::from(mode);

@@ -59,17 +59,19 @@ pub fn damage(error: Error) -> Result<String> {
 pub(super) struct Examiner {
     sys: Sys,
     formats: Formats,
+    /// The manifest's format, where there is a manifest.
+    recorded: Option<Format>,
     reader: LoneReader,
     /// Made again where a chunk is of another shape or format than the one before.
     decoder: Option<(Format, Decoder)>,
 }
 
 impl Examiner {
-    /// Of chunks that take at most `memory` bytes.
-    pub fn new(sys: &Sys, formats: &Formats, memory: u64) -> Result<Self> {
+    /// Of chunks that take at most `memory` bytes, and have the format `recorded` where that is known.
+    pub fn new(sys: &Sys, formats: &Formats, recorded: Option<Format>, memory: u64) -> Result<Self> {
         let mut reader = LoneReader::new(sys)?;
         reader.limit(memory);
-        Ok(Self { sys: sys.clone(), formats: formats.clone(), reader, decoder: None })
+        Ok(Self { sys: sys.clone(), formats: formats.clone(), recorded, reader, decoder: None })
     }
 
     /// Lets go of the memory; the next chunk takes it again.
@@ -129,10 +131,13 @@ impl Examiner {
         header: &ChunkHeader,
         sink: &mut dyn FnMut(Batch) -> Result<()>,
     ) -> Result<(Shape, Format)> {
-        let Self { sys, formats, reader, decoder } = self;
+        let Self { sys, formats, recorded, reader, decoder } = self;
         let image = reader.load(path, header)?;
         let shape = chunk_shape(header, image, path)?;
-        let format = formats.of_chunk(header, image, path)?;
+        let format = match recorded {
+            Some(format) => format.clone(),
+            None => formats.of_chunk(header, image, path)?,
+        };
         if decoder.as_ref().is_none_or(|(f, d)| *f != format || *d.shape() != shape) {
             *decoder = Some((format.clone(), Decoder::new(&shape, &format)));
         }

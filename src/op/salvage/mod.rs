@@ -138,7 +138,7 @@ impl Salvage {
         }
         let total = manifest.as_ref().map(|store| store.manifest().nnz);
         let refuse = |header: &ChunkHeader| manifest.as_ref().and_then(|store| foreign(store, header));
-        let mut examiner = Examiner::new(sys, formats, memory)?;
+        let mut examiner = Examiner::new(sys, formats, manifest.as_ref().map(Store::format), memory)?;
         let mut examined = Vec::with_capacity(files.len());
         let mut done = 0;
         for file in files {
@@ -283,17 +283,14 @@ fn foreign(store: &Store, header: &ChunkHeader) -> Option<String> {
     (!known).then(|| format!("says that it is chunk {number} of this store, which the manifest denies"))
 }
 
-/// The same, if its dims and its format are the manifest's or there is no manifest.
+/// The same, if its dims are the manifest's or there is no manifest.
 fn as_recorded(store: Option<&Store>, examined: Examined) -> Examined {
     let (Ok(contents), Some(store)) = (&examined.contents, store) else { return examined };
     let manifest = store.manifest();
-    let section = match contents {
-        _ if contents.shape != manifest.shape => "SHAPE",
-        _ if contents.format != *manifest.format() => "LEVELS",
-        _ => return examined,
-    };
-    let reason = format!("corrupt: {section} section differs from the manifest");
-    Examined { contents: Err(reason), ..examined }
+    if contents.shape == manifest.shape {
+        return examined;
+    }
+    Examined { contents: Err("corrupt: SHAPE section differs from the manifest".into()), ..examined }
 }
 
 /// Whether a coordinate occurs twice, in a chunk or where one ends and the next one begins.

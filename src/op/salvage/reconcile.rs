@@ -3,7 +3,6 @@
 use super::examine::Examined;
 use super::{Loss, UnusedFile};
 use crate::encoding::TILE_NNZ;
-use crate::format::Layout;
 use crate::store::{ChunkEntry, ChunkHeader, Manifest, chunk_name};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -143,12 +142,12 @@ impl Gap {
     }
 }
 
-/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a BLCO store can end
-/// inside a tile: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
-/// Chunks of trees end anywhere.
+/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a store whose format cuts at tiles can
+/// end inside one: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
 fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
-    let mut of_store = examined.iter().filter_map(|e| e.header.as_ref()).filter(|h| h.store_id == id);
-    let cut_at_tiles = of_store.all(|h| h.codes.layout != Layout::TREE.0);
+    let of_store = |e: &&Examined| e.header.as_ref().is_some_and(|h| h.store_id == id);
+    let mut intact = examined.iter().filter(of_store).filter_map(|e| e.contents.as_ref().ok());
+    let cut_at_tiles = intact.all(|contents| contents.format.cuts_at_tiles());
     let inside_a_tile = |end: u64| cut_at_tiles && !end.is_multiple_of(TILE_NNZ as u64);
     if inside_a_tile(end) {
         return None;

@@ -254,7 +254,8 @@ impl Manifest {
     /// Every rule of a partition's chunks.
     fn check_chunks(&self, partition: &Partition, chunks: &[ChunkEntry]) -> std::result::Result<(), Refusal> {
         let cuts_at_tiles = partition.format.cuts_at_tiles();
-        let nnz_max = super::CHUNK_BYTES_MAX / partition.format.nonzero_bytes_min().max(1);
+        let least = if cuts_at_tiles { 4 } else { 2 };
+        let nnz_max = super::CHUNK_BYTES_MAX / partition.format.nonzero_bytes_min().max(least);
         let mut next = 0u64;
         for chunk in chunks {
             check(chunk.nnz > 0, "nnz of a chunk")?;

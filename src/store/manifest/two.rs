@@ -2,7 +2,9 @@
 
 use super::{ChunkEntry, Codec, Manifest, PartOf, Partition, Refusal, check, check_cover};
 use crate::chunk::Version;
-use crate::format::{FIBER_LENGTHS, FormatRecord, Formats, GROUP_SIZES, Layout, PartitionStatistics};
+use crate::format::{
+    FIBER_LENGTHS, FormatRecord, Formats, GROUP_SIZES, Layout, PRIVATE_CODE, PartitionStatistics,
+};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
 /// Bytes of a section's name.
@@ -260,7 +262,12 @@ pub(super) fn decode(formats: &Formats, body: &[u8]) -> Result<Manifest, Refusal
     let [chunks, _, parameters, _, partitions, _, storage, tensor] = found.map(Option::unwrap_or_default);
     let mut codes = partitions.chunks_exact(PARTITION_BYTES).map(|record| Cursor(record).u32());
     if let Some(code) = codes.find(|&code| !formats.is_known(code)) {
-        let what = format!("format {code}, which this program does not know; use a newer one");
+        let way = if code < PRIVATE_CODE {
+            "which this program does not know; use a newer one"
+        } else {
+            "a private one: open it by an engine that registers it"
+        };
+        let what = format!("format {code}, {way}");
         return Err(Refusal::Unknown("manifest-format", what));
     }
     check(tensor.len() >= 4, "length of `tensor`")?;
@@ -335,8 +342,8 @@ fn read_partitions(
         let own = parameters.get(end..).and_then(|rest| rest.get(..length));
         let own = own.ok_or("parameters of a partition")?;
         end += length;
-        check_cover(targets >> shape.order() == 0 && covers != 0, "field of a partition")?;
         check(chunks > 0, "field of a partition")?;
+        check_cover(targets >> shape.order() == 0 && covers != 0, "field of a partition")?;
         let layout = u8::try_from(layout).map(Layout).map_err(|_| "unknown layout")?;
         let levels = read_levels(levels)?;
         let record = FormatRecord { code: format, layout, levels, parameters: own.to_vec() };
