@@ -1,10 +1,11 @@
 //! Every nonzero, in the store's order, one after the other: what exporting and other sequential work are made of.
 
 use crate::backend::host::{HostOp, Tiles};
-use crate::coo::tns::TnsWriter;
+use crate::coo::tns::{append_row, row_bytes_max};
+use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::DecodedTile;
-use crate::shape::ORDER_MAX;
+use rayon::prelude::*;
 use std::io::Write;
 use std::path::Path;
 
@@ -18,38 +19,50 @@ impl<F: FnMut(&DecodedTile<'_>) -> Result<()>> HostOp for EachTile<F> {
     }
 }
 
-/// What a [`WriteText`] holds, in bytes.
-pub const WRITER_BYTES: u64 = 384 << 10;
+/// Tiles whose text is made at once, each by a thread.
+const GROUP_TILES: usize = 16;
 
-/// Writes nonzeros as text.
+/// What a [`WriteText`] of a tensor of any order holds, in bytes.
+pub const WRITER_BYTES: u64 = 1 << 20;
+
+/// Writes nonzeros as text, made on the current rayon pool.
 #[derive(Debug)]
 pub struct WriteText<'a, W: Write> {
-    writer: TnsWriter<W>,
+    out: W,
     path: &'a Path,
+    texts: Vec<Vec<u8>>,
 }
 
 impl<'a, W: Write> WriteText<'a, W> {
     /// Writes to `out`, which messages call `path`.
     pub fn new(out: W, path: &'a Path) -> Self {
-        Self { writer: TnsWriter::new(out), path }
+        Self { out, path, texts: vec![Vec::new(); GROUP_TILES] }
     }
 
-    /// Writes what waits.
-    pub fn finish(self) -> Result<()> {
-        self.writer.finish().map(drop).map_err(Error::io(self.path, "write"))
+    /// Writes what waits in what is written to.
+    pub fn finish(mut self) -> Result<()> {
+        self.out.flush().map_err(Error::io(self.path, "write"))
     }
 }
 
 impl<W: Write> HostOp for WriteText<'_, W> {
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
-        for t in 0..batch.tiles() {
-            let tile = batch.tile(t);
-            let (order, mut at) = (tile.order(), [0; ORDER_MAX]);
-            for (i, &value) in tile.values.iter().enumerate() {
-                at[..order].iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
-                self.writer.write_row(&at[..order], value).map_err(Error::io(self.path, "write"))?;
-            }
+        let Self { out, path, texts } = self;
+        for first in (0..batch.tiles()).step_by(GROUP_TILES) {
+            let texts = &mut texts[..GROUP_TILES.min(batch.tiles() - first)];
+            texts.par_iter_mut().enumerate().for_each(|(t, text)| append_tile(&batch.tile(first + t), text));
+            texts.iter().try_for_each(|text| out.write_all(text).map_err(Error::io(&*path, "write")))?;
         }
         Ok(())
+    }
+}
+
+/// Makes `text` that of a tile.
+fn append_tile(tile: &DecodedTile<'_>, text: &mut Vec<u8>) {
+    let order = tile.order();
+    text.clear();
+    text.reserve_exact(TILE_NNZ * row_bytes_max(order));
+    for (i, &value) in tile.values.iter().enumerate() {
+        append_row((0..order).map(|m| tile.indices[m * TILE_NNZ + i]), value, text);
     }
 }

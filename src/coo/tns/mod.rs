@@ -29,7 +29,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use write::{TnsWriter, decimal, text_of};
+pub use write::{TnsWriter, append_row, decimal, row_bytes_max, text_of};
 
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};

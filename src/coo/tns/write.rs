@@ -25,6 +25,23 @@ pub fn decimal(value: f64, out: &mut Vec<u8>) {
     }
 }
 
+/// Bytes of the text of a nonzero, at most.
+#[must_use]
+pub fn row_bytes_max(order: usize) -> usize {
+    "4294967295 ".len() * order + "-2.2250738585072014e-308\n".len()
+}
+
+/// Appends the text of a nonzero: its indices, given from 0, from 1, then its value as [`decimal`] writes it.
+pub fn append_row(indices: impl IntoIterator<Item = u32>, value: f64, out: &mut Vec<u8>) {
+    let mut digits = itoa::Buffer::new();
+    for index in indices {
+        out.extend_from_slice(digits.format(u64::from(index) + 1).as_bytes());
+        out.push(b' ');
+    }
+    decimal(value, out);
+    out.push(b'\n');
+}
+
 /// The text of a batch.
 #[must_use]
 pub fn text_of(batch: &Batch) -> Vec<u8> {
@@ -55,13 +72,7 @@ impl<W: Write> TnsWriter<W> {
     ///
     /// Those of the writer below.
     pub fn write_row(&mut self, indices: &[u32], value: f64) -> io::Result<()> {
-        let mut digits = itoa::Buffer::new();
-        for &index in indices {
-            self.buffer.extend_from_slice(digits.format(u64::from(index) + 1).as_bytes());
-            self.buffer.push(b' ');
-        }
-        decimal(value, &mut self.buffer);
-        self.buffer.push(b'\n');
+        append_row(indices.iter().copied(), value, &mut self.buffer);
         if self.buffer.len() >= BUFFER_BYTES { self.write_out() } else { Ok(()) }
     }
 
