@@ -235,7 +235,7 @@ const WRONG_DIMS: &str = "SHAPE section differs from the manifest";
 const WRONG_GAP: &str = "bytes between sections are not zero";
 /// What is said of an image with other sections than its layout and value encoding name.
 const NO_SHAPE: &str = "no SHAPE section";
-pub(super) const WRONG_SECTIONS: &str = "sections that are there";
+pub(super) const WRONG_SECTIONS: &str = "a section is missing, or has no place here";
 /// What is said of a VALUES section that holds one that is not finite.
 const NOT_FINITE: &str = "a value that is not finite";
 

@@ -29,6 +29,7 @@ pub use report::{PackReport, PackSeconds, PackWatch};
 pub use scratch::SpillReport;
 
 use crate::coo::{Batch, Extent, Source};
+use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::{BuiltChunk, Cutter, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Wide};
@@ -222,16 +223,18 @@ impl PackJob<'_> {
         })
     }
 
-    /// An error where a registered format has built a chunk that no reader takes.
-    fn check_built(&self, chunk: &BuiltChunk) -> Result<()> {
+    /// An error where a registered format has built a chunk that no reader takes, behind one of `before` nonzeros.
+    fn check_built(&self, chunk: &BuiltChunk, before: u64) -> Result<()> {
         let (header, format) = (&chunk.header, &self.format);
         let codes = format.record().chunk_codes(Version::NEWEST, header.codes.value_encoding);
         let right = header.codes == codes
             && format.has_value_encoding(header.codes.value_encoding)
             && usize::from(header.order) == self.shape.order()
             && header.nnz as usize == chunk.ranges.nnz
+            && (!format.cuts_at_tiles() || before.is_multiple_of(TILE_NNZ as u64))
             && chunk.image.len() as u64 <= self.options.chunk_bytes;
-        let what = "has built a chunk that is not as it says or longer than `chunk_bytes`";
+        let what =
+            "has built a chunk that is not as it says, cut inside a tile, or longer than `chunk_bytes`";
         if right { Ok(()) } else { Err(Error::request(format!("format {} {what}", format.name()))) }
     }
 
@@ -245,7 +248,7 @@ impl PackJob<'_> {
     ) -> Result<Manifest> {
         let mut cutter = Cutter::new(Version::NEWEST, self.shape, &self.format, self.options.chunk_bytes);
         let mut store = |chunk: BuiltChunk| {
-            self.check_built(&chunk)?;
+            self.check_built(&chunk, staging.entries().last().map_or(0, |before| before.nnz))?;
             staging.add(chunk)
         };
         let mut done = 0;

@@ -1,5 +1,5 @@
 //! The kernels: embedded as PTX, which serves every device from compute capability 7.0 on, and compiled for one
-//! device, order, rank and index encoding where NVRTC is installed. Both come from the same sources in kernels/.
+//! device, order, rank and index encoding, without decimals where a store has none, where NVRTC is installed. Both come from the same sources in kernels/.
 
 use super::abi::TILE_THREADS;
 use super::cache::Cache;
