@@ -25,10 +25,10 @@ typedef long long i64;
 #define BLCO_SHARE 64
 // Tiles that a thread block takes of sorted nonzeros.
 #define BLCO_SORTED_TILES 1
-// Threads of a thread block of what clears, joins and finishes rows.
+// Threads of a thread block of what clears, fixes up and finishes rows.
 #define BLCO_ROW_THREADS 256
-// Ends that a warp joins.
-#define BLCO_JOIN 64
+// Carry-outs that a warp adds up.
+#define BLCO_FIX_UP 64
 // Threads of a thread block that sorts.
 #define BLCO_SORT_THREADS 256
 // Pairs that such a thread block holds at a time.
@@ -106,9 +106,9 @@ struct MttkrpArgs {
     // Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
     u32 add;
     // Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
-    u64 end_rows;
+    u64 carry_rows;
     // Address of the sums of those rows, `f64[2][rank]` of each thread block.
-    u64 end_sums;
+    u64 carry_sums;
 };
 BLCO_SIZE(MttkrpArgs, 392)
 BLCO_OFFSET(MttkrpArgs, factors, 0)
@@ -125,19 +125,19 @@ BLCO_OFFSET(MttkrpArgs, block_bits, 272)
 BLCO_OFFSET(MttkrpArgs, key_bits, 304)
 BLCO_OFFSET(MttkrpArgs, key_modes, 308)
 BLCO_OFFSET(MttkrpArgs, add, 372)
-BLCO_OFFSET(MttkrpArgs, end_rows, 376)
-BLCO_OFFSET(MttkrpArgs, end_sums, 384)
+BLCO_OFFSET(MttkrpArgs, carry_rows, 376)
+BLCO_OFFSET(MttkrpArgs, carry_sums, 384)
 
-// The arguments of a launch that joins ends.
-struct JoinArgs {
+// The arguments of a launch that adds up carry-outs.
+struct FixUpArgs {
     // Address of the row of each end, a `u32`.
     u64 rows;
     // Address of its sums, `f64[rank]`.
     u64 sums;
-    // Address of the rows of the ends that are left, two of each warp.
-    u64 end_rows;
+    // Address of the rows of the carry-outs that are left, two of each warp.
+    u64 carry_rows;
     // Address of their sums.
-    u64 end_sums;
+    u64 carry_sums;
     // Address of the result, `dims[mode] x rank`.
     u64 result;
     // Ends.
@@ -149,16 +149,16 @@ struct JoinArgs {
     // Not used.
     u32 unused;
 };
-BLCO_SIZE(JoinArgs, 56)
-BLCO_OFFSET(JoinArgs, rows, 0)
-BLCO_OFFSET(JoinArgs, sums, 8)
-BLCO_OFFSET(JoinArgs, end_rows, 16)
-BLCO_OFFSET(JoinArgs, end_sums, 24)
-BLCO_OFFSET(JoinArgs, result, 32)
-BLCO_OFFSET(JoinArgs, count, 40)
-BLCO_OFFSET(JoinArgs, rank, 44)
-BLCO_OFFSET(JoinArgs, add, 48)
-BLCO_OFFSET(JoinArgs, unused, 52)
+BLCO_SIZE(FixUpArgs, 56)
+BLCO_OFFSET(FixUpArgs, rows, 0)
+BLCO_OFFSET(FixUpArgs, sums, 8)
+BLCO_OFFSET(FixUpArgs, carry_rows, 16)
+BLCO_OFFSET(FixUpArgs, carry_sums, 24)
+BLCO_OFFSET(FixUpArgs, result, 32)
+BLCO_OFFSET(FixUpArgs, count, 40)
+BLCO_OFFSET(FixUpArgs, rank, 44)
+BLCO_OFFSET(FixUpArgs, add, 48)
+BLCO_OFFSET(FixUpArgs, unused, 52)
 
 // The arguments of a launch that clears rows.
 struct ClearArgs {
@@ -178,7 +178,7 @@ BLCO_OFFSET(ClearArgs, rows, 16)
 BLCO_OFFSET(ClearArgs, rank, 20)
 
 // Where a tile of the resident chunks lies: what decoding one of its nonzeros needs. Only kernels write and read it.
-struct OrderTile {
+struct SourceTile {
     // Address of its record.
     u64 record;
     // Address of its columns.
@@ -194,31 +194,31 @@ struct OrderTile {
     // Not used.
     u32 unused;
 };
-BLCO_SIZE(OrderTile, 40)
-BLCO_OFFSET(OrderTile, record, 0)
-BLCO_OFFSET(OrderTile, columns, 8)
-BLCO_OFFSET(OrderTile, values, 16)
-BLCO_OFFSET(OrderTile, value_encoding, 24)
-BLCO_OFFSET(OrderTile, entries, 28)
-BLCO_OFFSET(OrderTile, number, 32)
-BLCO_OFFSET(OrderTile, unused, 36)
+BLCO_SIZE(SourceTile, 40)
+BLCO_OFFSET(SourceTile, record, 0)
+BLCO_OFFSET(SourceTile, columns, 8)
+BLCO_OFFSET(SourceTile, values, 16)
+BLCO_OFFSET(SourceTile, value_encoding, 24)
+BLCO_OFFSET(SourceTile, entries, 28)
+BLCO_OFFSET(SourceTile, number, 32)
+BLCO_OFFSET(SourceTile, unused, 36)
 
-// The arguments of launches that derive a target-major order, but for the sort. A nonzero's position is 512 times its
+// The arguments of launches that build a mode-sorted copy, but for the sort. A nonzero's position is 512 times its
 // tile's number in the list and its place in the tile.
-struct OrderArgs {
+struct BuildArgs {
     // Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile, of whole tiles but for the last.
     u64 chunks;
-    // Address of an `OrderTile` for each of their tiles.
+    // Address of an `SourceTile` for each of their tiles.
     u64 tiles;
-    // Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the derived one after.
+    // Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the copy's after.
     u64 rows;
-    // Address of `u32[nnz]`: each nonzero's position, in the derived order.
+    // Address of `u32[nnz]`: each nonzero's position, in the copy's order.
     u64 positions;
-    // Address of the derived tiles' records, `16 + 8 order` bytes each, without where their columns start.
+    // Address of the records of the copy's tiles, `16 + 8 order` bytes each, without where their columns start.
     u64 records;
-    // Address of a `u32` of each derived tile: the sum of its widths, then where its columns start in its image.
+    // Address of a `u32` of each of its tiles: the sum of its widths, then where its columns start in its image.
     u64 offsets;
-    // Address of the derived images' addresses.
+    // Address of its images' addresses.
     u64 images;
     // Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
     u64 fault;
@@ -232,27 +232,27 @@ struct OrderArgs {
     u32 order;
     // The target mode.
     u32 mode;
-    // Tiles of a derived image; the last may have fewer.
+    // Tiles of an image; the last may have fewer.
     u32 image_tiles;
-    // Value encoding of derived images: INTEGER where all chunks have it, F32 or F64.
+    // Value encoding of images: INTEGER where all chunks have it, F32 or F64.
     u32 value_encoding;
 };
-BLCO_SIZE(OrderArgs, 96)
-BLCO_OFFSET(OrderArgs, chunks, 0)
-BLCO_OFFSET(OrderArgs, tiles, 8)
-BLCO_OFFSET(OrderArgs, rows, 16)
-BLCO_OFFSET(OrderArgs, positions, 24)
-BLCO_OFFSET(OrderArgs, records, 32)
-BLCO_OFFSET(OrderArgs, offsets, 40)
-BLCO_OFFSET(OrderArgs, images, 48)
-BLCO_OFFSET(OrderArgs, fault, 56)
-BLCO_OFFSET(OrderArgs, empty, 64)
-BLCO_OFFSET(OrderArgs, chunk_count, 72)
-BLCO_OFFSET(OrderArgs, nnz, 76)
-BLCO_OFFSET(OrderArgs, order, 80)
-BLCO_OFFSET(OrderArgs, mode, 84)
-BLCO_OFFSET(OrderArgs, image_tiles, 88)
-BLCO_OFFSET(OrderArgs, value_encoding, 92)
+BLCO_SIZE(BuildArgs, 96)
+BLCO_OFFSET(BuildArgs, chunks, 0)
+BLCO_OFFSET(BuildArgs, tiles, 8)
+BLCO_OFFSET(BuildArgs, rows, 16)
+BLCO_OFFSET(BuildArgs, positions, 24)
+BLCO_OFFSET(BuildArgs, records, 32)
+BLCO_OFFSET(BuildArgs, offsets, 40)
+BLCO_OFFSET(BuildArgs, images, 48)
+BLCO_OFFSET(BuildArgs, fault, 56)
+BLCO_OFFSET(BuildArgs, empty, 64)
+BLCO_OFFSET(BuildArgs, chunk_count, 72)
+BLCO_OFFSET(BuildArgs, nnz, 76)
+BLCO_OFFSET(BuildArgs, order, 80)
+BLCO_OFFSET(BuildArgs, mode, 84)
+BLCO_OFFSET(BuildArgs, image_tiles, 88)
+BLCO_OFFSET(BuildArgs, value_encoding, 92)
 
 // The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
 struct SortArgs {

@@ -1,5 +1,5 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
-// With BLCO_RANK and what stands beside it below: `mttkrp`, `finish_real`, `join_real`, `clear_real` and with BLCO_SORTED
+// With BLCO_RANK and what stands beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real` and with BLCO_SORTED
 // `mttkrp_sorted`, made for them.
 #include "sorted.cuh"
 
@@ -39,9 +39,9 @@
     {                                                                                                                  \
         finish(sums, copies, elements, result);                                                                        \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(threads) join_##name(const JoinArgs args)                             \
+    extern "C" __global__ void __launch_bounds__(threads) fix_up_##name(const FixUpArgs args)                             \
     {                                                                                                                  \
-        join_ends<real>(args);                                                                                         \
+        fix_up<real>(args);                                                                                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(threads) clear_##name(const ClearArgs args)                           \
     {                                                                                                                  \
@@ -58,20 +58,20 @@ SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATC
 #include "dense.cuh"
 #include "expand.cuh"
 #include "instances.h"
-#include "order.cuh"
+#include "mode_sorted.cuh"
 #include "ttv.cuh"
 
-#define ORDER(name, threads, blocks, arguments)                                                                        \
-    extern "C" __global__ void __launch_bounds__(threads, blocks) order_##name(const arguments args)                   \
+#define BUILD(name, threads, blocks, arguments)                                                                        \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) build_##name(const arguments args)                   \
     {                                                                                                                  \
-        order::name(args);                                                                                             \
+        mode_sorted::name(args);                                                                                             \
     }
 
 BLCO_INSTANCES(MTTKRP)
 BLCO_SORTED_INSTANCES(SORTED)
 BLCO_WIDE_INSTANCES(WIDE)
 BLCO_WIDE_SORTED_INSTANCES(WIDE_SORTED)
-BLCO_ORDER_KERNELS(ORDER)
+BLCO_BUILD_KERNELS(BUILD)
 BLCO_ROW_KERNELS(OF_ROWS)
 BLCO_DENSE_KERNELS(BLCO_DENSE)
 BLCO_TTV_KERNELS(BLCO_TTV)

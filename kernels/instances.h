@@ -54,20 +54,20 @@
     X(wide_sorted_o4, 4)                                                                                               \
     X(wide_sorted_o8, 8)
 
-// What clears, joins and finishes results: X(name, threads, real).
+// What clears, fixes up and finishes results: X(name, threads, real).
 #define BLCO_ROW_KERNELS(X)                                                                                            \
     X(f64, BLCO_ROW_THREADS, double)                                                                                   \
     X(f32, BLCO_ROW_THREADS, float)
 
-// The kernels that derive target-major orders: X(name, threads, thread blocks of a multiprocessor, arguments). They serve
+// The kernels that build mode-sorted copies: X(name, threads, thread blocks of a multiprocessor, arguments). They serve
 // every order and encoding.
-#define BLCO_ORDER_KERNELS(X)                                                                                          \
-    X(keys, BLCO_TILE_THREADS, 8, OrderArgs)                                                                           \
+#define BLCO_BUILD_KERNELS(X)                                                                                          \
+    X(keys, BLCO_TILE_THREADS, 8, BuildArgs)                                                                           \
     X(count, BLCO_SORT_THREADS, 4, SortArgs)                                                                           \
     X(scan, BLCO_SORT_THREADS, 1, ScanArgs)                                                                            \
     X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
-    X(measure, BLCO_TILE_THREADS, 8, OrderArgs)                                                                        \
-    X(pack, BLCO_TILE_THREADS, 6, OrderArgs)
+    X(measure, BLCO_TILE_THREADS, 8, BuildArgs)                                                                        \
+    X(pack, BLCO_TILE_THREADS, 6, BuildArgs)
 
 // TTV: X(name, real).
 #define BLCO_TTV_KERNELS(X)                                                                                            \

@@ -4,7 +4,7 @@
 #pragma once
 #include "abi.h"
 
-namespace order {
+namespace mode_sorted {
 
 constexpr u32 WARPS = BLCO_SORT_THREADS / 32, DIGITS = 1 << BLCO_DIGIT_BITS;
 // Pairs of a thread in a portion, and of a warp.
@@ -176,4 +176,4 @@ __device__ inline void scatter(const SortArgs& a)
     }
 }
 
-}  // namespace order
+}  // namespace mode_sorted

@@ -4,15 +4,15 @@
 //
 // A thread block takes SHAPE::TILES tiles, as they come, and hands each group of LANES threads a share (mttkrp.cuh). A row that begins
 // and ends inside a share is written by its group. The sums of a share's first and last row go to shared memory, where a thread for
-// each column joins those of the same row; those of the thread block's first and last row are its *ends*, in memory, which
-// `join_ends` joins in the same way, BLCO_JOIN at a time, level by level, until every row is written. `clear_rows` has cleared
+// each column adds up those of the same row; those of the thread block's first and last row are its *carry-outs*, in memory, which
+// `fix_up` adds up in the same way, BLCO_FIX_UP at a time, level by level, until every row is written. `clear_rows` has cleared
 // rows without nonzeros. Products and shares of at most BLCO_SHARE additions are in T, all other sums in f64.
 #pragma once
 #include "mttkrp.cuh"
 
-// Joins the sums of `entries` (at least 1) consecutive entries that belong to the same row. `write` gets each row with its sum.
+// Adds up the sums of `entries` (at least 1) consecutive entries that belong to the same row. `write` gets each row with its sum.
 template <int BATCH, class ROW, class SUM, class WRITE>
-__device__ __forceinline__ void join(u32 entries, const ROW& row_of, const SUM& sum_of, const WRITE& write)
+__device__ __forceinline__ void add_up_rows(u32 entries, const ROW& row_of, const SUM& sum_of, const WRITE& write)
 {
     u32 row = row_of(0);
     double sum = sum_of(0);
@@ -55,25 +55,25 @@ template <class T> struct Column {
     }
 };
 
-// Where the sums of one column go whose rows `first` and `last` can have more elsewhere: to their ends; all others into the
+// Where the sums of one column go whose rows `first` and `last` can have more elsewhere: to their carry-outs; all others into the
 // result.
 template <class T> struct Written {
     u32 first, last;
     Column<T> result;
-    // The column of the two ends.
-    double* ends;
+    // The column of the two carry-outs.
+    double* carries;
 
-    __device__ __forceinline__ Written(u32 first_, u32 last_, const Column<T>& result_, double* ends_)
-        : first(first_), last(last_), result(result_), ends(ends_)
+    __device__ __forceinline__ Written(u32 first_, u32 last_, const Column<T>& result_, double* carries_)
+        : first(first_), last(last_), result(result_), carries(carries_)
     {
         // One row has one end.
-        if (first == last) ends[result.rank] = 0;
+        if (first == last) carries[result.rank] = 0;
     }
 
     __device__ __forceinline__ void operator()(u32 row, double sum) const
     {
-        if (row == first) ends[0] = sum;
-        else if (row == last) ends[result.rank] = sum;
+        if (row == first) carries[0] = sum;
+        else if (row == last) carries[result.rank] = sum;
         else result(row, sum);
     }
 };
@@ -121,38 +121,38 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         }
         __syncthreads();
         const u32 first_row = row_of(0), last_row = row_of(entries - 1);
-        if (start == 0 && threadIdx.x < 2) ((u32*)a.end_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
+        if (start == 0 && threadIdx.x < 2) ((u32*)a.carry_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
         const u32 column = start + threadIdx.x;
         if (threadIdx.x < S::SWEEP && column < rank) {
             const auto sum_of = [&](u32 e) { return ends[e % 2][e / 2][threadIdx.x]; };
-            join<4>(entries, row_of, sum_of,
+            add_up_rows<4>(entries, row_of, sum_of,
                     Written<T>(first_row, last_row, {target.sums, column, rank, a.add},
-                               (double*)a.end_sums + 2ull * blockIdx.x * rank + column));
+                               (double*)a.carry_sums + 2ull * blockIdx.x * rank + column));
         }
         if (start + S::SWEEP < rank) __syncthreads();
     }
 }
 
-// A warp for each BLCO_JOIN of a.count ends: joins them, and leaves two ends of its own unless it is the only one.
-template <class T> __device__ __forceinline__ void join_ends(const JoinArgs& a)
+// A warp for each BLCO_FIX_UP of a.count carry-outs: adds them up, and leaves two of its own unless it is the only one.
+template <class T> __device__ __forceinline__ void fix_up(const FixUpArgs& a)
 {
-    const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, from = warp * BLCO_JOIN;
+    const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, from = warp * BLCO_FIX_UP;
     if (from >= a.count) return;
-    const u32 entries = a.count - from < BLCO_JOIN ? a.count - from : BLCO_JOIN;
+    const u32 entries = a.count - from < BLCO_FIX_UP ? a.count - from : BLCO_FIX_UP;
     const u32* const rows = (const u32*)a.rows + from;
     const u32 first = rows[0], last = rows[entries - 1];
-    const bool all = a.count <= BLCO_JOIN;
-    if (!all && threadIdx.x % 32 < 2) ((u32*)a.end_rows)[2 * warp + threadIdx.x % 32] = threadIdx.x % 32 == 0 ? first : last;
+    const bool all = a.count <= BLCO_FIX_UP;
+    if (!all && threadIdx.x % 32 < 2) ((u32*)a.carry_rows)[2 * warp + threadIdx.x % 32] = threadIdx.x % 32 == 0 ? first : last;
     for (u32 column = threadIdx.x % 32; column < a.rank; column += 32) {
         const double* const sums = (const double*)a.sums + (u64)from * a.rank + column;
         const Column<T> result = {a.result, column, a.rank, a.add};
         const auto row_of = [&](u32 e) { return rows[e]; };
         const auto sum_of = [&](u32 e) { return sums[(u64)e * a.rank]; };
         if (all) {
-            join<8>(entries, row_of, sum_of, result);
+            add_up_rows<8>(entries, row_of, sum_of, result);
         } else {
-            join<8>(entries, row_of, sum_of,
-                    Written<T>(first, last, result, (double*)a.end_sums + 2ull * warp * a.rank + column));
+            add_up_rows<8>(entries, row_of, sum_of,
+                    Written<T>(first, last, result, (double*)a.carry_sums + 2ull * warp * a.rank + column));
         }
     }
 }

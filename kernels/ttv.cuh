@@ -10,7 +10,7 @@
 //   two_level    the paper's: slices over one dimension of the grid, a slice's fibers over the other, a thread for each fiber
 //                (its Figures 9 and 10, where the slice is to be threadIdx.y and the second figure's fiber must count from its slice)
 //   balanced     a thread block for each tile of leaves: the products of as many leaves, then a thread for each segment or fiber
-//                that begins among them; `join` adds up the segments of longer fibers
+//                that begins among them; `fix_up` adds up the segments of longer fibers
 #pragma once
 #include "tree.cuh"
 
@@ -126,7 +126,7 @@ template <class T> __device__ __forceinline__ void two_level(const TtvArgs& a)
     note(a, bad);
 }
 
-// Where the sum of the segment that begins at `spot` goes, of a fiber that `join` adds up. Of such fibers at most one begins and at
+// Where the sum of the segment that begins at `spot` goes, of a fiber that `fix_up` adds up. Of such fibers at most one begins and at
 // most one goes on in a window of SEGMENT spots.
 __device__ __forceinline__ double& part_of(const TtvArgs& a, u32 spot, bool first)
 {
@@ -134,7 +134,7 @@ __device__ __forceinline__ double& part_of(const TtvArgs& a, u32 spot, bool firs
 }
 
 // A thread block of BLCO_TTV_THREADS for each tile of the leaves before a.end: all segments that begin in it. Fibers of one segment are
-// written, others leave their segments' sums for `join`: the first one where it takes a carry, the last one, and those of more
+// written, others leave their segments' sums for `fix_up`: the first one where it takes a carry, the last one, and those of more
 // than one segment.
 template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
 {
@@ -171,7 +171,7 @@ template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
 }
 
 // A thread for each window of spots: adds up the segments of the fiber that begins there, if `balanced` has left one.
-template <class T> __device__ __forceinline__ void join(const TtvArgs& a)
+template <class T> __device__ __forceinline__ void fix_up(const TtvArgs& a)
 {
     const u32 window = blockIdx.x * BLCO_TTV_THREADS + threadIdx.x;
     if (window > (a.end + SEGMENT - 1) / SEGMENT) return;
@@ -212,7 +212,7 @@ template <class T> __device__ __forceinline__ void join(const TtvArgs& a)
     {                                                                                                                  \
         ttv::balanced<real>(args);                                                                                     \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TTV_THREADS) ttv_join_##name(const TtvArgs args)                 \
+    extern "C" __global__ void __launch_bounds__(BLCO_TTV_THREADS) ttv_fix_up_##name(const TtvArgs args)                 \
     {                                                                                                                  \
-        ttv::join<real>(args);                                                                                         \
+        ttv::fix_up<real>(args);                                                                                         \
     }

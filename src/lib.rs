@@ -90,8 +90,11 @@ mod store;
 mod stream;
 mod sys;
 
-pub use backend::device::{DeviceOrder, DevicePlan, Facts, HostOrdersPlan, ModeOrder};
+pub use backend::device::{DeviceOrder, Facts};
 pub use backend::host::{HostOp, Tiles};
+pub use backend::plan::{
+    BuildPlan, DevicePlan, ImageSet, Images, LanesPlan, LinkPlan, ModePlan, Place, Residence, Shortfall,
+};
 pub use chunk::{ChunkCodes, ChunkHeader, SectionKind, Version};
 pub use coo::tns::{IndexBase, ReadOptions, TnsReader};
 pub use coo::{Batch, Extent, Size, Source, SourceMemory};

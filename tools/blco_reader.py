@@ -1635,6 +1635,7 @@ def read_starts(
         start = (line.view(np.uint64) + numbers[part]).view(np.int64).reshape(-1)[:count]
         rough = (line.astype(np.float64) + numbers[part]).reshape(-1)[:count]
         good = bool((np.abs(rough) < 2.0**60).all()) and int(start[0]) == 0 and int(start[-1]) < nodes[level + 1]
+        good = good and not numbers[part][:, 0].any()
         if not good or (start[1:] <= start[:-1]).any():
             image.wrong(f"LEVELS: starts of level {level} do not ascend from 0 below the next level's nodes")
         result.append(start)

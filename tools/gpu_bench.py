@@ -105,6 +105,12 @@ PASSES = int(os.environ.get("PASSES", "25"))
 PRECISIONS = os.environ.get("PRECISIONS", "f64 f32").split()
 
 
+def copies(report, place=None):
+    """The modes that are computed from mode-sorted copies, which lie in `place`."""
+    there = [(s["images"]["sorted-by"], s["residence"][0]["place"]) for s in report["device"]["sets"][1:]]
+    return [mode for mode, where in there if place in (None, where)]
+
+
 class Bench:
     """Programs, a place for stores, and what was measured."""
 
@@ -140,7 +146,7 @@ class Bench:
             for precision in ("f64", "f32"):
                 common = ["--rank", str(rank), "--precision", precision, "--repeat", "12", "--device-order", "store"]
                 resident = None
-                images = self.run(path, *common, "--plan")["device"]["first_pass_bytes"]
+                images = self.run(path, *common, "--plan")["device"]["first_pass"]["bytes"]
                 least = self.run(path, *common[:4], "--plan")["device"]["memory_bytes"]
                 for part in (1.0, 0.5, 0.0):
                     limit = [] if part == 1.0 else ["--device-memory", str(int(least + part * images))]
@@ -169,7 +175,7 @@ class Bench:
             for precision in PRECISIONS:
                 common = ["--rank", str(rank), "--precision", precision, "--repeat", str(PASSES + 2)]
                 plan = self.run(path, *common, "--plan", "--device-order", "store")["device"]
-                held, images = plan["operation_bytes"], plan["first_pass_bytes"]
+                held, images = plan["operation_bytes"], plan["first_pass"]["bytes"]
                 row = {"tensor": name, "precision": precision, "megabytes": images / 1e6}
                 half = held + 200_000_000 + images // 2
                 least = self.run(path, *common[:4], "--plan")["device"]["memory_bytes"]
@@ -178,15 +184,15 @@ class Bench:
                     report = self.run(path, *common, "--device-order", order, "--device-memory", str(memory))
                     later = report["passes"][2:]
                     row[label + "_ms"] = statistics.median(p["seconds"] for p in later) * 1e3
-                    last, kept = later[-1]["device"], report["device"]["host_orders"]
+                    last, kept = later[-1]["device"], copies(report, "host")
                     row[label + "_kernel_ms"], row[label + "_copy_ms"] = last["kernel_seconds"] * 1e3, last["copy_seconds"] * 1e3
                     row[label + "_resident"] = last["resident_chunks"]
                     row[label + "_first_ms"] = report["passes"][0]["seconds"] * 1e3
                     if kept:
-                        row[label + "_groups"], row[label + "_copied_mb"] = kept["groups"], last["copied_bytes"] / 1e6
-                        row[label + "_derive_ms"] = report["passes"][0]["device"]["derive_seconds"] * 1e3
-                        row[label + "_modes"] = "".join(str(o["mode"]) for o in report["device"]["orders"] if o["in_host_memory"])
-                        row[label + "_why"] = report["device"]["orders"][0]["why"]
+                        row[label + "_groups"], row[label + "_copied_mb"] = len(report["device"]["build"]["groups"]), last["copied_bytes"] / 1e6
+                        row[label + "_build_ms"] = report["passes"][0]["device"]["build_seconds"] * 1e3
+                        row[label + "_modes"] = "".join(map(str, kept))
+                        row[label + "_why"] = report["device"]["modes"][0]["why"]
                 self.note(**row)
 
     def modes(self, names):
@@ -205,13 +211,13 @@ class Bench:
                         for part in ("device", "kernel"):
                             median = statistics.median(p["device"][part + "_seconds"] for p in later)
                             row[f"{order}_{part}_ms"] = median * 1e3
-                    choice = report["device"]["orders"][0]
-                    if not choice["target"]:
+                    choice = report["device"]["modes"][0]
+                    if choice["set"] == 0:
                         raise RuntimeError(f"{name}, mode {mode}: {choice['why']}")
-                    row["derive_ms"] = report["passes"][1]["device"]["derive_seconds"] * 1e3
+                    row["build_ms"] = report["passes"][1]["device"]["build_seconds"] * 1e3
                     row["rows_per_nonzero"] = choice["rows_per_nonzero"]
                     row["expected_saved_ms"] = choice["saved_seconds"] * 1e3
-                    row["expected_derive_ms"] = choice["derive_seconds"] * 1e3
+                    row["expected_build_ms"] = choice["build_seconds"] * 1e3
                     self.note(**row)
 
     def all(self, names):
@@ -231,10 +237,9 @@ class Bench:
         later = report["passes"][2:]
         row[label + "_ms"] = statistics.median(p["seconds"] for p in later) * 1e3
         row[label + "_device_ms"] = statistics.median(p["device"]["device_seconds"] for p in later) * 1e3
-        orders = report["device"]["orders"]
-        if orders:
-            row[label + "_sorted"] = "".join(str(order["mode"]) for order in orders if order["target"])
-            row[label + "_derive_ms"] = sum(p["device"]["derive_seconds"] for p in report["passes"]) * 1e3
+        if len(report["device"]["sets"]) > 1:
+            row[label + "_sorted"] = "".join(map(str, copies(report)))
+            row[label + "_build_ms"] = sum(p["device"]["build_seconds"] for p in report["passes"]) * 1e3
         row["kernel"] = report["kernels"]["name"]
         return report
 
@@ -248,7 +253,7 @@ class Bench:
                     for label in ("store", "target"):
                         flags = ["--rank", str(rank), "--precision", precision, "--device-order", label]
                         report = self.resident(row, label, path, *flags)
-                    met = [order["rows_per_nonzero"] for order in report["device"]["orders"]]
+                    met = [mode["rows_per_nonzero"] for mode in report["device"]["modes"]]
                     dims, real = report["dims"], {"f64": 8, "f32": 4}[precision]
                     for label in ("store", "target"):
                         limit = limit_seconds(dims, report["nnz"], rank, real, met, label == "target")

@@ -25,7 +25,7 @@ check() {
     local log=$out/check
     mkdir -p "$log"
     beside "$log/mttkrp" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture mttkrp::
-    beside "$log/orders" "$dir/bin/gpu-test" --nocapture --test-threads 1 orders::
+    beside "$log/mode-sorted" "$dir/bin/gpu-test" --nocapture --test-threads 1 mode_sorted::
     beside "$log/cpd" "$dir/bin/gpu-test" --nocapture cpd::
     beside "$log/ttv" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture ttv::
     # Where the programs are is told by where the tests are. OUT/peer.tar.gz is for tools/cpd_peer.py, where pyttb is.

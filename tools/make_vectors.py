@@ -368,6 +368,10 @@ class Twist:
         """The stride of a tile of an inner level whose children begin there."""
         return stride
 
+    def base(self, begins: list[int]) -> int:
+        """The base of a tile of an inner level whose children begin there."""
+        return begins[0]
+
     def divides(self, level: int, nonzero: int) -> bool:
         """Whether a node of a level ends before a nonzero of its own."""
         return False
@@ -794,10 +798,11 @@ class Tree(Partition):
         out: list[TreeTile] = []
         for part, begins in zip(tiles_of(indices), tiles_of(starts)):
             stride = self.twist.stride(list(begins), min((b - a for a, b in pairwise(begins)), default=0))
-            numbers = [(start - begins[0] - stride * i) % 2**32 for i, start in enumerate(begins)]
+            base = self.twist.base(list(begins))
+            numbers = [(start - base - stride * i) % 2**32 for i, start in enumerate(begins)]
             low, high = min(part), max(part)
             index = width(high - low), [i - low for i in part]
-            out.append(((low, high, stride, begins[0]), index, (width(max(numbers)), numbers)))
+            out.append(((low, high, stride, base), index, (width(max(numbers)), numbers)))
         return out
 
     def leaf_tiles(
@@ -1607,11 +1612,22 @@ class Stride(Twist):
         return stride + 1 if len(begins) == 3 else stride
 
 
+class Lowered(Twist):
+    """A base below where its tile begins, for which the numbers make up."""
+
+    def base(self, begins: list[int]) -> int:
+        return begins[0] - 1
+
+
 class Divided(Twist):
     """The node of a level that has a nonzero begins anew there."""
 
     def __init__(self, level: int, nonzero: int) -> None:
         self.at = level, nonzero
+
+    def base(self, begins: list[int]) -> int:
+        """The base of a tile of an inner level whose children begin there."""
+        return begins[0]
 
     def divides(self, level: int, nonzero: int) -> bool:
         return (level, nonzero) == self.at
@@ -2420,6 +2436,7 @@ def invalid_trees() -> Iterator[Invalid]:
     yield levels("stride", "a stride that makes starts go past the leaves", 64 + 32 + 12, "<I", 2)
     yield twisted("starts-order", rule, "starts that do not ascend", _TREE, Number(1, 5, 0, tile=1))
     yield twisted("starts-beyond", rule, "a start below the one before it", _TREE, Stride())
+    yield twisted("starts-base", rule, "a base below the first start of its tile", _TREE, Lowered())
     yield twisted("tree-index", "image-index", "an index of a fiber above its tile's high", _TREE,
                   Number(0, 3, 7, tile=1))
     yield in_chunk("padding-nan", "image-value", "padding is NaN", _PADDED, VALUES, 12, "<f", math.nan)

@@ -1,10 +1,7 @@
-//! A GPU as requests, plans and reports have it: data, there in every build.
+//! A GPU as requests and reports have it: data, there in every build.
 
-use crate::encoding::values::ValueEncoding;
-use crate::store::Store;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use std::fmt;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -38,7 +35,7 @@ impl Facts {
     }
 }
 
-/// What is asked for.
+/// In which order nonzeros are to be computed from: what is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceOrder {
@@ -47,33 +44,10 @@ pub enum DeviceOrder {
     Auto,
     /// The store's.
     Store,
-    /// Target-major for each mode, where memory allows.
+    /// A copy sorted by row for each mode, where memory allows.
     Target,
     /// The same, in host memory, whatever the device has room for.
     Host,
-}
-
-/// The order that serves a mode, and why.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct ModeOrder {
-    /// The mode, from 1.
-    pub mode: usize,
-    /// Whether nonzeros are sorted by its rows.
-    pub target: bool,
-    /// Whether the sorted nonzeros lie in host memory and are streamed in each pass.
-    pub in_host_memory: bool,
-    /// Why, in one line.
-    pub why: String,
-    /// Distinct rows of the mode in a group of tiles, for each nonzero, in the store's order: of a sample.
-    pub rows_per_nonzero: f64,
-    /// Seconds that the target-major order is expected to save in a pass; negative where it costs more.
-    pub saved_seconds: f64,
-    /// Seconds that deriving it is expected to take, once.
-    pub derive_seconds: f64,
-    /// Bytes that it takes at most.
-    pub bytes: u64,
-    /// Bytes of device memory while it is derived, at most, `bytes` included.
-    pub peak_bytes: u64,
 }
 
 /// What passes may use of a device.
@@ -83,7 +57,7 @@ pub struct DeviceLimits {
     pub memory: Option<u64>,
     /// Lanes; `None` to choose.
     pub lanes: Option<usize>,
-    /// Bytes of host memory that orders may be kept in.
+    /// Bytes of host memory that copies may be kept in.
     pub host_memory: u64,
     /// Passes that are to come: chunks stay on the device only for a second one.
     pub passes: u32,
@@ -91,127 +65,6 @@ pub struct DeviceLimits {
     pub order: DeviceOrder,
     /// Whether results must have the same bits in every run: all modes are sorted, from the first pass on.
     pub deterministic: bool,
-}
-
-/// What passes will use of a device. Memory is `operation + lanes * (lane + staging) + resident + derived`.
-#[derive(Clone, Debug, Serialize)]
-pub struct DevicePlan {
-    /// The device.
-    pub device: Facts,
-    /// Bytes that are free on it.
-    pub free_bytes: u64,
-    /// Bytes a second that the link to it moves, as measured.
-    pub link_bytes_per_second: f64,
-    /// Factors, sums, results.
-    pub operation_bytes: u64,
-    /// Lanes, each with a device buffer for a chunk.
-    pub lanes: usize,
-    /// Bytes of a lane's buffer; 0 where no chunk needs one.
-    pub lane_bytes: u64,
-    /// Bytes of a lane's second buffer, in which trees wait until they are nonzeros; 0 for other formats.
-    pub staging_bytes: u64,
-    /// The first chunks, which stay on the device after the first pass.
-    pub resident_chunks: usize,
-    /// Bytes that they take.
-    pub resident_bytes: u64,
-    /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
-    /// cache.
-    pub rows_per_nonzero: Option<f64>,
-    /// The order that serves each mode from the second pass on; empty where it is the store's for all.
-    pub orders: Vec<ModeOrder>,
-    /// Whether results have the same bits in every run: all modes are sorted, from the first pass on.
-    pub deterministic: bool,
-    /// What orders in host memory take, where modes are served so.
-    pub host_orders: Option<HostOrdersPlan>,
-    /// Bytes that orders take at most which are derived, while the last of them is made too.
-    pub derived_bytes: u64,
-    /// Bytes that they may take.
-    pub order_room_bytes: u64,
-    /// Bytes in all.
-    pub memory_bytes: u64,
-    /// Bytes that cross the link in the first pass.
-    pub first_pass_bytes: u64,
-    /// Bytes that cross the link in each later pass.
-    pub later_pass_bytes: u64,
-    /// Seconds that this takes at least.
-    pub later_pass_copy_seconds: f64,
-}
-
-impl DevicePlan {
-    /// The first chunks, which are not needed from the second pass on: they stay on the device, or orders serve all modes.
-    #[must_use]
-    pub fn held_chunks(&self, store: &Store) -> usize {
-        let all = self.host_orders.as_ref().is_some_and(|orders| !orders.with_chunks);
-        if all { store.manifest().chunks.len() } else { self.resident_chunks }
-    }
-
-    /// Bytes of host memory that orders take.
-    #[must_use]
-    pub fn host_bytes(&self) -> u64 {
-        self.host_orders.as_ref().map_or(0, |orders| orders.host_bytes)
-    }
-}
-
-/// What sorted nonzeros in host memory take.
-#[derive(Clone, Debug, Serialize)]
-pub struct HostOrdersPlan {
-    /// Chunks that are gathered on the device and sorted together.
-    #[serde(serialize_with = "count")]
-    pub groups: Vec<Range<usize>>,
-    /// How values are encoded in images.
-    #[serde(skip)]
-    pub values: ValueEncoding,
-    /// Nonzeros of an image, at most.
-    pub image_nnz: u32,
-    /// Bytes of an image, at most.
-    pub image_bytes: u64,
-    /// Bytes of device memory for the chunks of a group.
-    pub gathered_bytes: u64,
-    /// Bytes of device memory to derive their orders.
-    pub derive_bytes: u64,
-    /// Bytes of device memory for both, and for what the operation holds besides.
-    pub device_bytes: u64,
-    /// Bytes of host memory for all images, at most.
-    pub host_bytes: u64,
-    /// Whether passes need chunks of the store besides.
-    pub with_chunks: bool,
-}
-
-fn count<S: Serializer>(groups: &[Range<usize>], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(groups.len() as u64)
-}
-
-/// What passes will use of a device. Memory is `operation + lanes * (image + result)`; on the host, `lanes * result` is pinned.
-#[derive(Clone, Debug, Serialize)]
-pub struct PipelinePlan {
-    /// The device.
-    pub device: Facts,
-    /// Bytes that are free on it.
-    pub free_bytes: u64,
-    /// Bytes a second that the link to it moves, as measured.
-    pub link_bytes_per_second: f64,
-    /// Bytes that the operation holds.
-    pub operation_bytes: u64,
-    /// Lanes.
-    pub lanes: usize,
-    /// Bytes of a lane's image.
-    pub image_bytes: u64,
-    /// Bytes of a lane's results, on the device as on the host.
-    pub result_bytes: u64,
-    /// Bytes in all.
-    pub memory_bytes: u64,
-    /// Bytes that cross the link to the device in a pass.
-    pub copied_bytes: u64,
-    /// Seconds that this takes at least.
-    pub copy_seconds: f64,
-}
-
-impl PipelinePlan {
-    /// Bytes of host memory that lanes hold.
-    #[must_use]
-    pub fn host_bytes(&self) -> u64 {
-        self.result_bytes.saturating_mul(self.lanes as u64)
-    }
 }
 
 /// Where kernels are to come from.

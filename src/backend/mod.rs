@@ -4,6 +4,7 @@
 pub mod cuda;
 pub mod device;
 pub mod host;
+pub mod plan;
 mod squares;
 
 pub use squares::Squares;

@@ -42,7 +42,7 @@ impl CpdReport {
     /// Before anything is computed.
     pub fn new<T: Real>(store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Self {
         let &Cp { settings, max_iters, tol, .. } = cp;
-        let head = ReportHead::new::<T>(store, plan, |plan| &plan.device);
+        let head = ReportHead::new::<T>(store, plan);
         Self { head, settings, max_iters, tol, kernels: None, found: Found::default() }
     }
 

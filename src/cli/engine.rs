@@ -35,8 +35,8 @@ pub struct EngineArgs {
     /// Take at most this much memory [default: what is available, half of it for chunks that are kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of the nonzeros on the GPU for several passes: the store's, or sorted by the row of each target mode, which is derived
-    /// there and stays there, or in host memory (host: in any case); auto takes what is expected to take least time
+    /// Order of the nonzeros on the GPU for several passes: the store's, or copies sorted by the row of each target mode, which are
+    /// built there and stay there, or in host memory (host: in any case); auto takes what is expected to take least time
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
     /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of

@@ -1,7 +1,7 @@
 //! What the reports of all that streams a store share.
 
 use super::{counted, in_options};
-use crate::backend::device::{DevicePlan, Facts};
+use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::engine::ExecutionPlan;
 use crate::store::Store;
@@ -10,9 +10,9 @@ use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What a report begins with; `D` is what is planned of a GPU.
+/// What a report begins with.
 #[derive(Debug, Serialize)]
-pub struct ReportHead<D = DevicePlan> {
+pub struct ReportHead {
     #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     pub digest: String,
@@ -23,18 +23,18 @@ pub struct ReportHead<D = DevicePlan> {
     pub dims: Vec<u32>,
     pub nnz: u64,
     pub plan: Plan,
-    pub device: Option<D>,
+    pub device: Option<DevicePlan>,
     /// What was planned of the GPU, where less was there in the end.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub planned: Option<D>,
+    pub planned: Option<DevicePlan>,
     /// The GPU's name, or the CPU with its threads.
     #[serde(skip)]
     pub place: String,
 }
 
-impl<D: Clone> ReportHead<D> {
-    /// Of a run on `store` by `plan`, which has not begun; `gpu` says what a plan's GPU is.
-    pub fn new<T: Real>(store: &Store, plan: &ExecutionPlan<D>, gpu: impl FnOnce(&D) -> &Facts) -> Self {
+impl ReportHead {
+    /// Of a run on `store` by `plan`, which has not begun.
+    pub fn new<T: Real>(store: &Store, plan: &ExecutionPlan) -> Self {
         let (manifest, device) = (store.manifest(), plan.device.as_ref());
         let on_cpu = || format!("the CPU with {}", counted(plan.host.threads, "thread"));
         Self {
@@ -48,12 +48,12 @@ impl<D: Clone> ReportHead<D> {
             plan: plan.host.clone(),
             device: device.cloned(),
             planned: None,
-            place: device.map_or_else(on_cpu, |device| gpu(device).name.clone()),
+            place: device.map_or_else(on_cpu, |plan| plan.device.name.clone()),
         }
     }
 
     /// Takes over what was used in the end, beside what was planned where a note says that they are not the same.
-    pub fn used(&mut self, plan: ExecutionPlan<D>) {
+    pub fn used(&mut self, plan: ExecutionPlan) {
         let planned = std::mem::replace(&mut self.device, plan.device);
         let notes: Vec<String> = plan.notes.iter().map(|note| in_options(note)).collect();
         self.planned = if notes == self.notes { None } else { planned };

@@ -132,7 +132,7 @@ mod tests {
         (0..n as u64).map(|i| Counter::new(9, stream).unit(i) - 0.5).collect()
     }
 
-    /// The bits of the moments and of the factor that an update by `rule` gives.
+    /// The bits of the Gram matrix and of the factor that an update by `rule` gives.
     fn updated<T: Real>(
         mut sums: Vec<f64>,
         rank: usize,

@@ -194,20 +194,20 @@ impl Als {
             let solved = Instant::now();
             backend.mttkrp(mode, wide, &|nnz| progress(CpStep { mode, nnz }))?;
             let passed = Instant::now();
-            let moments = backend.update(mode, &solution.rule)?;
+            let found = backend.update(mode, &solution.rule)?;
             done.update_seconds += passed.elapsed().as_secs_f64();
             done.mttkrp_seconds += (passed - solved).as_secs_f64();
             done.solve_seconds += (solved - started).as_secs_f64();
-            if !moments.gram.iter().chain(&moments.inner).all(|x| x.is_finite()) {
+            if !found.gram.iter().chain(&found.inner).all(|x| x.is_finite()) {
                 return Err(self.overflow(mode));
             }
-            self.columns[mode] = Columns::of(moments.gram, self.settings.rank);
+            self.columns[mode] = Columns::of(found.gram, self.settings.rank);
             self.extended[mode] = None;
             let lengths = &self.columns[mode].norms;
             self.lambda = solution.scale.iter().zip(lengths).map(|(p, d)| p * d).collect();
             if mode + 1 == self.problem.order {
                 let square = if solution.extended { Some(self.extended_square(backend)?) } else { None };
-                self.measure::<T>(&solution.scale, &moments.inner, square, &mut done);
+                self.measure::<T>(&solution.scale, &found.inner, square, &mut done);
             }
         }
         let largest = self.lambda.iter().copied().fold(0.0, f64::max);

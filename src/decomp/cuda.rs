@@ -12,10 +12,11 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
 use crate::backend::cuda::dense::{DenseKernels, ExtendedKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
 use crate::backend::cuda::driver::{Device, Memory, Pinned, Stream};
-use crate::backend::device::{DevicePlan, KernelReport};
+use crate::backend::device::KernelReport;
+use crate::backend::plan::{DevicePlan, Operation};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::cuda::{DeviceMttkrp, Update, alternating_bytes};
+use crate::op::mttkrp::cuda::{DeviceMttkrp, Update, alternating_operation};
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{Executor, Plan};
@@ -68,11 +69,11 @@ fn slabs(rank: usize, multiprocessors: usize) -> usize {
     (PARTIAL_BYTES_MAX / (numbers(rank) * size_of::<f64>())).clamp(1, SLABS)
 }
 
-/// Bytes of device memory that a decomposition holds on a device with so many multiprocessors.
+/// What a decomposition asks of a device with so many multiprocessors.
 #[must_use]
-pub fn device_bytes<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize) -> u64 {
+pub fn operation<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize) -> Operation {
     let own = rank * rank + 3 * rank + slabs(rank, multiprocessors) * numbers(rank);
-    alternating_bytes::<T>(shape, rank) + (own * size_of::<f64>()) as u64
+    alternating_operation::<T>(shape, rank, (own * size_of::<f64>()) as u64)
 }
 
 fn narrow(n: u64) -> u32 {
@@ -113,10 +114,10 @@ impl Dense {
         let ended = self.stream.synchronize();
         started?;
         ended?;
-        let mut moments = vec![0.0; numbers(rank)];
-        self.partials.read(&mut moments)?;
-        let inner = moments.split_off(rank * rank);
-        Ok(Gram { gram: moments, inner })
+        let mut gram = vec![0.0; numbers(rank)];
+        self.partials.read(&mut gram)?;
+        let inner = gram.split_off(rank * rank);
+        Ok(Gram { gram, inner })
     }
 
     /// The Gram matrix of the factor that `arguments` describe, in twice f64's digits.

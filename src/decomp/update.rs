@@ -91,7 +91,7 @@ pub fn host_bytes(rows: usize, rank: usize) -> u64 {
 
 /// Makes `factor` from the members' `sums`, which have its shape and are zero afterwards, by `rule`.
 ///
-/// What is stored is rounded to `T`; the moments are those of what is stored.
+/// What is stored is rounded to `T`; the Gram matrix is that of what is stored.
 pub fn update<T: Real>(
     sums: &mut [f64],
     factor: &mut Matrix<T>,
@@ -107,7 +107,7 @@ pub fn update<T: Real>(
     let part = |(sums, rows): (&mut [f64], &mut [T])| {
         let mut part = FactorPart::new(rank);
         part.update(rule, sums, rows);
-        part.moments
+        part.gram
     };
     let parts = parts.map(part).collect();
     let bytes = from * size_of::<T>()..to * size_of::<T>();
@@ -122,7 +122,7 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     let part = |rows: &[T]| {
         let mut part = FactorPart::new(rank);
         part.measure(rows);
-        part.moments
+        part.gram
     };
     let parts = factor.data().par_chunks(chunk).with_max_len(1).map(part).collect();
     Gram::of(sum(parts, rank * (rank + 1)), rank).gram
@@ -132,14 +132,14 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
 struct FactorPart {
     rank: usize,
     /// Inner products of the columns, rank x rank, of which the lower triangle is not used, and theirs with the sums'.
-    moments: Vec<f64>,
+    gram: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
 }
 
 impl FactorPart {
     fn new(rank: usize) -> Self {
-        Self { rank, moments: vec![0.0; rank * (rank + 1)], block: vec![0.0; ROWS * rank] }
+        Self { rank, gram: vec![0.0; rank * (rank + 1)], block: vec![0.0; ROWS * rank] }
     }
 
     fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T]) {
@@ -158,7 +158,7 @@ impl FactorPart {
                     simd.dispatch(Descend { sums, rows, gram, scales, new });
                 }
             }
-            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.moments[rank * rank..] });
+            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.gram[rank * rank..] });
             self.add_gram(rows.len());
         }
     }
@@ -174,11 +174,7 @@ impl FactorPart {
     fn add_gram(&mut self, n: usize) {
         let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
         triangular::matmul(
-            MatMut::from_row_major_slice_mut(
-                &mut self.moments[..self.rank * self.rank],
-                self.rank,
-                self.rank,
-            ),
+            MatMut::from_row_major_slice_mut(&mut self.gram[..self.rank * self.rank], self.rank, self.rank),
             BlockStructure::TriangularUpper,
             Accum::Add,
             rows.transpose(),

@@ -1,7 +1,8 @@
 //! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
 
 use super::demand::Demand;
-use crate::backend::device::{DeviceLimits, DevicePlan};
+use crate::backend::device::DeviceLimits;
+use crate::backend::plan::DevicePlan;
 use crate::dense::Real;
 use crate::error::Result;
 use crate::store::Store;
@@ -54,11 +55,9 @@ pub(super) fn plan<T: Real>(
     demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
-    use crate::backend::cuda::{self, Operation};
-    use crate::decomp::cuda::device_bytes as decomposing_bytes;
     use crate::error::Error;
     use crate::format::Layout;
-    use crate::op::mttkrp::cuda::{device_bytes, sorted_bytes};
+    use crate::{decomp, op};
     let format = store.manifest().format();
     if ![Layout::RAW, Layout::TILED, Layout::TREE].contains(&format.layout()) {
         let what = "no kernel reads its chunks; take `Device::Cpu`";
@@ -66,13 +65,12 @@ pub(super) fn plan<T: Real>(
     }
     let Demand { modes, rank, alternating, .. } = *demand;
     let shape = &store.manifest().shape;
-    let bytes = if alternating {
-        decomposing_bytes::<T>(shape, rank, gpu.facts.multiprocessors as usize)
+    let operation = if alternating {
+        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
     } else {
-        device_bytes::<T>(shape, modes, rank)
+        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     };
-    let operation = Operation { bytes, modes, rank, precision: T::PRECISION, sorted_bytes, alternating };
-    cuda::plan(gpu, store, &operation, limits)
+    crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -3,20 +3,21 @@
 use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Device, Engine, machine};
+use crate::backend::device::DeviceLimits;
 #[cfg(feature = "cuda")]
 use crate::backend::device::KernelSource;
-use crate::backend::device::{DeviceLimits, DevicePlan};
+use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
 use serde::Serialize;
 
-/// What an operation will use, and why: of the host, and of a GPU where it runs there, `D` being what such an operation plans of it.
+/// What an operation will use, and why: of the host, and of a GPU where it runs there.
 #[derive(Clone, Debug, Serialize)]
-pub struct ExecutionPlan<D = DevicePlan> {
+pub struct ExecutionPlan {
     pub(crate) host: Plan,
-    pub(crate) device: Option<D>,
+    pub(crate) device: Option<DevicePlan>,
     pub(crate) notes: Vec<String>,
     /// What it was made for, which is all that it serves.
     #[serde(skip)]
@@ -32,7 +33,7 @@ pub(crate) struct Subject {
     pub precision: Precision,
 }
 
-impl<D> ExecutionPlan<D> {
+impl ExecutionPlan {
     /// Workers, buffers and what is kept in host memory.
     #[must_use]
     pub fn host(&self) -> &Plan {
@@ -41,7 +42,7 @@ impl<D> ExecutionPlan<D> {
 
     /// What is to be used of the GPU; `None` on the CPU.
     #[must_use]
-    pub fn device(&self) -> Option<&D> {
+    pub fn device(&self) -> Option<&DevicePlan> {
         self.device.as_ref()
     }
 
@@ -53,15 +54,15 @@ impl<D> ExecutionPlan<D> {
 }
 
 /// What an operation runs on.
-pub(crate) type Chosen<D> = (Option<(Gpu, D)>, Vec<String>);
+pub(crate) type Chosen = (Option<DevicePlan>, Vec<String>);
 
 impl Engine {
     /// The GPU by what `find` plans of it, where it is asked for, or where nobody asks, there is one and it has room.
-    pub(crate) fn choose<D>(
+    pub(crate) fn choose(
         &self,
         passes: u32,
-        find: impl FnOnce(&Gpu, &DeviceLimits) -> Result<D>,
-    ) -> Result<Chosen<D>> {
+        find: impl FnOnce(&Gpu, &DeviceLimits) -> Result<DevicePlan>,
+    ) -> Result<Chosen> {
         let options = self.options();
         let found = match options.device {
             Device::Cpu => return Ok((None, Vec::new())),
@@ -76,8 +77,7 @@ impl Engine {
                     order: options.device_order,
                     deterministic: options.deterministic,
                 };
-                let plan = find(&gpu, &limits)?;
-                Ok((gpu, plan))
+                find(&gpu, &limits)
             }),
         };
         match found {
@@ -125,10 +125,9 @@ impl Engine {
             let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
             gpu::plan::<T>(gpu, store, demand, &limits)
         };
-        let (chosen, notes) = self.choose(demand.passes, find)?;
-        let device = chosen.map(|(_, plan)| plan);
+        let (device, notes) = self.choose(demand.passes, find)?;
         let limits = Limits {
-            held: device.as_ref().map_or(0, |plan| plan.held_chunks(store)),
+            held: device.as_ref().map_or(0, DevicePlan::held_chunks),
             afterwards: demand.afterwards,
             less: if demand.modes.len() > 1 && !demand.alternating {
                 "take fewer modes at a time or a smaller rank"
@@ -138,7 +137,7 @@ impl Engine {
             ..self.limits(demand.passes)
         };
         let bytes = match &device {
-            Some(plan) => demand.beside_gpu.saturating_add(plan.host_bytes()),
+            Some(plan) => demand.beside_gpu.saturating_add(plan.host_bytes),
             None => demand.on_cpu,
         };
         let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);

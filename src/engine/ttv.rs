@@ -3,7 +3,7 @@
 use super::{Engine, ExecutionPlan};
 #[cfg(feature = "cuda")]
 use crate::backend::device::DeviceLimits;
-use crate::backend::device::{PipelinePlan, TtvVariant};
+use crate::backend::device::TtvVariant;
 use crate::backend::host::{HostBackend, computing_bytes, decoded_bytes};
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ pub(crate) struct TtvRequest {
 /// What it will use.
 #[derive(Clone, Debug)]
 pub(crate) struct TtvPlan {
-    pub uses: ExecutionPlan<PipelinePlan>,
+    pub uses: ExecutionPlan,
     /// The GPU's kernel.
     pub kernel: Option<TtvVariant>,
     pub shares: Shares,
@@ -56,7 +56,7 @@ pub(crate) struct TtvOutcome {
     pub passes: Vec<PassReport>,
     pub spans: Vec<Span>,
     /// What was used.
-    pub uses: ExecutionPlan<PipelinePlan>,
+    pub uses: ExecutionPlan,
 }
 
 /// Bytes that what grows with the elements may take.
@@ -123,14 +123,13 @@ impl Engine {
     pub(crate) fn plan_ttv<T: Real>(&self, store: &Store, request: &TtvRequest) -> Result<TtvPlan> {
         let (manifest, mode, threads) = (store.manifest(), request.mode, self.threads());
         let streams = streams(manifest, mode);
-        let (chosen, notes) = if streams {
+        let (device, notes) = if streams {
             #[cfg(feature = "cuda")]
             let find = |gpu: &super::gpu::Gpu, limits: &DeviceLimits| {
-                use crate::backend::cuda::pipeline;
                 let DeviceLimits { memory, lanes, passes, .. } = *limits;
                 let limits = DeviceLimits { memory, lanes, passes, ..DeviceLimits::default() };
-                let demand = crate::op::ttv::cuda::device_demand::<T>(manifest, mode);
-                pipeline::plan(gpu, store, &demand, &limits)
+                let operation = crate::op::ttv::cuda::operation::<T>(manifest, mode);
+                crate::backend::cuda::plan(gpu, store, operation, &limits)
             };
             #[cfg(not(feature = "cuda"))]
             let find = |_: &super::gpu::Gpu, _: &_| super::gpu::none();
@@ -140,13 +139,12 @@ impl Engine {
             let asked = self.options().device == super::Device::Cuda;
             (None, asked.then(|| why.to_owned()).into_iter().collect())
         };
-        let device = chosen.map(|(_, plan)| plan);
         let kernel = device.as_ref().map(|_| self.options().ttv_kernel.unwrap_or_default());
         let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
         let held = match &device {
             #[cfg(feature = "cuda")]
             Some(device) => {
-                crate::op::ttv::cuda::beside_device_bytes::<T>(manifest, mode, threads) + device.host_bytes()
+                crate::op::ttv::cuda::beside_device_bytes::<T>(manifest, mode, threads) + device.host_bytes
             }
             _ if streams => streamed_bytes::<T>(manifest, mode, threads),
             _ => vector + computing_bytes(threads),

@@ -73,7 +73,7 @@ struct LevelCounts<K> {
     layout: BitLayout,
     /// The modes of the levels above the leaves.
     levels: Vec<usize>,
-    summer: ExternalSum<K>,
+    sum: ExternalSum<K>,
 }
 
 impl<K: Key> Storage<K> {
@@ -92,8 +92,8 @@ impl<K: Key> Storage<K> {
             let levels: Vec<usize> = (1..order).map(|at| (mode + at) % order).collect();
             let modes = ModeOrder::new(&levels).expect("modes of a shape, each once");
             let layout = BitLayout::concatenated(shape, &modes);
-            let summer = ExternalSum::new(sys, &layout, nnz, memory, temporary);
-            LevelCounts { mode, layout, levels, summer }
+            let sum = ExternalSum::new(sys, &layout, nnz, memory, temporary);
+            LevelCounts { mode, layout, levels, sum }
         };
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }
     }
@@ -117,11 +117,11 @@ impl<K: Key> Storage<K> {
 impl<K: Key> LevelCounts<K> {
     /// The nodes of each level: a node begins where the indices of its level and those above differ from the last.
     fn finish(self) -> Result<Vec<u64>> {
-        let Self { layout, levels, summer, .. } = self;
+        let Self { layout, levels, sum, .. } = self;
         let linearizer = Linearizer::<K>::new(&layout);
         let mut nodes = vec![0; levels.len()];
         let mut last = None;
-        summer.finish(|fibers| {
+        sum.finish(|fibers| {
             for fiber in fibers {
                 let at = linearizer.gather(fiber.linear);
                 let same = |last: [u32; 8]| levels.iter().take_while(|&&m| at[m] == last[m]).count();
@@ -151,8 +151,8 @@ impl<K: Key> HostOp for Storage<K> {
         });
         self.nnz += nnz as u64;
         let Some((last, others)) = self.counters.split_last_mut() else { return Ok(()) };
-        others.iter_mut().try_for_each(|counter| counter.summer.push(batch.clone()))?;
-        last.summer.push(batch)
+        others.iter_mut().try_for_each(|counter| counter.sum.push(batch.clone()))?;
+        last.sum.push(batch)
     }
 }
 

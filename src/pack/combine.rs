@@ -8,6 +8,7 @@ use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 #[derive(Debug)]
 pub struct Combiner<K> {
     duplicates: Duplicates,
+    must_be_finite: bool,
     linearizer: Linearizer<K>,
     order: usize,
     /// The nonzero that the next ones may still belong to.
@@ -21,6 +22,7 @@ impl<K: Key> Combiner<K> {
     pub fn new(layout: &BitLayout, duplicates: Duplicates) -> Self {
         Self {
             duplicates,
+            must_be_finite: true,
             linearizer: Linearizer::new(layout),
             order: layout.order(),
             open: None,
@@ -28,6 +30,11 @@ impl<K: Key> Combiner<K> {
             summed: 0,
             kept: 0,
         }
+    }
+
+    /// Adds up values whatever comes of it: whoever takes the sums looks at them.
+    pub fn of_sums(layout: &BitLayout) -> Self {
+        Self { must_be_finite: false, ..Self::new(layout, Duplicates::Sum) }
     }
 
     /// Nonzeros that were added to another.
@@ -49,7 +56,7 @@ impl<K: Key> Combiner<K> {
                     Duplicates::Sum => {
                         open.value += next.value;
                         self.summed += 1;
-                        if !open.value.is_finite() {
+                        if self.must_be_finite && !open.value.is_finite() {
                             return Err(
                                 self.refuse(next.linear, "the values given for it add up to infinity")
                             );

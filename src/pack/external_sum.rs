@@ -1,10 +1,10 @@
 //! Sums by coordinates within a memory budget: the packer's runs and its rule for duplicates, without a store.
 
+use super::SpillReport;
 use super::budget::Budget;
 use super::combine::Combiner;
 use super::runs::Runs;
 use super::scratch::ScratchDir;
-use super::{Duplicates, SpillReport};
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
 use crate::format::PENDING_NNZ;
@@ -108,7 +108,7 @@ pub struct ExternalSum<K> {
 }
 
 impl<K: Key> ExternalSum<K> {
-    /// A summer of at most `nnz` values by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
+    /// A sum of at most `nnz` values by the linear index of `layout`, which `K` must hold. It takes at most `memory` bytes (less than
     /// [`ExternalSumMemory::least`] is exceeded), and writes what exceeds them to files in a private directory in `temporary`, which
     /// is made when it is needed and goes with this; what killed programs left in `temporary` goes too. Runs on the current
     /// rayon pool.
@@ -125,12 +125,12 @@ impl<K: Key> ExternalSum<K> {
         self.runs.push(batch)
     }
 
-    /// Hands the sums over, in order. An error where one is not finite.
+    /// Hands the sums over, in order; one that exceeds all numbers is not finite.
     pub fn finish(self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()> + Send) -> Result<SpillReport> {
         let Self { sys, layout, mut runs, nnz } = self;
         runs.drained(&Extent { dims: Vec::new(), nnz })?;
         let sorted = runs.sort()?;
-        let mut combiner = Combiner::new(&layout, Duplicates::Sum);
+        let mut combiner = Combiner::of_sums(&layout);
         sorted.for_each_slice(|slice| {
             slice.chunks(PENDING_NNZ).try_for_each(|part| {
                 sys.check_cancelled()?;
@@ -155,20 +155,20 @@ mod tests {
         let row = |i: u32| [i * 7 % 40, i % 5, i * 13 % 300];
         let sums = |memory, backwards: bool| {
             let dir = tempfile::tempdir().unwrap();
-            let mut summer = ExternalSum::<u64>::new(&Sys::default(), &layout, 40_000, memory, dir.path());
+            let mut sum = ExternalSum::<u64>::new(&Sys::default(), &layout, 40_000, memory, dir.path());
             for part in 0..40u32 {
                 let part = if backwards { 39 - part } else { part };
                 let rows = part * 1000..(part + 1) * 1000;
                 let indices = rows.clone().flat_map(row).collect();
                 let values = rows.map(|i| f64::from(i % 17) * 0.1 - 0.7).collect();
-                summer.push(Batch { indices, values }).unwrap();
+                sum.push(Batch { indices, values }).unwrap();
             }
             let mut all = Vec::new();
             let take = |slice: &[Nonzero<u64>]| {
                 all.extend(slice.iter().map(|n| (n.linear, n.value.to_bits())));
                 Ok(())
             };
-            let report = summer.finish(take).unwrap();
+            let report = sum.finish(take).unwrap();
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
             (all, report.runs)
         };

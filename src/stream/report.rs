@@ -47,8 +47,8 @@ pub struct DevicePass {
     pub copied_bytes: u64,
     /// Chunks that it held already.
     pub resident_chunks: usize,
-    /// Seconds of the device in which target-major orders were derived.
-    pub derive_seconds: f64,
+    /// Seconds of the device in which mode-sorted copies were built.
+    pub build_seconds: f64,
     /// Seconds of the device from the first thing that it did for the pass to the last: clearing, copies, kernels, results.
     pub device_seconds: f64,
     /// Seconds in which at least one lane copied.

@@ -8,12 +8,12 @@ use crate::mttkrp::Residency;
 use crate::naive::{Dense, Planted, job, naive_iteration, on_host, rows};
 use crate::on_a_device::on_a_device;
 use blco::internals::backend::cuda::driver::Device;
-use blco::internals::backend::cuda::{Operation, plan as plan_device};
+use blco::internals::backend::cuda::plan as plan_device;
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource};
-use blco::internals::decomp::cuda::{DeviceAls, device_bytes};
+use blco::internals::decomp::cuda::{DeviceAls, operation};
 use blco::internals::decomp::{CpJob, Decomposition, Init, Settings, run};
 use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
-use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, sorted_bytes};
+use blco::internals::op::mttkrp::cuda::DeviceMttkrp;
 use blco::internals::store::Store;
 use blco::internals::stream::{Limits, plan};
 use blco::internals::sys::Sys;
@@ -28,13 +28,12 @@ fn on_device<T: Real + bytemuck::Pod>(
     residency: Residency,
 ) -> Decomposition<T> {
     let (manifest, Settings { rank, nonneg, .. }) = (store.manifest(), job.settings);
-    let modes: Vec<usize> = (0..manifest.shape.order()).collect();
-    let bytes = device_bytes::<T>(&manifest.shape, rank, device.facts.multiprocessors as usize);
+    let operation = operation::<T>(&manifest.shape, rank, device.facts.multiprocessors as usize);
     let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
     let sorted = matches!(residency, Residency::Sorted | Residency::Deterministic);
     let passes = if residency == Residency::Streamed { 1 } else { 9 };
-    let memory = (residency == Residency::Half).then_some(bytes + 2 * largest + images / 2);
+    let memory = (residency == Residency::Half).then_some(operation.bytes + 2 * largest + images / 2);
     let kept = residency == Residency::Kept;
     let order = match residency {
         Residency::Kept => DeviceOrder::Host,
@@ -42,18 +41,17 @@ fn on_device<T: Real + bytemuck::Pod>(
         _ => DeviceOrder::Store,
     };
     let host_memory = if kept { u64::MAX } else { 0 };
-    let operation =
-        Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes, alternating: true };
     let deterministic = residency == Residency::Deterministic;
     let limits = DeviceLimits { memory, lanes: Some(2), host_memory, passes, order, deterministic };
-    let device_plan = plan_device(device, store, &operation, &limits).unwrap();
+    let device_plan = plan_device(device, store, operation, &limits).unwrap();
     let chunks = manifest.chunks.len();
+    let (resident, _) = device_plan.resident();
     match residency {
-        Residency::Streamed | Residency::Kept => assert_eq!(device_plan.resident_chunks, 0),
-        Residency::Half => assert!(device_plan.resident_chunks > 0 && device_plan.resident_chunks < chunks),
-        _ => assert_eq!(device_plan.resident_chunks, chunks),
+        Residency::Streamed | Residency::Kept => assert_eq!(resident, 0),
+        Residency::Half => assert!(resident > 0 && resident < chunks),
+        _ => assert_eq!(resident, chunks),
     }
-    let limits = Limits { passes, held: device_plan.held_chunks(store), ..Limits::default() };
+    let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     // Compiled where NVRTC is, for f32: thread blocks of other tiles than embedded kernels have.
     let compile = (T::PRECISION == Precision::F64).then_some(false);
@@ -63,8 +61,8 @@ fn on_device<T: Real + bytemuck::Pod>(
     let outcome = run(job, init, &mut place, &|_| ()).unwrap();
     let (plan, notes) = place.allocated();
     assert!(notes.is_empty(), "{notes:?}");
-    let targets = plan.orders.iter().filter(|order| order.target).count();
-    assert_eq!(targets, if sorted || kept { modes.len() } else { 0 });
+    let targets = plan.copies().count();
+    assert_eq!(targets, if sorted || kept { manifest.shape.order() } else { 0 });
     outcome
 }
 
@@ -279,15 +277,8 @@ fn the_largest_ranks_have_no_hals() {
         let dir = tempfile::tempdir().unwrap();
         let store = store_at(dir.path(), &Tensor::random(&[4, 5, 6], 40, 3, values::one));
         let plan = plan(&store, 0, &Limits::default()).unwrap();
-        let bytes = device_bytes::<f64>(&store.manifest().shape, 4097, device.facts.multiprocessors as usize);
-        let operation = Operation {
-            bytes,
-            modes: &[0, 1, 2],
-            rank: 4097,
-            precision: f64::PRECISION,
-            sorted_bytes,
-            alternating: true,
-        };
+        let multiprocessors = device.facts.multiprocessors as usize;
+        let operation = operation::<f64>(&store.manifest().shape, 4097, multiprocessors);
         let limits = DeviceLimits {
             memory: None,
             lanes: Some(1),
@@ -296,7 +287,7 @@ fn the_largest_ranks_have_no_hals() {
             order: DeviceOrder::Store,
             deterministic: false,
         };
-        let device_plan = plan_device(device, &store, &operation, &limits).unwrap();
+        let device_plan = plan_device(device, &store, operation, &limits).unwrap();
         let kernels = KernelSource { compile: Some(false), ..KernelSource::default() };
         let op = DeviceMttkrp::<f64>::alternating(device, &store, 4097, &kernels).unwrap();
         let refused = DeviceAls::new(device, &store, (&plan, &device_plan), op, 4097, true);

@@ -21,7 +21,7 @@ mod runner;
 mod stores;
 
 mod cpd;
+mod mode_sorted;
 mod mttkrp;
 mod mutants;
-mod orders;
 mod ttv;

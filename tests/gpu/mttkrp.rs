@@ -8,13 +8,14 @@ use crate::on_a_device::on_a_device;
 use blco::internals::backend::cuda::abi::SHARE;
 use blco::internals::backend::cuda::driver::Device;
 use blco::internals::backend::cuda::nvrtc::Nvrtc;
-use blco::internals::backend::cuda::{CudaBackend, Operation, plan as plan_device};
+use blco::internals::backend::cuda::{CudaBackend, plan as plan_device, plan::again};
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, MttkrpVariant};
+use blco::internals::backend::plan::Shortfall;
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
 use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
 use blco::internals::encoding::IndexEncoding;
 use blco::internals::op::mttkrp::ModeMatrix;
-use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, operation};
 use blco::internals::op::oracle::{self, OracleMode};
 use blco::internals::store::{Format, Store};
 use blco::internals::stream::{Executor, Limits, PassReport, plan};
@@ -28,11 +29,11 @@ pub enum Residency {
     Streamed,
     Half,
     All,
-    /// All, in target-major orders where the store is `tiled`.
+    /// All, in mode-sorted copies where the store is `tiled`.
     Sorted,
     /// The same from the first pass on, with the same bits in every run.
     Deterministic,
-    /// None, but streamed from host memory in target-major orders, which are derived in parts.
+    /// None, but streamed from host memory in mode-sorted copies, which are built in parts.
     Kept,
 }
 
@@ -61,9 +62,7 @@ fn run<T: Real + bytemuck::Pod>(
     let manifest = store.manifest();
     let (shape, rank) = (&manifest.shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
-    let bytes = device_bytes::<T>(shape, &modes, rank);
-    let operation =
-        Operation { bytes, modes: &modes, rank, precision: T::PRECISION, sorted_bytes, alternating: false };
+    let operation = operation::<T>(shape, &modes, rank);
     // Fewer lanes than chunks: more would hold them all.
     let lanes =
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
@@ -75,18 +74,17 @@ fn run<T: Real + bytemuck::Pod>(
     let unlimited = |passes, order| {
         let limits =
             DeviceLimits { lanes: Some(lanes), passes, order, host_memory, ..DeviceLimits::default() };
-        plan_device(device, store, &operation, &limits).unwrap()
+        plan_device(device, store, operation.clone(), &limits).unwrap()
     };
     let memory = match residency {
         Residency::Half => {
             let (streamed, resident) = (unlimited(1, DeviceOrder::Store), unlimited(2, DeviceOrder::Store));
-            let lane = streamed.lane_bytes + streamed.staging_bytes;
-            Some(bytes + lane * lanes as u64 + resident.resident_bytes / 2)
+            Some(operation.bytes + streamed.lanes.bytes_of(lanes) + resident.resident().1 / 2)
         }
         // Less than sorting all at once takes.
         Residency::Kept if tiled && manifest.chunks.len() > 3 => {
             let whole = unlimited(2, DeviceOrder::Host);
-            Some(whole.memory_bytes - whole.derived_bytes / 3)
+            Some(whole.memory_bytes - whole.copies_bytes / 3)
         }
         _ => None,
     };
@@ -97,19 +95,16 @@ fn run<T: Real + bytemuck::Pod>(
         _ => DeviceOrder::Store,
     };
     let limits = DeviceLimits { memory, lanes: Some(lanes), host_memory, passes, order, deterministic };
-    let mut device_plan = plan_device(device, store, &operation, &limits).unwrap();
+    let mut device_plan = plan_device(device, store, operation.clone(), &limits).unwrap();
     if lanes.is_multiple_of(2) && !deterministic {
         // A mode that stays in the store's order beside others that do not.
-        device_plan.orders.iter_mut().take(1).for_each(|order| {
-            (order.target, order.in_host_memory) = (false, false);
-        });
-        device_plan.host_orders.iter_mut().for_each(|orders| orders.with_chunks = true);
+        device_plan = again(store, &device_plan, Shortfall::NoCopy(1, "for this test".into())).unwrap();
     }
     if memory.is_some() && kept {
-        assert!(device_plan.host_orders.as_ref().unwrap().groups.len() > 1);
+        assert!(device_plan.build.as_ref().unwrap().groups.len() > 1);
     }
-    let targets = device_plan.orders.iter().filter(|order| order.target).count();
-    let limits = Limits { passes, held: device_plan.held_chunks(store), ..Limits::default() };
+    let targets = device_plan.copies().count();
+    let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     let op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
     let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
@@ -121,15 +116,14 @@ fn run<T: Real + bytemuck::Pod>(
         };
         executor.pass(&mut backend, &|_| ()).unwrap_or_else(|e| panic!("{}: {e}", what()))
     };
-    // Where the first pass derives orders to be kept, its own results are in the store's order.
+    // Where the first pass builds copies to be kept, its own results are in the store's order.
     let reports: Vec<PassReport> = (0..passes).map(&mut pass).collect();
     let report = *reports.last().unwrap();
     assert!(backend.notes().is_empty(), "{:?}", backend.notes());
-    let orders = &backend.plan().orders;
-    assert_eq!(orders.iter().filter(|order| order.target).count(), targets);
+    assert_eq!(backend.plan().copies().count(), targets);
     assert!(targets + usize::from(!deterministic) >= modes.len() || !(sorted || deterministic || kept));
-    let derived = |report: &PassReport| report.device.unwrap().derive_seconds > 0.0;
-    assert_eq!(reports.iter().any(derived), targets > 0);
+    let built = |report: &PassReport| report.device.unwrap().build_seconds > 0.0;
+    assert_eq!(reports.iter().any(built), targets > 0);
     (backend.op().results(store.sys()).unwrap(), report)
 }
 
@@ -419,33 +413,26 @@ fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor
     let shape = &store.manifest().shape;
     let factors = seeded_factors::<f64>(store.sys(), shape, 4, 3).unwrap();
     let modes = [0, 1, 2];
-    let bytes = device_bytes::<f64>(shape, &modes, 4);
-    let operation = Operation {
-        bytes,
-        modes: &modes,
-        rank: 4,
-        precision: Precision::F64,
-        sorted_bytes,
-        alternating: false,
-    };
+    let operation = operation::<f64>(shape, &modes, 4);
     let asked = |passes| DeviceLimits {
         passes,
         lanes: Some(1),
         order: DeviceOrder::Store,
         ..DeviceLimits::default()
     };
-    let chunk = plan_device(device, store, &operation, &asked(1)).unwrap();
-    let device_plan = plan_device(device, store, &operation, &asked(2)).unwrap();
-    assert_eq!((device_plan.resident_chunks, device_plan.lane_bytes), (store.manifest().chunks.len(), 0));
+    let chunk = plan_device(device, store, operation.clone(), &asked(1)).unwrap();
+    let device_plan = plan_device(device, store, operation.clone(), &asked(2)).unwrap();
+    let (resident, _) = device_plan.resident();
+    assert_eq!((resident, device_plan.lanes.image_bytes), (store.manifest().chunks.len(), 0));
     let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
     let op = DeviceMttkrp::new(device, store, &factors, &modes, &embedded).unwrap();
-    let left = chunks * chunk.lane_bytes + chunk.staging_bytes + (4 << 10);
+    let left = chunks * chunk.lanes.image_bytes + chunk.lanes.staging_bytes + (4 << 10);
     let taken = device.memory(usize::try_from(device.free_bytes().unwrap() - left).unwrap()).unwrap();
     let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
-    let (there, notes) = (backend.plan().resident_chunks, backend.notes().join("; "));
+    let (there, notes) = (backend.plan().resident().0, backend.notes().join("; "));
     assert!(there > 0 || chunks < 2, "{chunks}: {notes}");
-    assert!(there == device_plan.resident_chunks || notes.contains("device memory"), "{chunks}: {there}");
-    let limits = Limits { passes: 2, held: backend.plan().held_chunks(store), ..Limits::default() };
+    assert!(there == resident || notes.contains("device memory"), "{chunks}: {there}");
+    let limits = Limits { passes: 2, held: backend.plan().held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
     for _ in 0..2 {
@@ -502,23 +489,15 @@ fn numbers_out_of_range_are_found(device: &Arc<Device>) {
 fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store) -> Store) -> bool {
     let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &sound.manifest().shape, 8, 1).unwrap();
     let modes = [0, 1, 2];
-    let bytes = device_bytes::<f64>(&sound.manifest().shape, &modes, 8);
-    let operation = Operation {
-        bytes,
-        modes: &modes,
-        rank: 8,
-        precision: Precision::F64,
-        sorted_bytes,
-        alternating: false,
-    };
+    let operation = operation::<f64>(&sound.manifest().shape, &modes, 8);
     let tiled = sound.format() == Format::blco(IndexEncoding::Tiled);
     let order = if tiled { DeviceOrder::Host } else { DeviceOrder::Auto };
     let sorted = DeviceLimits { passes: 2, order, host_memory: u64::MAX, ..DeviceLimits::default() };
     let plans =
-        [DeviceLimits::default(), sorted].map(|l| plan_device(device, sound, &operation, &l).unwrap());
+        [DeviceLimits::default(), sorted].map(|l| plan_device(device, sound, operation.clone(), &l).unwrap());
     let damaged = damage(sound);
     let found = plans.map(|device_plan| {
-        assert_eq!(device_plan.host_orders.is_some(), tiled && device_plan.orders.len() == 3);
+        assert_eq!(device_plan.streams_copies(), tiled && device_plan.copies().count() == 3);
         let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &KernelSource::default()).unwrap();
         let mut backend = CudaBackend::new(device, &damaged, &device_plan, op).unwrap();
         let plan = plan(&damaged, 0, &Limits::default()).unwrap();

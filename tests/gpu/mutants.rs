@@ -12,14 +12,14 @@ use crate::stores::agree::{
 };
 use crate::stores::{Seeded, bases, mutant};
 use blco::internals::backend::cuda::driver::Device;
-use blco::internals::backend::cuda::pipeline::{PipelineBackend, plan as plan_pipeline};
-use blco::internals::backend::cuda::{CudaBackend, Operation, plan as plan_device};
+use blco::internals::backend::cuda::pipeline::PipelineBackend;
+use blco::internals::backend::cuda::{CudaBackend, plan as plan_device};
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, TtvVariant};
-use blco::internals::dense::{Matrix, Precision};
+use blco::internals::dense::Matrix;
 use blco::internals::encoding::IndexEncoding;
 use blco::internals::error::Result;
-use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, device_bytes, sorted_bytes};
-use blco::internals::op::ttv::cuda::{DeviceTtv, device_demand};
+use blco::internals::op::mttkrp::cuda::{self as mttkrp_on_gpu, DeviceMttkrp};
+use blco::internals::op::ttv::cuda::{self as ttv_on_gpu, DeviceTtv};
 use blco::internals::op::ttv::streams;
 use blco::internals::store::{Format, Store};
 use blco::internals::stream::{Executor, Limits, plan};
@@ -42,12 +42,10 @@ fn mttkrp(
 ) -> Result<Vec<(usize, Matrix<f64>)>> {
     let (shape, rank) = (&store.manifest().shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
-    let bytes = device_bytes::<f64>(shape, &modes, rank);
-    let precision = Precision::F64;
-    let operation = Operation { bytes, modes: &modes, rank, precision, sorted_bytes, alternating: false };
+    let operation = mttkrp_on_gpu::operation::<f64>(shape, &modes, rank);
     let limits = DeviceLimits { lanes: Some(2), passes: 2, order, ..DeviceLimits::default() };
-    let device_plan = plan_device(device, store, &operation, &limits)?;
-    let limits = Limits { passes: 2, held: device_plan.held_chunks(store), ..Limits::default() };
+    let device_plan = plan_device(device, store, operation, &limits)?;
+    let limits = Limits { passes: 2, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits)?;
     let op = DeviceMttkrp::new(device, store, factors, &modes, &KernelSource::default())?;
     let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
@@ -60,9 +58,9 @@ fn mttkrp(
 /// TTV along the leaves' mode.
 fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: TtvVariant) -> Result<Elements> {
     let order = store.manifest().shape.order();
-    let demand = device_demand::<f64>(store.manifest(), mode);
+    let demand = ttv_on_gpu::operation::<f64>(store.manifest(), mode);
     let limits = DeviceLimits { lanes: Some(2), passes: 1, ..DeviceLimits::default() };
-    let device_plan = plan_pipeline(device, store, &demand, &limits)?;
+    let device_plan = plan_device(device, store, demand, &limits)?;
     let plan = plan(store, 0, &Limits::default())?;
     let mut found = Elements::new();
     let mut sink = |batches| {

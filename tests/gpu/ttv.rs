@@ -8,7 +8,8 @@ use crate::on_a_device::on_a_device;
 use crate::runner::vector;
 use blco::internals::backend::cuda::abi::TTV_SEGMENT;
 use blco::internals::backend::cuda::driver::Device;
-use blco::internals::backend::cuda::pipeline::{PipelineBackend, plan as plan_device};
+use blco::internals::backend::cuda::pipeline::PipelineBackend;
+use blco::internals::backend::cuda::plan as plan_device;
 use blco::internals::backend::device::{DeviceLimits, TtvVariant};
 use blco::internals::coo::Batch;
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
@@ -16,7 +17,7 @@ use blco::internals::dense::Real;
 use blco::internals::encoding::LeafRule;
 use blco::internals::error::Result;
 use blco::internals::op::ttv::Oracle;
-use blco::internals::op::ttv::cuda::{DeviceTtv, device_demand};
+use blco::internals::op::ttv::cuda::{DeviceTtv, operation};
 use blco::internals::pack::{FormatOption, PackOptions};
 use blco::internals::random::Counter;
 use blco::internals::store::Store;
@@ -46,7 +47,7 @@ fn run<T: Real + bytemuck::Pod>(
 ) -> Result<(Elements, PassReport)> {
     let order = store.manifest().shape.order();
     let limits = DeviceLimits { lanes: Some(lanes), passes, ..DeviceLimits::default() };
-    let device_plan = plan_device(device, store, &device_demand::<T>(store.manifest(), mode), &limits)?;
+    let device_plan = plan_device(device, store, operation::<T>(store.manifest(), mode), &limits)?;
     let plan = plan(store, 0, &Limits { passes, ..Limits::default() })?;
     let mut found = Elements::new();
     let mut sink = |batches| {
@@ -260,8 +261,8 @@ fn check_store<T: Real + bytemuck::Pod>(
 /// Passes that count elements.
 fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: TtvVariant) -> Result<u64> {
     let mode = store.manifest().shape.order() - 1;
-    let demand = device_demand::<f64>(store.manifest(), mode);
-    let device_plan = plan_device(device, store, &demand, &DeviceLimits::default())?;
+    let operation = operation::<f64>(store.manifest(), mode);
+    let device_plan = plan_device(device, store, operation, &DeviceLimits::default())?;
     let op = DeviceTtv::new(device, store, x, variant, None)?;
     let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
     let plan = plan(store, 0, &Limits::default())?;

@@ -276,7 +276,8 @@ fn memories(place: &Place, lanes: usize, rank: usize) -> [u64; 3] {
     let bytes = |field: &str| report["device"][field].as_u64().unwrap();
     let operation = bytes("operation_bytes");
     let lanes = operation + lanes as u64 * SMALL_CHUNKS;
-    [operation + bytes("resident_bytes"), lanes + bytes("resident_bytes") / 3, lanes]
+    let (_, resident) = resident(&report["device"]);
+    [operation + resident, lanes + resident / 3, lanes]
 }
 
 #[test]
@@ -312,12 +313,12 @@ fn sorted_modes(place: &Place, args: &[&str]) -> Vec<bool> {
     let output = place.blco_run(&[args, &["--plan", "--json"]].concat(), &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let orders = plan["device"]["orders"].as_array().unwrap();
-    orders.iter().map(|order| order["target"].as_bool().unwrap()).collect()
+    let modes = plan["device"]["modes"].as_array().unwrap();
+    modes.iter().map(|mode| mode["set"] != 0).collect()
 }
 
 #[test]
-fn target_major_orders_are_derived_where_they_are_asked_for_and_fit() {
+fn copies_are_built_where_they_are_asked_for_and_fit() {
     let Some(gpu) = gpu() else { return };
     let place = Place::new(gpu.clone(), &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
     let target = ["--device-order", "target", "--repeat", "3"];
@@ -326,7 +327,7 @@ fn target_major_orders_are_derived_where_they_are_asked_for_and_fit() {
     check(&place, 33, &["--device-order", "auto", "--repeat", "2"], &[]);
     // Two passes do not pay for it; one has no use for it.
     assert_eq!(sorted_modes(&place, &["--device-order", "auto", "--repeat", "2"]), [false; 3]);
-    assert!(sorted_modes(&place, &["--device-order", "target"]).is_empty());
+    assert_eq!(sorted_modes(&place, &["--device-order", "target"]), [false; 3]);
     // Room for all chunks, but not for orders beside them.
     let all = memories(&place, 2, 16)[0].to_string();
     let small = ["--device-order", "target", "--repeat", "3", "--device-memory", &all, "--rank", "16"];
@@ -364,8 +365,8 @@ fn for_several_groups(place: &Place, args: &[&str]) -> u64 {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let bytes = |field: &str| plan["device"][field].as_u64().unwrap();
-    assert_eq!(plan["device"]["host_orders"]["groups"], 1);
-    bytes("memory_bytes") - bytes("derived_bytes") / 2
+    assert_eq!(plan["device"]["build"]["groups"].as_array().unwrap().len(), 1);
+    bytes("memory_bytes") - bytes("copies_bytes") / 2
 }
 
 #[test]
@@ -392,9 +393,9 @@ fn sorted_nonzeros_are_streamed_from_host_memory() {
             "f64" => place.agrees::<f64>(5, &format!("{args:?}")),
             _ => place.agrees::<f32>(33, &format!("{args:?}")),
         }
-        assert!(report["device"]["host_orders"]["groups"].as_u64().unwrap() > 1);
+        assert!(report["device"]["build"]["groups"].as_array().unwrap().len() > 1);
         let count = |pass: usize, field: &str| report["passes"][pass]["device"][field].as_f64().unwrap();
-        assert!(count(0, "derive_seconds") > 0.0 && count(1, "derive_seconds") == 0.0);
+        assert!(count(0, "build_seconds") > 0.0 && count(1, "build_seconds") == 0.0);
         // From then on, nothing of the store is needed; each mode's images cross the link in each pass.
         assert!(report["passes"][1]["bytes"] == 0 && report["plan"]["kept"] == 0, "{report}");
         let (first, later) = (count(0, "copied_bytes"), count(3, "copied_bytes"));
@@ -402,7 +403,7 @@ fn sorted_nonzeros_are_streamed_from_host_memory() {
         assert_eq!(report["passes"][3]["nnz"], report["nnz"]);
     }
     // One pass has no use for it; without host memory there is none.
-    assert!(sorted_modes(&place, &["--device-order", "host"]).is_empty());
+    assert_eq!(sorted_modes(&place, &["--device-order", "host"]), [false; 3]);
     let output = place.blco_run(&["--device-order", "host", "--repeat", "2", "--memory", "1MiB"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("host memory"), "{output:?}");
@@ -465,7 +466,7 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
-    /// All chunks stay, and target-major orders are derived.
+    /// All chunks stay, and mode-sorted copies are built.
     fn sorted(gpu: Gpu) -> Self {
         let tensor = Tensor::random(&[90, 300], 3000, 1, values::fraction);
         let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
@@ -473,7 +474,7 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
-    /// Nothing stays, and target-major orders of several groups of chunks are kept in host memory.
+    /// Nothing stays, and mode-sorted copies of several groups of chunks are kept in host memory.
     fn kept(gpu: Gpu) -> Self {
         let tensor = Tensor::random(&[90, 300], 25_000, 1, values::fraction);
         let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
@@ -669,24 +670,70 @@ fn told_of_less_memory(failing: &Failing) {
 /// The last pass of a run of MTTKRP with several of them: what stays on the device, and what crosses the link.
 fn does_what_its_plan_says(report: &serde_json::Value, what: &str) {
     let (plan, passes) = (&report["device"], report["passes"].as_array().unwrap());
-    let Some(orders) = plan["orders"].as_array() else { return };
     let last = &passes.last().unwrap()["device"];
-    let from_host = orders.iter().filter(|order| order["in_host_memory"] == true).count();
-    assert_eq!(plan["host_orders"].is_object(), from_host > 0, "{what}: {plan}");
-    assert_eq!(last["resident_chunks"], plan["resident_chunks"], "{what}: {report}");
+    let (from_host, resident) = (streamed_copies(plan), resident(plan));
+    assert_eq!(last["resident_chunks"], resident.0, "{what}: {report}");
     let (copied, planned) =
-        (last["copied_bytes"].as_u64().unwrap(), plan["later_pass_bytes"].as_u64().unwrap());
+        (last["copied_bytes"].as_u64().unwrap(), plan["later_pass"]["bytes"].as_u64().unwrap());
     if from_host > 0 {
-        assert_eq!(plan["host_orders"]["with_chunks"], from_host < orders.len(), "{what}: {plan}");
         assert!(copied <= planned && planned < 2 * copied, "{what}: {report}");
     } else {
         assert_eq!(copied, planned, "{what}: {report}");
     }
 }
 
+/// The copies that a plan keeps in host memory.
+fn streamed_copies(plan: &serde_json::Value) -> usize {
+    let sets = plan["sets"].as_array().unwrap();
+    sets.iter().filter(|set| set["residence"][0]["place"] == "host").count()
+}
+
+/// The chunks that a plan keeps on the device, and their bytes.
+fn resident(plan: &serde_json::Value) -> (u64, u64) {
+    let first = &plan["sets"][0]["residence"][0];
+    if first["place"] == "device" {
+        (first["images"]["end"].as_u64().unwrap(), first["bytes"].as_u64().unwrap())
+    } else {
+        (0, 0)
+    }
+}
+
+/// The names of all fields of a JSON value.
+fn fields(value: &serde_json::Value, names: &mut std::collections::BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(object) => {
+            names.extend(object.keys().cloned());
+            object.values().for_each(|value| fields(value, names));
+        }
+        serde_json::Value::Array(values) => values.iter().for_each(|value| fields(value, names)),
+        _ => (),
+    }
+}
+
+#[test]
+fn every_field_of_a_plan_is_on_its_page() {
+    let Some(gpu) = gpu() else { return };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/plan.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let mut names = std::collections::BTreeSet::new();
+    for order in ["store", "target", "host"] {
+        let args = ["--plan", "--json", "--repeat", "3", "--device-order", order];
+        let output = place.blco_run(&args, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(report["device"]["sets"].as_array().unwrap().len() == if order == "store" { 1 } else { 4 });
+        for part in ["plan", "device"] {
+            fields(&report[part], &mut names);
+        }
+    }
+    let missing: Vec<_> = names.iter().filter(|name| !page.contains(name.as_str())).collect();
+    assert!(names.len() > 40 && missing.is_empty(), "{missing:?}");
+}
+
 /// Whichever allocation fails, passes do what the plan says that is left. Without any order in host memory, chunks stay on the device.
 #[test]
-fn orders_that_are_given_up_leave_a_plan_that_holds() {
+fn copies_that_are_given_up_leave_a_plan_that_holds() {
     let Some(gpu) = mock() else { return };
     let failing = Failing::kept(gpu);
     let args: Vec<&str> = failing.args.iter().map(String::as_str).collect();
@@ -702,10 +749,11 @@ fn orders_that_are_given_up_leave_a_plan_that_holds() {
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
             does_what_its_plan_says(&report, &what);
             let plan = &report["device"];
-            if let Some(chunks) = plan["host_orders"]["with_chunks"].as_bool() {
-                some += u32::from(chunks);
+            let with_chunks = !plan["sets"][0]["later_passes"].as_array().unwrap().is_empty();
+            if streamed_copies(plan) > 0 {
+                some += u32::from(with_chunks);
             } else {
-                assert!(plan["resident_chunks"].as_u64().unwrap() > 0, "{what}: {report}");
+                assert!(resident(plan).0 > 0, "{what}: {report}");
                 none += 1;
             }
         }
@@ -784,7 +832,7 @@ fn ttv_plans_and_reports() {
         (output.status.code(), report, error)
     };
     let (status, planned, error) = ttv(&["--modes", "3", "--plan"]);
-    assert_eq!((status, &planned["device"]["lanes"]), (Some(0), &4.into()), "{error}");
+    assert_eq!((status, &planned["device"]["lanes"]["count"]), (Some(0), &4.into()), "{error}");
     let common = [
         "--modes",
         "3",

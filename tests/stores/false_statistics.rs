@@ -1,5 +1,5 @@
 //! Establishes that what a manifest says of the values leads no result astray: CP-ALS refuses a store whose sum of squares is not
-//! that of its values, on the host and on a GPU, and so do orders that a GPU derives by a false range of values.
+//! that of its values, on the host and on a GPU, and so do mode-sorted copies that a GPU builds by a false range of values.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values, with_manifest};
 use crate::programs::{backends, program};

@@ -66,10 +66,10 @@ constants! {
     SHARE = 64;
     /// Tiles that a thread block takes of sorted nonzeros.
     SORTED_TILES = 1;
-    /// Threads of a thread block of what clears, joins and finishes rows.
+    /// Threads of a thread block of what clears, fixes up and finishes rows.
     ROW_THREADS = 256;
-    /// Ends that a warp joins.
-    JOIN = 64;
+    /// Carry-outs that a warp adds up.
+    FIX_UP = 64;
     /// Threads of a thread block that sorts.
     SORT_THREADS = 256;
     /// Pairs that such a thread block holds at a time.
@@ -141,21 +141,21 @@ structs! {
         /// Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
         add: u32,
         /// Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
-        end_rows: u64,
+        carry_rows: u64,
         /// Address of the sums of those rows, `f64[2][rank]` of each thread block.
-        end_sums: u64,
+        carry_sums: u64,
     }
 
-    /// The arguments of a launch that joins ends.
-    pub struct JoinArgs {
+    /// The arguments of a launch that adds up carry-outs.
+    pub struct FixUpArgs {
         /// Address of the row of each end, a `u32`.
         rows: u64,
         /// Address of its sums, `f64[rank]`.
         sums: u64,
-        /// Address of the rows of the ends that are left, two of each warp.
-        end_rows: u64,
+        /// Address of the rows of the carry-outs that are left, two of each warp.
+        carry_rows: u64,
         /// Address of their sums.
-        end_sums: u64,
+        carry_sums: u64,
         /// Address of the result, `dims[mode] x rank`.
         result: u64,
         /// Ends.
@@ -181,7 +181,7 @@ structs! {
     }
 
     /// Where a tile of the resident chunks lies: what decoding one of its nonzeros needs. Only kernels write and read it.
-    pub struct OrderTile {
+    pub struct SourceTile {
         /// Address of its record.
         record: u64,
         /// Address of its columns.
@@ -198,22 +198,22 @@ structs! {
         unused: u32,
     }
 
-    /// The arguments of launches that derive a target-major order, but for the sort. A nonzero's position is 512 times its
+    /// The arguments of launches that build a mode-sorted copy, but for the sort. A nonzero's position is 512 times its
     /// tile's number in the list and its place in the tile.
-    pub struct OrderArgs {
+    pub struct BuildArgs {
         /// Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile, of whole tiles but for the last.
         chunks: u64,
-        /// Address of an `OrderTile` for each of their tiles.
+        /// Address of an `SourceTile` for each of their tiles.
         tiles: u64,
-        /// Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the derived one after.
+        /// Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the copy's after.
         rows: u64,
-        /// Address of `u32[nnz]`: each nonzero's position, in the derived order.
+        /// Address of `u32[nnz]`: each nonzero's position, in the copy's order.
         positions: u64,
-        /// Address of the derived tiles' records, `16 + 8 order` bytes each, without where their columns start.
+        /// Address of the records of the copy's tiles, `16 + 8 order` bytes each, without where their columns start.
         records: u64,
-        /// Address of a `u32` of each derived tile: the sum of its widths, then where its columns start in its image.
+        /// Address of a `u32` of each of its tiles: the sum of its widths, then where its columns start in its image.
         offsets: u64,
-        /// Address of the derived images' addresses.
+        /// Address of its images' addresses.
         images: u64,
         /// Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
         fault: u64,
@@ -227,9 +227,9 @@ structs! {
         order: u32,
         /// The target mode.
         mode: u32,
-        /// Tiles of a derived image; the last may have fewer.
+        /// Tiles of an image; the last may have fewer.
         image_tiles: u32,
-        /// Value encoding of derived images: INTEGER where all chunks have it, F32 or F64.
+        /// Value encoding of images: INTEGER where all chunks have it, F32 or F64.
         value_encoding: u32,
     }
 

@@ -1,5 +1,5 @@
-//! Trees become `tiled` images on the device (kernels/expand.cuh), behind the copy, so that every kernel reads them. Such an image is not
-//! packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
+//! What chunks are on the device. Trees become `tiled` images there (kernels/expand.cuh), behind the copy, so that every kernel
+//! reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
 
 use super::abi::{ExpandArgs, TILE, TILE_THREADS};
 use super::driver::{Device, Kernel, Memory, Stream};
@@ -49,6 +49,20 @@ pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
     } else {
         entry.image_bytes
     }
+}
+
+/// What images on the device are aligned to, in bytes.
+const IMAGE_ALIGN: u64 = 256;
+
+/// Bytes that chunk `number` takes among the resident ones.
+pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
+    bytes_there(store, number).next_multiple_of(IMAGE_ALIGN)
+}
+
+/// Thread blocks that a chunk gets.
+pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
+    let nnz_per_block = TILE_NNZ as u64 * u64::from(tiles_per_block);
+    u32::try_from(nnz.div_ceil(nnz_per_block)).expect("a chunk has at most 2^28 nonzeros")
 }
 
 /// Bytes of a buffer in which chunks of a store wait for that; 0 where they need not.

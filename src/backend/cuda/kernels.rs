@@ -32,7 +32,7 @@ const HEADERS: [SourceFile; 12] = [
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
-    source!("order.cuh"),
+    source!("mode_sorted.cuh"),
     source!("sort.cuh"),
     source!("sorted.cuh"),
     source!("tile.cuh"),
@@ -79,8 +79,8 @@ pub struct MttkrpKernels {
     pub sorted: Option<Kernel>,
     /// Adds up copies.
     pub finish: Kernel,
-    /// Joins the ends that sorted nonzeros leave.
-    pub join: Kernel,
+    /// Adds up the carry-outs of sorted nonzeros.
+    pub fix_up: Kernel,
     /// Clears rows.
     pub clear: Kernel,
     /// How the kernel shares the work.
@@ -147,9 +147,9 @@ impl KernelSource {
     }
 }
 
-/// The kernels that finish, join and clear rows of `real`.
+/// The kernels that finish, fix up and clear rows of `real`.
 fn of_rows(real: &str) -> [String; 3] {
-    ["finish", "join", "clear"].map(|what| format!("{what}_{real}"))
+    ["finish", "fix_up", "clear"].map(|what| format!("{what}_{real}"))
 }
 
 impl MttkrpKernels {
@@ -162,12 +162,12 @@ impl MttkrpKernels {
         variant: MttkrpVariant,
         report: KernelReport,
     ) -> error::Result<Self> {
-        let [finish, join, clear] = of_rows(real).map(|name| module.kernel(&name));
+        let [finish, fix_up, clear] = of_rows(real).map(|name| module.kernel(&name));
         Ok(Self {
             mttkrp: module.kernel(mttkrp)?,
             sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
             finish: finish?,
-            join: join?,
+            fix_up: fix_up?,
             clear: clear?,
             variant,
             report,
@@ -182,8 +182,8 @@ pub struct WideKernels {
     pub mttkrp: Kernel,
     /// Adds up sorted nonzeros; for `tiled` chunks.
     pub sorted: Option<Kernel>,
-    /// Joins the ends that sorted nonzeros leave.
-    pub join: Kernel,
+    /// Adds up the carry-outs of sorted nonzeros.
+    pub fix_up: Kernel,
     /// Clears rows.
     pub clear: Kernel,
     /// Threads of a thread block of `mttkrp`, which takes as many tiles as one of the kernels in f32.
@@ -194,9 +194,9 @@ impl WideKernels {
     /// Those that take the place of the kernels `variant` for `spec`.
     pub fn load(device: &Arc<Device>, spec: &Specialisation, variant: &MttkrpVariant) -> error::Result<Self> {
         let (mttkrp, sorted) = (spec.wide_name(variant.tiles), spec.wide_sorted_name());
-        let [_, join, clear] = of_rows(Precision::F64.name());
+        let [_, fix_up, clear] = of_rows(Precision::F64.name());
         let names: Vec<&str> =
-            [&mttkrp, &join, &clear].into_iter().chain(&sorted).map(String::as_str).collect();
+            [&mttkrp, &fix_up, &clear].into_iter().chain(&sorted).map(String::as_str).collect();
         let module = device.module(&embedded_ptx(&names))?;
         // Shared memory holds two tiles of most orders.
         let at_once =
@@ -204,7 +204,7 @@ impl WideKernels {
         Ok(Self {
             mttkrp: module.kernel(&mttkrp)?,
             sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
-            join: module.kernel(&join)?,
+            fix_up: module.kernel(&fix_up)?,
             clear: module.kernel(&clear)?,
             threads: at_once * TILE_THREADS,
         })

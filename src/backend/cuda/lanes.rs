@@ -2,7 +2,7 @@
 
 use super::clock::EventClock;
 use super::driver::{Device, Event, Memory, Stream};
-use crate::backend::device::DevicePlan;
+use crate::backend::plan::LanesPlan;
 use crate::error::{Error, Result};
 use crate::stream::Stage;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub(super) struct CopyLanes {
 
 impl CopyLanes {
     /// As many as there is memory for, at least one.
-    pub(super) fn new(device: &Arc<Device>, plan: &DevicePlan, notes: &mut Vec<String>) -> Result<Self> {
+    pub(super) fn new(device: &Arc<Device>, plan: &LanesPlan, notes: &mut Vec<String>) -> Result<Self> {
         let room = |bytes: u64| {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             (bytes > 0).then(|| device.memory(bytes)).transpose()
         };
-        let all = as_many(plan.lanes, notes, || {
-            let (memory, staging) = (room(plan.lane_bytes)?, room(plan.staging_bytes)?);
+        let all = as_many(plan.count, notes, || {
+            let (memory, staging) = (room(plan.image_bytes)?, room(plan.staging_bytes)?);
             Ok(CopyLane { copy: device.stream(true)?, memory, staging, used: None })
         })?;
         Ok(Self { all, next: 0, copies: 0, first_copy: None })

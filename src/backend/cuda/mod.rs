@@ -11,10 +11,11 @@
 //! passes launch one kernel over all of them, on a stream of low priority, so that it fills the gaps between
 //! the kernels of streamed chunks.
 //!
-//! **Orders.** Where all chunks stay and the plan says so, the second pass begins with deriving target-major orders
-//! ([`order`]), which serve their parts from then on. Where chunks do not stay, orders can be kept in host memory and streamed
-//! instead of them (`host_orders`). Where results are to be deterministic, the first pass only brings the chunks, and
-//! ends with deriving orders and working on them.
+//! **Copies.** Where all chunks stay and the plan says so, the second pass begins with building mode-sorted copies
+//! ([`mode_sorted`]), which serve their parts from then on. Where chunks do not stay, copies can be kept in host memory and streamed
+//! instead of them (`host_copies`). Where results are to be deterministic, the first pass only brings the chunks, and
+//! ends with building copies and working on them. What turns out otherwise than the plan said makes a new plan
+//! ([`plan::again`]).
 //!
 //! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]).
 //!
@@ -24,48 +25,44 @@
 
 pub mod abi;
 mod cache;
-mod choose;
 mod clock;
+mod copies;
 pub mod dense;
-mod derive;
 mod device_op;
 pub mod driver;
 pub mod expand;
-mod host_orders;
+mod host_copies;
 pub mod kernels;
 mod lanes;
 mod log;
+pub mod mode_sorted;
 pub mod nvrtc;
-pub mod order;
 pub mod pipeline;
 pub mod plan;
 mod resident;
-mod room;
 pub mod ttv;
 
 use super::Squares;
-use crate::backend::device::DevicePlan;
-use crate::encoding::values::ValueEncoding;
+use crate::backend::plan::{DevicePlan, Shortfall};
 use crate::error::Result;
 use crate::store::Store;
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
-use derive::PartOrder;
+use copies::PartCopy;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
-use expand::Expander;
-use host_orders::{Gathering, HostOrder, make_gathering};
+use expand::{Expander, blocks_of, resident_bytes};
+use host_copies::{Gathering, HostCopy, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
 use log::{PassLog, inspector, out_of_range, settle};
-use order::OrderKernels;
-use resident::{Resident, blocks_of, make_resident, resident_bytes};
-use std::collections::{BTreeSet, VecDeque};
+use mode_sorted::SortKernels;
+use resident::{Resident, make_resident};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use choose::Operation;
 pub use device_op::{DeviceOp, Launch, Nonzeros};
 pub use plan::plan;
 
-/// A part's streams, and its order. Parts that share a launch on what is resident use the first one's stream for it.
+/// A part's streams, and its copy. Parts that share a launch on what is resident use the first one's stream for it.
 #[derive(Debug)]
 struct Part {
     /// Where its results are cleared and completed.
@@ -76,16 +73,16 @@ struct Part {
     resident_done: Option<Arc<Event>>,
     /// When all of a pass is done.
     ended: Event,
-    /// The nonzeros by row of the part's mode, once they are derived.
-    derived: Option<PartOrder>,
+    /// The nonzeros by row of the part's mode, once they are built.
+    sorted: Option<PartCopy>,
     /// The same in host memory.
-    kept: Option<HostOrder>,
+    kept: Option<HostCopy>,
 }
 
 impl Part {
     /// Whether the next pass works on chunks for it.
     fn needs_chunks(&self) -> bool {
-        self.derived.is_none() && self.kept.is_none()
+        self.sorted.is_none() && self.kept.is_none()
     }
 }
 
@@ -108,10 +105,8 @@ pub struct CudaBackend<O> {
     log: PassLog,
     /// Bytes of all images, as often as parts read them.
     image_bytes: u64,
-    /// Value encodings that chunks have.
-    encodings: BTreeSet<ValueEncoding>,
-    order_kernels: Option<OrderKernels>,
-    /// In the first pass, where orders are to be kept in host memory.
+    sort_kernels: Option<SortKernels>,
+    /// In the first pass, where copies are to be kept in host memory.
     gathering: Option<Gathering>,
     expander: Option<Expander>,
     /// What the next pass is to check.
@@ -141,31 +136,33 @@ impl<O: DeviceOp> CudaBackend<O> {
                 cleared: device.event(false)?,
                 resident_done: None,
                 ended: device.event(true)?,
-                derived: None,
+                sorted: None,
                 kept: None,
             })
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
-        let mut lanes = CopyLanes::new(device, &plan, &mut notes)?;
+        let mut lanes = CopyLanes::new(device, &plan.lanes, &mut notes)?;
         // Where there is no memory for it, chunks stay there instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
         let tiles = op.tiles_per_block(false);
         let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
-        if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lane_bytes > 0 {
+        if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lanes.image_bytes > 0 {
             // Not all chunks stay, after all: lanes come first, and chunks get what these leave.
             drop((lanes, resident));
-            lanes = CopyLanes::new(device, &plan, &mut notes)?;
+            lanes = CopyLanes::new(device, &plan.lanes, &mut notes)?;
             resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         }
-        plan.check_sorted(store)?;
-        plan.lanes = lanes.all.len();
-        let image_bytes = plan.first_pass_bytes * parts.len() as u64;
+        let count = lanes.all.len();
+        if count < plan.lanes.count {
+            plan = plan::again(store, &plan, Shortfall::Lanes(count))?;
+        }
+        let image_bytes = plan.first_pass.bytes * parts.len() as u64;
         let chunks = store.manifest().chunks.len();
         let expander = Expander::new(device, store)?;
         let expansions = if expander.is_some() { chunks } else { 0 };
         let log = PassLog::new(device, 2 * chunks + parts.len() + expansions)?;
         Ok(Self {
-            uploads: VecDeque::with_capacity(plan.lanes),
+            uploads: VecDeque::with_capacity(count),
             lent: VecDeque::new(),
             device: Arc::clone(device),
             store: store.clone(),
@@ -177,8 +174,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             resident,
             log,
             image_bytes,
-            encodings: BTreeSet::new(),
-            order_kernels: None,
+            sort_kernels: None,
             gathering,
             expander,
             squares: None,
@@ -208,7 +204,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             }
             // All that is timed comes after the pass's zero.
             part.streamed.wait(&self.log.clock.base)?;
-            let empty = part.derived.as_ref().map(|order| &order.derived.empty);
+            let empty = part.sorted.as_ref().map(|copy| &copy.copy.empty);
             self.op.begin(p, empty, &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
@@ -242,8 +238,8 @@ impl<O: DeviceOp> CudaBackend<O> {
             ));
         }
         launches.extend(active(&self.op, &self.parts).filter_map(|(p, part)| {
-            let order = part.derived.as_ref()?;
-            Some((vec![p], work(&order.list, order.images, order.blocks, Nonzeros::Sorted)))
+            let copy = part.sorted.as_ref()?;
+            Some((vec![p], work(&copy.list, copy.images, copy.blocks, Nonzeros::Sorted)))
         }));
         for (parts, work) in launches {
             let stream = &self.parts[parts[0]].resident;
@@ -293,13 +289,13 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
 
     fn inspector(&self) -> Option<Inspector> {
         let (manifest, squares) = (self.store.manifest(), self.squares.clone());
-        // What derived orders hold is chosen by the values' range.
-        let sorts = self.plan.orders.iter().any(|order| order.target);
+        // What copies hold is chosen by the values' range.
+        let sorts = self.plan.copies().next().is_some();
         let range = sorts.then_some((manifest.value_min, manifest.value_max));
         let directory = self.store.path().to_path_buf();
         Some(inspector(&self.store, move |_, view| {
             if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
-                return Err(order::beyond_the_range(&directory));
+                return Err(mode_sorted::beyond_the_range(&directory));
             }
             squares.as_ref().map_or(Ok(()), |squares| squares.add(view))
         }))
@@ -313,12 +309,12 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     fn begin(&mut self) -> Result<()> {
         self.log.begin();
         if self.resident.is_none() {
-            // None were to stay, until the pass before gave up orders in host memory.
+            // None were to stay, until the pass before gave up copies in host memory.
             let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
             self.resident = make_resident(&self.device, &self.store, plan, tiles, &mut self.notes)?;
         }
         if self.is_there() {
-            self.derive()?;
+            self.build_copies()?;
         }
         if let Some(expander) = &mut self.expander {
             expander.begin()?;
@@ -333,7 +329,6 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
         let LoadedChunk { header, buffer, owner } = chunk;
         let number = header.number as usize;
-        self.encodings.extend(ValueEncoding::from_code(header.codes.value_encoding));
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }
@@ -364,7 +359,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
         let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder };
-        // Nothing, where orders are to be derived first.
+        // Nothing, where copies are to be built first.
         if self.sharing.is_empty() {
             return Ok(());
         }
@@ -395,7 +390,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
                 lane.copy.synchronize()?;
             }
             self.resident.iter_mut().for_each(|resident| resident.there = true);
-            self.derive()?;
+            self.build_copies()?;
             self.begin_parts()?;
         }
         for (stream, done) in self.turns.streams.iter().zip(&self.turns.done) {
@@ -411,7 +406,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             if let Some(done) = &part.resident_done {
                 part.streamed.wait(done)?;
             }
-            self.op.finish(p, part.derived.is_some(), &part.streamed)?;
+            self.op.finish(p, part.sorted.is_some(), &part.streamed)?;
             part.ended.record(&part.streamed)?;
         }
         self.log.clock.read(spans, &mut self.log.pass)?;

@@ -2,20 +2,12 @@
 
 use super::abi::Chunk;
 use super::driver::{Device, Memory};
-use super::expand;
-use crate::backend::device::DevicePlan;
-use crate::encoding::TILE_NNZ;
+use super::expand::{blocks_of, resident_bytes};
+use super::plan::again;
+use crate::backend::plan::{DevicePlan, Shortfall};
 use crate::error::{Error, Result};
 use crate::store::{Manifest, Store};
 use std::sync::Arc;
-
-/// What images on the device are aligned to, in bytes.
-const ALIGN: u64 = 256;
-
-/// Bytes that chunk `number` takes among the resident ones.
-pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
-    expand::bytes_there(store, number).next_multiple_of(ALIGN)
-}
 
 /// Chunks that stay on the device.
 #[derive(Debug)]
@@ -38,14 +30,20 @@ pub(super) fn make_resident(
     tiles_per_block: u32,
     notes: &mut Vec<String>,
 ) -> Result<Option<Resident>> {
-    let planned = plan.resident_chunks;
-    while plan.resident_chunks > 0 {
-        match Resident::new(device, store, plan, tiles_per_block) {
-            Err(Error::Device { out_of_memory: true, .. }) => plan.shrink(store, plan.resident_chunks / 2),
+    let (planned, _) = plan.resident();
+    loop {
+        let (chunks, bytes) = plan.resident();
+        if chunks == 0 {
+            break;
+        }
+        match Resident::new(device, store, (chunks, bytes), tiles_per_block) {
+            Err(Error::Device { out_of_memory: true, .. }) => {
+                *plan = again(store, plan, Shortfall::Resident(chunks / 2))?;
+            }
             made => {
                 let made = made?;
-                if plan.resident_chunks < planned {
-                    let what = format!("device memory for {} of {planned} chunks only", plan.resident_chunks);
+                if chunks < planned {
+                    let what = format!("device memory for {chunks} of {planned} chunks only");
                     notes.push(format!("{what} to stay there"));
                 }
                 return Ok(Some(made));
@@ -59,9 +57,14 @@ pub(super) fn make_resident(
 }
 
 impl Resident {
-    fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, tiles_per_block: u32) -> Result<Self> {
-        let memory = device.memory(usize::try_from(plan.resident_bytes).unwrap_or(usize::MAX))?;
-        let chunks = &store.manifest().chunks[..plan.resident_chunks];
+    fn new(
+        device: &Arc<Device>,
+        store: &Store,
+        (count, bytes): (usize, u64),
+        tiles_per_block: u32,
+    ) -> Result<Self> {
+        let memory = device.memory(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let chunks = &store.manifest().chunks[..count];
         let (mut offsets, mut at, mut blocks) = (Vec::with_capacity(chunks.len()), 0, 0);
         for (number, entry) in chunks.iter().enumerate() {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
@@ -96,10 +99,4 @@ pub(super) fn list(device: &Arc<Device>, chunks: &[Chunk]) -> Result<Memory> {
     let mut list = device.memory(size_of_val(chunks))?;
     list.write(chunks)?;
     Ok(list)
-}
-
-/// Thread blocks that a chunk gets.
-pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
-    let nnz_per_block = TILE_NNZ as u64 * u64::from(tiles_per_block);
-    u32::try_from(nnz.div_ceil(nnz_per_block)).expect("a chunk has at most 2^28 nonzeros")
 }

@@ -14,8 +14,8 @@ pub const KERNELS: [&str; 6] = [
     "ttv_two_level_f32",
     "ttv_balanced_f64",
     "ttv_balanced_f32",
-    "ttv_join_f64",
-    "ttv_join_f32",
+    "ttv_fix_up_f64",
+    "ttv_fix_up_f32",
 ];
 
 /// Slices and fibers of a thread block of the two-level grid.
@@ -38,26 +38,26 @@ pub struct TtvKernels {
     pub variant: TtvVariant,
     kernel: Kernel,
     /// Of [`TtvVariant::Balanced`]: adds up the segments of long fibers.
-    join: Option<Kernel>,
+    fix_up: Option<Kernel>,
 }
 
 impl TtvKernels {
     /// Loads them from what is embedded.
     pub fn load(device: &Arc<Device>, precision: Precision, variant: TtvVariant) -> Result<Self> {
         let real = precision.name();
-        let (name, join) = match variant {
+        let (name, fix_up) = match variant {
             TtvVariant::TwoLevel => (format!("ttv_two_level_{real}"), None),
-            TtvVariant::Balanced => (format!("ttv_balanced_{real}"), Some(format!("ttv_join_{real}"))),
+            TtvVariant::Balanced => (format!("ttv_balanced_{real}"), Some(format!("ttv_fix_up_{real}"))),
         };
-        let names: Vec<&str> = [&name].into_iter().chain(&join).map(String::as_str).collect();
+        let names: Vec<&str> = [&name].into_iter().chain(&fix_up).map(String::as_str).collect();
         let module = device.module(&embedded_ptx(&names))?;
-        let join = join.map(|join| module.kernel(&join)).transpose()?;
-        Ok(Self { variant, kernel: module.kernel(&name)?, join })
+        let fix_up = fix_up.map(|name| module.kernel(&name)).transpose()?;
+        Ok(Self { variant, kernel: module.kernel(&name)?, fix_up })
     }
 
     /// Starts the work on a chunk of so many slices and fibers.
     pub fn launch(&self, stream: &Stream, slices: u32, fibers: u32, arguments: &TtvArgs) -> Result<()> {
-        let Some(join) = &self.join else {
+        let Some(fix_up) = &self.fix_up else {
             let rows = slices.div_ceil(SLICES).min(GRID_MAX.0 - 1);
             let columns = (fibers / slices).div_ceil(FIBERS).clamp(1, GRID_MAX.1);
             return stream.launch_grid(&self.kernel, (columns, rows), TTV_THREADS, arguments);
@@ -65,6 +65,6 @@ impl TtvKernels {
         let tiles = arguments.end.div_ceil(TILE);
         stream.launch(&self.kernel, tiles, TTV_THREADS, arguments)?;
         let windows = u32::try_from(windows(arguments.end.into())).unwrap_or(u32::MAX);
-        stream.launch(join, windows.div_ceil(TTV_THREADS), TTV_THREADS, arguments)
+        stream.launch(fix_up, windows.div_ceil(TTV_THREADS), TTV_THREADS, arguments)
     }
 }

@@ -31,7 +31,7 @@ impl RunReport {
     pub fn new<T: Real>(store: &Store, modes: &[usize], rank: usize, plan: &ExecutionPlan) -> Self {
         let shape = &store.manifest().shape;
         Self {
-            head: ReportHead::new::<T>(store, plan, |plan| &plan.device),
+            head: ReportHead::new::<T>(store, plan),
             op: "mttkrp",
             modes: modes.iter().map(|m| m + 1).collect(),
             rank,

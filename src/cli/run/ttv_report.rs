@@ -1,6 +1,7 @@
 //! What `blco-run --op ttv` reports: as JSON and as text.
 
-use crate::backend::device::{PipelinePlan, TtvVariant};
+use crate::backend::device::TtvVariant;
+use crate::backend::plan::DevicePlan;
 use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bound, shown, stages_text};
 use crate::dense::Real;
 use crate::engine::TtvPlan;
@@ -16,7 +17,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub struct TtvReport {
     #[serde(flatten)]
-    pub head: ReportHead<PipelinePlan>,
+    pub head: ReportHead,
     pub op: &'static str,
     pub mode: usize,
     /// Whether elements come in the store's order, with no partial results.
@@ -39,7 +40,7 @@ impl TtvReport {
     /// Of a run along `mode`, from 0, that has not begun.
     pub fn new<T: Real>(store: &Store, mode: usize, plan: &TtvPlan) -> Self {
         Self {
-            head: ReportHead::new::<T>(store, &plan.uses, |plan| &plan.device),
+            head: ReportHead::new::<T>(store, &plan.uses),
             op: "ttv",
             mode: mode + 1,
             streamed: streams(store.manifest(), mode),
@@ -70,18 +71,18 @@ pub fn plan_text(report: &TtvReport) -> String {
 }
 
 /// What `--plan` prints of the device.
-fn device_text(plan: &PipelinePlan) -> String {
+fn device_text(plan: &DevicePlan) -> String {
     format!(
         "  device  {} = vector and parts of sums {} + {} lanes of {} and results of at most {}; over the link ({}/s) {} in a pass: {:.4} s \
          at least\n",
         ByteSize(plan.memory_bytes),
         ByteSize(plan.operation_bytes),
-        plan.lanes,
-        ByteSize(plan.image_bytes),
-        ByteSize(plan.result_bytes),
+        plan.lanes.count,
+        ByteSize(plan.lanes.image_bytes),
+        ByteSize(plan.lanes.result_bytes),
         shown(plan.link_bytes_per_second),
-        ByteSize(plan.copied_bytes),
-        plan.copy_seconds,
+        ByteSize(plan.later_pass.bytes),
+        plan.later_pass.seconds,
     )
 }
 

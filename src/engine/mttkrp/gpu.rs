@@ -3,7 +3,8 @@
 use super::Passes;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::driver::Pinned;
-use crate::backend::device::{DevicePlan, KernelReport};
+use crate::backend::device::KernelReport;
+use crate::backend::plan::DevicePlan;
 use crate::dense::{MatrixRef, Real};
 use crate::engine::Engine;
 use crate::error::Result;

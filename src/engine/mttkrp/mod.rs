@@ -6,8 +6,9 @@ mod host;
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
-use crate::backend::device::{DevicePlan, KernelReport};
+use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
+use crate::backend::plan::DevicePlan;
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, host_bytes};

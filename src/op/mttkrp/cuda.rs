@@ -14,12 +14,13 @@
 
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{
-    self, ClearArgs, JoinArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
+    self, ClearArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::driver::{Device, Memory, Stream};
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
+use crate::backend::plan::Operation;
 use crate::dense::{Matrix, MatrixRef, Precision, Real};
 use crate::encoding::IndexEncoding;
 use crate::encoding::values::ValueEncoding;
@@ -43,9 +44,22 @@ pub fn copies(rows: usize) -> usize {
     if rows <= SHORT_ROWS { SPREAD_ROWS.div_ceil(rows) } else { 1 }
 }
 
-/// Bytes of device memory that MTTKRP of `modes` holds: factors, sums and results.
+/// What MTTKRP of `modes` asks of a device: factors, sums and results.
 #[must_use]
-pub fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
+pub fn operation<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> Operation {
+    Operation {
+        bytes: device_bytes::<T>(shape, modes, rank),
+        result_bytes: None,
+        modes: modes.to_vec(),
+        rank,
+        precision: T::PRECISION,
+        sorted_bytes,
+        alternating: false,
+        reads_trees: false,
+    }
+}
+
+fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
     let matrix = |m: usize, element: usize| u64::from(shape.dims()[m]) * rank as u64 * element as u64;
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
     let sums = |m: usize| matrix(m, 8) * copies(shape.dims()[m] as usize) as u64;
@@ -53,9 +67,15 @@ pub fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> u64
     factors + modes.iter().map(|&m| sums(m) + results(m)).sum::<u64>()
 }
 
-/// Bytes of device memory that [`DeviceMttkrp::alternating`] holds: all factors and the largest sums.
+/// What [`DeviceMttkrp::alternating`] asks of a device, which holds `more` bytes besides: all factors and the largest sums.
 #[must_use]
-pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
+pub fn alternating_operation<T: Real>(shape: &Shape, rank: usize, more: u64) -> Operation {
+    let modes: Vec<usize> = (0..shape.order()).collect();
+    let bytes = alternating_bytes::<T>(shape, rank) + more;
+    Operation { bytes, alternating: true, ..operation::<T>(shape, &modes, rank) }
+}
+
+fn alternating_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
     let factors: u64 = shape.dims().iter().map(elements).sum();
     let sums = shape.dims().iter().map(|d| elements(d) * copies(*d as usize) as u64).max();
@@ -94,7 +114,7 @@ struct ModeSums {
     /// `None` where the sums' memory becomes the result's.
     result: Option<Memory>,
     /// Once nonzeros are sorted.
-    ends: Option<[CarryOut; 2]>,
+    carries: Option<[CarryOut; 2]>,
     /// Whether the last pass has written the result itself, not sums.
     written: bool,
 }
@@ -134,17 +154,16 @@ impl CarryOut {
     }
 }
 
-/// Carry-outs that are left when so many are joined: two of each warp.
-fn joined(ends: u64) -> u64 {
-    2 * ends.div_ceil(abi::JOIN.into())
+/// Carry-outs that are left when so many are added up: two of each warp.
+fn left_of(carries: u64) -> u64 {
+    2 * carries.div_ceil(abi::FIX_UP.into())
 }
 
-/// Bytes of device memory that sorting `nnz` nonzeros takes besides what holds them: their thread blocks' ends.
-#[must_use]
-pub fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
+/// Bytes of device memory that sorting `nnz` nonzeros takes besides what holds them: their thread blocks' carry-outs.
+fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     let blocks = nnz.div_ceil(u64::from(SORTED_TILES * abi::TILE));
-    let ends = 2 * blocks;
-    (ends + joined(ends)) * (4 + 8 * rank as u64)
+    let carries = 2 * blocks;
+    (carries + left_of(carries)) * (4 + 8 * rank as u64)
 }
 
 /// How indices of `store` are encoded where kernels read them.
@@ -193,7 +212,15 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let separate = size_of::<T>() < size_of::<f64>();
             let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
             let copies = u32::try_from(copies).unwrap_or(1);
-            Ok(ModeSums { mode, rows, copies, sums: made.sums.len() - 1, result, ends: None, written: false })
+            Ok(ModeSums {
+                mode,
+                rows,
+                copies,
+                sums: made.sums.len() - 1,
+                result,
+                carries: None,
+                written: false,
+            })
         };
         made.targets = modes.iter().map(target).collect::<Result<_>>()?;
         Ok(made)
@@ -211,7 +238,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
-            ModeSums { mode, rows, copies, sums: 0, result: None, ends: None, written: false }
+            ModeSums { mode, rows, copies, sums: 0, result: None, carries: None, written: false }
         };
         made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
         let bytes = made.targets.iter().map(|target| target.sum_bytes(rank)).max();
@@ -335,7 +362,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
-    /// Starts the work on sorted nonzeros, and joins what their thread blocks leave, level by level.
+    /// Starts the work on sorted nonzeros, and adds up what their thread blocks carry out, level by level.
     fn launch_sorted(
         &self,
         target: &ModeSums,
@@ -343,41 +370,41 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         work: &Launch,
         mut arguments: MttkrpArgs,
     ) -> Result<()> {
-        let (sorted, join) = match self.wide() {
-            Some(wide) => (&wide.sorted, &wide.join),
-            None => (&self.kernels.sorted, &self.kernels.join),
+        let (sorted, fix_up) = match self.wide() {
+            Some(wide) => (&wide.sorted, &wide.fix_up),
+            None => (&self.kernels.sorted, &self.kernels.fix_up),
         };
-        let (Some(kernel), Some(ends)) = (sorted, &target.ends) else {
+        let (Some(kernel), Some(carries)) = (sorted, &target.carries) else {
             return Err(Error::request("no nonzeros were sorted"));
         };
-        let (mut from, mut to) = (&ends[0], &ends[1]);
+        let (mut from, mut to) = (&carries[0], &carries[1]);
         let result = match work.nonzeros {
             Nonzeros::SortedPart => &self.sums[target.sums],
             _ => self.result(target),
         };
         arguments.add = u32::from(work.nonzeros == Nonzeros::SortedPart);
         arguments.targets[0].sums = result.address();
-        (arguments.end_rows, arguments.end_sums) = (from.rows.address(), from.sums.address());
+        (arguments.carry_rows, arguments.carry_sums) = (from.rows.address(), from.sums.address());
         stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
         let mut left = 2 * u64::from(work.blocks);
         loop {
-            let arguments = JoinArgs {
+            let arguments = FixUpArgs {
                 rows: from.rows.address(),
                 sums: from.sums.address(),
-                end_rows: to.rows.address(),
-                end_sums: to.sums.address(),
+                carry_rows: to.rows.address(),
+                carry_sums: to.sums.address(),
                 result: result.address(),
                 count: u32::try_from(left).unwrap_or(u32::MAX),
                 rank: arguments.rank,
                 add: arguments.add,
                 unused: 0,
             };
-            let groups = left.div_ceil(abi::JOIN.into());
-            stream.launch(join, warps(groups), ROW_THREADS, &arguments)?;
+            let groups = left.div_ceil(abi::FIX_UP.into());
+            stream.launch(fix_up, warps(groups), ROW_THREADS, &arguments)?;
             if groups == 1 {
                 return Ok(());
             }
-            left = joined(left);
+            left = left_of(left);
             (from, to) = (to, from);
         }
     }
@@ -415,9 +442,9 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn sort(&mut self, part: usize, blocks: u32) -> Result<()> {
-        let ends = 2 * u64::from(blocks);
+        let carries = 2 * u64::from(blocks);
         let of = |count| CarryOut::new(&self.device, count, self.rank);
-        self.targets[part].ends = Some([of(ends)?, of(joined(ends))?]);
+        self.targets[part].carries = Some([of(carries)?, of(left_of(carries))?]);
         Ok(())
     }
 

@@ -9,9 +9,10 @@ use super::result_writer::{FiberEnds, ResultWriter, group_fibers, handed_bytes};
 use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
-use crate::backend::cuda::pipeline::{Noter, PipelineChunk, PipelineDemand, PipelineOp};
+use crate::backend::cuda::pipeline::{Noter, PipelineChunk, PipelineOp};
 use crate::backend::cuda::ttv::{TtvKernels, windows};
 use crate::backend::device::TtvVariant;
+use crate::backend::plan::Operation;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -39,13 +40,19 @@ pub struct ChunkNote {
 
 /// What TTV asks of a device for chunks as long as those of a store.
 #[must_use]
-pub fn device_demand<T: Real>(manifest: &Manifest, mode: usize) -> PipelineDemand {
+pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
     let windows = windows(SLOTS_PER_NONZERO * fibers_max(manifest));
     let window_bytes = (2 * size_of::<f64>() + size_of::<u32>()) as u64;
-    PipelineDemand {
-        operation_bytes: vector + windows * window_bytes,
-        result_bytes: fibers_max(manifest) * size_of::<T>() as u64,
+    Operation {
+        bytes: vector + windows * window_bytes,
+        result_bytes: Some(fibers_max(manifest) * size_of::<T>() as u64),
+        modes: vec![mode],
+        rank: 1,
+        precision: T::PRECISION,
+        sorted_bytes: |_, _| 0,
+        alternating: false,
+        reads_trees: true,
     }
 }
 
@@ -75,7 +82,7 @@ pub struct DeviceTtv<'s, T> {
     order: u32,
     launched: u64,
     unfinished: Option<Unfinished>,
-    outlet: ResultWriter<'s>,
+    writer: ResultWriter<'s>,
     marker: std::marker::PhantomData<T>,
 }
 
@@ -107,19 +114,19 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
             order: u32::try_from(manifest.shape.order()).unwrap_or(0),
             launched: 0,
             unfinished: None,
-            outlet: ResultWriter::new(&levels, sink),
+            writer: ResultWriter::new(&levels, sink),
             marker: std::marker::PhantomData,
         })
     }
 
     /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
     pub fn reset(&mut self, last: bool) {
-        self.outlet.reset(last);
+        self.writer.reset(last);
     }
 
     /// Hands over the last element. The number of all of them.
     pub fn finish(&mut self) -> Result<u64> {
-        self.outlet.finish::<T>()
+        self.writer.finish::<T>()
     }
 
     /// Address of the carry that the chunk reads which is launched next, or of the one that it writes.
@@ -199,7 +206,7 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
     }
 
     fn takes_views(&self) -> bool {
-        self.outlet.hands_over()
+        self.writer.hands_over()
     }
 
     fn take(
@@ -209,7 +216,7 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
         results: &[u8],
     ) -> Result<()> {
         let view = view.map(tree).transpose()?;
-        self.outlet.put::<T, T>(&chunk.note.ends, view, bytemuck::cast_slice(results))
+        self.writer.put::<T, T>(&chunk.note.ends, view, bytemuck::cast_slice(results))
     }
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {

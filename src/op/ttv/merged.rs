@@ -24,7 +24,7 @@ pub struct Merged<'a, T, K> {
     vector: &'a [T],
     mode: usize,
     layout: BitLayout,
-    summer: ExternalSum<K>,
+    sum: ExternalSum<K>,
 }
 
 /// The layout by which elements are sorted: the modes but `mode`, in order.
@@ -54,13 +54,13 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
         temporary: &Path,
     ) -> Self {
         let layout = layout(shape, mode);
-        let summer = ExternalSum::new(sys, &layout, nnz, memory, temporary);
-        Self { vector, mode, layout, summer }
+        let sum = ExternalSum::new(sys, &layout, nnz, memory, temporary);
+        Self { vector, mode, layout, sum }
     }
 
     /// Hands all elements to `sink`, in order. Their number, and what went to files.
     pub fn finish(self, sink: Sink<'_>) -> Result<(u64, SpillReport)> {
-        let Self { mode, layout, summer, .. } = self;
+        let Self { mode, layout, sum, .. } = self;
         let linearizer = Linearizer::<K>::new(&layout);
         let order = layout.order();
         let batch = |part: &[Nonzero<K>]| {
@@ -73,7 +73,7 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
             check_finite(&batch, order - 1).map(|()| batch)
         };
         let mut elements = 0;
-        let spilled = summer.finish(|sums| {
+        let spilled = sum.finish(|sums| {
             elements += sums.len() as u64;
             let batches: Result<Vec<Batch>> = sums.par_chunks(BATCH_ELEMENTS).map(batch).collect();
             sink(batches?)
@@ -100,6 +100,6 @@ impl<T: Real, K: Key> HostOp for Merged<'_, T, K> {
         let (mode, vector) = (self.mode, self.vector);
         let batches: Vec<Batch> =
             (0..tiles.tiles()).into_par_iter().map(|t| products(&tiles.tile(t), mode, vector)).collect();
-        batches.into_iter().try_for_each(|batch| self.summer.push(batch))
+        batches.into_iter().try_for_each(|batch| self.sum.push(batch))
     }
 }

@@ -20,7 +20,7 @@ pub struct Streamed<'a, 's, T> {
     vectors: pulp::Arch,
     /// Sums of some of a chunk's fibers.
     sums: Vec<f64>,
-    outlet: ResultWriter<'s>,
+    writer: ResultWriter<'s>,
     /// Seconds of computing and of handing over, for each chunk.
     steps: Vec<[f64; 2]>,
 }
@@ -44,7 +44,7 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
             vector,
             vectors: Vectors::Widest.arch(),
             sums: sys.vec(0.0, group_fibers(rayon::current_num_threads()))?,
-            outlet: ResultWriter::new(&levels, sink),
+            writer: ResultWriter::new(&levels, sink),
             steps: sys.vec([0.0; 2], 0)?,
         })
     }
@@ -58,14 +58,14 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
 
     /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
     pub fn reset(&mut self, last: bool) {
-        self.outlet.reset(last);
+        self.writer.reset(last);
         self.steps.clear();
     }
 
     /// Hands over the last element. The number of all of them, and the seconds of each chunk's computing and handing
     /// over.
     pub fn finish(&mut self) -> Result<(u64, Vec<[f64; 2]>)> {
-        Ok((self.outlet.finish::<T>()?, std::mem::take(&mut self.steps)))
+        Ok((self.writer.finish::<T>()?, std::mem::take(&mut self.steps)))
     }
 
     /// The sums of a group of a chunk's fibers, `fibers` from `first` on; the first one's begins with `before`.
@@ -85,13 +85,13 @@ impl<T: Real> HostOp for Streamed<'_, '_, T> {
         let view = chunk.tree().ok_or_else(|| Error::request("elements stream out of trees alone"))?;
         let (start, mut computing) = (Instant::now(), Duration::ZERO);
         let ends = FiberEnds::of(view)?;
-        let mut before = self.outlet.carried(&ends).unwrap_or(NOTHING);
+        let mut before = self.writer.carried(&ends).unwrap_or(NOTHING);
         for first in (0..ends.fibers).step_by(self.sums.len()) {
             let begun = Instant::now();
             let fibers = self.sums.len().min(ends.fibers - first);
             self.compute(view, first, fibers, std::mem::replace(&mut before, NOTHING))?;
             computing += begun.elapsed();
-            self.outlet.put_group::<T, f64>(&ends, Some(view), first, &self.sums[..fibers])?;
+            self.writer.put_group::<T, f64>(&ends, Some(view), first, &self.sums[..fibers])?;
         }
         let handing = start.elapsed().saturating_sub(computing);
         self.steps.push([computing, handing].map(|step| step.as_secs_f64()));

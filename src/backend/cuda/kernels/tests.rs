@@ -121,7 +121,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     }));
     asked.extend(wide_names());
     asked.extend(["f64", "f32"].into_iter().flat_map(of_rows));
-    asked.extend(crate::backend::cuda::order::KERNELS.map(String::from));
+    asked.extend(crate::backend::cuda::mode_sorted::KERNELS.map(String::from));
     asked.extend(crate::backend::cuda::dense::KERNELS.map(String::from));
     asked.insert(crate::backend::cuda::expand::KERNEL.to_owned());
     asked.extend(crate::backend::cuda::ttv::KERNELS.map(String::from));

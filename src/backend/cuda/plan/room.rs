@@ -1,7 +1,8 @@
 //! How much of a device's memory passes may take, as every plan of them finds it.
 
-use super::driver::Device;
+use crate::backend::cuda::driver::Device;
 use crate::backend::device::DeviceLimits;
+use crate::backend::plan::Room;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use bytesize::ByteSize;
@@ -14,25 +15,10 @@ const RESERVE: u64 = 16;
 /// The largest copy that the link is measured with: larger ones are no faster.
 const PROBE_BYTES: usize = 16 << 20;
 
-/// What there is of a device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    /// Bytes that are free.
-    pub free_bytes: u64,
-    /// Bytes that passes may take.
-    pub bound: u64,
-    /// Bytes that were asked for.
-    asked: Option<u64>,
-    /// Bytes a second that the link moves.
-    pub link_bytes_per_second: f64,
-    /// Lanes that were asked for, but no more than there are chunks.
-    pub lanes: usize,
-}
-
 impl Room {
     /// What `device` has free for passes over `store`. Measures the link with copies of a chunk's size, at most 16 MiB, which it
     /// frees again.
-    pub fn of(device: &Arc<Device>, store: &Store, limits: &DeviceLimits) -> Result<Self> {
+    pub(super) fn of(device: &Arc<Device>, store: &Store, limits: &DeviceLimits) -> Result<Self> {
         let free_bytes = device.free_bytes()?;
         let probe = store.buffer_bytes().clamp(1, PROBE_BYTES);
         Ok(Self {
@@ -46,7 +32,7 @@ impl Room {
 
     /// The most of `lanes` lanes that a plan has room for which takes `bytes` with so many; otherwise an error that says what for,
     /// `parts`, and what takes less: `instead`, or no GPU.
-    pub fn fit(
+    pub(super) fn fit(
         &self,
         lanes: usize,
         bytes: impl Fn(usize) -> u64,

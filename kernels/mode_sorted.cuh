@@ -1,9 +1,9 @@
-// A target-major order, derived from resident `tiled` chunks: all of their nonzeros again, by row of one mode, in the
+// A mode-sorted copy, built from resident `tiled` chunks: all of their nonzeros again, by row of one mode, in the
 // chunks' order where rows are equal, encoded as `tiled` images that kernels read like any other.
 //
 //   keys      decodes the target mode's column of every tile to rows; row i belongs to the nonzero at position i
 //   count, scan, scatter (sort.cuh), once for each digit of the row from the lowest up: a stable sort of rows with positions
-//   measure   finds the record of each derived tile, and the widths of its columns
+//   measure   finds the record of each tile of the copy, and the widths of its columns
 //   scan      where the columns of each tile start in their image
 //   pack      writes the images
 //
@@ -13,20 +13,20 @@
 #include "sort.cuh"
 #include "tile.cuh"
 
-namespace order {
+namespace mode_sorted {
 
-__device__ __forceinline__ void note(const OrderArgs& a, bool bad, u32 number)
+__device__ __forceinline__ void note(const BuildArgs& a, bool bad, u32 number)
 {
     if (bad) atomicMin((u32*)a.fault, number);
 }
 
-__device__ __forceinline__ u32 record_bytes(const OrderArgs& a)
+__device__ __forceinline__ u32 record_bytes(const BuildArgs& a)
 {
     return 16 + 8 * a.order;
 }
 
-// Nonzeros of tile t, of the chunks as of the derived order.
-__device__ __forceinline__ u32 nnz_of(const OrderArgs& a, u32 t)
+// Nonzeros of tile t, of the chunks as of the copy.
+__device__ __forceinline__ u32 nnz_of(const BuildArgs& a, u32 t)
 {
     const u32 rest = a.nnz - t * BLCO_TILE_NNZ;
     return rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
@@ -45,7 +45,7 @@ __device__ __forceinline__ Span span_of(const u8* record, u32 m)
 }
 
 // A thread block of BLCO_TILE_THREADS for each tile of the chunks: says where it lies, and writes its rows.
-__device__ inline void keys(const OrderArgs& a)
+__device__ inline void keys(const BuildArgs& a)
 {
     const Chunk chunk = chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const Header h = header((const u8*)chunk.image, SECTION_TILES, SECTION_COLUMNS);
@@ -53,7 +53,7 @@ __device__ inline void keys(const OrderArgs& a)
     const u8* record = h.first.at + (u64)t * record_bytes(a);
     const u32* words = (const u32*)(h.second.at + 64ull * load<u32>(record));
     if (threadIdx.x == 0) {
-        OrderTile tile = {};
+        SourceTile tile = {};
         tile.record = (u64)record;
         tile.columns = (u64)words;
         tile.values = (u64)h.values.at;
@@ -63,7 +63,7 @@ __device__ inline void keys(const OrderArgs& a)
         // Entries of a dictionary, or where the tile begins among the chunk's values.
         tile.entries = h.value_encoding == VALUES_DECIMAL ? BLCO_TILE_NNZ * t : h.values.bytes / 8;
         tile.number = chunk.number;
-        ((OrderTile*)a.tiles)[blockIdx.x] = tile;
+        ((SourceTile*)a.tiles)[blockIdx.x] = tile;
         // What the host was told of the chunks' values is not so.
         note(a, a.value_encoding == VALUES_INTEGER && h.value_encoding != VALUES_INTEGER, chunk.number);
     }
@@ -98,14 +98,14 @@ struct Damage {
     }
 };
 
-__device__ __forceinline__ const OrderTile& tile_of(const OrderArgs& a, u32 position)
+__device__ __forceinline__ const SourceTile& tile_of(const BuildArgs& a, u32 position)
 {
-    return ((const OrderTile*)a.tiles)[position / BLCO_TILE_NNZ];
+    return ((const SourceTile*)a.tiles)[position / BLCO_TILE_NNZ];
 }
 
-__device__ __forceinline__ Nonzero nonzero_at(const OrderArgs& a, u32 position)
+__device__ __forceinline__ Nonzero nonzero_at(const BuildArgs& a, u32 position)
 {
-    const OrderTile& tile = tile_of(a, position);
+    const SourceTile& tile = tile_of(a, position);
     return {(const u8*)tile.record, (const u32*)tile.columns, position};
 }
 
@@ -135,9 +135,9 @@ __device__ __forceinline__ i64 integer_of(const Nonzero& x)
 }
 
 // Its value, of any encoding; all index columns have been read.
-__device__ __forceinline__ double value_of(const OrderArgs& a, const Nonzero& x, Damage& damage)
+__device__ __forceinline__ double value_of(const BuildArgs& a, const Nonzero& x, Damage& damage)
 {
-    const OrderTile& tile = tile_of(a, x.position);
+    const SourceTile& tile = tile_of(a, x.position);
     Header h = {};
     h.value_encoding = tile.value_encoding;
     h.values = {(const u8*)tile.values, 8 * tile.entries};
@@ -149,11 +149,11 @@ __device__ __forceinline__ double value_of(const OrderArgs& a, const Nonzero& x,
     return value[0];
 }
 
-// Nonzeros of a derived tile that a thread has: i, i + BLCO_TILE_THREADS, …
+// Nonzeros of a copy's tile that a thread has: i, i + BLCO_TILE_THREADS, …
 constexpr u32 OWN = BLCO_TILE_NNZ / BLCO_TILE_THREADS;
 
-// The thread's nonzeros of derived tile t of `nnz`; where there are no more, its last one again.
-__device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const OrderArgs& a, u32 t, u32 nnz)
+// The thread's nonzeros of the copy's tile t of `nnz`; where there are no more, its last one again.
+__device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const BuildArgs& a, u32 t, u32 nnz)
 {
     const u32* positions = (const u32*)a.positions + (u64)t * BLCO_TILE_NNZ;
 #pragma unroll
@@ -163,7 +163,7 @@ __device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const OrderArg
     }
 }
 
-__device__ __forceinline__ void note(const OrderArgs& a, Damage damage)
+__device__ __forceinline__ void note(const BuildArgs& a, Damage damage)
 {
     if (damage.position != NO_DAMAGE) note(a, true, tile_of(a, damage.position).number);
 }
@@ -216,8 +216,8 @@ __device__ __forceinline__ u32 width_of_wide(u64 largest)
     return 64 - __clzll((i64)largest);
 }
 
-// A thread block of BLCO_TILE_THREADS for each derived tile: its record, the sum of its widths, and which rows have nonzeros.
-__device__ inline void measure(const OrderArgs& a)
+// A thread block of BLCO_TILE_THREADS for each tile of the copy: its record, the sum of its widths, and which rows have nonzeros.
+__device__ inline void measure(const BuildArgs& a)
 {
     __shared__ Range<u32> indices[BLCO_ORDER_MAX];
     __shared__ Range<i64> values;
@@ -300,9 +300,9 @@ template <class WORD> __device__ __forceinline__ void pack_column(const WORD* nu
     }
 }
 
-// A thread block of BLCO_TILE_THREADS for each derived tile: writes its record, columns and values into its image, whose header
+// A thread block of BLCO_TILE_THREADS for each tile of the copy: writes its record, columns and values into its image, whose header
 // is there.
-__device__ inline void pack(const OrderArgs& a)
+__device__ inline void pack(const BuildArgs& a)
 {
     // A column at a time: as 32-bit numbers, of modes in turns in either half, or as 64-bit ones.
     __shared__ u64 numbers[BLCO_TILE_NNZ];
@@ -376,4 +376,4 @@ __device__ inline void pack(const OrderArgs& a)
     }
 }
 
-}  // namespace order
+}  // namespace mode_sorted

@@ -1,4 +1,4 @@
-//! Establishes that target-major orders derived on the device hold exactly the store's nonzeros, by row of the mode and in the
+//! Establishes that mode-sorted copies built on the device hold exactly the store's nonzeros, by row of the mode and in the
 //! store's order where rows are equal, as images that the CPU's decoder accepts: orders 2 to 8, every value encoding, one chunk
 //! and many, rows of 32 bits, short last tiles; that damage is found, and that every failing call ends with its error
 //! and leaves nothing behind.
@@ -13,7 +13,7 @@ use crate::common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, value
 use crate::on_a_device::{on_a_device, on_the_mock};
 use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
 use blco::internals::backend::cuda::driver::{Device, Memory, Stream};
-use blco::internals::backend::cuda::order::{Derived, OrderKernels, OrderPlan, derive, value_encoding};
+use blco::internals::backend::cuda::mode_sorted::{CopyPlan, SortKernels, SortedCopy, build, value_encoding};
 use blco::internals::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use blco::internals::backend::device::KernelSource;
 use blco::internals::dense::{Matrix, Precision, seeded_factors};
@@ -84,9 +84,9 @@ impl Resident {
         mode: usize,
         precision: Precision,
         image_nnz: u32,
-    ) -> OrderPlan {
+    ) -> CopyPlan {
         let values = value_encoding(store.manifest(), precision, self.encodings.iter().copied());
-        OrderPlan::new(&device.facts, store.manifest(), self.chunks.clone(), mode, values, image_nnz).unwrap()
+        CopyPlan::new(&device.facts, store.manifest(), self.chunks.clone(), mode, values, image_nnz).unwrap()
     }
 
     fn list(&self) -> (u64, u32) {
@@ -94,18 +94,18 @@ impl Resident {
     }
 }
 
-/// Decodes what was derived: nonzeros as a store would give them, and each image's value encoding.
-fn decoded(derived: &Derived, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
-    let mut words = vec![0u64; usize::try_from(derived.bytes / 8).unwrap()];
-    derived.memory().read(&mut words).unwrap();
+/// Decodes what was built: nonzeros as a store would give them, and each image's value encoding.
+fn decoded(copy: &SortedCopy, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
+    let mut words = vec![0u64; usize::try_from(copy.bytes / 8).unwrap()];
+    copy.memory().read(&mut words).unwrap();
     let bytes: &[u8] = bytemuck::cast_slice(&words);
     let shape = &store.manifest().shape;
     let decoder = Decoder::new(shape, store.manifest().format());
     let order = shape.order();
     let (mut tensor, mut encodings) = (Tensor::default(), Vec::new());
     let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
-    for (number, image) in derived.images.iter().enumerate() {
-        let image_bytes = &bytes[usize::try_from(image.address - derived.memory().address()).unwrap()..];
+    for (number, image) in copy.images.iter().enumerate() {
+        let image_bytes = &bytes[usize::try_from(image.address - copy.memory().address()).unwrap()..];
         let header = ChunkHeader::decode(image_bytes, Path::new("image")).unwrap();
         assert_eq!((header.number as usize, header.nnz), (number, image.nnz));
         assert_eq!(header.first_nonzero, tensor.nnz() as u64);
@@ -150,7 +150,7 @@ fn check(
     image_nnz: u32,
     what: &str,
 ) -> Vec<ValueEncoding> {
-    let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
+    let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
     let resident = Resident::new(device, store, chunks.clone()).unwrap();
     let nonzeros = exported(store).unwrap();
     let entries = &store.manifest().chunks;
@@ -161,11 +161,11 @@ fn check(
         let what = format!("{what}, mode {mode}");
         let precision = if mode % 2 == 0 { Precision::F64 } else { Precision::F32 };
         let plan = resident.plan(device, store, mode, precision, image_nnz);
-        let derived = derive(device, &kernels, &stream, store, &plan, resident.list()).unwrap();
-        assert!(derived.bytes <= plan.result_bytes_max, "{what}: {} of {plan:?}", derived.bytes);
-        assert!(derived.images.iter().all(|i| i.nnz <= image_nnz.max(TILE)), "{what}");
-        assert_eq!(plan.images() as usize, derived.images.len(), "{what}");
-        let (got, encodings) = decoded(&derived, store);
+        let copy = build(device, &kernels, &stream, store, &plan, resident.list()).unwrap();
+        assert!(copy.bytes <= plan.result_bytes_max, "{what}: {} of {plan:?}", copy.bytes);
+        assert!(copy.images.iter().all(|i| i.nnz <= image_nnz.max(TILE)), "{what}");
+        assert_eq!(plan.images() as usize, copy.images.len(), "{what}");
+        let (got, encodings) = decoded(&copy, store);
         let encoding = value_encoding(store.manifest(), precision, resident.encodings.iter().copied());
         assert!(encodings.iter().all(|&e| e == encoding), "{what}: {encodings:?}");
         let wanted = ordered(&nonzeros, which.clone(), mode, encoding);
@@ -249,11 +249,11 @@ fn chunks_of_several_value_encodings_and_some_of_a_stores_chunks() {
     });
 }
 
-/// The kernels that read a store's chunks read derived ones.
+/// The kernels that read a store's chunks read a copy's.
 #[test]
-fn mttkrp_of_derived_images_agrees_with_the_oracle() {
-    on_a_device(module_path!(), "mttkrp_of_derived_images_agrees_with_the_oracle", |device| {
-        let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
+fn mttkrp_of_a_copy_agrees_with_the_oracle() {
+    on_a_device(module_path!(), "mttkrp_of_a_copy_agrees_with_the_oracle", |device| {
+        let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
         for (value, rank) in [(values::integer as Value, 5), (values::fraction, 33)] {
             let dir = tempfile::tempdir().unwrap();
             let tensor = Tensor::random(&[100, 90, 800], 5000, 5, value);
@@ -267,13 +267,13 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
             let first = u32::try_from(store.manifest().chunks.len()).unwrap();
             for mode in 0..3 {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
-                let derived = derive(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
-                let (chunks, blocks) = derived.chunks(op.tiles_per_block(true), first);
+                let copy = build(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let (chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
                 op.sort(mode, blocks).unwrap();
-                op.begin(mode, Some(&derived.empty), &stream).unwrap();
+                op.begin(mode, Some(&copy.empty), &stream).unwrap();
                 op.launch(
                     &[mode],
                     &stream,
@@ -289,8 +289,8 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
                 assert!(comparison.holds, "mode {mode}: {:.2} of the bound", comparison.worst);
             }
             let plan = resident.plan(device, &store, 0, Precision::F32, 2048);
-            let derived = derive(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
-            assert_eq!(damaged_image(device, &mut op, &derived, &stream, first), Some(first + 1));
+            let copy = build(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+            assert_eq!(damaged_image(device, &mut op, &copy, &stream, first), Some(first + 1));
         }
     });
 }
@@ -299,26 +299,26 @@ fn mttkrp_of_derived_images_agrees_with_the_oracle() {
 fn damaged_image(
     device: &Arc<Device>,
     op: &mut DeviceMttkrp<f32>,
-    derived: &Derived,
+    copy: &SortedCopy,
     stream: &Stream,
     first: u32,
 ) -> Option<u32> {
-    let mut words = vec![0u64; usize::try_from(derived.bytes / 8).unwrap()];
-    derived.memory().read(&mut words).unwrap();
-    let at = usize::try_from(derived.images[1].address - derived.memory().address()).unwrap();
+    let mut words = vec![0u64; usize::try_from(copy.bytes / 8).unwrap()];
+    copy.memory().read(&mut words).unwrap();
+    let at = usize::try_from(copy.images[1].address - copy.memory().address()).unwrap();
     let image = &mut bytemuck::cast_slice_mut::<_, u8>(&mut words)[at..];
     let columns = ChunkHeader::decode(image, Path::new("image")).unwrap().section(SectionKind::Columns);
     image[columns.unwrap()].fill(0xff);
     let mut damaged = device.memory(size_of_val(&words[..])).unwrap();
     damaged.write(&words).unwrap();
-    let (mut chunks, blocks) = derived.chunks(op.tiles_per_block(true), first);
+    let (mut chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
     for chunk in &mut chunks {
-        chunk.image = chunk.image - derived.memory().address() + damaged.address();
+        chunk.image = chunk.image - copy.memory().address() + damaged.address();
     }
     let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
     list.write(&chunks).unwrap();
     let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
-    op.begin(0, Some(&derived.empty), stream).unwrap();
+    op.begin(0, Some(&copy.empty), stream).unwrap();
     let work = Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted };
     op.launch(&[0], stream, &work).unwrap();
     stream.synchronize().unwrap();
@@ -343,7 +343,7 @@ fn first_tile(store: &Store, header: &ChunkHeader) -> (TileRecord, usize) {
 #[test]
 fn numbers_out_of_range_are_found_and_read_nothing_outside() {
     on_a_device(module_path!(), "numbers_out_of_range_are_found_and_read_nothing_outside", |device| {
-        let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
+        let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
         for value in [values::integer, values::few, values::fraction] {
             let dir = tempfile::tempdir().unwrap();
             let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, value);
@@ -351,8 +351,8 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
             let fails = |store: &Store, resident: &Resident| {
                 for mode in 0..3 {
                     let plan = resident.plan(device, store, mode, Precision::F64, 2048);
-                    let derived = derive(device, &kernels, &stream, store, &plan, resident.list());
-                    let error = derived.unwrap_err();
+                    let copy = build(device, &kernels, &stream, store, &plan, resident.list());
+                    let error = copy.unwrap_err();
                     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                     assert!(error.to_string().contains("chunk 0: corrupt: a number out of range"), "{error}");
                 }
@@ -383,7 +383,7 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let tensor = Tensor::random(&[100, 90, 80], 500, 5, values::integer);
         let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Raw, ALL_CHUNKS));
         let plan = |manifest: &Manifest| {
-            OrderPlan::new(&device.facts, manifest, 0..1, 0, ValueEncoding::F64, 1 << 22)
+            CopyPlan::new(&device.facts, manifest, 0..1, 0, ValueEncoding::F64, 1 << 22)
         };
         assert!(plan(store.manifest()).unwrap_err().to_string().contains("tiled"));
         let store = packed(&tensor, &options(&dir.path().join("t"), Kind::Tiled, ALL_CHUNKS));
@@ -394,10 +394,9 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let store = packed(&fractions, &options(&dir.path().join("u"), Kind::Tiled, ALL_CHUNKS));
         let resident = Resident::new(device, &store, 0..1).unwrap();
         let integers =
-            OrderPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22)
-                .unwrap();
-        let (kernels, stream) = (OrderKernels::load(device).unwrap(), device.stream(false).unwrap());
-        let refused = derive(device, &kernels, &stream, &store, &integers, resident.list()).unwrap_err();
+            CopyPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22).unwrap();
+        let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
+        let refused = build(device, &kernels, &stream, &store, &integers, resident.list()).unwrap_err();
         assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
         assert!(refused.to_string().ends_with("chunk 0: corrupt: a number out of range"), "{refused}");
         manifest.chunks[0].nnz = 1 << 32;
@@ -406,29 +405,29 @@ fn what_cannot_be_put_in_order_is_an_error() {
 }
 
 /// Opens the store in `BLCO_ORDER_STORE` and derives a mode.
-fn derive_once() -> Result<()> {
+fn build_once() -> Result<()> {
     let store = Store::open(&Sys::default(), std::env::var_os("BLCO_ORDER_STORE").unwrap().as_ref())?;
     let device = Device::open(0)?;
     let resident = Resident::new(&device, &store, 0..store.manifest().chunks.len())?;
     let plan = resident.plan(&device, &store, 1, Precision::F64, 2048);
-    let (kernels, stream): (OrderKernels, Stream) = (OrderKernels::load(&device)?, device.stream(false)?);
+    let (kernels, stream): (SortKernels, Stream) = (SortKernels::load(&device)?, device.stream(false)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     println!("bytes={}", images + 16 * u64::from(resident.list().1) + plan.peak_bytes());
-    derive(&device, &kernels, &stream, &store, &plan, resident.list()).map(drop)
+    build(&device, &kernels, &stream, &store, &plan, resident.list()).map(drop)
 }
 
 #[test]
 #[ignore = "started by every_failing_call_ends_with_its_error"]
-fn derives_once() {
+fn builds_once() {
     if std::env::var_os("BLCO_ORDER_STORE").is_some() {
-        match derive_once() {
-            Ok(()) => println!("derived"),
+        match build_once() {
+            Ok(()) => println!("built"),
             Err(e) => println!("failed: {e}"),
         }
     }
 }
 
-/// Runs `derives_once` on the mock driver: what it says, and the driver's account, in which nothing is left.
+/// Runs `builds_once` on the mock driver: what it says, and the driver's account, in which nothing is left.
 fn failing(store: &Path, nth: u64, error: &str) -> (String, HashMap<String, String>) {
     let log = store.with_extension("log");
     let _ = std::fs::remove_file(&log);
@@ -440,7 +439,7 @@ fn failing(store: &Path, nth: u64, error: &str) -> (String, HashMap<String, Stri
         ("BLCO_MOCK_ERROR", error),
         ("BLCO_MOCK_SLOW", "5"),
     ];
-    let output = on_the_mock(module_path!(), "derives_once", &env);
+    let output = on_the_mock(module_path!(), "builds_once", &env);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "call {nth}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
     let account = std::fs::read_to_string(log).unwrap();
@@ -463,7 +462,7 @@ fn every_failing_call_ends_with_its_error() {
     let tensor = Tensor::random(&[60, 2000, 50], 9000, 5, values::fraction);
     packed(&tensor, &options(&path, Kind::Tiled, SMALL_CHUNKS));
     let (text, account) = failing(&path, 0, "700");
-    assert!(text.contains("derived"), "{text}");
+    assert!(text.contains("built"), "{text}");
     let number = |what: &str| account[what].parse::<u64>().unwrap();
     // Nothing is allocated that the plan does not tell of, but for lists of a few bytes for each image.
     let planned = text.lines().find_map(|l| l.split_once("bytes=")?.1.parse::<u64>().ok()).unwrap();
@@ -474,7 +473,7 @@ fn every_failing_call_ends_with_its_error() {
     for nth in 1..=calls {
         let (text, account) = failing(&path, nth, "700");
         let call = &account["failed"][..];
-        if text.contains("derived") {
+        if text.contains("built") {
             assert!(call == "-" || RELEASES.contains(&call), "call {nth}, {call}, failed and nobody noticed");
         } else {
             assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "call {nth}, {call}: {text}");
@@ -499,7 +498,7 @@ fn bench() {
         println!("every mode is in order");
     }
     let resident = Resident::new(&device, &store, 0..store.manifest().chunks.len()).unwrap();
-    let (kernels, stream) = (OrderKernels::load(&device).unwrap(), device.stream(false).unwrap());
+    let (kernels, stream) = (SortKernels::load(&device).unwrap(), device.stream(false).unwrap());
     let nnz = store.manifest().nnz as f64;
     let of_store = store.manifest().chunks.iter().map(|c| c.image_bytes).sum::<u64>() as f64 / nnz;
     println!(
@@ -512,8 +511,8 @@ fn bench() {
             let plan = resident.plan(&device, &store, mode, precision, image_nnz);
             for turn in 0..3 {
                 let start = std::time::Instant::now();
-                let derived = derive(&device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
-                let (wall, s) = (start.elapsed().as_secs_f64(), &derived.seconds);
+                let copy = build(&device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let (wall, s) = (start.elapsed().as_secs_f64(), &copy.seconds);
                 let sum = s.keys + s.sort.iter().sum::<f64>() + s.measure + s.pack;
                 let sorts: Vec<String> =
                     s.sort.iter().map(|t| format!("{:.3} ms ({:.1} G/s)", t * 1e3, nnz / t / 1e9)).collect();
@@ -531,7 +530,7 @@ fn bench() {
                     nnz / s.pack / 1e9,
                     sum * 1e3,
                     wall * 1e3,
-                    derived.bytes as f64 / nnz,
+                    copy.bytes as f64 / nnz,
                     plan.result_bytes_max as f64 / nnz,
                     plan.sort_bytes as f64 / nnz,
                     plan.pack_bytes as f64 / nnz,

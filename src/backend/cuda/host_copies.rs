@@ -1,7 +1,7 @@
-//! Target-major orders of a store that the device has no room for: kept in host memory, and streamed.
+//! Mode-sorted copies of a store that the device has no room for: kept in host memory, and streamed.
 //!
 //! The first pass gathers its chunks on the device, as many as leave room to sort them: a *group*. When a group is there and worked on, its
-//! order by row of each such mode is derived ([`super::order`]) and copied to pinned host memory, image by image. Later passes copy
+//! copy by row of each such mode is built ([`super::mode_sorted`]) and brought to pinned host memory, image by image. Later passes copy
 //! a mode's images through the lanes instead of chunks, and launch them one after another: an image meets a row once, so that
 //! rows are updated as often as groups (and ends of images) meet them, not for every group of tiles. Nothing of the store is read again where all
 //! modes are served so.
@@ -9,56 +9,52 @@
 //! The order in which a row is added up follows from the groups, and these from the memory of the device: bits are the same in
 //! every run with the same plan, not for all plans.
 
-mod plan;
-
 use super::abi::{Chunk, SORTED_TILES};
-use super::derive::order_kernels;
+use super::copies::refused;
 use super::driver::{Device, Memory, Pinned, Stream};
-use super::order::{self, Derived, SortedImage};
-use super::resident::{blocks_of, chunks_at, list};
+use super::expand::blocks_of;
+use super::mode_sorted::{SortedCopy, SortedImage};
+use super::plan::again;
 use super::{CudaBackend, DeviceOp, Launch, Nonzeros};
-use crate::backend::device::{DevicePlan, HostOrdersPlan};
+use crate::backend::plan::{BuildPlan, DevicePlan, Place, Shortfall};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::stream::Stage;
 use crate::sys::Sys;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-
-pub(super) use plan::{HostRoom, Planner};
 
 /// Threads that copy images to host memory, at most.
 const KEEPERS_MAX: usize = 8;
 
-/// A group of chunks that is gathered on the device, until its orders are derived.
+/// A group of chunks that is gathered on the device, until its copies are built.
 #[derive(Debug)]
 pub(super) struct Gathering {
     memory: Memory,
-    /// The groups that are left, that which is gathered first.
-    groups: VecDeque<Range<usize>>,
+    groups: Vec<Range<usize>>,
+    /// The number of that which is gathered.
+    group: usize,
     /// Where its chunks lie.
     offsets: Vec<usize>,
     bytes: usize,
     /// What came out so far, for each part.
-    sorted: Vec<HostOrder>,
+    sorted: Vec<HostCopy>,
 }
 
 impl Gathering {
-    fn new(device: &Arc<Device>, plan: &HostOrdersPlan, parts: usize) -> Result<Self> {
+    fn new(device: &Arc<Device>, plan: &BuildPlan, parts: usize) -> Result<Self> {
         let memory = device.memory(usize::try_from(plan.gathered_bytes).unwrap_or(usize::MAX))?;
-        let groups = plan.groups.iter().cloned().collect();
-        let sorted = (0..parts).map(|_| HostOrder::default()).collect();
-        Ok(Self { memory, groups, offsets: Vec::new(), bytes: 0, sorted })
+        let sorted = (0..parts).map(|_| HostCopy::default()).collect();
+        Ok(Self { memory, groups: plan.groups.clone(), group: 0, offsets: Vec::new(), bytes: 0, sorted })
     }
 
     /// Whether chunk `number` belongs to a later group.
     pub(super) fn is_full(&self, number: usize) -> bool {
-        self.groups.front().is_some_and(|group| number >= group.end)
+        self.groups.get(self.group).is_some_and(|group| number >= group.end)
     }
 
     fn next_group(&mut self) {
-        self.groups.pop_front();
+        self.group += 1;
         self.offsets.clear();
         self.bytes = 0;
     }
@@ -74,7 +70,7 @@ impl Gathering {
 
 /// Sorted nonzeros of all groups, in images.
 #[derive(Debug, Default)]
-pub(super) struct HostOrder {
+pub(super) struct HostCopy {
     images: Vec<HostImage>,
 }
 
@@ -94,12 +90,14 @@ pub(super) fn make_gathering(
     plan: &mut DevicePlan,
     notes: &mut Vec<String>,
 ) -> Result<Option<Gathering>> {
-    let Some(of_orders) = &plan.host_orders else { return Ok(None) };
-    match Gathering::new(device, of_orders, plan.orders.len()) {
+    let Some(build) = plan.build.as_ref().filter(|_| plan.streams_copies()) else { return Ok(None) };
+    match Gathering::new(device, build, plan.modes.len()) {
         Err(Error::Device { out_of_memory: true, .. }) => {
             notes.push("no device memory to sort chunks: they stay in the store's order".into());
-            for part in 0..plan.orders.len() {
-                plan.give_up_host_order(store, part, "no device memory to sort chunks");
+            let copies: Vec<usize> = plan.copies().map(|(mode, _)| mode).collect();
+            for mode in copies {
+                *plan =
+                    again(store, plan, Shortfall::NoCopy(mode, "no device memory to sort chunks".into()))?;
             }
             Ok(None)
         }
@@ -107,9 +105,9 @@ pub(super) fn make_gathering(
     }
 }
 
-/// Copies derived images to host memory, with some threads: it is allocated on the way, which takes longer than the copies.
-fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostImage>> {
-    let memory = derived.memory();
+/// Brings the images of a copy to host memory, with some threads: it is allocated on the way, which takes longer than the copies.
+fn keep(device: &Arc<Device>, sys: &Sys, copy: &SortedCopy) -> Result<Vec<HostImage>> {
+    let memory = copy.memory();
     let keep = |image: &SortedImage| {
         let bytes = usize::try_from(image.bytes).unwrap_or(usize::MAX);
         let offset = usize::try_from(image.address - memory.address()).unwrap_or(usize::MAX);
@@ -118,7 +116,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
         Ok(HostImage { buffer: Some(buffer), bytes, nnz: image.nnz })
     };
     let threads = rayon::current_num_threads().min(KEEPERS_MAX);
-    let each = derived.images.len().div_ceil(threads).max(1);
+    let each = copy.images.len().div_ceil(threads).max(1);
     crate::sys::sync::scope(|scope| {
         let start = |(number, images): (usize, &[SortedImage])| {
             let images = images.to_vec();
@@ -127,7 +125,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
                 images.iter().map(keep).collect::<Result<Vec<_>>>()
             })
         };
-        let threads = derived.images.chunks(each).enumerate().map(start).collect::<Result<Vec<_>>>()?;
+        let threads = copy.images.chunks(each).enumerate().map(start).collect::<Result<Vec<_>>>()?;
         let kept =
             threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         Ok(kept.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
@@ -135,66 +133,45 @@ fn keep(device: &Arc<Device>, sys: &Sys, derived: &Derived) -> Result<Vec<HostIm
 }
 
 impl<O: DeviceOp> CudaBackend<O> {
-    /// Derives the orders of the group that has been gathered, and copies them to host memory. After the last one they serve their parts.
+    /// Builds the copies of the group that has been gathered, and brings them to host memory. After the last one they serve their parts.
     pub(super) fn sort_group(&mut self) -> Result<()> {
         // All of it is there, and has been worked on.
         let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
         of_lanes.chain(&self.turns.streams).try_for_each(Stream::synchronize)?;
         let Some(mut gathering) = self.gathering.take() else { return Ok(()) };
         for p in 0..self.parts.len() {
-            if !self.plan.orders[p].in_host_memory {
+            if self.plan.copy(p) != Some(Place::Host) {
                 continue;
             }
-            let refused = match self.sort_part(p, &gathering) {
-                Ok(images) => {
-                    gathering.sorted[p].images.extend(images);
-                    continue;
+            match self.sort_part(p, &gathering) {
+                Ok(images) => gathering.sorted[p].images.extend(images),
+                Err(error) => {
+                    gathering.sorted[p] = HostCopy::default();
+                    self.give_up_copy(p, refused(error)?)?;
                 }
-                Err(Error::Device { out_of_memory: true, .. }) => {
-                    "the device has less memory than the plan said".into()
-                }
-                Err(Error::Request(why)) => why,
-                Err(e @ Error::Resource { .. }) => e.to_string(),
-                Err(e) => return Err(e),
-            };
-            gathering.sorted[p] = HostOrder::default();
-            self.plan.give_up_host_order(&self.store, p, &refused);
-            self.notes.push(self.plan.orders[p].why.clone());
+            }
         }
         gathering.next_group();
-        // Without any order left, chunks go through the lanes again.
-        if !gathering.groups.is_empty() && self.plan.host_orders.is_some() {
+        // Without any copy left, chunks go through the lanes again.
+        if gathering.group < gathering.groups.len() && self.plan.streams_copies() {
             self.gathering = Some(gathering);
             return Ok(());
         }
-        for ((part, order), sorted) in self.parts.iter_mut().zip(&self.plan.orders).zip(gathering.sorted) {
-            part.kept = order.in_host_memory.then_some(sorted);
+        for (p, sorted) in gathering.sorted.into_iter().enumerate() {
+            self.parts[p].kept = (self.plan.copy(p) == Some(Place::Host)).then_some(sorted);
         }
         Ok(())
     }
 
-    /// The images of part `p` for the gathered group. An [`Error::Request`] where they take more than the plan said.
+    /// The images of part `p` for the gathered group.
     fn sort_part(&mut self, p: usize, gathering: &Gathering) -> Result<Vec<HostImage>> {
-        let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
-        let planned = self.plan.host_orders.as_ref().expect("groups are the plan's");
-        let group = gathering.groups.front().expect("there is a group");
-        let mode = self.plan.orders[p].mode - 1;
-        let plan = planned.order(&device.facts, store, group.clone(), mode)?;
-        let room = planned.derive_bytes;
-        if plan.peak_bytes() > room || plan.image_bytes_max > planned.image_bytes {
-            let needed = plan.peak_bytes();
-            return Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")));
-        }
         if gathering.sorted[p].images.is_empty() {
-            self.op.sort(p, blocks_of(planned.image_nnz.into(), SORTED_TILES))?;
+            let image_nnz = self.plan.build.as_ref().map_or(0, |build| build.image_nnz);
+            self.op.sort(p, blocks_of(image_nnz.into(), SORTED_TILES))?;
         }
-        let chunks = chunks_at(gathering.memory.address(), &gathering.offsets, manifest, group.start, 1);
-        let list = list(device, &chunks)?;
-        let chunks = (list.address(), u32::try_from(chunks.len()).unwrap_or(u32::MAX));
-        let kernels = order_kernels(&mut self.order_kernels, device)?;
-        let derived = order::derive(device, kernels, &self.parts[p].resident, store, &plan, chunks)?;
-        self.log.pass.derive_seconds += derived.seconds.all();
-        keep(device, store.sys(), &derived)
+        let at = (gathering.memory.address(), &gathering.offsets[..]);
+        let copy = self.build(p, gathering.group, at, 0)?;
+        keep(&self.device, self.store.sys(), &copy)
     }
 
     /// Starts copies of and launches on all images of the parts that have them.
@@ -204,7 +181,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 continue;
             }
             let part = &mut self.parts[p];
-            let Some(HostOrder { images }) = &mut part.kept else { continue };
+            let Some(HostCopy { images }) = &mut part.kept else { continue };
             for (image_number, image) in images.iter_mut().enumerate() {
                 let number = self.store.manifest().chunks.len() + image_number;
                 let (at, copied) = self.lanes.start(&mut self.log.clock, number)?;
@@ -235,7 +212,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// Takes images back that have been copied: all work is done.
     pub(super) fn take_back(&mut self) -> Result<()> {
         for (upload, p, number) in self.lent.drain(..) {
-            let image = self.parts[p].kept.as_mut().and_then(|order| order.images.get_mut(number));
+            let image = self.parts[p].kept.as_mut().and_then(|copy| copy.images.get_mut(number));
             image.expect("it was lent from there").buffer = Some(upload.finish()?);
         }
         Ok(())
@@ -243,7 +220,7 @@ impl<O: DeviceOp> CudaBackend<O> {
 
     /// Pairs of events that a pass takes.
     pub(super) fn pairs(&self) -> usize {
-        let images = self.parts.iter().flat_map(|part| &part.kept).map(|order| order.images.len());
+        let images = self.parts.iter().flat_map(|part| &part.kept).map(|copy| copy.images.len());
         let chunks = self.store.manifest().chunks.len();
         let expansions = if self.expander.is_some() { chunks } else { 0 };
         2 * chunks + expansions + self.parts.len() + 2 * images.sum::<usize>()

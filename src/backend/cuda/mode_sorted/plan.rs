@@ -1,8 +1,9 @@
-//! What deriving an order takes, and what comes out of it at most.
+//! What building a mode-sorted copy takes, and what comes out of it at most.
 
-use super::super::abi::{DIGIT_BITS, OrderTile, SORT_PORTION, TILE};
-use super::super::resident::blocks_of;
+use super::super::abi::{DIGIT_BITS, SORT_PORTION, SourceTile, TILE};
+use super::super::expand::blocks_of;
 use crate::backend::device::Facts;
+use crate::backend::plan::BuildPlan;
 use crate::chunk::ALIGN;
 use crate::dense::Precision;
 use crate::encoding::tile::record_bytes;
@@ -20,7 +21,7 @@ const IMAGE_NNZ_MAX: u32 = 1 << 26;
 /// Thread blocks that sort at the same time on a multiprocessor.
 const SORT_BLOCKS: u32 = 4;
 
-/// The value encoding of images derived from chunks of `encodings`: integers where all of them are, otherwise what factors of
+/// The value encoding of images built from chunks of `encodings`: integers where all of them are, otherwise what factors of
 /// `precision` are multiplied by. (f64 all the same where f32 holds a value as infinite only: images hold finite values.)
 #[must_use]
 pub fn value_encoding(
@@ -39,9 +40,9 @@ pub fn value_encoding(
     }
 }
 
-/// How an order is derived, and the device memory that it takes.
+/// How a copy is built, and the device memory that it takes.
 #[derive(Clone, Debug)]
-pub struct OrderPlan {
+pub struct CopyPlan {
     pub(super) mode: usize,
     pub(super) order: usize,
     pub(super) nnz: u32,
@@ -64,7 +65,7 @@ pub struct OrderPlan {
     pub(super) rows: u32,
 }
 
-impl OrderPlan {
+impl CopyPlan {
     /// For the nonzeros of some consecutive chunks by row of `mode`, in images of at most `image_nnz` nonzeros (rounded down to
     /// whole tiles, within what an image can hold) with values as [`value_encoding`] says.
     ///
@@ -81,12 +82,11 @@ impl OrderPlan {
         image_nnz: u32,
     ) -> Result<Self> {
         if manifest.format().layout() != Layout::TILED {
-            return Err(Error::request("only `tiled` chunks are put in another order"));
+            return Err(Error::request("only `tiled` chunks are sorted"));
         }
         let nnz: u64 = manifest.chunks[chunks].iter().map(|c| c.nnz).sum();
-        let nnz = u32::try_from(nnz).map_err(|_| {
-            Error::request(format!("{nnz} nonzeros at once are too many to put in another order"))
-        })?;
+        let nnz = u32::try_from(nnz)
+            .map_err(|_| Error::request(format!("{nnz} nonzeros at once are too many to sort")))?;
         let (shape, tiles) = (&manifest.shape, blocks_of(nnz.into(), 1));
         let bits = shape.bits(mode);
         let digits = bits.div_ceil(DIGIT_BITS).max(1);
@@ -119,7 +119,19 @@ impl OrderPlan {
         Ok(plan)
     }
 
-    /// Bytes of device memory that deriving takes at most, the result included.
+    /// The same for group `number` of what `build` says.
+    pub(in crate::backend::cuda) fn of_group(
+        facts: &Facts,
+        manifest: &Manifest,
+        build: &BuildPlan,
+        number: usize,
+        mode: usize,
+    ) -> Result<Self> {
+        let group = build.groups[number].clone();
+        Self::new(facts, manifest, group, mode, build.values, build.image_nnz)
+    }
+
+    /// Bytes of device memory that building takes at most, the result included.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.sort_bytes.max(self.pack_bytes + self.result_bytes_max)
@@ -138,7 +150,7 @@ impl OrderPlan {
     }
 
     pub(super) fn tile_bytes(&self) -> u64 {
-        u64::from(self.tiles) * size_of::<OrderTile>() as u64
+        u64::from(self.tiles) * size_of::<SourceTile>() as u64
     }
 
     pub(super) fn record_bytes(&self) -> u64 {

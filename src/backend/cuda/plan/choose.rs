@@ -1,13 +1,14 @@
-//! Which order of the nonzeros serves each mode of a resident store: the store's, or one by the mode's row, derived on the
-//! device ([`super::order`]).
+//! What serves each mode of a resident store: its chunks, or a copy sorted by the mode's rows, built on the device
+//! ([`crate::backend::cuda::mode_sorted`]).
 //!
 //! In the store's order a thread block updates a row for every group of tiles in which it occurs, but finds rows of the
-//! other modes in its cache; in a target-major order rows are updated once, and rows of the other modes are met anew. How many
+//! other modes in its cache; in a mode-sorted copy rows are updated once, and rows of the other modes are met anew. How many
 //! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
 //! measured (docs/performance.md).
 
-use super::order::OrderPlan;
-use crate::backend::device::{DeviceOrder, Facts, ModeOrder};
+use crate::backend::cuda::mode_sorted::{CopyPlan, value_encoding};
+use crate::backend::device::{DeviceOrder, Facts};
+use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
@@ -16,21 +17,24 @@ use crate::format::{ChunkView, Decoder, GROUP_SIZES, Layout};
 use crate::store::{Manifest, Store};
 use std::collections::BTreeSet;
 
-/// What an operation asks of the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Operation<'a> {
-    /// Bytes of device memory that it holds: factors, sums, results.
-    pub bytes: u64,
-    /// Its target modes, from 0: a part for each.
-    pub modes: &'a [usize],
-    /// Columns of the factors.
-    pub rank: usize,
-    /// Their precision.
-    pub precision: Precision,
-    /// Bytes that each part takes besides where so many nonzeros are sorted.
-    pub sorted_bytes: fn(u64, usize) -> u64,
-    /// Whether a pass computes one of the modes, each in turn, instead of all.
-    pub alternating: bool,
+/// What serves a mode.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    pub mode: ModePlan,
+    /// Where the copy lies that serves it, if one does.
+    pub place: Option<Place>,
+}
+
+impl Choice {
+    /// No copy serves `mode`, from 0.
+    pub fn none(mode: usize, why: &str) -> Self {
+        Self { mode: ModePlan { mode: mode + 1, why: why.to_owned(), ..ModePlan::default() }, place: None }
+    }
+}
+
+/// Bytes that `operation` holds besides where copies are streamed.
+pub(super) fn held(operation: &Operation, build: &BuildPlan) -> u64 {
+    operation.modes.len() as u64 * (operation.sorted_bytes)(build.image_nnz.into(), operation.rank)
 }
 
 /// What is known of a store's nonzeros without reading them all.
@@ -40,7 +44,7 @@ pub(super) struct Sample {
     pub rows_per_nonzero: Vec<f64>,
 }
 
-/// How the values of all chunks are encoded together in other orders: by each chunk's header, since chunks differ.
+/// How the values of all chunks are encoded together in copies: by each chunk's header, since chunks differ.
 pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncoding> {
     let manifest = store.manifest();
     let encoding = |number: usize| {
@@ -53,7 +57,7 @@ pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncodin
         })
     };
     let encodings = (0..manifest.chunks.len()).map(encoding).collect::<Result<BTreeSet<_>>>()?;
-    Ok(super::order::value_encoding(manifest, precision, encodings))
+    Ok(value_encoding(manifest, precision, encodings))
 }
 
 /// Tiles that a thread block takes together.
@@ -183,9 +187,9 @@ impl Rates {
         0.85 * self.memory
     }
 
-    /// Seconds to derive an order: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
+    /// Seconds to build a copy: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
     /// sector of 32 bytes each.
-    pub fn derive(&self, manifest: &Manifest, mode: usize) -> f64 {
+    pub fn build(&self, manifest: &Manifest, mode: usize) -> f64 {
         let (digits, columns) = (manifest.shape.bits(mode).div_ceil(8), manifest.shape.order() + 1);
         let bytes = 20.0 * f64::from(digits) + 64.0 * columns as f64 + 30.0;
         manifest.nnz as f64 * bytes / (0.65 * self.memory)
@@ -195,7 +199,7 @@ impl Rates {
     pub fn of_mode(
         &self,
         manifest: &Manifest,
-        operation: &Operation<'_>,
+        operation: &Operation,
         sample: &Sample,
         mode: usize,
     ) -> ModeSeconds {
@@ -245,7 +249,7 @@ pub(super) struct ModeSeconds {
 }
 
 impl ModeSeconds {
-    /// What the target-major order saves in a pass where it is on the device whole: its rows are written once instead of cleared and
+    /// What a mode-sorted copy saves in a pass where it is on the device whole: its rows are written once instead of cleared and
     /// updated.
     fn saved(&self) -> f64 {
         self.in_store_order + self.cleared - self.sorted - self.written
@@ -255,74 +259,79 @@ impl ModeSeconds {
 /// The part of a mode's time in the store's order that is saved where other modes are computed from the same tiles.
 const SHARED: f64 = 0.12;
 
-/// The order of each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
-/// on the device; `room` is what derived orders may take there, while they are made too.
+/// What serves each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
+/// on the device; `room` is what copies may take there, while they are built too.
 pub(super) fn choose(
     facts: &Facts,
     store: &Store,
     sample: &Sample,
-    operation: &Operation<'_>,
+    operation: &Operation,
     which: DeviceOrder,
     passes: u32,
     room: u64,
-) -> Result<Vec<ModeOrder>> {
+) -> Result<(Vec<Choice>, Option<BuildPlan>)> {
     let manifest = store.manifest();
     let rates = Rates::of(facts);
-    let values = values(store, operation.precision)?;
-    let mut orders = Vec::with_capacity(operation.modes.len());
+    let build = BuildPlan {
+        groups: std::iter::once(0..manifest.chunks.len()).collect(),
+        values: values(store, operation.precision)?,
+        image_nnz: IMAGE_NNZ,
+        image_bytes: 0,
+        gathered_bytes: 0,
+        room_bytes: room,
+    };
+    let mut choices = Vec::with_capacity(operation.modes.len());
     let mut left = room;
     let sorted_bytes = (operation.sorted_bytes)(manifest.nnz, operation.rank);
-    for &mode in operation.modes {
-        let plan = match OrderPlan::new(facts, manifest, 0..manifest.chunks.len(), mode, values, IMAGE_NNZ) {
-            Ok(plan) => plan,
+    for &mode in &operation.modes {
+        let copy = match CopyPlan::of_group(facts, manifest, &build, 0, mode) {
+            Ok(copy) => copy,
             Err(e) if which == DeviceOrder::Auto => {
-                orders.push(ModeOrder { mode: mode + 1, why: e.to_string(), ..ModeOrder::default() });
+                choices.push(Choice::none(mode, &e.to_string()));
                 continue;
             }
             Err(e) => return Err(e),
         };
-        let mut order = ModeOrder {
-            mode: mode + 1,
-            target: false,
-            in_host_memory: false,
-            why: String::new(),
+        let mut plan = ModePlan {
             rows_per_nonzero: sample.rows_per_nonzero[mode],
             saved_seconds: rates.of_mode(manifest, operation, sample, mode).saved(),
-            derive_seconds: rates.derive(manifest, mode),
-            bytes: plan.result_bytes_max + sorted_bytes,
-            peak_bytes: plan.peak_bytes() + sorted_bytes,
+            build_seconds: rates.build(manifest, mode),
+            copy_bytes: copy.result_bytes_max + sorted_bytes,
+            peak_bytes: copy.peak_bytes() + sorted_bytes,
+            ..Choice::none(mode, "").mode
         };
-        let gain = order.saved_seconds * f64::from(passes - 1);
+        let gain = plan.saved_seconds * f64::from(passes - 1);
         let expected = format!(
             "{:.2} rows a nonzero in the store's order: sorted by row, a pass takes {:.2} ms {}, once {:.1} ms to sort",
-            order.rows_per_nonzero,
-            order.saved_seconds.abs() * 1e3,
-            if order.saved_seconds > 0.0 { "less" } else { "more" },
-            order.derive_seconds * 1e3
+            plan.rows_per_nonzero,
+            plan.saved_seconds.abs() * 1e3,
+            if plan.saved_seconds > 0.0 { "less" } else { "more" },
+            plan.build_seconds * 1e3
         );
-        (order.target, order.why) = if order.peak_bytes > left {
-            (false, format!("{expected}; no room for {} bytes", order.peak_bytes))
+        let serves;
+        (serves, plan.why) = if plan.peak_bytes > left {
+            (false, format!("{expected}; no room for {} bytes", plan.peak_bytes))
         } else if which == DeviceOrder::Target {
             (true, format!("{expected}; as asked"))
         } else {
-            (gain > order.derive_seconds, expected)
+            (gain > plan.build_seconds, expected)
         };
-        if order.target {
-            left -= order.bytes;
+        if serves {
+            left -= plan.copy_bytes;
         }
-        orders.push(order);
+        choices.push(Choice { mode: plan, place: serves.then_some(Place::Device) });
     }
-    Ok(orders)
+    Ok((choices, Some(build)))
 }
 
-/// Nonzeros of a derived image.
-pub(super) const IMAGE_NNZ: u32 = 1 << 24;
+/// Nonzeros of an image of a copy on the device.
+const IMAGE_NNZ: u32 = 1 << 24;
 
-/// An error where orders are asked for that cannot be derived.
+/// An error where copies are asked for that cannot be built.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
     if matches!(which, DeviceOrder::Target | DeviceOrder::Host) && manifest.format().layout() != Layout::TILED
     {
-        return Err(Error::request("target-major orders are derived from `tiled` stores only"));
+        return Err(Error::request("mode-sorted copies are built of `tiled` stores only"));
     }
     Ok(())
 }
@@ -377,11 +386,13 @@ mod tests {
     fn of_first_mode(rates: &Rates, modes: &[usize], alternating: bool) -> ModeSeconds {
         let operation = Operation {
             bytes: 0,
-            modes,
+            result_bytes: None,
+            modes: modes.to_vec(),
             rank: 32,
             precision: Precision::F64,
             sorted_bytes: |_, _| 0,
             alternating,
+            reads_trees: false,
         };
         let sample = Sample { rows_per_nonzero: vec![0.1; 3] };
         rates.of_mode(&manifest(), &operation, &sample, 0)
@@ -419,7 +430,7 @@ mod tests {
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
             let ModeSeconds { in_store_order, sorted, update, cleared, written } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in [in_store_order, sorted, update, cleared, written, rates.derive(&manifest(), 0)] {
+            for seconds in [in_store_order, sorted, update, cleared, written, rates.build(&manifest(), 0)] {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"

@@ -9,14 +9,11 @@
 //! **Checks.** A worker opens every image ([`ChunkView`]) before it is copied, and notes what the operation asks of it; numbers inside
 //! columns are checked by the kernels, and the pass then ends with an error.
 
-mod plan;
-
-pub use plan::{PipelineDemand, plan};
-
 use super::driver::{Device, Download, Memory, Pinned, Stream, Upload};
 use super::lanes::as_many;
 use super::log::{PassLog, inspector, out_of_range, settle};
-use crate::backend::device::PipelinePlan;
+use super::plan::again;
+use crate::backend::plan::{DevicePlan, LanesPlan, Shortfall};
 use crate::error::Result;
 use crate::format::{ChunkView, Decoder};
 use crate::store::{ChunkHeader, Store};
@@ -111,7 +108,7 @@ pub struct PipelineBackend<O: PipelineOp> {
     next_lane: usize,
     notes_of_chunks: Notes<O::Note>,
     log: PassLog,
-    plan: PipelinePlan,
+    plan: DevicePlan,
     notes: Vec<String>,
 }
 
@@ -124,18 +121,20 @@ impl<O: PipelineOp> Drop for PipelineBackend<O> {
 
 impl<O: PipelineOp> PipelineBackend<O> {
     /// Allocates what `plan` says; where the device or the host has less than it said, fewer lanes, and a note.
-    pub fn new(device: &Arc<Device>, store: &Store, plan: &PipelinePlan, op: O) -> Result<Self> {
+    pub fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, op: O) -> Result<Self> {
         let (manifest, sys) = (store.manifest(), store.sys());
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let lanes = as_many(plan.lanes, &mut notes, || {
-            let image = device.memory(bytes(plan.image_bytes))?;
-            let results = device.zeros(bytes(plan.result_bytes))?;
-            let arrived = Some(device.pinned(sys, bytes(plan.result_bytes))?);
+        let LanesPlan { count, image_bytes, result_bytes, .. } = plan.lanes;
+        let lanes = as_many(count, &mut notes, || {
+            let image = device.memory(bytes(image_bytes))?;
+            let results = device.zeros(bytes(result_bytes))?;
+            let arrived = Some(device.pinned(sys, bytes(result_bytes))?);
             Ok(PipelineLane { image, results, arrived })
         })?;
-        plan.lanes = lanes.len();
-        plan.memory_bytes = plan.bytes_with(plan.lanes);
+        if lanes.len() < count {
+            plan = again(store, &plan, Shortfall::Lanes(lanes.len()))?;
+        }
         let chunks = manifest.chunks.len();
         Ok(Self {
             passing: VecDeque::with_capacity(lanes.len()),
@@ -163,7 +162,7 @@ impl<O: PipelineOp> PipelineBackend<O> {
 
     /// What was allocated.
     #[must_use]
-    pub fn plan(&self) -> &PipelinePlan {
+    pub fn plan(&self) -> &DevicePlan {
         &self.plan
     }
 

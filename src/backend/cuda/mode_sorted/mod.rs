@@ -1,30 +1,30 @@
-//! Target-major orders, derived on the device: the nonzeros of resident `tiled` chunks once more, by row of one mode (in the
+//! Mode-sorted copies, built on the device: the nonzeros of resident `tiled` chunks once more, by row of one mode (in the
 //! store's order where rows are equal), encoded as `tiled` images that every kernel reads like a store's own.
 //!
 //! A kernel decodes the mode's column to rows, a stable radix sort carries their positions along, and two more kernels
-//! measure and pack the tiles of the new order, reading each nonzero where it lies (kernels/order.cuh). The bytes
-//! depend on the chunks, the mode and the [`OrderPlan`] alone.
+//! measure and pack the tiles of the new order, reading each nonzero where it lies (`kernels/mode_sorted.cuh`). The bytes
+//! depend on the chunks, the mode and the [`CopyPlan`] alone.
 
 mod plan;
 
-use super::abi::{Chunk, OrderArgs, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
+use super::abi::{BuildArgs, Chunk, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
 use super::driver::{Device, Event, Kernel, Memory, Stream};
+use super::expand::blocks_of;
 use super::kernels::embedded_ptx;
-use super::resident::blocks_of;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use plan::{OrderPlan, value_encoding};
+pub use plan::{CopyPlan, value_encoding};
 
 /// The names of the kernels.
 pub const KERNELS: [&str; 6] =
-    ["order_keys", "order_count", "order_scan", "order_scatter", "order_measure", "order_pack"];
+    ["build_keys", "build_count", "build_scan", "build_scatter", "build_measure", "build_pack"];
 
 /// The kernels, loaded.
 #[derive(Debug)]
-pub struct OrderKernels {
+pub struct SortKernels {
     keys: Kernel,
     count: Kernel,
     scan: Kernel,
@@ -33,7 +33,7 @@ pub struct OrderKernels {
     pack: Kernel,
 }
 
-impl OrderKernels {
+impl SortKernels {
     /// Loads them from what is embedded.
     pub fn load(device: &Arc<Device>) -> Result<Self> {
         let module = device.module(&embedded_ptx(&KERNELS))?;
@@ -49,7 +49,7 @@ impl OrderKernels {
     }
 }
 
-/// A part of an order.
+/// A part of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct SortedImage {
     /// Its address on the device.
@@ -60,9 +60,9 @@ pub struct SortedImage {
     pub bytes: u64,
 }
 
-/// Nonzeros in another order, on the device.
+/// Nonzeros sorted by a mode's rows, on the device.
 #[derive(Debug)]
-pub struct Derived {
+pub struct SortedCopy {
     memory: Memory,
     /// A bit for each row of the mode, set where it has no nonzero: bit r % 32 of 32-bit word r / 32.
     pub empty: Memory,
@@ -71,10 +71,10 @@ pub struct Derived {
     /// Bytes of device memory that the images take.
     pub bytes: u64,
     /// How long it took.
-    pub seconds: OrderSeconds,
+    pub seconds: BuildSeconds,
 }
 
-impl Derived {
+impl SortedCopy {
     /// The images as a launch of thread blocks with so many tiles lists them, and its thread blocks. Images are numbered from
     /// `first_number` on, which is behind the store's chunks.
     #[must_use]
@@ -96,7 +96,7 @@ impl Derived {
 
 /// Seconds of the device for each step.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct OrderSeconds {
+pub struct BuildSeconds {
     /// Decoding rows.
     pub keys: f64,
     /// Sorting by each digit.
@@ -107,7 +107,7 @@ pub struct OrderSeconds {
     pub pack: f64,
 }
 
-impl OrderSeconds {
+impl BuildSeconds {
     /// Of all steps.
     #[must_use]
     pub fn all(&self) -> f64 {
@@ -115,20 +115,20 @@ impl OrderSeconds {
     }
 }
 
-/// Derives what `plan` says from the `chunks` (address and length of a list of [`Chunk`]s on the device, with a thread block for each
+/// Builds what `plan` says from the `chunks` (address and length of a list of [`Chunk`]s on the device, with a thread block for each
 /// tile) that it was made for, which are there and stay while this runs. Returns when all is done.
 ///
 /// A number out of range in a chunk (or values that are not integers, where the plan says so, or that take more bytes than the
 /// manifest's range of values says) is an [`Error::Corrupt`], too
 /// little memory an [`Error::Device`] that says so; in either case nothing is left behind.
-pub fn derive(
+pub fn build(
     device: &Arc<Device>,
-    kernels: &OrderKernels,
+    kernels: &SortKernels,
     stream: &Stream,
     store: &Store,
-    plan: &OrderPlan,
+    plan: &CopyPlan,
     chunks: (u64, u32),
-) -> Result<Derived> {
+) -> Result<SortedCopy> {
     let mut job = BuildJob::new(device, kernels, stream, store, plan, chunks)?;
     let (rows, positions) = job.sort()?;
     (job.arguments.rows, job.arguments.positions) = (rows.address(), positions.address());
@@ -139,14 +139,14 @@ pub fn derive(
     job.run(|job| job.stream.fill(&mut empty, 0xff))?;
     job.arguments.empty = empty.address();
     let units = job.measure()?;
-    let (mut derived, list) = job.allocate(&units, empty)?;
+    let (mut copy, list) = job.allocate(&units, empty)?;
     job.arguments.images = list.address();
     job.pack()?;
-    derived.seconds = job.clock.read(plan.digits as usize)?;
-    Ok(derived)
+    copy.seconds = job.clock.read(plan.digits as usize)?;
+    Ok(copy)
 }
 
-/// The error of a store whose chunks hold values outside of the range that its manifest records, by which orders are planned.
+/// The error of a store whose chunks hold values outside of the range that its manifest records, by which copies are planned.
 pub(super) fn beyond_the_range(store: &Path) -> Error {
     Error::corrupt(store.join("manifest"), "corrupt: value min and max are not those of the nonzeros")
 }
@@ -155,14 +155,14 @@ fn bytes(x: u64) -> usize {
     usize::try_from(x).unwrap_or(usize::MAX)
 }
 
-/// A derivation under way. Nothing is left on the stream when one of its functions returns.
+/// A copy being built. Nothing is left on the stream when one of its functions returns.
 struct BuildJob<'a> {
     device: &'a Arc<Device>,
-    kernels: &'a OrderKernels,
+    kernels: &'a SortKernels,
     stream: &'a Stream,
     store: &'a Store,
-    plan: &'a OrderPlan,
-    arguments: OrderArgs,
+    plan: &'a CopyPlan,
+    arguments: BuildArgs,
     fault: Memory,
     /// Held for its address.
     _tiles: Memory,
@@ -172,16 +172,16 @@ struct BuildJob<'a> {
 impl<'a> BuildJob<'a> {
     fn new(
         device: &'a Arc<Device>,
-        kernels: &'a OrderKernels,
+        kernels: &'a SortKernels,
         stream: &'a Stream,
         store: &'a Store,
-        plan: &'a OrderPlan,
+        plan: &'a CopyPlan,
         (chunks, chunk_count): (u64, u32),
     ) -> Result<Self> {
         let tiles = device.memory(bytes(plan.tile_bytes()))?;
         let mut fault = device.memory(size_of::<u32>())?;
         fault.write(&[u32::MAX])?;
-        let arguments = OrderArgs {
+        let arguments = BuildArgs {
             chunks,
             tiles: tiles.address(),
             fault: fault.address(),
@@ -274,7 +274,7 @@ impl<'a> BuildJob<'a> {
     }
 
     /// Memory for the images, with their headers and shapes, and a list of their addresses.
-    fn allocate(&mut self, units: &[u32], empty: Memory) -> Result<(Derived, Memory)> {
+    fn allocate(&mut self, units: &[u32], empty: Memory) -> Result<(SortedCopy, Memory)> {
         let plan = self.plan;
         let each = || (0..plan.images()).zip(units.iter().map(|&u| u64::from(u)));
         let lengths = || each().map(|(number, units)| plan.image_bytes(number, units));
@@ -301,7 +301,7 @@ impl<'a> BuildJob<'a> {
         }
         let addresses: Vec<u64> = images.iter().map(|image| image.address).collect();
         list.write(&addresses)?;
-        Ok((Derived { memory, empty, images, bytes: all, seconds: OrderSeconds::default() }, list))
+        Ok((SortedCopy { memory, empty, images, bytes: all, seconds: BuildSeconds::default() }, list))
     }
 
     /// Fills the images.
@@ -343,9 +343,9 @@ impl BuildClock<'_> {
     }
 
     /// Seconds between the marks, of which `digits` stand around sorts; between steps the host works.
-    fn read(&self, digits: usize) -> Result<OrderSeconds> {
+    fn read(&self, digits: usize) -> Result<BuildSeconds> {
         let after = |i: usize| self.events[i + 1].seconds_since(&self.events[i]);
         let sort = (1..=digits).map(after).collect::<Result<_>>()?;
-        Ok(OrderSeconds { keys: after(0)?, sort, measure: after(digits + 2)?, pack: after(digits + 4)? })
+        Ok(BuildSeconds { keys: after(0)?, sort, measure: after(digits + 2)?, pack: after(digits + 4)? })
     }
 }

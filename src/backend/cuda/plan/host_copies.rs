@@ -1,9 +1,10 @@
-//! Which modes are served by sorted nonzeros from host memory, and what that takes.
+//! Which modes are served by mode-sorted copies in host memory, and what that takes.
 
-use crate::backend::cuda::choose::{ModeSeconds, Operation, Rates, Sample, values};
-use crate::backend::cuda::order::OrderPlan;
-use crate::backend::cuda::resident::resident_bytes;
-use crate::backend::device::{Facts, HostOrdersPlan, ModeOrder};
+use super::choose::{self, Choice, ModeSeconds, Rates, Sample, values};
+use crate::backend::cuda::expand::resident_bytes;
+use crate::backend::cuda::mode_sorted::CopyPlan;
+use crate::backend::device::Facts;
+use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
 use crate::error::Result;
 use crate::store::Store;
 use std::ops::Range;
@@ -18,19 +19,6 @@ const GROUP_NNZ_MAX: u64 = 1 << 31;
 const KEPT_BYTES_PER_SECOND: f64 = 4e9;
 /// `auto` takes what is expected to take at most this part of the time: the model errs by that much.
 const CLEARLY_BETTER: f64 = 0.75;
-
-impl HostOrdersPlan {
-    /// How the order of some chunks by row of `mode` is derived.
-    pub(super) fn order(
-        &self,
-        facts: &Facts,
-        store: &Store,
-        chunks: Range<usize>,
-        mode: usize,
-    ) -> Result<OrderPlan> {
-        OrderPlan::new(facts, store.manifest(), chunks, mode, self.values, self.image_nnz)
-    }
-}
 
 /// What there is for it, and what it is to be better than.
 #[derive(Clone, Copy, Debug)]
@@ -57,38 +45,38 @@ struct Candidate {
     seconds: ModeSeconds,
     /// Working on its sorted nonzeros.
     sorted: f64,
-    /// Deriving them, and bringing them to host memory.
+    /// Building the copy, and bringing it to host memory.
     once: f64,
     /// Bytes of its images, at most.
     bytes: u64,
 }
 
 /// A choice of candidates, bit c for candidate c.
-type Choice = usize;
+type Chosen = usize;
 
 /// Plans what is asked of a `tiled` store.
 pub struct Planner<'a> {
     pub facts: &'a Facts,
     pub store: &'a Store,
     pub sample: &'a Sample,
-    pub operation: &'a Operation<'a>,
+    pub operation: &'a Operation,
     pub room: HostRoom,
 }
 
 impl Planner<'_> {
     /// The modes for which all passes are expected to take least time, in all, if that is clearly less; with `forced`, as many as host memory has
-    /// room for. Without a plan, the orders say why not.
-    pub fn choose(&self, forced: bool) -> Result<(Vec<ModeOrder>, Option<HostOrdersPlan>)> {
-        let Some(mut plan) = self.groups()? else {
+    /// room for. Where nothing is to be built, the choices say why.
+    pub fn choose(&self, forced: bool) -> Result<(Vec<Choice>, Option<BuildPlan>)> {
+        let Some(build) = self.groups()? else {
             return Ok((self.refused("the device has no room to sort a chunk"), None));
         };
-        let candidates = self.candidates(&plan)?;
-        let bytes = |choice: Choice| chosen(&candidates, choice).map(|c| c.bytes).sum::<u64>();
+        let candidates = self.candidates(&build)?;
+        let bytes = |choice: Chosen| chosen(&candidates, choice).map(|c| c.bytes).sum::<u64>();
         let all = (1 << candidates.len()) - 1;
-        // Where chunks are needed as well, they have to stay in host memory: a pass that reads files is slower than any order.
-        let held = |choice: Choice| if choice == all { 0 } else { self.all_bytes() };
+        // Where chunks are needed as well, they have to stay in host memory: a pass that reads files is slower than any copy.
+        let held = |choice: Chosen| if choice == all { 0 } else { self.all_bytes() };
         let fitting = (1..=all).filter(|&choice| bytes(choice) + held(choice) <= self.room.host_bytes);
-        let seconds = |choice: Choice| self.seconds(&candidates, choice);
+        let seconds = |choice: Chosen| self.seconds(&candidates, choice);
         let best = if forced {
             fitting.max_by_key(|choice| choice.count_ones())
         } else {
@@ -101,7 +89,7 @@ impl Planner<'_> {
         let why = format!(
             "sorted in {} of chunks and streamed from host memory, all modes are expected to take {:.2} ms a pass instead of {:.2}, and \
              sorting {:.0} ms once",
-            counted(plan.groups.len()),
+            counted(build.groups.len()),
             pass * 1e3,
             without * 1e3,
             chosen(&candidates, best).map(|c| c.once).sum::<f64>() * 1e3,
@@ -109,131 +97,114 @@ impl Planner<'_> {
         if !forced && (seconds(best) > seconds(0) || pass > CLEARLY_BETTER * without) {
             return Ok((self.refused(&why), None));
         }
-        plan.host_bytes = bytes(best);
-        plan.with_chunks = best != all;
-        let orders = candidates.iter().enumerate().map(|(c, candidate)| {
-            let target = best >> c & 1 == 1;
-            ModeOrder {
-                target,
-                in_host_memory: target,
-                why: if target { why.clone() } else { "streamed as it is".into() },
+        let peak_bytes = build.gathered_bytes + build.room_bytes + choose::held(self.operation, &build);
+        let choices = candidates.iter().enumerate().map(|(c, candidate)| {
+            let serves = best >> c & 1 == 1;
+            let mode = ModePlan {
                 saved_seconds: candidate.seconds.in_store_order + candidate.seconds.cleared
                     - candidate.sorted,
-                derive_seconds: candidate.once,
-                bytes: candidate.bytes,
-                peak_bytes: plan.device_bytes,
-                ..self.order(candidate.mode)
-            }
+                build_seconds: candidate.once,
+                copy_bytes: candidate.bytes,
+                peak_bytes,
+                ..self.mode(candidate.mode, if serves { &why } else { "streamed as it is" })
+            };
+            Choice { mode, place: serves.then_some(Place::Host) }
         });
-        Ok((orders.collect(), Some(plan)))
+        Ok((choices.collect(), Some(build)))
     }
 
-    fn order(&self, mode: usize) -> ModeOrder {
-        let rows_per_nonzero = self.sample.rows_per_nonzero[mode];
-        ModeOrder { mode: mode + 1, rows_per_nonzero, ..ModeOrder::default() }
+    fn mode(&self, mode: usize, why: &str) -> ModePlan {
+        ModePlan { rows_per_nonzero: self.sample.rows_per_nonzero[mode], ..Choice::none(mode, why).mode }
     }
 
     /// All modes in the store's order.
-    fn refused(&self, why: &str) -> Vec<ModeOrder> {
-        let order = |&mode: &usize| ModeOrder { why: why.to_owned(), ..self.order(mode) };
-        self.operation.modes.iter().map(order).collect()
+    fn refused(&self, why: &str) -> Vec<Choice> {
+        let modes = self.operation.modes.iter();
+        modes.map(|&mode| Choice { mode: self.mode(mode, why), place: None }).collect()
     }
 
     /// How chunks are sorted together: as many as there is room for. `None` where there is none for a single one.
-    fn groups(&self) -> Result<Option<HostOrdersPlan>> {
-        let (chunks, operation) = (&self.store.manifest().chunks, self.operation);
-        let values = values(self.store, self.operation.precision)?;
+    fn groups(&self) -> Result<Option<BuildPlan>> {
+        let chunks = &self.store.manifest().chunks;
         let longest = chunks.iter().map(|c| c.nnz).max().unwrap_or(0);
         let image_nnz = longest.max(IMAGE_NNZ.min(IMAGE_CHUNKS * longest));
-        let image_nnz = u32::try_from(image_nnz).unwrap_or(u32::MAX);
-        let held = operation.modes.len() as u64 * (operation.sorted_bytes)(image_nnz.into(), operation.rank);
-        let mut plan = HostOrdersPlan {
+        let mut build = BuildPlan {
             groups: Vec::new(),
-            values,
-            image_nnz,
+            values: values(self.store, self.operation.precision)?,
+            image_nnz: u32::try_from(image_nnz).unwrap_or(u32::MAX),
             image_bytes: 0,
             gathered_bytes: 0,
-            derive_bytes: 0,
-            device_bytes: 0,
-            host_bytes: 0,
-            with_chunks: false,
+            room_bytes: 0,
         };
-        while plan.groups.last().is_none_or(|group| group.end < chunks.len()) {
-            let first = plan.groups.last().map_or(0, |group| group.end);
+        while build.groups.last().is_none_or(|group| group.end < chunks.len()) {
+            let first = build.groups.last().map_or(0, |group| group.end);
             let (mut end, mut too_far, mut longer) = (first, chunks.len() + 1, None);
             while too_far - end > 1 {
                 let middle = usize::midpoint(end, too_far);
-                match self.with_group(&plan, first..middle, held)? {
+                match self.with_group(&build, first..middle)? {
                     None => too_far = middle,
                     fitting => (end, longer) = (middle, fitting),
                 }
             }
             let Some(longer) = longer else { return Ok(None) };
-            plan = longer;
+            build = longer;
         }
-        Ok(Some(plan))
+        Ok(Some(build))
     }
 
-    /// A plan with one more group; `None` where there is no room for it. The operation holds `held` bytes.
-    fn with_group(
-        &self,
-        plan: &HostOrdersPlan,
-        group: Range<usize>,
-        held: u64,
-    ) -> Result<Option<HostOrdersPlan>> {
+    /// A plan with one more group; `None` where there is no room for it.
+    fn with_group(&self, build: &BuildPlan, group: Range<usize>) -> Result<Option<BuildPlan>> {
         let nnz: u64 = self.store.manifest().chunks[group.clone()].iter().map(|c| c.nnz).sum();
         if nnz > GROUP_NNZ_MAX {
             return Ok(None);
         }
         let gathered = group.clone().map(|number| resident_bytes(self.store, number)).sum();
-        let (peak, image) = self.most(group.clone(), plan)?;
-        let mut plan = plan.clone();
-        plan.groups.push(group);
-        plan.image_bytes = plan.image_bytes.max(image);
-        (plan.gathered_bytes, plan.derive_bytes) =
-            (plan.gathered_bytes.max(gathered), plan.derive_bytes.max(peak));
-        plan.device_bytes = plan.gathered_bytes + plan.derive_bytes + held;
-        let lanes = self.room.lanes * self.room.lane_bytes.max(plan.image_bytes);
-        Ok((lanes + plan.device_bytes <= self.room.device_bytes).then_some(plan))
-    }
-
-    /// Bytes that deriving an order of some chunks takes at most, whichever the mode; and an image of it.
-    fn most(&self, chunks: Range<usize>, plan: &HostOrdersPlan) -> Result<(u64, u64)> {
-        let mut most = (0, 0);
-        for &mode in self.operation.modes {
-            let order = plan.order(self.facts, self.store, chunks.clone(), mode)?;
-            most = (order.peak_bytes().max(most.0), order.image_bytes_max.max(most.1));
+        let mut build = build.clone();
+        build.groups.push(group);
+        build.gathered_bytes = build.gathered_bytes.max(gathered);
+        for &mode in &self.operation.modes {
+            let copy = self.copy(&build, build.groups.len() - 1, mode)?;
+            build.image_bytes = build.image_bytes.max(copy.image_bytes_max);
+            build.room_bytes = build.room_bytes.max(copy.peak_bytes());
         }
-        Ok(most)
+        let lanes = self.room.lanes * self.room.lane_bytes.max(build.image_bytes);
+        let held = choose::held(self.operation, &build);
+        let bytes = lanes + build.gathered_bytes + build.room_bytes + held;
+        Ok((bytes <= self.room.device_bytes).then_some(build))
     }
 
-    fn candidates(&self, plan: &HostOrdersPlan) -> Result<Vec<Candidate>> {
+    /// How the copy of a group by row of `mode` is built.
+    fn copy(&self, build: &BuildPlan, group: usize, mode: usize) -> Result<CopyPlan> {
+        CopyPlan::of_group(self.facts, self.store.manifest(), build, group, mode)
+    }
+
+    fn candidates(&self, build: &BuildPlan) -> Result<Vec<Candidate>> {
         let (manifest, rates) = (self.store.manifest(), Rates::of(self.facts));
         let candidate = |&mode: &usize| {
             let seconds = rates.of_mode(manifest, self.operation, self.sample, mode);
             let (mut bytes, mut updates) = (0, 0.0);
-            for group in &plan.groups {
-                let order = plan.order(self.facts, self.store, group.clone(), mode)?;
-                bytes += order.result_bytes_max;
+            for group in 0..build.groups.len() {
+                let copy = self.copy(build, group, mode)?;
+                bytes += copy.result_bytes_max;
                 // Rows that so many nonzeros meet, were they spread evenly: at most.
                 let rows = f64::from(manifest.shape.dims()[mode]);
-                updates += rows * -f64::exp_m1(-f64::from(order.nnz()) / rows);
+                updates += rows * -f64::exp_m1(-f64::from(copy.nnz()) / rows);
             }
             let sorted = seconds.sorted + updates * seconds.update + seconds.cleared;
-            let once = rates.derive(manifest, mode) + bytes as f64 / KEPT_BYTES_PER_SECOND;
+            let once = rates.build(manifest, mode) + bytes as f64 / KEPT_BYTES_PER_SECOND;
             Ok(Candidate { mode, seconds, sorted, once, bytes })
         };
         self.operation.modes.iter().map(candidate).collect()
     }
 
     /// Seconds of all passes with some candidates.
-    fn seconds(&self, candidates: &[Candidate], choice: Choice) -> f64 {
+    fn seconds(&self, candidates: &[Candidate], choice: Chosen) -> f64 {
         let once: f64 = chosen(candidates, choice).map(|c| c.once).sum();
         once + f64::from(self.room.passes.saturating_sub(1)) * self.pass_seconds(candidates, choice)
     }
 
     /// Seconds of a later pass over all modes: the work, or the link, whatever takes longer.
-    fn pass_seconds(&self, candidates: &[Candidate], choice: Choice) -> f64 {
+    fn pass_seconds(&self, candidates: &[Candidate], choice: Chosen) -> f64 {
         let link = |bytes: u64| bytes as f64 / self.room.link_bytes_per_second;
         // With some sorted nonzeros in host memory, no chunk stays on the device.
         let chunks = if choice == 0 { self.room.later_pass_bytes } else { self.all_bytes() };
@@ -261,6 +232,6 @@ fn counted(groups: usize) -> String {
     if groups == 1 { "one group".into() } else { format!("{groups} groups") }
 }
 
-fn chosen(candidates: &[Candidate], choice: Choice) -> impl Iterator<Item = &Candidate> {
+fn chosen(candidates: &[Candidate], choice: Chosen) -> impl Iterator<Item = &Candidate> {
     candidates.iter().enumerate().filter(move |(c, _)| choice >> c & 1 == 1).map(|(_, candidate)| candidate)
 }

@@ -1,0 +1,375 @@
+//! Planning what passes use of a GPU, before anything is allocated: from a request and a store's manifest, without a look at anything else.
+
+mod choose;
+mod host_copies;
+mod room;
+
+use super::driver::Device;
+use super::expand::{self, resident_bytes};
+use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
+use crate::backend::plan::{
+    BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, Operation, Place, Residence,
+    Room, Shortfall,
+};
+use crate::error::{Error, Result};
+use crate::format::Layout;
+use crate::store::Store;
+use choose::{Choice, Sample};
+use host_copies::{HostRoom, Planner};
+use room::LANES;
+use std::sync::Arc;
+
+/// Factors, sums and results of more bytes do not stay in an L2 cache.
+const CACHED_BYTES: u64 = 64 << 20;
+
+/// Plans passes over `store` on `device` for `operation`.
+pub fn plan(
+    device: &Arc<Device>,
+    store: &Store,
+    operation: Operation,
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    let room = Room::of(device, store, limits)?;
+    let request = DeviceRequest { operation, limits: *limits, room, shortfalls: Vec::new() };
+    make(&device.facts, store, &request)
+}
+
+/// What takes the place of `plan` now that this has turned out.
+pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<DevicePlan> {
+    let mut request = DeviceRequest::clone(&plan.request);
+    request.shortfalls.push(shortfall);
+    make(&plan.device, store, &request)
+}
+
+/// The plan of a request, which is all that it depends on.
+fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
+    let mut draft = Draft::new(facts, store, request)?;
+    request.shortfalls.iter().for_each(|shortfall| draft.apply(shortfall));
+    draft.check_sorted()?;
+    Ok(draft.finish())
+}
+
+/// A plan on its way.
+struct Draft<'a> {
+    facts: &'a Facts,
+    store: &'a Store,
+    request: &'a DeviceRequest,
+    /// What sorts nonzeros, of all that may.
+    which: DeviceOrder,
+    lanes: LanesPlan,
+    /// The first chunks, which stay on the device.
+    resident: usize,
+    resident_bytes: u64,
+    /// By part.
+    choices: Vec<Choice>,
+    build: Option<BuildPlan>,
+    rows_per_nonzero: Option<f64>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(facts: &'a Facts, store: &'a Store, request: &'a DeviceRequest) -> Result<Self> {
+        let DeviceRequest { operation, limits, room, .. } = request;
+        let which = match limits.order {
+            DeviceOrder::Store | DeviceOrder::Host if limits.deterministic => {
+                return Err(Error::request(
+                    "deterministic results on a GPU come from nonzeros that are sorted there",
+                ));
+            }
+            _ if limits.deterministic => DeviceOrder::Target,
+            which => which,
+        };
+        choose::check(which, store.manifest())?;
+        let lanes = LanesPlan {
+            count: room.lanes,
+            image_bytes: longest(store, operation),
+            staging_bytes: if operation.reads_trees { 0 } else { expand::staging_bytes(store) },
+            result_bytes: operation.result_bytes.unwrap_or(0),
+        };
+        let choices = operation.modes.iter().map(|&mode| Choice::none(mode, "")).collect();
+        let (resident, resident_bytes, build, rows_per_nonzero) = (0, 0, None, None);
+        let mut draft = Self {
+            facts,
+            store,
+            request,
+            which,
+            lanes,
+            resident,
+            resident_bytes,
+            choices,
+            build,
+            rows_per_nonzero,
+        };
+        if operation.result_bytes.is_none()
+            && ((limits.passes > 1 && which != DeviceOrder::Host) || limits.deterministic)
+        {
+            draft.make_resident();
+        }
+        draft.fit_lanes()?;
+        if operation.result_bytes.is_none() {
+            draft.consider_copies()?;
+        }
+        Ok(draft)
+    }
+
+    fn chunks(&self) -> usize {
+        self.store.manifest().chunks.len()
+    }
+
+    /// Bytes of the images of chunks from `first` on.
+    fn image_bytes(&self, first: usize) -> u64 {
+        self.store.manifest().chunks[first..].iter().map(|chunk| chunk.image_bytes).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes_with(self.lanes.count)
+    }
+
+    fn bytes_with(&self, lanes: usize) -> u64 {
+        let held = self.request.operation.bytes.saturating_add(self.lanes.bytes_of(lanes));
+        held.saturating_add(self.resident_bytes).saturating_add(self.copies_bytes())
+    }
+
+    /// Bytes of device memory that copies take at most, while the last of them is built too.
+    fn copies_bytes(&self) -> u64 {
+        let Some(build) = &self.build else { return 0 };
+        if self.has(Place::Host) {
+            return build.gathered_bytes + build.room_bytes + choose::held(&self.request.operation, build);
+        }
+        let (mut held, mut peak) = (0, 0);
+        for Choice { mode, place } in &self.choices {
+            if *place == Some(Place::Device) {
+                peak = peak.max(held + mode.peak_bytes);
+                held += mode.copy_bytes;
+            }
+        }
+        peak
+    }
+
+    /// Whether copies lie in this place.
+    fn has(&self, place: Place) -> bool {
+        self.choices.iter().any(|choice| choice.place == Some(place))
+    }
+
+    /// Keeps all chunks where they fit, otherwise as many of the first as lanes leave room for.
+    fn make_resident(&mut self) {
+        let bound = self.request.room.bound;
+        let all: u64 = (0..self.chunks()).map(|number| resident_bytes(self.store, number)).sum();
+        let staging = self.lanes.staging_bytes.saturating_mul(self.lanes.count as u64);
+        if self.request.operation.bytes.saturating_add(all).saturating_add(staging) <= bound {
+            (self.resident, self.resident_bytes) = (self.chunks(), all);
+            self.lanes.image_bytes = 0;
+            return;
+        }
+        self.hold_first(bound);
+    }
+
+    /// Keeps as many of the first chunks as there is room for beside all else.
+    fn hold_first(&mut self, bound: u64) {
+        while self.resident < self.chunks() {
+            let bytes = resident_bytes(self.store, self.resident);
+            if self.bytes() + bytes > bound {
+                break;
+            }
+            (self.resident, self.resident_bytes) = (self.resident + 1, self.resident_bytes + bytes);
+        }
+    }
+
+    fn fit_lanes(&mut self) -> Result<()> {
+        let Operation { bytes, result_bytes, .. } = self.request.operation;
+        let chunk = ("a chunk", self.lanes.image_bytes + self.lanes.staging_bytes);
+        let with = |lanes| self.bytes_with(lanes);
+        let wanted = self.lanes.count;
+        self.lanes.count = if let Some(result_bytes) = result_bytes {
+            let parts = [("the operation", bytes), chunk, ("its results", result_bytes)];
+            self.request.room.fit(wanted, with, &parts, &[])
+        } else {
+            let instead = ["fewer modes at a time", "a smaller rank", "`f32`"];
+            self.request.room.fit(wanted, with, &[("factors and results", bytes), chunk], &instead)
+        }?;
+        Ok(())
+    }
+
+    /// Chooses what serves each mode.
+    fn consider_copies(&mut self) -> Result<()> {
+        let DeviceRequest { operation, limits, room, .. } = self.request;
+        let (store, which) = (self.store, self.which);
+        let more = limits.passes > 1 && which != DeviceOrder::Store;
+        let all_there = self.resident == self.chunks();
+        let on_device = all_there && (more || limits.deterministic);
+        let on_host = more && !limits.deterministic && limits.host_memory > 0 && !all_there;
+        let large = operation.bytes > CACHED_BYTES;
+        let tiled = store.manifest().format().layout() == Layout::TILED;
+        if !tiled || !(on_device || on_host || large) {
+            return Ok(());
+        }
+        let sample = Sample::new(store)?;
+        self.rows_per_nonzero = large.then(|| sample.mean_rows_per_nonzero());
+        if on_device {
+            let left = room.bound - self.bytes();
+            (self.choices, self.build) =
+                choose::choose(self.facts, store, &sample, operation, which, limits.passes, left)?;
+        }
+        if on_host {
+            self.consider_host_copies(&sample)?;
+        }
+        Ok(())
+    }
+
+    /// Takes copies in host memory, instead of chunks that stay on the device, where these are expected to be better.
+    fn consider_host_copies(&mut self, sample: &Sample) -> Result<()> {
+        let DeviceRequest { operation, limits, room, .. } = self.request;
+        let there = HostRoom {
+            device_bytes: room.bound - operation.bytes,
+            lanes: limits.lanes.unwrap_or(LANES) as u64,
+            lane_bytes: longest(self.store, operation),
+            host_bytes: limits.host_memory,
+            link_bytes_per_second: room.link_bytes_per_second,
+            later_pass_bytes: self.image_bytes(self.resident),
+            passes: limits.passes,
+        };
+        let planner = Planner { facts: self.facts, store: self.store, sample, operation, room: there };
+        let forced = matches!(self.which, DeviceOrder::Target | DeviceOrder::Host);
+        (self.choices, self.build) = planner.choose(forced)?;
+        let Some(build) = &self.build else {
+            return match &self.choices[..] {
+                [choice, ..] if self.which == DeviceOrder::Host => {
+                    Err(Error::request(format!("no nonzeros are sorted: {}", choice.mode.why)))
+                }
+                _ => Ok(()),
+            };
+        };
+        (self.resident, self.resident_bytes) = (0, 0);
+        self.lanes.count = limits.lanes.unwrap_or(LANES);
+        self.lanes.image_bytes = longest(self.store, operation).max(build.image_bytes);
+        Ok(())
+    }
+
+    /// Takes in what has turned out.
+    fn apply(&mut self, shortfall: &Shortfall) {
+        match shortfall {
+            Shortfall::Lanes(count) => self.lanes.count = self.lanes.count.min(*count),
+            Shortfall::Resident(chunks) => {
+                self.resident = self.resident.min(*chunks);
+                self.resident_bytes = (0..self.resident).map(|n| resident_bytes(self.store, n)).sum();
+                let longest = longest(self.store, &self.request.operation);
+                self.lanes.image_bytes = self.lanes.image_bytes.max(longest);
+                if self.has(Place::Device) {
+                    // Those are built from all chunks.
+                    self.build = None;
+                    for choice in &mut self.choices {
+                        *choice = Choice::none(choice.mode.mode - 1, "not all chunks stay on the device");
+                    }
+                }
+            }
+            Shortfall::NoCopy(mode, why) => self.give_up(*mode, why),
+        }
+    }
+
+    /// Leaves `mode`, from 1, in the store's order, after all. Without any copy left in host memory, as many of the first chunks are to
+    /// stay on the device as there is room for in what building was to take.
+    fn give_up(&mut self, mode: usize, why: &str) {
+        let streamed = self.has(Place::Host);
+        for choice in self.choices.iter_mut().filter(|choice| choice.mode.mode == mode) {
+            choice.place = None;
+            choice.mode.why = format!("mode {mode} stays in the store's order: {why}");
+        }
+        if streamed
+            && !self.has(Place::Host)
+            && let Some(build) = self.build.take()
+        {
+            // What the operation has for sorted nonzeros it keeps.
+            self.hold_first(self.bytes() + build.gathered_bytes + build.room_bytes);
+        }
+    }
+
+    /// An error where results are to be deterministic and not all modes can be sorted.
+    fn check_sorted(&self) -> Result<()> {
+        if !self.request.limits.deterministic {
+            return Ok(());
+        }
+        let chunks = self.chunks();
+        let why = match self.choices.iter().find(|choice| choice.place.is_none()) {
+            _ if self.resident < chunks => {
+                format!("{} of {chunks} chunks have room on the device", self.resident)
+            }
+            Some(Choice { mode, .. }) => format!("mode {}: {}", mode.mode, mode.why),
+            None => return Ok(()),
+        };
+        Err(Error::request(format!(
+            "deterministic results on a GPU come from nonzeros that stay there, sorted for each mode; {why}: take fewer modes at a \
+             time, a smaller rank, or `Device::Cpu`"
+        )))
+    }
+
+    /// The store's chunks and the copies, as sets.
+    fn sets(&self) -> Vec<ImageSet> {
+        let (device, all) = (self.facts.number, 0..self.chunks());
+        let modes = |chosen: &dyn Fn(&Choice) -> bool| {
+            self.choices.iter().filter(|choice| chosen(choice)).map(|choice| choice.mode.mode).collect()
+        };
+        let sorted_first = self.request.limits.deterministic;
+        let parts = [
+            (0..self.resident, Place::Device, self.resident_bytes),
+            (self.resident..all.end, Place::Store, self.image_bytes(self.resident)),
+        ];
+        let parts = parts.into_iter().filter(|(images, ..)| !images.is_empty());
+        let residence = parts.map(|(images, place, bytes)| Residence { images: Some(images), place, bytes });
+        let chunks = ImageSet {
+            images: Images::Chunks,
+            device,
+            residence: residence.collect(),
+            first_pass: modes(&|_| !sorted_first),
+            later_passes: modes(&|choice| choice.place.is_none()),
+        };
+        let copy = |Choice { mode, place }: &Choice| {
+            let residence = vec![Residence { images: None, place: (*place)?, bytes: mode.copy_bytes }];
+            let modes = vec![mode.mode];
+            let first_pass = if sorted_first { modes.clone() } else { Vec::new() };
+            let images = Images::SortedBy(mode.mode);
+            Some(ImageSet { images, device, residence, first_pass, later_passes: modes })
+        };
+        std::iter::once(chunks).chain(self.choices.iter().filter_map(copy)).collect()
+    }
+
+    /// The plan.
+    fn finish(self) -> DevicePlan {
+        let request = self.request;
+        let rate = request.room.link_bytes_per_second;
+        let link = |bytes: u64| LinkPlan { bytes, seconds: bytes as f64 / rate };
+        let streamed = self.choices.iter().filter(|choice| choice.place == Some(Place::Host));
+        let copied: u64 = streamed.map(|choice| choice.mode.copy_bytes).sum();
+        let chunks_serve = self.choices.iter().any(|choice| choice.place.is_none());
+        let chunks = if chunks_serve { self.image_bytes(self.resident) } else { 0 };
+        let mut modes: Vec<_> = self.choices.iter().map(|choice| choice.mode.clone()).collect();
+        let sorted = self.choices.iter().zip(&mut modes).filter(|(choice, _)| choice.place.is_some());
+        sorted.enumerate().for_each(|(copy, (_, mode))| mode.set = copy + 1);
+        DevicePlan {
+            device: self.facts.clone(),
+            free_bytes: request.room.free_bytes,
+            link_bytes_per_second: rate,
+            operation_bytes: request.operation.bytes,
+            lanes: self.lanes,
+            sets: self.sets(),
+            modes,
+            copies_bytes: self.copies_bytes(),
+            rows_per_nonzero: self.rows_per_nonzero,
+            deterministic: request.limits.deterministic,
+            memory_bytes: self.bytes(),
+            host_bytes: copied + self.lanes.result_bytes.saturating_mul(self.lanes.count as u64),
+            first_pass: link(self.image_bytes(0)),
+            later_pass: link(copied + chunks),
+            shortfalls: request.shortfalls.clone(),
+            build: self.build,
+            request: Box::new(request.clone()),
+        }
+    }
+}
+
+/// Bytes of the longest chunk on the device.
+fn longest(store: &Store, operation: &Operation) -> u64 {
+    let chunks = &store.manifest().chunks;
+    let bytes = |number: usize| {
+        if operation.reads_trees { chunks[number].image_bytes } else { expand::bytes_there(store, number) }
+    };
+    (0..chunks.len()).map(bytes).max().unwrap_or(0)
+}

@@ -1,0 +1,275 @@
+//! What passes over a store use of a GPU, and why: data, in every build, made before anything is taken and never changed.
+//!
+//! A plan names **image sets**: the store's chunks, and copies of the nonzeros that are sorted by a mode's rows and built from them. Of each set
+//! it says where every image lies between passes, and which modes are computed from it; of each mode, which set serves it, what that is
+//! expected to save, and why. What turns out otherwise when passes run (memory that was promised is not there) is a [`Shortfall`]: a new
+//! plan is made from the same [`DeviceRequest`] with one shortfall more.
+
+use super::device::{DeviceLimits, Facts};
+use crate::dense::Precision;
+use crate::encoding::values::ValueEncoding;
+use serde::Serialize;
+use std::ops::Range;
+
+/// What an operation asks of a device.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    /// Bytes of device memory that it holds: factors, sums, results.
+    pub bytes: u64,
+    /// Bytes that come back for each chunk, at most; `None` where results stay on the device until a pass ends.
+    pub result_bytes: Option<u64>,
+    /// Its target modes, from 0: a part for each.
+    pub modes: Vec<usize>,
+    /// Columns of the factors.
+    pub rank: usize,
+    /// Their precision.
+    pub precision: Precision,
+    /// Bytes that each part takes besides where so many nonzeros are sorted.
+    pub sorted_bytes: fn(u64, usize) -> u64,
+    /// Whether a pass computes one of the modes, each in turn, instead of all.
+    pub alternating: bool,
+    /// Whether its kernels read trees as they lie; for others they become nonzeros behind the copy.
+    pub reads_trees: bool,
+}
+
+/// What a plan is made from.
+#[derive(Clone, Debug)]
+pub struct DeviceRequest {
+    /// What is to be computed.
+    pub operation: Operation,
+    /// What it may take.
+    pub limits: DeviceLimits,
+    /// What there is of the device.
+    pub room: Room,
+    /// What has turned out since, in order.
+    pub shortfalls: Vec<Shortfall>,
+}
+
+/// How much of a device's memory passes may take, as every plan of them finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes that are free.
+    pub free_bytes: u64,
+    /// Bytes that passes may take.
+    pub bound: u64,
+    /// Bytes that were asked for.
+    pub asked: Option<u64>,
+    /// Bytes a second that the link moves.
+    pub link_bytes_per_second: f64,
+    /// Lanes that were asked for, but no more than there are chunks.
+    pub lanes: usize,
+}
+
+/// What turned out otherwise than planned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shortfall {
+    /// There is memory for so many lanes.
+    Lanes(usize),
+    /// There is device memory for so many of the first chunks to stay.
+    Resident(usize),
+    /// No copy serves the mode, from 1, because of this.
+    NoCopy(usize, String),
+}
+
+/// Where images lie between passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// On the device.
+    Device,
+    /// In pinned host memory: they are streamed from there.
+    Host,
+    /// In the store's files, or what the host keeps of them: they are streamed.
+    Store,
+}
+
+/// Images of a set that lie in the same place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Residence {
+    /// Their numbers; of a copy's images, which are counted when they are built, all.
+    pub images: Option<Range<usize>>,
+    /// Where they lie from the second pass on.
+    pub place: Place,
+    /// Bytes that they take there, at most.
+    pub bytes: u64,
+}
+
+/// What a set's images are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Images {
+    /// The store's chunks.
+    Chunks,
+    /// A mode-sorted copy: all nonzeros, by row of this mode, from 1, and in the store's order where rows are equal.
+    SortedBy(usize),
+}
+
+/// Images that hold every nonzero once.
+#[derive(Clone, Debug, Serialize)]
+pub struct ImageSet {
+    /// What they are.
+    pub images: Images,
+    /// The number of the device on which work is done on them.
+    pub device: usize,
+    /// Where each lies.
+    pub residence: Vec<Residence>,
+    /// The modes, from 1, that are computed from it in the first pass.
+    pub first_pass: Vec<usize>,
+    /// The same in later passes.
+    pub later_passes: Vec<usize>,
+}
+
+/// What serves a mode, and why.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ModePlan {
+    /// The mode, from 1.
+    pub mode: usize,
+    /// Which of the sets serves it from the second pass on.
+    pub set: usize,
+    /// Why, in one line; empty where there was no choice.
+    pub why: String,
+    /// Distinct rows of the mode in a group of tiles, for each nonzero, in the store's order: of a sample.
+    pub rows_per_nonzero: f64,
+    /// Seconds that a mode-sorted copy is expected to save in a pass; negative where it costs more.
+    pub saved_seconds: f64,
+    /// Seconds that building it is expected to take, once.
+    pub build_seconds: f64,
+    /// Bytes of the copy, at most.
+    pub copy_bytes: u64,
+    /// Bytes of device memory while it is built, at most.
+    pub peak_bytes: u64,
+}
+
+/// Buffers that images go through. Device memory is `count * (image + staging + results)`.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct LanesPlan {
+    /// Lanes.
+    pub count: usize,
+    /// Bytes of a lane's buffer for an image; 0 where none needs one.
+    pub image_bytes: u64,
+    /// Bytes of its second buffer, in which trees wait until they are nonzeros; 0 for other formats.
+    pub staging_bytes: u64,
+    /// Bytes of its buffers for results, on the device and, pinned, on the host.
+    pub result_bytes: u64,
+}
+
+impl LanesPlan {
+    /// Bytes of device memory that so many lanes take.
+    #[must_use]
+    pub fn bytes_of(&self, count: usize) -> u64 {
+        let each = self.image_bytes.saturating_add(self.staging_bytes).saturating_add(self.result_bytes);
+        each.saturating_mul(count as u64)
+    }
+}
+
+/// How mode-sorted copies are built.
+#[derive(Clone, Debug, Serialize)]
+pub struct BuildPlan {
+    /// Chunks that are sorted together: all, or as many as there is room to gather and sort.
+    pub groups: Vec<Range<usize>>,
+    /// How values are encoded in images.
+    #[serde(skip)]
+    pub values: ValueEncoding,
+    /// Nonzeros of an image, at most.
+    pub image_nnz: u32,
+    /// Bytes of an image that is streamed, at most.
+    pub image_bytes: u64,
+    /// Bytes of device memory in which the chunks of a group are gathered; 0 where they stay there.
+    pub gathered_bytes: u64,
+    /// Bytes of device memory that building may take: all copies that stay there, or one of a group.
+    pub room_bytes: u64,
+}
+
+/// Bytes that cross the link to the device in a pass.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct LinkPlan {
+    /// Bytes.
+    pub bytes: u64,
+    /// Seconds that this takes at least.
+    pub seconds: f64,
+}
+
+/// What passes use of a device. Memory is `operation + lanes + chunks that stay + copies`.
+#[derive(Clone, Debug, Serialize)]
+pub struct DevicePlan {
+    /// The device.
+    pub device: Facts,
+    /// Bytes that are free on it.
+    pub free_bytes: u64,
+    /// Bytes a second that the link to it moves, as measured.
+    pub link_bytes_per_second: f64,
+    /// Factors, sums, results.
+    pub operation_bytes: u64,
+    /// Lanes.
+    pub lanes: LanesPlan,
+    /// The sets of images: the store's chunks, then copies.
+    pub sets: Vec<ImageSet>,
+    /// What serves each mode.
+    pub modes: Vec<ModePlan>,
+    /// How copies are built, where there are any.
+    pub build: Option<BuildPlan>,
+    /// Bytes of device memory that copies take at most, while the last of them is built too.
+    pub copies_bytes: u64,
+    /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
+    /// cache.
+    pub rows_per_nonzero: Option<f64>,
+    /// Whether results have the same bits in every run: all modes are computed from copies, from the first pass on.
+    pub deterministic: bool,
+    /// Bytes of device memory in all.
+    pub memory_bytes: u64,
+    /// Bytes of pinned host memory that copies and results take, at most.
+    pub host_bytes: u64,
+    /// The first pass over the link.
+    pub first_pass: LinkPlan,
+    /// Each later one.
+    pub later_pass: LinkPlan,
+    /// What turned out otherwise than planned at first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shortfalls: Vec<Shortfall>,
+    #[serde(skip)]
+    pub(crate) request: Box<DeviceRequest>,
+}
+
+impl DevicePlan {
+    /// The store's chunks.
+    #[must_use]
+    pub fn chunks(&self) -> &ImageSet {
+        &self.sets[0]
+    }
+
+    /// The first chunks, which stay on the device, and their bytes.
+    #[must_use]
+    pub fn resident(&self) -> (usize, u64) {
+        let there = self.chunks().residence.iter().find(|part| part.place == Place::Device);
+        there.map_or((0, 0), |part| (part.images.as_ref().map_or(0, |images| images.end), part.bytes))
+    }
+
+    /// The first chunks, which are not needed from the second pass on: they stay on the device, or copies serve all modes.
+    #[must_use]
+    pub fn held_chunks(&self) -> usize {
+        let all = self.chunks().residence.iter().filter_map(|part| Some(part.images.as_ref()?.end)).max();
+        if self.chunks().later_passes.is_empty() { all.unwrap_or(0) } else { self.resident().0 }
+    }
+
+    /// Where the copy lies that serves part `part` of the operation, if one does.
+    #[must_use]
+    pub fn copy(&self, part: usize) -> Option<Place> {
+        let mode = self.modes[part].mode;
+        self.copies().find(|(of, _)| *of == mode).map(|(_, place)| place)
+    }
+
+    /// The modes, from 1, that are computed from copies, and where these lie.
+    pub fn copies(&self) -> impl Iterator<Item = (usize, Place)> {
+        self.sets.iter().filter_map(|set| match set.images {
+            Images::SortedBy(mode) => Some((mode, set.residence.first()?.place)),
+            Images::Chunks => None,
+        })
+    }
+
+    /// Whether any copies lie in host memory.
+    #[must_use]
+    pub fn streams_copies(&self) -> bool {
+        self.copies().any(|(_, place)| place == Place::Host)
+    }
+}
