@@ -39,9 +39,9 @@
     {                                                                                                                  \
         finish(sums, copies, elements, result);                                                                        \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(threads) fix_up_##name(const FixUpArgs args)                             \
+    extern "C" __global__ void __launch_bounds__(threads) fix_up_##name(const FixUpArgs args)                          \
     {                                                                                                                  \
-        fix_up<real>(args);                                                                                         \
+        fix_up<real>(args);                                                                                            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(threads) clear_##name(const ClearArgs args)                           \
     {                                                                                                                  \

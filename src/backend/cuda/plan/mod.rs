@@ -1,4 +1,5 @@
-//! Planning what passes use of a GPU, before anything is allocated: from a request and a store's manifest, without a look at anything else.
+//! Planning what passes use of a GPU, before anything is allocated: from a request, the device's facts and a store's manifest. (Of stores
+//! of version 1, whose manifests lack it, headers and some chunks are read too.)
 
 mod choose;
 mod host_copies;
@@ -41,7 +42,7 @@ pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<D
     make(&plan.device, store, &request)
 }
 
-/// The plan of a request, which is all that it depends on.
+/// The plan of a request: the same for the same request, device and store.
 fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
     let mut draft = Draft::new(facts, store, request)?;
     request.shortfalls.iter().for_each(|shortfall| draft.apply(shortfall));
