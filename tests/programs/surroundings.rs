@@ -4,6 +4,8 @@
 
 use crate::common::{identity, tree};
 use assert_cmd::cargo::cargo_bin;
+use blco::internals::dense::Matrix;
+use blco::internals::sys::Sys;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -85,6 +87,19 @@ fn store_that_spills(dir: &Path) {
 }
 
 const TTV: &str = "exec $run t.blco --op ttv --modes 1 --memory 64MiB --backend cpu --temp-dir temp";
+
+/// What exceeds all numbers is told as such, not as damage to the file that it went to.
+#[test]
+fn products_beyond_all_numbers_are_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    store_that_spills(dir);
+    std::fs::create_dir(dir.join("temp")).unwrap();
+    let vector = Sys::default().create(&dir.join("vector.npy")).unwrap();
+    Matrix::from_rows(3000, 1, vec![1e308; 3000]).write_vector(&vector).unwrap();
+    refuses(dir, &format!("{TTV} --vector vector.npy"), &["the result at (", "exceeds all numbers"]);
+    assert_eq!(names(&dir.join("temp")).len(), 0);
+}
 
 /// A killed pack of `t.tns` into `s` whose temporary files are in `temp`.
 fn killed_pack(dir: &Path) {

@@ -82,8 +82,8 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
     }
 }
 
-/// The products of one tile.
-fn products<T: Real>(tile: &DecodedTile<'_>, mode: usize, vector: &[T]) -> Batch {
+/// The products of one tile. One that exceeds all numbers makes its element do so, whatever else is added: runs hold numbers only.
+fn products<T: Real>(tile: &DecodedTile<'_>, mode: usize, vector: &[T]) -> Result<Batch> {
     let order = tile.order();
     let mut indices = vec![0; tile.nnz * order];
     for m in 0..order {
@@ -91,15 +91,20 @@ fn products<T: Real>(tile: &DecodedTile<'_>, mode: usize, vector: &[T]) -> Batch
         places.zip(tile.column(m)).for_each(|(place, &index)| *place = index);
     }
     let product = |(&index, &value): (&u32, &f64)| (T::nearest(value) * vector[index as usize]).widen();
-    let values = tile.column(mode).iter().zip(tile.values).map(product).collect();
-    Batch { indices, values }
+    let values: Vec<f64> = tile.column(mode).iter().zip(tile.values).map(product).collect();
+    if let Some(bad) = values.iter().position(|product| !product.is_finite()) {
+        let mut at = indices[bad * order..][..order].to_vec();
+        at.remove(mode);
+        check_finite(&Batch { indices: at, values: vec![values[bad]] }, order - 1)?;
+    }
+    Ok(Batch { indices, values })
 }
 
 impl<T: Real, K: Key> HostOp for Merged<'_, T, K> {
     fn batch(&mut self, tiles: &Tiles<'_>) -> Result<()> {
         let (mode, vector) = (self.mode, self.vector);
-        let batches: Vec<Batch> =
+        let batches: Result<Vec<Batch>> =
             (0..tiles.tiles()).into_par_iter().map(|t| products(&tiles.tile(t), mode, vector)).collect();
-        batches.into_iter().try_for_each(|batch| self.sum.push(batch))
+        batches?.into_iter().try_for_each(|batch| self.sum.push(batch))
     }
 }
