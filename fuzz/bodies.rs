@@ -255,7 +255,7 @@ fn run(store: &Store, batch: &Batch) {
     if shape.dims().iter().all(|&dim| dim < 1000) {
         let modes: Vec<usize> = (0..shape.order()).collect();
         let factors = seeded_factors::<f64>(store.sys(), shape, 2, 0).expect("small factors");
-        let mut mttkrp = Mttkrp::new(store.sys(), &factors, &modes, 2).expect("small results");
+        let mut mttkrp = Mttkrp::new(store, &factors, &modes, 2).expect("small results");
         pass(store, &mut mttkrp).expect("an intact chunk");
     }
     if let Some(levels) = store.manifest().format().tree_levels()

@@ -43,7 +43,7 @@ pub fn passes<T: Real>(
     let sys = store.sys();
     sys.pool(threads).unwrap().install(|| {
         let factors = seeded_factors::<T>(sys, &store.manifest().shape, rank, 0).unwrap();
-        let mut mttkrp = Mttkrp::new(sys, &factors, modes, threads).unwrap();
+        let mut mttkrp = Mttkrp::new(store, &factors, modes, threads).unwrap();
         let limits = Limits { threads, passes: if kept { 2 } else { 1 }, ..Limits::default() };
         let plan = plan(store, 0, &limits).unwrap();
         let mut backend = HostBackend::new(store, &mut mttkrp).unwrap();

@@ -14,8 +14,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tiles in a batch: its decoded form (1 to 4 MiB) stays in the caches that threads share.
-const BATCH_TILES: usize = 128;
+/// Tiles in a batch whose work `threads` threads share: its decoded form stays in their caches, and each has so many that none waits long for
+/// the last.
+fn batch_tiles(threads: usize) -> usize {
+    (64 * threads).clamp(128, 1024)
+}
 
 /// An operation on a store's nonzeros, on the CPU.
 pub trait HostOp {
@@ -187,24 +190,29 @@ pub fn computing_bytes(threads: usize) -> u64 {
     (1 << 20) + threads as u64 * (128 << 10)
 }
 
-/// Bytes that a host backend holds for tensors of `order`.
+/// Bytes that a host backend for `threads` threads holds for tensors of `order`; for 1 where it is made by [`HostBackend::new`].
 #[must_use]
-pub fn decoded_bytes(order: usize) -> u64 {
-    (BATCH_TILES * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
+pub fn decoded_bytes(order: usize, threads: usize) -> u64 {
+    (batch_tiles(threads) * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
 }
 
 impl<O: HostOp> HostBackend<O> {
     /// A backend that hands the tiles of `store` to `op`.
     pub fn new(store: &Store, op: O) -> Result<Self> {
-        let (sys, manifest) = (store.sys(), store.manifest());
+        Self::for_threads(store, op, 1)
+    }
+
+    /// The same with batches for an operation whose work so many threads share.
+    pub fn for_threads(store: &Store, op: O, threads: usize) -> Result<Self> {
+        let (sys, manifest, tiles) = (store.sys(), store.manifest(), batch_tiles(threads));
         let order = manifest.shape.order();
         let host = Host {
             sys: sys.clone(),
             decoder: Arc::new(Decoder::new(&manifest.shape, manifest.format())),
             store_path: store.path().to_path_buf(),
-            metas: sys.vec(TileMeta::default(), BATCH_TILES)?,
-            indices: sys.vec(0, BATCH_TILES * order * TILE_NNZ)?,
-            values: sys.vec(0.0, BATCH_TILES * TILE_NNZ)?,
+            metas: sys.vec(TileMeta::default(), tiles)?,
+            indices: sys.vec(0, tiles * order * TILE_NNZ)?,
+            values: sys.vec(0.0, tiles * TILE_NNZ)?,
             free: None,
             vectors: Vectors::Widest.arch(),
             squares: None,
@@ -317,8 +325,9 @@ impl<O: HostOp> Backend for HostBackend<O> {
         let view = ChunkView::open(&decoder, &header, image, path)?;
         op.chunk(&view)?;
         let tiles_of_chunk = if op.takes_tiles() { view.tiles() } else { 0 };
-        for first in (0..tiles_of_chunk).step_by(BATCH_TILES) {
-            op.batch(&host.decode(&view, first, (tiles_of_chunk - first).min(BATCH_TILES))?)?;
+        let most = host.metas.len();
+        for first in (0..tiles_of_chunk).step_by(most) {
+            op.batch(&host.decode(&view, first, (tiles_of_chunk - first).min(most))?)?;
         }
         drop(view);
         host.free = Some(Free { buffer, owner });

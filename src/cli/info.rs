@@ -319,7 +319,7 @@ fn storage_table(units: &[StorageUnits]) -> Table {
 impl Info {
     /// The units of storage, from one pass.
     fn count(&self, store: &Store, engine: &Engine) -> Result<Vec<StorageUnits>> {
-        let memory = engine.room(store, decoded_bytes(store.manifest().shape.order()))?;
+        let memory = engine.room(store, decoded_bytes(store.manifest().shape.order(), 1))?;
         let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir);
         if store.manifest().shape.linear_bits() <= u64::BITS {
             count_by::<u64>(store, engine, memory, &directory)
@@ -335,7 +335,7 @@ impl Info {
         let shape = &manifest.shape;
         let verifying = if self.verify { Verify::host_bytes(store)? } else { 0 };
         let room =
-            engine.room(store, decoded_bytes(store.manifest().shape.order()))?.saturating_sub(verifying);
+            engine.room(store, decoded_bytes(store.manifest().shape.order(), 1))?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
         // What --storage takes afterwards is refused now, too.
         let [coming, afterwards] = if self.storage {

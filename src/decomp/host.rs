@@ -12,8 +12,7 @@ use crate::backend::host::HostBackend;
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use crate::op::mttkrp::{Mttkrp, alternating_bytes};
-use crate::shape::Shape;
-use crate::store::Store;
+use crate::store::{Manifest, Store};
 use crate::stream::{Executor, Plan};
 use crate::sys::PageBuf;
 use std::borrow::Cow;
@@ -28,15 +27,15 @@ pub struct HostAls<T: Real> {
 
 /// Bytes that a decomposition holds on the host, decoded tiles and what [`super::solve::host_bytes`] counts not included.
 #[must_use]
-pub fn host_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
-    let update = shape.dims().iter().map(|&d| update::host_bytes(d as usize, rank)).max();
-    alternating_bytes::<T>(shape, rank, threads) + update.unwrap_or(0)
+pub fn host_bytes<T: Real>(manifest: &Manifest, rank: usize, threads: usize) -> u64 {
+    let update = manifest.shape.dims().iter().map(|&d| update::host_bytes(d as usize, rank)).max();
+    alternating_bytes::<T>(manifest, rank, threads) + update.unwrap_or(0)
 }
 
 impl<T: Real> HostAls<T> {
     /// A backend for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
     pub fn new(store: &Store, plan: &Plan, op: Mttkrp<'static, T>) -> Result<Self> {
-        let mut backend = HostBackend::new(store, op)?.with_squares(Squares::of(store));
+        let mut backend = HostBackend::for_threads(store, op, plan.threads)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { backend, executor, members: Box::new(Local) })
     }

@@ -341,10 +341,7 @@ impl<T: Real> Matrix<T> {
     /// (see [`crate::random`]), rounded to `T`.
     pub fn seeded(sys: &Sys, rows: usize, rank: usize, mode: usize, seed: u64) -> Result<Self> {
         let stream = Counter::new(seed, 128 + mode as u64);
-        let mut data = sys.vec(T::nearest(0.0), rows * rank)?;
-        for (i, x) in data.iter_mut().enumerate() {
-            *x = T::nearest(stream.unit(i as u64));
-        }
+        let data = sys.par_vec(rows * rank, |i| T::nearest(stream.unit(i as u64)))?;
         Ok(Self { rows, columns: rank, data })
     }
 }

@@ -9,8 +9,7 @@ use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::Mttkrp;
-use crate::shape::Shape;
-use crate::store::Store;
+use crate::store::{Manifest, Store};
 
 /// What a CP decomposition is to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,12 +81,13 @@ impl<'a> Demand<'a> {
     /// What a decomposition of `starts` starts with `max_iters` iterations at most asks for; `modes` are all.
     #[must_use]
     pub fn cp_als<T: Real>(
-        shape: &Shape,
+        manifest: &Manifest,
         modes: &'a [usize],
         rank: usize,
         threads: usize,
         (starts, max_iters): (u32, u32),
     ) -> Self {
+        let shape = &manifest.shape;
         let factors = factor_bytes::<T>(shape, rank);
         // The best start's factors, besides those of the present one.
         let best = if starts > 1 { factors } else { 0 };
@@ -97,7 +97,7 @@ impl<'a> Demand<'a> {
             rank,
             // Each iteration is several passes: what stays in memory pays from the first on.
             passes: starts.saturating_mul(max_iters).max(2),
-            on_cpu: host_bytes::<T>(shape, rank, threads) + decoded_bytes(shape.order()) + held,
+            on_cpu: host_bytes::<T>(manifest, rank, threads) + decoded_bytes(shape.order(), threads) + held,
             beside_gpu: factors + held,
             afterwards: 0,
             alternating: true,
@@ -112,7 +112,10 @@ impl Engine {
         let shape = &store.manifest().shape;
         let modes: Vec<usize> = (0..shape.order()).collect();
         let count = (cp.starts, cp.max_iters);
-        self.plan::<T>(store, &Demand::cp_als::<T>(shape, &modes, cp.settings.rank, self.threads(), count))
+        self.plan::<T>(
+            store,
+            &Demand::cp_als::<T>(store.manifest(), &modes, cp.settings.rank, self.threads(), count),
+        )
     }
 
     /// A CP decomposition by alternating least squares, with factors in the precision `T`, from seeded factors (Nguyen et al., ICS
@@ -179,7 +182,7 @@ impl Engine {
             }
             _ => {
                 let threads = plan.host.threads;
-                let op = Mttkrp::alternating(sys, shape, settings.rank, threads)?;
+                let op = Mttkrp::alternating(store, settings.rank, threads)?;
                 let mut backend = HostAls::new(store, &plan.host, op)?;
                 let outcome = decomp::run(job, init, &mut backend, watch)?;
                 Ok(Decomposed { outcome, plan, kernels: None })

@@ -49,7 +49,7 @@ impl Engine {
 
     /// Plans a pass for an operation that holds so many bytes during the pass, and when it has ended.
     pub(crate) fn plan_stream(&self, store: &Store, [passing, afterwards]: [u64; 2]) -> Result<Plan> {
-        let bytes = passing.saturating_add(decoded_bytes(store.manifest().shape.order()));
+        let bytes = passing.saturating_add(decoded_bytes(store.manifest().shape.order(), 1));
         self.plan_host(store, bytes, &Limits { afterwards, ..self.limits(1) })
     }
 

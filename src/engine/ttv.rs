@@ -149,7 +149,7 @@ impl Engine {
             _ if streams => streamed_bytes::<T>(manifest, mode, threads),
             _ => vector + computing_bytes(threads),
         };
-        let held = held + decoded_bytes(manifest.shape.order());
+        let held = held + decoded_bytes(manifest.shape.order(), 1);
         let shares = Shares::of(self, store, request, held)?;
         let bytes = held + shares.passing;
         // Of all that it holds, only the vector gets smaller.

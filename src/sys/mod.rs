@@ -27,6 +27,7 @@ pub use temporary::Temporary;
 use crate::error::{Error, Result};
 use fault::{Call, Fault, Faults};
 use memmap2::MmapMut;
+use rayon::prelude::*;
 use record::Recorder;
 use std::cell::Cell;
 use std::collections::TryReserveError;
@@ -397,6 +398,17 @@ impl Sys {
                 Ok(vec)
             })
             .map_err(|source| Error::Resource { action: "allocate memory", source })
+    }
+
+    /// A vector of `len` items, each made from its place by the threads of the current pool, which so are the first to touch its pages; or an error where memory is
+    /// short.
+    pub fn par_vec<T: Send>(&self, len: usize, make: impl Fn(usize) -> T + Send + Sync) -> Result<Vec<T>> {
+        /// Items that are worth another thread.
+        const ITEMS_MIN: usize = 1 << 14;
+        let mut vec = Vec::new();
+        self.reserve(&mut vec, len, len)?;
+        vec.par_extend((0..len).into_par_iter().with_min_len(ITEMS_MIN).map(make));
+        Ok(vec)
     }
 
     /// Makes room in `vec` for `len` items: twice what there was, if that is less than `len_max`, or an error where

@@ -157,9 +157,8 @@ pub fn on_host<T: Real>(
     init: Init<T>,
     max_iters: usize,
 ) -> Decomposition<T> {
-    let shape = &store.manifest().shape;
-    let plan = plan(store, host_bytes::<T>(shape, settings.rank, 2), &Limits::default()).unwrap();
-    let op = Mttkrp::alternating(store.sys(), shape, settings.rank, 2).unwrap();
+    let plan = plan(store, host_bytes::<T>(store.manifest(), settings.rank, 2), &Limits::default()).unwrap();
+    let op = Mttkrp::alternating(store, settings.rank, 2).unwrap();
     let mut place = HostAls::new(store, &plan, op).unwrap();
     run(&mut job(store, settings, max_iters, None), init, &mut place, &|_| ()).unwrap()
 }

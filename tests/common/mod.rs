@@ -223,8 +223,9 @@ pub fn plan_run<T: Real>(
     workers: Option<usize>,
     memory: Option<u64>,
 ) -> Plan {
-    let shape = &store.manifest().shape;
-    let bytes = host_bytes::<T>(shape, modes, rank, threads) + decoded_bytes(shape.order());
+    let manifest = store.manifest();
+    let bytes =
+        host_bytes::<T>(manifest, modes, rank, threads) + decoded_bytes(manifest.shape.order(), threads);
     plan(store, bytes, &Limits { memory, threads, workers, ..Limits::default() }).unwrap()
 }
 
@@ -235,8 +236,8 @@ pub fn run_planned<T: Real>(
     modes: &[usize],
     plan: &Plan,
 ) -> Result<Vec<(usize, Matrix<T>)>> {
-    let mut mttkrp = Mttkrp::new(store.sys(), factors, modes, plan.threads)?;
-    let mut backend = HostBackend::new(store, &mut mttkrp)?;
+    let mut mttkrp = Mttkrp::new(store, factors, modes, plan.threads)?;
+    let mut backend = HostBackend::for_threads(store, &mut mttkrp, plan.threads)?;
     Executor::new(store, plan, &mut backend)?.pass(&mut backend, &|_| ())?;
     Ok(mttkrp.finish())
 }

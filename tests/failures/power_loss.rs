@@ -269,8 +269,12 @@ fn decompose(
         max_iters: 2,
         checkpoint: Some(Checkpointer::open(sys, dir, 1, Identity::new(), resume)?),
     };
-    let plan = plan(store, host_bytes::<f64>(shape, RANK, 1), &Limits { threads: 1, ..Limits::default() })?;
-    let op = Mttkrp::alternating(sys, shape, RANK, 1)?;
+    let plan = plan(
+        store,
+        host_bytes::<f64>(store.manifest(), RANK, 1),
+        &Limits { threads: 1, ..Limits::default() },
+    )?;
+    let op = Mttkrp::alternating(store, RANK, 1)?;
     let mut place = HostAls::new(store, &plan, op)?;
     decomp::run(&mut job, Init::Seeded { seed: 1, starts: 2 }, &mut place, &|at| {
         saved(2 * at.start as usize + at.last.map_or(0, |last| last.iteration));

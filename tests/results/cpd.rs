@@ -55,9 +55,9 @@ fn decompose<T: Real>(store: &Store, ask: Ask<T>) -> Result<Decomposition<T>> {
         checkpoint: ask.checkpoint.map(open).transpose()?,
     };
     let limits = Limits { threads: ask.threads, memory: ask.memory, passes: 9, ..Limits::default() };
-    let plan = plan(store, host_bytes::<T>(shape, rank, limits.threads), &limits)?;
+    let plan = plan(store, host_bytes::<T>(store.manifest(), rank, limits.threads), &limits)?;
     sys.pool(ask.threads)?.install(|| {
-        let op = Mttkrp::alternating(sys, shape, rank, ask.threads)?;
+        let op = Mttkrp::alternating(store, rank, ask.threads)?;
         let mut place = HostAls::new(store, &plan, op)?;
         run(&mut job, ask.init, &mut place, &|_| ())
     })
@@ -153,7 +153,7 @@ fn threads_memory_and_chunks_do_not_change_a_bit() {
         assert_eq!(of(&store, 3, None), wanted);
         assert_eq!(of(&whole, 2, None), wanted);
         // All chunks kept in memory, some, none.
-        let bytes = host_bytes::<f64>(&store.manifest().shape, 50, 2);
+        let bytes = host_bytes::<f64>(store.manifest(), 50, 2);
         let kept = |memory: Option<u64>| {
             let limits = Limits { threads: 2, memory, passes: 9, ..Limits::default() };
             plan(&store, bytes, &limits).unwrap().kept.len()

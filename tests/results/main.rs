@@ -16,6 +16,7 @@ mod cpd;
 mod cpd_digits;
 mod determinism;
 mod instruction_sets;
+mod lists;
 mod mttkrp;
 mod readahead;
 mod real_tensors;

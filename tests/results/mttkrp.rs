@@ -236,7 +236,7 @@ fn passes_do_not_see_each_other() {
         let modes = [2, 0, 1];
         let once = bits(&run(&store, &factors, &modes).unwrap());
         let plan = plan_run::<f64>(&store, &modes, 9, 2, Some(3), None);
-        let mut mttkrp = Mttkrp::new(store.sys(), &factors, &modes, 2).unwrap();
+        let mut mttkrp = Mttkrp::new(&store, &factors, &modes, 2).unwrap();
         let mut backend = HostBackend::new(&store, &mut mttkrp).unwrap();
         let mut executor = Executor::new(&store, &plan, &mut backend).unwrap();
         for _ in 0..3 {

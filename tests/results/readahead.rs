@@ -138,7 +138,7 @@ type Results = Vec<(usize, Vec<u64>)>;
 /// All modes' results of one pass, and of two.
 fn run_twice(store: &Store, factors: &[Matrix<f64>], plan: &Plan) -> Result<[Results; 2]> {
     let pass = |plan: &Plan, passes: usize| {
-        let mut mttkrp = Mttkrp::new(store.sys(), factors, &[0, 1, 2], 2)?;
+        let mut mttkrp = Mttkrp::new(store, factors, &[0, 1, 2], 2)?;
         let mut backend = HostBackend::new(store, &mut mttkrp)?;
         let mut executor = Executor::new(store, plan, &mut backend)?;
         for _ in 0..passes {

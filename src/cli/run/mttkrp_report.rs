@@ -29,13 +29,16 @@ pub struct RunReport {
 impl RunReport {
     /// Of a run that has not begun; modes from 0.
     pub fn new<T: Real>(store: &Store, modes: &[usize], rank: usize, plan: &ExecutionPlan) -> Self {
-        let shape = &store.manifest().shape;
         Self {
             head: ReportHead::new::<T>(store, plan),
             op: "mttkrp",
             modes: modes.iter().map(|m| m + 1).collect(),
             rank,
-            strategies: if plan.device.is_some() { Vec::new() } else { strategies(shape, modes, rank) },
+            strategies: if plan.device.is_some() {
+                Vec::new()
+            } else {
+                strategies(store.manifest(), modes, rank)
+            },
             kernels: None,
             passes: Vec::new(),
             check: None,

@@ -23,9 +23,8 @@ pub struct OnHost<T: Real> {
 impl<T: Real> OnHost<T> {
     pub fn new(engine: &Engine, store: &Store, modes: &[usize], rank: usize, plan: &Plan) -> Result<Self> {
         let (sys, vectors) = (engine.sys().clone(), engine.options().vectors);
-        let rows: Vec<usize> = store.manifest().shape.dims().iter().map(|&dim| dim as usize).collect();
-        let op = Mttkrp::prepare(&sys, &rows, rank, modes, plan.threads)?.with_vectors(vectors);
-        let mut backend = HostBackend::new(store, op)?.with_vectors(vectors);
+        let op = Mttkrp::prepare(store, rank, modes, plan.threads)?.with_vectors(vectors);
+        let mut backend = HostBackend::for_threads(store, op, plan.threads)?.with_vectors(vectors);
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { sys, rank, backend: Some(backend), executor })
     }

@@ -13,7 +13,7 @@ use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, host_bytes};
 use crate::shape::Shape;
-use crate::store::Store;
+use crate::store::{Manifest, Store};
 use crate::stream::{PassReport, Span};
 
 /// Which modes' results are wanted.
@@ -46,17 +46,18 @@ impl<'a> Demand<'a> {
     /// What `passes` times MTTKRP of `modes` asks for.
     #[must_use]
     pub fn mttkrp<T: Real>(
-        shape: &Shape,
+        manifest: &Manifest,
         modes: &'a [usize],
         rank: usize,
         threads: usize,
         passes: u32,
     ) -> Self {
+        let shape = &manifest.shape;
         Self {
             modes,
             rank,
             passes,
-            on_cpu: host_bytes::<T>(shape, modes, rank, threads) + decoded_bytes(shape.order()),
+            on_cpu: host_bytes::<T>(manifest, modes, rank, threads) + decoded_bytes(shape.order(), threads),
             beside_gpu: matrices_bytes::<T>(shape, modes, rank),
             afterwards: 0,
             alternating: false,
@@ -125,7 +126,7 @@ impl Engine {
         let modes = modes.of(shape.order());
         check_modes(&modes, shape.order())?;
         check_rank(rank)?;
-        self.plan::<T>(store, &Demand::mttkrp::<T>(shape, &modes, rank, self.threads(), calls))
+        self.plan::<T>(store, &Demand::mttkrp::<T>(store.manifest(), &modes, rank, self.threads(), calls))
     }
 
     /// Takes what `plan`, of [`Engine::plan_mttkrp`] for the same, says.

@@ -1,5 +1,5 @@
 //! A group: [`GROUP_TILES`](super::GROUP_TILES) tiles of the store, the unit of work of MTTKRP on the host. One thread adds up what its nonzeros contribute to
-//! each row: of a short mode in one of [`COPIES`] copies of the result, of a long one in slots of its own, which are added to the result
+//! each row: of a short mode in one of [`COPIES`] copies of the result, of a long one whose rows meet again in slots of its own, which are added to the result
 //! afterwards.
 
 use super::kernel::{self, Shared, Single};
@@ -10,12 +10,13 @@ use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::DecodedTile;
 use crate::shape::ORDER_MAX;
+use crate::store::Manifest;
 use crate::sys::Sys;
 use serde::Serialize;
 use std::ops::Range;
 
 /// Copies of the result of a short mode: group g adds to copy g modulo this.
-pub const COPIES: usize = 8;
+pub const COPIES: usize = 16;
 /// The largest result, in bytes with its rows filled up to whole vectors of f64, that is accumulated in copies.
 const COPY_BYTES_MAX: u64 = 2 << 20;
 
@@ -27,14 +28,27 @@ pub enum Strategy {
     Copies,
     /// Slots for the rows that a group meets.
     Slots,
+    /// One writer a row, from lists by blocks of rows.
+    Lists,
 }
 
+/// Distinct rows that groups of [`super::GROUP_NNZ`] nonzeros have for each nonzero, from which on slots save less than lists.
+const LISTS_FROM: f64 = 0.5;
+
 impl Strategy {
-    /// For a mode of `rows` rows.
+    /// For `mode`, from 0, of a store. (Manifests of version 1 do not tell how often rows meet.)
     #[must_use]
-    pub fn of(rows: usize, rank: usize) -> Self {
-        let bytes = (rows as u64).saturating_mul(kernel::stride::<f64>(rank) as u64).saturating_mul(8);
-        if bytes <= COPY_BYTES_MAX { Self::Copies } else { Self::Slots }
+    pub fn of(manifest: &Manifest, mode: usize, rank: usize) -> Self {
+        let rows = u64::from(manifest.shape.dims()[mode]);
+        if rows.saturating_mul(kernel::stride::<f64>(rank) as u64 * 8) <= COPY_BYTES_MAX {
+            return Self::Copies;
+        }
+        let statistics = manifest.partitions.iter().map(|partition| partition.statistics.as_ref());
+        let Some(statistics) = statistics.collect::<Option<Vec<_>>>() else { return Self::Slots };
+        let size = super::GROUP_TILES.ilog2() as usize;
+        let distinct: u64 = statistics.iter().map(|of| of.distinct[mode][size]).sum();
+        let sampled: u64 = statistics.iter().map(|of| of.sampled).sum();
+        if distinct as f64 >= LISTS_FROM * sampled as f64 { Self::Lists } else { Self::Slots }
     }
 
     /// What people and programs call it.
@@ -43,6 +57,7 @@ impl Strategy {
         match self {
             Self::Copies => "copies",
             Self::Slots => "slots",
+            Self::Lists => "lists",
         }
     }
 }
@@ -54,6 +69,35 @@ pub struct ModeSums {
     pub rows: Vec<u32>,
     /// The slots, each a row of the kernel's stride.
     pub sums: AlignedRows<f64>,
+    /// Slots by ranges of rows, and where those of each range end: [`ModeSums::sort`].
+    by_range: Vec<u16>,
+    ends: Vec<u16>,
+}
+
+impl ModeSums {
+    /// Sorts slots by ranges of `rows` rows each.
+    pub fn sort(&mut self, rows: usize, ranges: usize) {
+        self.by_range.clear();
+        self.ends.clear();
+        if ranges == 1 {
+            self.by_range.extend((0..).zip(&self.rows).map(|(slot, _)| slot));
+            self.ends.extend(u16::try_from(self.rows.len()));
+            return;
+        }
+        let range_of = |row: u32| row as usize / rows;
+        self.ends.resize(ranges, 0);
+        self.rows.iter().for_each(|&row| self.ends[range_of(row)] += 1);
+        let mut end = 0;
+        for of_range in &mut self.ends {
+            (*of_range, end) = (end, end + *of_range);
+        }
+        self.by_range.resize(self.rows.len(), 0);
+        for (slot, &row) in (0..).zip(&self.rows) {
+            let at = &mut self.ends[range_of(row)];
+            self.by_range[*at as usize] = slot;
+            *at += 1;
+        }
+    }
 }
 
 /// A group, as far as its nonzeros have come.
@@ -74,7 +118,8 @@ impl Group {
         let mode = |&slots: &usize| {
             let mut rows = Vec::new();
             sys.reserve(&mut rows, slots, slots)?;
-            Ok(ModeSums { rows, sums: AlignedRows::new(sys, slots * stride)? })
+            let sums = AlignedRows::new(sys, slots * stride)?;
+            Ok(ModeSums { rows, sums, by_range: Vec::with_capacity(slots), ends: Vec::new() })
         };
         let modes = slots.iter().map(mode).collect::<Result<_>>()?;
         Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes })
@@ -82,7 +127,7 @@ impl Group {
 
     /// Bytes of that room.
     pub fn bytes(slots: &[usize], stride: usize) -> u64 {
-        let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 4 * slots as u64;
+        let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 6 * slots as u64;
         slots.iter().map(mode).sum()
     }
 
@@ -178,7 +223,7 @@ impl<T: Real> GroupWork<'_, T> {
     fn start(&mut self) {
         let Inputs { batch, factors, stride, modes, all, .. } = self.inputs;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&self.group.modes).enumerate() {
-            if strategy == Strategy::Copies {
+            if strategy != Strategy::Slots {
                 continue;
             }
             let (mut low, mut high) = (u32::MAX, 0);
@@ -202,7 +247,7 @@ impl<T: Real> GroupWork<'_, T> {
         let Inputs { factors, stride, modes, all, .. } = self.inputs;
         let Tables { row_maps, ids, factors: factor_rows } = &mut *self.tables;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&mut self.group.modes).enumerate() {
-            if strategy == Strategy::Copies {
+            if strategy != Strategy::Slots {
                 continue;
             }
             let met = sums.rows.len();
@@ -230,6 +275,7 @@ impl<T: Real> GroupWork<'_, T> {
             (shared.places[m], shared.factors[m], sums[m]) = match modes[m].1 {
                 Strategy::Copies => (tile.column(m), aligned[m].data(), copy.data_mut()),
                 Strategy::Slots => (&ids[m][..tile.nnz], factors[m].data(), slots.sums.data_mut()),
+                Strategy::Lists => unreachable!("modes that have lists are not worked on together"),
             };
         }
         kernel::all_modes(simd, &shared, &mut sums[..modes.len()]);
@@ -242,6 +288,7 @@ impl<T: Real> GroupWork<'_, T> {
             let (places, sums) = match strategy {
                 Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
                 Strategy::Slots => (&self.tables.ids[k][..tile.nnz], self.group.modes[k].sums.data_mut()),
+                Strategy::Lists => continue,
             };
             let (mut columns, mut factors) = ([&[][..]; ORDER_MAX], [&[][..]; ORDER_MAX]);
             for (k, m) in (0..matrices.len()).filter(|&m| m != mode).enumerate() {
@@ -255,14 +302,17 @@ impl<T: Real> GroupWork<'_, T> {
     }
 }
 
-/// Adds what a group has in slots to a result.
+/// Adds what a group has in slots to a range of a result's rows.
 pub struct Commit<'a> {
     pub group: &'a Group,
     /// The place of the mode among those that are computed.
     pub mode: usize,
+    pub range: usize,
+    pub first_row: u32,
     pub rank: usize,
     /// The kernel's stride.
     pub stride: usize,
+    /// The range's sums.
     pub sums: &'a mut [f64],
 }
 
@@ -284,13 +334,19 @@ impl Commit<'_> {
     #[inline(always)]
     fn run<const RANK: usize>(self) {
         let rank = if RANK > 0 { RANK } else { self.rank };
-        let mode = &self.group.modes[self.mode];
-        let mut slots = mode.sums.data().chunks_exact(self.stride);
-        for rows in mode.rows.chunks(AHEAD) {
-            touch(self.sums, rows, rank);
-            for (&row, slot) in rows.iter().zip(&mut slots) {
-                let sum = &mut self.sums[row as usize * rank..][..rank];
-                for (s, x) in sum.iter_mut().zip(&slot[..rank]) {
+        let ModeSums { rows, sums: slots, by_range, ends } = &self.group.modes[self.mode];
+        let begin = if self.range > 0 { ends[self.range - 1] } else { 0 };
+        for slots_ahead in by_range[begin as usize..ends[self.range] as usize].chunks(AHEAD) {
+            let mut places = [0; AHEAD];
+            let places = &mut places[..slots_ahead.len()];
+            for (place, &slot) in places.iter_mut().zip(slots_ahead) {
+                *place = rows[slot as usize] - self.first_row;
+            }
+            touch(self.sums, places, rank);
+            for (&place, &slot) in places.iter().zip(slots_ahead) {
+                let sum = &mut self.sums[place as usize * rank..][..rank];
+                let slot = &slots.data()[slot as usize * self.stride..][..rank];
+                for (s, x) in sum.iter_mut().zip(slot) {
                     *s += x;
                 }
             }

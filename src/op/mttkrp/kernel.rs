@@ -29,7 +29,7 @@ pub struct Shared<'a, T> {
 pub struct Single<'a, T> {
     pub values: &'a [f64],
     pub rank: usize,
-    /// Elements from one row of sums to the next: [`stride`].
+    /// Elements from one row of sums to the next: [`stride`], or the rank.
     pub stride: usize,
     /// Where each nonzero's row of sums is.
     pub places: &'a [u32],
@@ -72,15 +72,17 @@ pub fn all_modes<T: Real, S: Simd>(simd: S, tile: &Shared<'_, T>, sums: &mut [&m
 /// Adds every nonzero to its row of `sums`.
 #[inline(always)]
 pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64]) {
+    // Bodies with the rank as a constant know the stride.
+    let rank = if tile.stride == stride::<T>(tile.rank) { tile.rank } else { 0 };
     match (tile.others, tile.before) {
-        (2, 0) => by_rank!(one, [2, 0], tile.rank, (simd, tile, sums)),
-        (2, 1) => by_rank!(one, [2, 1], tile.rank, (simd, tile, sums)),
-        (2, 2) => by_rank!(one, [2, 2], tile.rank, (simd, tile, sums)),
-        (3, 0) => by_rank!(one, [3, 0], tile.rank, (simd, tile, sums)),
-        (3, 1) => by_rank!(one, [3, 1], tile.rank, (simd, tile, sums)),
-        (3, 2) => by_rank!(one, [3, 2], tile.rank, (simd, tile, sums)),
-        (3, 3) => by_rank!(one, [3, 3], tile.rank, (simd, tile, sums)),
-        _ => by_rank!(one, [0, 0], tile.rank, (simd, tile, sums)),
+        (2, 0) => by_rank!(one, [2, 0], rank, (simd, tile, sums)),
+        (2, 1) => by_rank!(one, [2, 1], rank, (simd, tile, sums)),
+        (2, 2) => by_rank!(one, [2, 2], rank, (simd, tile, sums)),
+        (3, 0) => by_rank!(one, [3, 0], rank, (simd, tile, sums)),
+        (3, 1) => by_rank!(one, [3, 1], rank, (simd, tile, sums)),
+        (3, 2) => by_rank!(one, [3, 2], rank, (simd, tile, sums)),
+        (3, 3) => by_rank!(one, [3, 3], rank, (simd, tile, sums)),
+        _ => by_rank!(one, [0, 0], rank, (simd, tile, sums)),
     }
 }
 

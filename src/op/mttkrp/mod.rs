@@ -6,17 +6,19 @@
 //! width (nothing is fused).
 //!
 //! **Order of additions.** Nonzeros are worked on in groups of `GROUP_TILES` tiles, cut by position in the store. A mode whose result is short is
-//! accumulated in `group::COPIES` copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode a group
-//! adds up what each row gets from it, in linear order, and groups are added to the result in order. Products are in the precision of the factors, in the order that
+//! accumulated in `group::COPIES` copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode whose
+//! rows meet again within groups, by the manifest's statistics, a group adds up what each row gets from it, in linear order, and groups are added to the result in order. In
+//! other modes each row is added up in linear order, in pieces where it is long (module `lists`). Products are in the precision of the factors, in the order that
 //! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
 //!
 //! **Threads.** A thread takes the next group, adds up what its nonzeros contribute, and adds that to the results when the group before has (module `queue`): what it
-//! adds up is still in its cache then.
+//! adds up is still in its cache then. Where modes have lists, these are sorted and added up by all threads when a stretch of nonzeros has come.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod group;
 mod kernel;
+mod lists;
 mod queue;
 mod rows;
 
@@ -26,10 +28,11 @@ use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::shape::Shape;
+use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use crate::sys::sync::{Mutex, at_once};
 use group::{COPIES, Commit, Group, Inputs, Tables};
+use lists::Stretch;
 use queue::{OrderedCommit, Shift, WorkQueue, Workspace};
 use rayon::prelude::*;
 use rows::AlignedRows;
@@ -68,8 +71,12 @@ struct Scratch<T: Clone> {
     stride: usize,
     vectors: Vectors,
     modes: Vec<(usize, Strategy)>,
-    /// Whether they are all modes, in order.
+    /// How each mode of a tensor is computed when its turn comes.
+    in_turn: Vec<Strategy>,
+    /// Whether they are all modes, in order, and worked on together.
     all: bool,
+    /// Nonzeros that wait, where modes have lists.
+    stretch: Option<Stretch>,
     /// Whether products of one mode are in f64 whatever the factors are in.
     wide: bool,
     /// The factors of modes with copies, aligned, when all modes are computed.
@@ -145,36 +152,41 @@ struct MttkrpMemory {
     /// The most rows of its copies.
     copied: Vec<usize>,
     all: bool,
+    /// Order and nonzeros of a tensor of which modes have lists.
+    listed: Option<(usize, u64)>,
 }
 
 impl MttkrpMemory {
-    /// For modes of `rows` rows each, factors in `T`.
-    fn new<T>(rows: &[usize], rank: usize, all: bool, threads: usize) -> Self {
+    /// For `modes` of a store, from 0, factors in `T`.
+    fn new<T>(manifest: &Manifest, modes: &[usize], rank: usize, threads: usize) -> Self {
         // No more than there are copies, so that no two groups in work share one.
         let workspaces = threads.min(COPIES);
+        let strategies = strategies(manifest, modes, rank);
+        let (dims, order) = (manifest.shape.dims(), manifest.shape.order());
         let of = |strategy| {
-            let rows_of = move |&rows: &usize| if Strategy::of(rows, rank) == strategy { rows } else { 0 };
-            rows.iter().map(rows_of)
+            let rows = modes.iter().map(|&m| dims[m] as usize).zip(&strategies);
+            rows.map(move |(rows, &of_mode)| if of_mode == strategy { rows } else { 0 })
         };
-        let slots = of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect();
+        let has_lists = strategies.contains(&Strategy::Lists);
         Self {
             workspaces,
             rank,
             stride: kernel::stride::<T>(rank),
-            slots,
+            slots: of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect(),
             copied: of(Strategy::Copies).collect(),
-            all,
+            all: modes.iter().copied().eq(0..order) && !has_lists,
+            listed: has_lists.then_some((order, manifest.nnz)),
         }
     }
 
-    /// For any one mode of `shape` at a time.
-    fn for_any<T>(shape: &Shape, rank: usize, threads: usize) -> Self {
-        let each = |dim: &u32| Self::new::<T>(&[*dim as usize], rank, false, threads);
+    /// For any one mode of a store at a time.
+    fn for_any<T>(manifest: &Manifest, rank: usize, threads: usize) -> Self {
+        let each = |mode| Self::new::<T>(manifest, &[mode], rank, threads);
         let most = |a: Self, b: Self| {
             let (slots, copied) = (a.slots[0].max(b.slots[0]), a.copied[0].max(b.copied[0]));
-            Self { slots: vec![slots], copied: vec![copied], ..a }
+            Self { slots: vec![slots], copied: vec![copied], all: false, listed: a.listed.or(b.listed), ..a }
         };
-        shape.dims().iter().map(each).reduce(most).expect("a shape has modes")
+        (0..manifest.shape.order()).map(each).reduce(most).expect("a shape has modes")
     }
 
     fn bytes<T: Real>(&self) -> u64 {
@@ -183,75 +195,68 @@ impl MttkrpMemory {
         let workspace =
             Group::bytes(&self.slots, self.stride) + Tables::<T>::bytes(&self.slots, self.stride, self.all);
         let workspaces = self.workspaces as u64 * workspace + computing_bytes(self.workspaces);
-        workspaces + (COPIES * copied * size_of::<f64>() + aligned) as u64
+        let lists = self.listed.map_or(0, |(order, nnz)| Stretch::bytes(order, nnz, self.rank));
+        workspaces + lists + (COPIES * copied * size_of::<f64>() + aligned) as u64
     }
-}
-
-/// Whether `modes` are all of a tensor of `order`, in order.
-fn are_all(modes: &[usize], order: usize) -> bool {
-    modes.iter().copied().eq(0..order)
 }
 
 /// How each of `modes` is computed.
 #[must_use]
-pub fn strategies(shape: &Shape, modes: &[usize], rank: usize) -> Vec<Strategy> {
-    modes.iter().map(|&m| Strategy::of(shape.dims()[m] as usize, rank)).collect()
+pub fn strategies(manifest: &Manifest, modes: &[usize], rank: usize) -> Vec<Strategy> {
+    modes.iter().map(|&m| Strategy::of(manifest, m, rank)).collect()
 }
 
 /// Bytes that [`Mttkrp::alternating`] holds: all factors, the largest sums, and what groups need.
 #[must_use]
-pub fn alternating_bytes<T: Real>(shape: &Shape, rank: usize, threads: usize) -> u64 {
+pub fn alternating_bytes<T: Real>(manifest: &Manifest, rank: usize, threads: usize) -> u64 {
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
-    let factors: u64 = shape.dims().iter().map(elements).sum();
-    let sums = shape.dims().iter().map(elements).max();
-    let room = MttkrpMemory::for_any::<T>(shape, rank, threads);
+    let factors: u64 = manifest.shape.dims().iter().map(elements).sum();
+    let sums = manifest.shape.dims().iter().map(elements).max();
+    let room = MttkrpMemory::for_any::<T>(manifest, rank, threads);
     factors * size_of::<T>() as u64 + sums.unwrap_or(0) * size_of::<f64>() as u64 + room.bytes::<T>()
 }
 
 /// Bytes that MTTKRP of `modes` holds on the host, factors and results included.
 #[must_use]
-pub fn host_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize, threads: usize) -> u64 {
+pub fn host_bytes<T: Real>(manifest: &Manifest, modes: &[usize], rank: usize, threads: usize) -> u64 {
+    let shape = &manifest.shape;
     let matrix = |m: usize, element: usize| u64::from(shape.dims()[m]) * rank as u64 * element as u64;
     let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
     let converted = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
-    let rows: Vec<usize> = modes.iter().map(|&m| shape.dims()[m] as usize).collect();
-    let room = MttkrpMemory::new::<T>(&rows, rank, are_all(modes, shape.order()), threads);
+    let room = MttkrpMemory::new::<T>(manifest, modes, rank, threads);
     factors + modes.iter().map(|&m| matrix(m, 8) + converted(m)).sum::<u64>() + room.bytes::<T>()
 }
 
 impl<'a, T: Real> Mttkrp<'a, T> {
     /// MTTKRP of `modes`, from 0, with `factors[m]` `dims[m]` x rank; runs on the current pool of `threads`.
-    pub fn new(sys: &Sys, factors: &'a [Matrix<T>], modes: &[usize], threads: usize) -> Result<Self> {
-        let rows: Vec<usize> = factors.iter().map(Matrix::rows).collect();
-        let made = Mttkrp::prepare(sys, &rows, factors[0].columns(), modes, threads)?;
-        let sums = made.own_sums(sys)?;
+    pub fn new(store: &Store, factors: &'a [Matrix<T>], modes: &[usize], threads: usize) -> Result<Self> {
+        let made = Mttkrp::prepare(store, factors[0].columns(), modes, threads)?;
+        let sums = made.own_sums(store.sys())?;
         Ok(made.lend(factors.iter().map(MatrixRef::from).collect(), sums))
     }
 
-    /// MTTKRP of `modes`, from 0, of a tensor of dims `rows`, with what `threads` threads of the current pool need but for
+    /// MTTKRP of `modes`, from 0, of a store, with what `threads` threads of the current pool need but for
     /// factors of `rank` columns and memory for results: [`Mttkrp::lend`].
     pub fn prepare(
-        sys: &Sys,
-        rows: &[usize],
+        store: &Store,
         rank: usize,
         modes: &[usize],
         threads: usize,
     ) -> Result<Mttkrp<'static, T>> {
-        if let Some(mode) = modes.iter().find(|&&m| m >= rows.len()) {
-            return Err(Error::request(format!("mode {} of a tensor of order {}", mode + 1, rows.len())));
+        let (sys, manifest) = (store.sys(), store.manifest());
+        let dims = manifest.shape.dims();
+        if let Some(mode) = modes.iter().find(|&&m| m >= dims.len()) {
+            return Err(Error::request(format!("mode {} of a tensor of order {}", mode + 1, dims.len())));
         }
-        let accumulator = |&mode: &usize| Accumulator { mode, rows: rows[mode], sums: Sums::Own(Vec::new()) };
-        let of_modes: Vec<usize> = modes.iter().map(|&m| rows[m]).collect();
-        let room = MttkrpMemory::new::<T>(&of_modes, rank, are_all(modes, rows.len()), threads);
-        let results = modes.iter().map(accumulator).collect();
-        let mut mttkrp = Mttkrp::with_room(sys, Factors::Lent(Vec::new()), results, &room)?;
+        let accumulator =
+            |&mode: &usize| Accumulator { mode, rows: dims[mode] as usize, sums: Sums::Own(Vec::new()) };
+        let room = MttkrpMemory::new::<T>(manifest, modes, rank, threads);
+        let results: Vec<Accumulator<'_>> = modes.iter().map(accumulator).collect();
+        let of_modes = strategies(manifest, modes, rank);
+        let mut mttkrp = Mttkrp::with_room(sys, Factors::Lent(Vec::new()), results, of_modes, &room)?;
         if room.all {
-            let aligned = |(rows, &(_, strategy)): (&usize, &(usize, Strategy))| match strategy {
-                Strategy::Copies => AlignedRows::new(sys, rows * room.stride),
-                Strategy::Slots => AlignedRows::new(sys, 0),
-            };
-            let scratch = &mut mttkrp.scratch;
-            scratch.aligned = rows.iter().zip(&scratch.modes).map(aligned).collect::<Result<_>>()?;
+            let aligned = |rows: &usize| AlignedRows::new(sys, rows * room.stride);
+            mttkrp.scratch.aligned = room.copied.iter().map(aligned).collect::<Result<_>>()?;
         }
         Ok(mttkrp)
     }
@@ -259,13 +264,15 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// Zeros for the results of each mode.
     pub fn own_sums(&self, sys: &Sys) -> Result<Vec<Sums<'static>>> {
         let rank = self.scratch.rank;
-        self.results.iter().map(|result| Ok(Sums::Own(sys.vec(0.0, result.rows * rank)?))).collect()
+        let zeros = |result: &Accumulator<'_>| Ok(Sums::Own(sys.par_vec(result.rows * rank, |_| 0.0)?));
+        self.results.iter().map(zeros).collect()
     }
 
     /// The same with other factors, and other memory for the results of each mode; [`Mttkrp::reset`] makes it ready, unless it is zero.
     #[must_use]
     pub fn lend<'b>(mut self, factors: Vec<MatrixRef<'b, T>>, sums: Vec<Sums<'b>>) -> Mttkrp<'b, T> {
-        let Scratch { stride, modes, aligned, .. } = &mut self.scratch;
+        let Scratch { stride, modes, aligned, stretch, .. } = &mut self.scratch;
+        stretch.iter_mut().for_each(Stretch::clear);
         for ((aligned, factor), (_, strategy)) in aligned.iter_mut().zip(&factors).zip(modes) {
             if *strategy == Strategy::Copies {
                 aligned.copy_from(*factor, *stride);
@@ -295,6 +302,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         sys: &Sys,
         factors: Factors<'a, T>,
         results: Vec<Accumulator<'a>>,
+        strategies: Vec<Strategy>,
         room: &MttkrpMemory,
     ) -> Result<Self> {
         let (rank, stride) = (room.rank, room.stride);
@@ -312,8 +320,10 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             rank,
             stride,
             vectors: Vectors::Widest,
-            modes: results.iter().map(|r| (r.mode, Strategy::of(r.rows, rank))).collect(),
+            modes: results.iter().map(|result| result.mode).zip(strategies).collect(),
+            in_turn: Vec::new(),
             all: room.all,
+            stretch: room.listed.map(|(order, nnz)| Stretch::new(sys, order, nnz, rank)).transpose()?,
             wide: false,
             aligned: Vec::new(),
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
@@ -325,12 +335,18 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
     /// none until [`Mttkrp::put`].
-    pub fn alternating(sys: &Sys, shape: &Shape, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
-        let rows = shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
-        let sums = Sums::Own(sys.vec(0.0, rows * rank)?);
+    pub fn alternating(store: &Store, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
+        let (sys, manifest) = (store.sys(), store.manifest());
+        let rows = manifest.shape.dims().iter().map(|&dim| dim as usize).max().expect("a shape has modes");
+        let sums = Sums::Own(sys.par_vec(rows * rank, |_| 0.0)?);
         let results = vec![Accumulator { mode: 0, rows: 0, sums }];
-        let room = MttkrpMemory::for_any::<T>(shape, rank, threads);
-        Mttkrp::with_room(sys, Factors::Own(Vec::new()), results, &room)
+        let room = MttkrpMemory::for_any::<T>(manifest, rank, threads);
+        let all: Vec<usize> = (0..manifest.shape.order()).collect();
+        let in_turn = strategies(manifest, &all, rank);
+        let mut mttkrp =
+            Mttkrp::with_room(sys, Factors::Own(Vec::new()), results, in_turn[..1].to_vec(), &room)?;
+        mttkrp.scratch.in_turn = in_turn;
+        Ok(mttkrp)
     }
 
     /// The same with other vector instructions than the widest; results are the same.
@@ -357,7 +373,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let (result, scratch) = (&mut self.results[0], &mut self.scratch);
         (result.mode, result.rows) = (mode, rows);
         scratch.wide = wide;
-        scratch.modes[0] = (mode, Strategy::of(rows, scratch.rank));
+        scratch.modes[0] = (mode, scratch.in_turn[mode]);
+        scratch.stretch.iter_mut().for_each(Stretch::clear);
     }
 
     /// The sums of the mode that [`Mttkrp::aim`] named, `dims[mode]` x rank, to be left zero, and the mode's factor, which may change.
@@ -369,8 +386,9 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 
     /// Sets the sums to zero that a pass adds to, before another one.
     pub fn reset(&mut self) {
+        self.scratch.stretch.iter_mut().for_each(Stretch::clear);
         for (result, (_, strategy)) in self.results.iter_mut().zip(&self.scratch.modes) {
-            if *strategy == Strategy::Slots {
+            if *strategy != Strategy::Copies {
                 result.sums.as_mut().par_iter_mut().for_each(|x| *x = 0.0);
             }
         }
@@ -388,12 +406,51 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     }
 }
 
+impl<T: Real> Mttkrp<'_, T> {
+    /// Keeps a batch's nonzeros for the modes that have lists, and adds up each stretch that becomes whole.
+    fn collect(&mut self, batch: &Tiles<'_>) {
+        let mut from = 0;
+        while from < batch.tiles() {
+            let Some(stretch) = &mut self.scratch.stretch else { return };
+            let (next, is_whole) = stretch.take(batch, from);
+            from = next;
+            if is_whole {
+                self.add_lists();
+            }
+        }
+    }
+
+    /// Adds up what the modes that have lists get from the nonzeros that wait.
+    fn add_lists(&mut self) {
+        let Scratch { rank, vectors, wide, modes, stretch: Some(stretch), .. } = &mut self.scratch else {
+            return;
+        };
+        let vectors = if *vectors == Vectors::Widest { Vectors::Avx2 } else { *vectors };
+        let factors = &self.factors.views();
+        let inputs = lists::Inputs { factors, rank: *rank, wide: *wide, vectors: vectors.arch() };
+        for (result, &(mode, strategy)) in self.results.iter_mut().zip(&*modes) {
+            if strategy == Strategy::Lists {
+                stretch.add(mode, inputs, result.sums_mut(*rank));
+            }
+        }
+        stretch.clear();
+    }
+}
+
 impl<T: Real> HostOp for Mttkrp<'_, T> {
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
+        let is_listed = |&&(_, strategy): &&(usize, Strategy)| strategy == Strategy::Lists;
+        let listed = self.scratch.modes.iter().filter(is_listed).count();
+        if listed > 0 {
+            self.collect(batch);
+        }
+        if listed == self.scratch.modes.len() {
+            return Ok(());
+        }
         let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.
-        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open } =
+        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open, .. } =
             &mut self.scratch;
         workspaces.extend(open.take_if(|(group, _)| group.number != groups.start));
         // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
@@ -404,10 +461,13 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let factors = &self.factors.views();
         let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide };
         let first = groups.start;
-        let commits =
-            self.results.iter_mut().map(|result| OrderedCommit::new(first, result.sums_mut(rank))).collect();
         let threads = workspaces.len() + usize::from(open.is_some());
-        let queue = Mutex::new(WorkQueue { groups, workspaces, open });
+        let results = self.results.iter_mut().zip(&*modes).map(|(result, &(_, strategy))| {
+            let adding = if strategy == Strategy::Slots { threads } else { 1 };
+            OrderedCommit::new(first, result.sums_mut(rank), rank, adding)
+        });
+        let commits = results.collect();
+        let queue = Mutex::new(WorkQueue::new(groups, workspaces, open));
         let shift = Shift { inputs, copies, queue, commits, vectors };
         at_once(threads, || shift.work());
         Ok(())
@@ -416,13 +476,16 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
     /// Adds the group that is not whole, the store's last; sums of modes with copies become those of the copies, which are zero
     /// afterwards.
     fn end(&mut self) -> Result<()> {
+        self.add_lists();
         let scratch = &mut self.scratch;
         let (rank, stride) = (scratch.rank, scratch.stride);
-        if let Some(workspace) = scratch.open.take() {
+        if let Some(mut workspace) = scratch.open.take() {
             for (mode, result) in self.results.iter_mut().enumerate() {
                 if scratch.modes[mode].1 == Strategy::Slots {
-                    let sums = result.sums_mut(rank);
-                    scratch.vectors.arch().dispatch(Commit { group: &workspace.0, mode, rank, stride, sums });
+                    workspace.0.modes[mode].sort(result.rows, 1);
+                    let (group, sums) = (&workspace.0, result.sums_mut(rank));
+                    let all = Commit { group, mode, range: 0, first_row: 0, rank, stride, sums };
+                    scratch.vectors.arch().dispatch(all);
                 }
             }
             scratch.workspaces.push(workspace);

@@ -1,6 +1,6 @@
-//! The groups of a batch between threads. A thread is given the next group and a workspace to work at; what the group adds up, the thread adds to the results when
-//! the groups before have ([`OrderedCommit`]), while it is still in the thread's cache, and only then takes another group. So groups in work lie closer together
-//! than there are workspaces, at most [`COPIES`]: no two share a copy, and each copy gets its groups in order.
+//! The groups of a batch between threads. A thread is given one of the next groups and a workspace to work at; what the group adds up, the thread adds to the results
+//! when the groups before have ([`OrderedCommit`]), while it is still in the thread's cache, and only then takes another group. Groups in work lie closer together
+//! than there are [`COPIES`]: no two share a copy, and each copy gets its groups in order.
 
 use super::group::{COPIES, Commit, Group, GroupWork, Inputs, Strategy, Tables};
 use super::rows::AlignedRows;
@@ -18,20 +18,55 @@ fn lock<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives out groups, in order.
+/// Gives out groups: to each thread, of those that are next, the one whose copy it worked at before, where nobody has it; else the first.
 #[derive(Debug)]
 pub struct WorkQueue<'s, T> {
-    /// The numbers of those that are still to be given.
-    pub groups: Range<u64>,
-    pub workspaces: &'s mut Vec<Workspace<T>>,
+    /// The numbers of those that are still to be given, but for those that are taken.
+    groups: Range<u64>,
+    /// Bit k: group `groups.start + k` is taken; never the first.
+    taken: u64,
+    /// Groups before this one are done.
+    done: u64,
+    /// Threads that work at a time, at most.
+    threads: u64,
+    /// Those that have come.
+    here: u64,
+    workspaces: &'s mut Vec<Workspace<T>>,
     /// The workspace of a group that is not whole: of the first, until that is given; of the last, when it is back.
-    pub open: &'s mut Option<Workspace<T>>,
+    open: &'s mut Option<Workspace<T>>,
 }
 
-impl<T: Real> WorkQueue<'_, T> {
+impl<'s, T: Real> WorkQueue<'s, T> {
+    /// One that gives out `groups`.
+    pub fn new(
+        groups: Range<u64>,
+        workspaces: &'s mut Vec<Workspace<T>>,
+        open: &'s mut Option<Workspace<T>>,
+    ) -> Self {
+        let threads = (workspaces.len() + usize::from(open.is_some())) as u64;
+        Self { done: groups.start, groups, taken: 0, threads, here: 0, workspaces, open }
+    }
+
     fn take(&mut self) -> Option<Workspace<T>> {
-        let number = self.groups.next()?;
-        self.open.take().or_else(|| {
+        let Range { start, end } = self.groups;
+        if start == end {
+            return None;
+        }
+        let ahead = rayon::current_thread_index().map_or(0, |thread| {
+            let (thread, threads) = (thread as u64 % self.threads, self.threads);
+            (thread + threads - start % threads) % threads
+        });
+        // Fewer are taken before their turn than there are threads here: one is left for the first. Groups in work have a copy each; the last, which
+        // may not be whole, comes last.
+        let before = (start + self.here).min(end - 1).min(self.done + COPIES as u64);
+        let is_free = self.taken >> ahead & 1 == 0 && start + ahead < before;
+        let ahead = if is_free { ahead } else { 0 };
+        self.taken |= 1 << ahead;
+        let gone = self.taken.trailing_ones();
+        self.groups.start += u64::from(gone);
+        self.taken = self.taken.checked_shr(gone).unwrap_or(0);
+        let number = start + ahead;
+        self.open.take_if(|(group, _)| group.number == number).or_else(|| {
             let mut workspace = self.workspaces.pop().expect("threads have a workspace each");
             workspace.0.begin(number);
             Some(workspace)
@@ -40,6 +75,7 @@ impl<T: Real> WorkQueue<'_, T> {
 
     fn put_back(&mut self, workspace: Workspace<T>) {
         if workspace.0.nnz == GROUP_NNZ {
+            self.done = self.done.max(workspace.0.number + 1);
             self.workspaces.push(workspace);
         } else {
             *self.open = Some(workspace);
@@ -47,25 +83,56 @@ impl<T: Real> WorkQueue<'_, T> {
     }
 }
 
-/// Lets groups at a result in order.
+/// Lets groups at a result in order: at each range of its rows by itself, so that groups follow one another through a result.
 #[derive(Debug)]
 pub struct OrderedCommit<'s> {
-    /// The group whose turn it is, and the result's sums.
-    state: Mutex<(u64, &'s mut [f64])>,
+    /// Rows of each range but the last.
+    pub rows: usize,
+    turns: Vec<Turn<'s>>,
+}
+
+/// Lets groups at some rows of a result in order.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Turn<'s> {
+    state: Mutex<Rows<'s>>,
     passed: Condvar,
-    /// The same group, for those who look without the lock.
+    /// The group whose turn it is, for those who look without the lock.
     shown: AtomicU64,
+}
+
+/// Rows of a result.
+#[derive(Debug)]
+struct Rows<'s> {
+    /// The group whose turn it is.
+    group: u64,
+    /// Threads that sleep until it is another's.
+    sleepers: usize,
+    sums: &'s mut [f64],
 }
 
 /// Nobody's turn any more: a thread has panicked.
 const NOBODY: u64 = u64::MAX;
 
-impl<'s> OrderedCommit<'s> {
-    /// First that of group `first`.
-    pub fn new(first: u64, sums: &'s mut [f64]) -> Self {
-        Self { state: Mutex::new((first, sums)), passed: Condvar::new(), shown: AtomicU64::new(first) }
-    }
+/// Ranges of a result's rows to which so many threads add. Two wait for each other no less with several.
+fn ranges(threads: usize) -> usize {
+    (threads * threads / 4).clamp(1, 64)
+}
 
+impl<'s> OrderedCommit<'s> {
+    /// First the turn of group `first`, at `sums` with rows of `rank` numbers, to which `threads` threads add.
+    pub fn new(first: u64, sums: &'s mut [f64], rank: usize, threads: usize) -> Self {
+        let rows = (sums.len() / rank).div_ceil(ranges(threads));
+        let turn = |sums| Turn {
+            state: Mutex::new(Rows { group: first, sleepers: 0, sums }),
+            passed: Condvar::new(),
+            shown: AtomicU64::new(first),
+        };
+        Self { rows, turns: sums.chunks_mut(rows * rank).map(turn).collect() }
+    }
+}
+
+impl Turn<'_> {
     /// Waits for the turn of group `number`, adds to the sums and passes it on.
     fn take(&self, number: u64, add: impl FnOnce(&mut [f64])) {
         for _ in 0..LOOKS {
@@ -74,14 +141,19 @@ impl<'s> OrderedCommit<'s> {
             }
             spin_loop();
         }
-        let waits = |state: &mut (u64, &mut [f64])| state.0 != number && state.0 != NOBODY;
-        let state = self.passed.wait_while(lock(&self.state), waits);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        assert!(state.0 == number, "no other thread has panicked");
-        add(state.1);
-        state.0 += 1;
-        self.shown.store(state.0, Ordering::Relaxed);
-        self.passed.notify_all();
+        let mut rows = lock(&self.state);
+        rows.sleepers += 1;
+        let waits = |rows: &mut Rows<'_>| rows.group != number && rows.group != NOBODY;
+        rows = self.passed.wait_while(rows, waits).unwrap_or_else(PoisonError::into_inner);
+        rows.sleepers -= 1;
+        assert!(rows.group == number, "no other thread has panicked");
+        add(rows.sums);
+        rows.group += 1;
+        self.shown.store(rows.group, Ordering::Relaxed);
+        // Waking nobody is a call to the system, too.
+        if rows.sleepers > 0 {
+            self.passed.notify_all();
+        }
     }
 }
 
@@ -91,8 +163,8 @@ struct Guard<'a, 's>(&'a [OrderedCommit<'s>]);
 impl Drop for Guard<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for turn in self.0 {
-                lock(&turn.state).0 = NOBODY;
+            for turn in self.0.iter().flat_map(|commit| &commit.turns) {
+                lock(&turn.state).group = NOBODY;
                 turn.passed.notify_all();
             }
         }
@@ -115,6 +187,7 @@ impl<T: Real> Shift<'_, T> {
     /// Takes groups until there are none.
     pub fn work(&self) {
         let _guard = Guard(&self.commits);
+        lock(&self.queue).here += 1;
         let take = || lock(&self.queue).take();
         while let Some(mut workspace) = take() {
             let (group, tables) = &mut workspace;
@@ -137,15 +210,32 @@ impl<T: Real> Shift<'_, T> {
         at(number * GROUP_TILES as u64)..at((number + 1) * GROUP_TILES as u64)
     }
 
-    fn add_to_results(&self, group: &Group) {
+    fn add_to_results(&self, group: &mut Group) {
         let Inputs { rank, stride, modes, .. } = self.inputs;
-        for (mode, (turn, (_, strategy))) in self.commits.iter().zip(modes).enumerate() {
-            // The turn passes where there are copies too: it keeps groups in work near one another.
-            turn.take(group.number, |sums| {
-                if *strategy == Strategy::Slots {
-                    self.vectors[1].dispatch(Commit { group, mode, rank, stride, sums });
-                }
-            });
+        for (mode, (commit, (_, strategy))) in self.commits.iter().zip(modes).enumerate() {
+            let has_slots = *strategy == Strategy::Slots;
+            if has_slots {
+                group.modes[mode].sort(commit.rows, commit.turns.len());
+            }
+            let group = &*group;
+            for (range, turn) in commit.turns.iter().enumerate() {
+                // The turn passes where there are copies too: it keeps groups in work near one another.
+                turn.take(group.number, |sums| {
+                    if has_slots {
+                        #[expect(clippy::cast_possible_truncation, reason = "a row")]
+                        let first_row = (range * commit.rows) as u32;
+                        self.vectors[1].dispatch(Commit {
+                            group,
+                            mode,
+                            range,
+                            first_row,
+                            rank,
+                            stride,
+                            sums,
+                        });
+                    }
+                });
+            }
         }
     }
 }
