@@ -2,7 +2,7 @@
 //! number of threads, chunk size, memory and set of modes: over several stretches, with rows that have many of a stretch's nonzeros, alone in their range of rows and
 //! not, beside short modes, in both precisions.
 
-use crate::common::{Kind, Tensor, bits, options, packed, plan_run, run_planned, values};
+use crate::common::{Kind, Tensor, bits, options, packed, plan_run, run, run_planned, values};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
 use blco::internals::op::mttkrp::{Strategy, strategies};
 use blco::internals::op::oracle;
@@ -50,6 +50,24 @@ fn check<T: Real>(tensor: &Tensor, stores: &[Store], rank: usize) {
     }
     for (mode, wanted) in wanted.iter().enumerate() {
         assert!(bits(&run(&stores[1], 2, &[mode]))[0] == *wanted, "rank {rank}, mode {mode} alone");
+    }
+}
+
+/// One stretch and nothing behind it.
+#[test]
+fn stretches_end_with_the_tensor() {
+    let nnz = 1 << 18;
+    let indices = (0..nnz).flat_map(|i| [i * 7919 % 40_000, i]).collect();
+    let tensor = Tensor { dims: vec![40_000, u64::from(nnz)], indices, values: vec![0.7; nnz as usize] };
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 1 << 20));
+    assert_eq!(strategies(store.manifest(), &[0, 1], 9), [Strategy::Lists; 2]);
+    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &store.manifest().shape, 9, 5).unwrap();
+    let results = run(&store, &factors, &[0, 1]).unwrap();
+    for (oracle, (_, result)) in
+        oracle::mttkrp(&mut { &tensor }, &factors, &[0, 1]).unwrap().iter().zip(&results)
+    {
+        assert!(oracle.compare(result, 2, 1).holds);
     }
 }
 

@@ -161,6 +161,9 @@ impl Stretch {
 
     /// Adds what its nonzeros contribute to `mode`, whose result `sums` is, rows of as many numbers as the rank.
     pub fn add<T: Real>(&mut self, mode: usize, inputs: Inputs<'_, T>, sums: &mut [f64]) {
+        if self.nnz == 0 {
+            return;
+        }
         let blocks = self.sort(mode);
         let (rank, portions) = (inputs.rank, &self.portions[..self.nnz.div_ceil(PORTION_NNZ)]);
         let part = |block, range| ListWork { mode, inputs, portions, block, range };
