@@ -102,7 +102,9 @@ pub use decomp::{Als, Decomposition, Iteration, Model, StartReport, Stop};
 pub use dense::{Matrix, MatrixRef, Precision, Real};
 pub use encoding::values::ValueEncoding;
 pub use encoding::{IndexEncoding, LeafRule, TILE_NNZ};
-pub use engine::{Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, Modes, MttkrpSession, Progress};
+pub use engine::{
+    Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, ModeSortedPlan, Modes, MttkrpSession, Progress,
+};
 pub use error::{Damage, Error, Result};
 pub use format::{
     BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, DecodedTile,

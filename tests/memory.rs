@@ -253,6 +253,42 @@ fn running_takes_what_it_names() {
     ttv(&["t.blco", "--modes", "1", "--check", "t.tns"]);
 }
 
+/// Passes from mode-sorted copies, and what these are built from, keep within what is planned of them.
+#[test]
+fn mode_sorted_copies_keep_within_their_memory() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path();
+    stores(dir);
+    let keeps = |program: &str, arguments: &[&str]| {
+        let arguments = [&["t.blco", "--backend", "cpu", "--device-order", "target"], arguments].concat();
+        let (plan, _) = peak(dir, program, &[&arguments[..], &["--plan", "--json"]].concat());
+        let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+        assert_eq!(plan["mode_sorted"]["built"], true, "{plan}");
+        let bytes = plan["plan"]["memory_bytes"].as_u64().unwrap();
+        let given = bytes.to_string();
+        let mut peaks = Vec::new();
+        let keeps = |_| {
+            let (output, peak) =
+                peak(dir, program, &[&arguments[..], &["--memory", &given, "--json"]].concat());
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["mode_sorted"]["built"], true, "{report}");
+            peaks.push(peak);
+            peak <= bytes + UNCOUNTED
+        };
+        assert!((0..3).any(keeps), "{arguments:?}: {peaks:?} of {bytes} bytes");
+        let less = (bytes - plan["mode_sorted"]["bytes"].as_u64().unwrap()).to_string();
+        let (plan, _) =
+            peak(dir, program, &[&arguments[..], &["--plan", "--json", "--memory", &less]].concat());
+        let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+        assert_eq!(plan["mode_sorted"]["why"], "there is no room for them", "{plan}");
+    };
+    for threads in ["1", "2", "16"] {
+        keeps("blco-run", &["--modes", "all", "--repeat", "3", "--threads", threads]);
+    }
+    keeps("blco-run", &["--modes", "2", "--repeat", "3", "--precision", "f32", "--rank", "32"]);
+    keeps("blco-cpd", &["--rank", "8", "--max-iters", "3"]);
+}
+
 #[test]
 fn decomposing_takes_what_it_names() {
     let place = tempfile::tempdir().unwrap();

@@ -38,6 +38,12 @@ pub trait HostOp {
     /// batches, nor on the number of threads.
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()>;
 
+    /// Whether it holds what it needs of all chunks from earlier passes: none comes then.
+    #[doc(hidden)]
+    fn holds_store(&self) -> bool {
+        false
+    }
+
     /// The pass's last tiles have come.
     fn end(&mut self) -> Result<()> {
         Ok(())
@@ -56,6 +62,10 @@ impl<O: HostOp> HostOp for &mut O {
 
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         (**self).batch(batch)
+    }
+
+    fn holds_store(&self) -> bool {
+        (**self).holds_store()
     }
 
     fn end(&mut self) -> Result<()> {
@@ -77,6 +87,10 @@ impl<A: HostOp, B: HostOp> HostOp for (A, B) {
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
         self.0.batch(batch)?;
         self.1.batch(batch)
+    }
+
+    fn holds_store(&self) -> bool {
+        self.0.holds_store() && self.1.holds_store()
     }
 
     fn end(&mut self) -> Result<()> {
@@ -300,6 +314,10 @@ impl<O: HostOp> Backend for HostBackend<O> {
         self.host.sys.page_buf(bytes)
     }
 
+    fn holds(&self, _number: usize) -> bool {
+        self.op.holds_store()
+    }
+
     fn inspector(&self) -> Option<Inspector> {
         let squares = self.host.squares.clone()?;
         let (decoder, directory) = (Arc::clone(&self.host.decoder), self.host.store_path.clone());
@@ -341,7 +359,13 @@ impl<O: HostOp> Backend for HostBackend<O> {
     }
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        let (begun, holds) = (self.host.begun, self.op.holds_store());
+        let start = begun.elapsed().as_secs_f64();
         self.op.end()?;
+        if holds {
+            let end = begun.elapsed().as_secs_f64();
+            self.host.spans.push(Span { stage: Stage::Compute, lane: 0, chunk: None, start, end });
+        }
         spans.append(&mut self.host.spans);
         self.host.squares.take().map_or(Ok(()), |squares| squares.check())?;
         Ok(None)

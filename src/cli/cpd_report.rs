@@ -122,7 +122,7 @@ pub fn plan_text(report: &CpdReport) -> String {
     let memory = memory_text(&head.plan, "factors, sums and decoded tiles", "buffers");
     let (memory, passes) =
         (format!("{memory} + {}", kept_text(&head.plan)), format!("; {passes}{}", head.reads_text()));
-    head.plan_text(&format!("{what}, on the CPU"), &memory, &passes)
+    head.plan_text(&format!("{what}, on the CPU"), &memory, &passes) + &head.mode_sorted_text()
 }
 
 /// The report for people.

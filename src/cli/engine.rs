@@ -35,8 +35,8 @@ pub struct EngineArgs {
     /// Take at most this much memory [default: what is available, half of it for chunks that are kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of the nonzeros on the GPU for several passes: the store's, or copies sorted by the row of each target mode, which are
-    /// built there and stay there, or in host memory (host: in any case); auto takes what is expected to take least time
+    /// Order of the nonzeros for several passes: the store's, or copies sorted by the row of each target mode, which are built on the
+    /// GPU, or the CPU, and stay there, or for a GPU in host memory (host: in any case); auto takes what is expected to take least time
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
     /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of
@@ -88,7 +88,7 @@ impl EngineArgs {
             (self.device.is_some(), "--device"),
             (self.device_memory.is_some(), "--device-memory"),
             (self.streams.is_some(), "--streams"),
-            (self.device_order != DeviceOrder::Auto, "--device-order"),
+            (self.device_order == DeviceOrder::Host, "--device-order host"),
             (self.kernels.is_some(), "--kernels"),
         ];
         if let (Device::Cpu, Some((_, option))) = (self.backend, of_gpu.iter().find(|(given, _)| *given)) {

@@ -3,7 +3,7 @@
 use super::{counted, in_options};
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
-use crate::engine::ExecutionPlan;
+use crate::engine::{ExecutionPlan, ModeSortedPlan};
 use crate::store::Store;
 use crate::stream::{PassReport, Plan};
 use bytesize::ByteSize;
@@ -23,6 +23,8 @@ pub struct ReportHead {
     pub dims: Vec<u32>,
     pub nnz: u64,
     pub plan: Plan,
+    /// Mode-sorted copies in host memory, where several passes are to come on the CPU.
+    pub mode_sorted: Option<ModeSortedPlan>,
     pub device: Option<DevicePlan>,
     /// What was planned of the GPU, where less was there in the end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,6 +48,7 @@ impl ReportHead {
             dims: manifest.shape.dims().to_vec(),
             nnz: manifest.nnz,
             plan: plan.host.clone(),
+            mode_sorted: plan.mode_sorted.clone(),
             device: device.cloned(),
             planned: None,
             place: device.map_or_else(on_cpu, |plan| plan.device.name.clone()),
@@ -67,6 +70,19 @@ impl ReportHead {
             "{}: {what}\n  memory  {memory}\n  a pass  {bytes} in {chunks}{passes}\n",
             self.store.display()
         )
+    }
+
+    /// The line of `--plan` that says whether passes are computed from mode-sorted copies, and why, where there was a choice.
+    pub fn mode_sorted_text(&self) -> String {
+        let Some(ModeSortedPlan { built, bytes, why }) = &self.mode_sorted else { return String::new() };
+        let bytes = ByteSize(*bytes);
+        let what = match built {
+            true => {
+                format!("mode-sorted copies from the second pass on, {bytes} with what they are built from")
+            }
+            false => format!("the store's, no mode-sorted copies of {bytes}"),
+        };
+        format!("  order   {what}: {why}\n")
     }
 
     /// What `--plan` says of how the store is read.

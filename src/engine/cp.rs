@@ -8,7 +8,7 @@ use crate::decomp::host::{HostAls, host_bytes};
 use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::Mttkrp;
+use crate::op::mttkrp::{ModeSortedDemand, Mttkrp};
 use crate::store::{Manifest, Store};
 
 /// What a CP decomposition is to be.
@@ -97,6 +97,7 @@ impl<'a> Demand<'a> {
             rank,
             // Each iteration is several passes: what stays in memory pays from the first on.
             passes: starts.saturating_mul(max_iters).max(2),
+            mode_sorted: ModeSortedDemand::new::<T>(manifest, modes, rank, threads, true),
             on_cpu: host_bytes::<T>(manifest, rank, threads) + decoded_bytes(shape.order(), threads) + held,
             beside_gpu: factors + held,
             afterwards: 0,
@@ -182,7 +183,10 @@ impl Engine {
             }
             _ => {
                 let threads = plan.host.threads;
-                let op = Mttkrp::alternating(store, settings.rank, threads)?;
+                let mut op = Mttkrp::alternating(store, settings.rank, threads)?;
+                if plan.has_mode_sorted() {
+                    op = op.keep_mode_sorted(store)?;
+                }
                 let mut backend = HostAls::new(store, &plan.host, op)?;
                 let outcome = decomp::run(job, init, &mut backend, watch)?;
                 Ok(Decomposed { outcome, plan, kernels: None })

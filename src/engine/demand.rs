@@ -1,5 +1,7 @@
 //! What plans are made from.
 
+use crate::op::mttkrp::ModeSortedDemand;
+
 /// What an operation asks of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
@@ -9,6 +11,8 @@ pub struct Demand<'a> {
     pub rank: usize,
     /// How often each mode is to be computed.
     pub passes: u32,
+    /// What mode-sorted copies would take besides, and save, on the CPU.
+    pub mode_sorted: ModeSortedDemand,
     /// Bytes of host memory that it holds where it runs on the CPU.
     pub on_cpu: u64,
     /// The same where it runs on a GPU.

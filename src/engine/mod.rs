@@ -21,7 +21,7 @@ pub use demand::Demand;
 pub(crate) use mttkrp::chain;
 pub use mttkrp::{Modes, MttkrpSession};
 pub use options::{Device, Options};
-pub use plan::ExecutionPlan;
+pub use plan::{ExecutionPlan, ModeSortedPlan};
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;

@@ -3,12 +3,13 @@
 use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Device, Engine, machine};
-use crate::backend::device::DeviceLimits;
 #[cfg(feature = "cuda")]
 use crate::backend::device::KernelSource;
+use crate::backend::device::{DeviceLimits, DeviceOrder};
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
+use crate::op::mttkrp::ModeSortedDemand;
 use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
 use serde::Serialize;
@@ -19,9 +20,21 @@ pub struct ExecutionPlan {
     pub(crate) host: Plan,
     pub(crate) device: Option<DevicePlan>,
     pub(crate) notes: Vec<String>,
+    pub(crate) mode_sorted: Option<ModeSortedPlan>,
     /// What it was made for, which is all that it serves.
     #[serde(skip)]
     pub(crate) made_for: Option<Subject>,
+}
+
+/// Whether MTTKRP's passes on the CPU are computed from mode-sorted copies in memory, which the first one builds, from the second one on.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModeSortedPlan {
+    /// Whether they are.
+    pub built: bool,
+    /// Bytes that they take or would take, with what they are built from.
+    pub bytes: u64,
+    /// Why.
+    pub why: String,
 }
 
 /// What an operation on factors is of.
@@ -44,6 +57,17 @@ impl ExecutionPlan {
     #[must_use]
     pub fn device(&self) -> Option<&DevicePlan> {
         self.device.as_ref()
+    }
+
+    /// Mode-sorted copies in host memory, where several passes are to come on the CPU.
+    #[must_use]
+    pub fn mode_sorted(&self) -> Option<&ModeSortedPlan> {
+        self.mode_sorted.as_ref()
+    }
+
+    /// Whether there are to be such.
+    pub(crate) fn has_mode_sorted(&self) -> bool {
+        self.mode_sorted.as_ref().is_some_and(|copies| copies.built)
     }
 
     /// Why not on a GPU, where it was left to the engine, and where less was there than planned.
@@ -142,7 +166,52 @@ impl Engine {
         };
         let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);
         let made_for = Some(Subject { store: store.id(), modes, rank, precision });
-        Ok(ExecutionPlan { host: self.plan_host(store, bytes, &limits)?, device, notes, made_for })
+        if device.is_none() && demand.passes > 1 {
+            let (host, mode_sorted) = self.plan_mode_sorted(store, demand, bytes, &limits)?;
+            return Ok(ExecutionPlan { host, device, notes, mode_sorted: Some(mode_sorted), made_for });
+        }
+        let host = self.plan_host(store, bytes, &limits)?;
+        Ok(ExecutionPlan { host, device, notes, mode_sorted: None, made_for })
+    }
+
+    /// Plans passes on the CPU with mode-sorted copies, where these pay and there is room for them, or without.
+    fn plan_mode_sorted(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        bytes: u64,
+        limits: &Limits,
+    ) -> Result<(Plan, ModeSortedPlan)> {
+        let (ModeSortedDemand { bytes: taken, from_passes }, order) =
+            (demand.mode_sorted, self.options().device_order);
+        let why_not = match order {
+            DeviceOrder::Store => Some("the store's order was asked for".to_owned()),
+            DeviceOrder::Auto if from_passes == u32::MAX => Some("they save nothing".to_owned()),
+            DeviceOrder::Auto if demand.passes < from_passes => {
+                Some(format!("they pay from {from_passes} passes on"))
+            }
+            _ => None,
+        };
+        let (asked, available) = (order != DeviceOrder::Auto, limits.available);
+        // What nobody allowed is left to others, by half.
+        let bound = limits.memory.unwrap_or(if asked { available } else { available / 2 });
+        let built = why_not.is_none().then(|| {
+            // With copies, no chunk is needed again.
+            let once = Limits { passes: 1, ..*limits };
+            let plan = self.plan_host(store, bytes.saturating_add(taken), &once).ok()?;
+            (plan.memory_bytes <= bound).then_some(plan)
+        });
+        let built = built.flatten();
+        let why = why_not.unwrap_or_else(|| {
+            let why = match built {
+                None => "there is no room for them",
+                Some(_) if asked => "they were asked for",
+                Some(_) => "no row has two writers, and nothing is decoded",
+            };
+            why.to_owned()
+        });
+        let copies = ModeSortedPlan { built: built.is_some(), bytes: taken, why };
+        Ok((built.map_or_else(|| self.plan_host(store, bytes, limits), Ok)?, copies))
     }
 
     /// Bytes that an operation may take beside a pass in which `held` are held: of what is allowed, or of half of what is there.

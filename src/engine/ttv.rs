@@ -161,7 +161,11 @@ impl Engine {
         let afterwards = vector + reading.max(handed + shares.afterwards);
         let limits = Limits { afterwards, less, ..self.limits(request.passes) };
         let host = self.plan_host(store, bytes, &limits)?;
-        Ok(TtvPlan { uses: ExecutionPlan { host, device, notes, made_for: None }, kernel, shares })
+        Ok(TtvPlan {
+            uses: ExecutionPlan { host, device, notes, mode_sorted: None, made_for: None },
+            kernel,
+            shares,
+        })
     }
 
     /// Runs it by `plan`. Elements go to `sink`; without one they are counted.

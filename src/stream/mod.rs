@@ -196,7 +196,11 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
             }
             while self.give_back(&mut lines, backend.take_free(true)?) {}
             let of_workers = self.spans.len();
+            let ended = Instant::now();
             report.device = backend.end(&mut self.spans)?;
+            if report.device.is_none() {
+                report.compute_seconds += ended.elapsed().as_secs_f64();
+            }
             self.spans[of_workers..].iter_mut().for_each(|span| span.shift(begun));
             report.finish(start.elapsed(), lines.len());
             Ok::<_, Error>(lines.into_iter().map(Line::collect).chain(idle).collect())

@@ -253,6 +253,24 @@ pub fn run<T: Real>(
     run_planned(store, factors, modes, &plan)
 }
 
+/// The same from mode-sorted copies, which a first pass builds.
+pub fn run_from_copies<T: Real>(
+    store: &Store,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+) -> Result<Vec<(usize, Matrix<T>)>> {
+    let (rank, threads) = (factors[0].columns(), rayon::current_num_threads());
+    let plan = plan_run::<T>(store, modes, rank, threads, Some(2), None);
+    let mut mttkrp = Mttkrp::new(store, factors, modes, threads)?.keep_mode_sorted(store)?;
+    let mut backend = HostBackend::for_threads(store, &mut mttkrp, threads)?;
+    let mut executor = Executor::new(store, &plan, &mut backend)?;
+    executor.pass(&mut backend, &|_| ())?;
+    backend.op().reset();
+    let report = executor.pass(&mut backend, &|_| ())?;
+    assert_eq!((report.bytes, report.nnz), (0, store.manifest().nnz));
+    Ok(mttkrp.finish())
+}
+
 /// The bits of results, so that -0.0 and 0.0 differ.
 pub fn bits<T: Real>(results: &[(usize, Matrix<T>)]) -> Vec<(usize, Vec<u64>)> {
     let bits = |matrix: &Matrix<T>| matrix.data().iter().map(|x| x.widen().to_bits()).collect();

@@ -447,6 +447,7 @@ mod keys {
         "digest",
         "dims",
         "kernels",
+        "mode_sorted",
         "modes",
         "nnz",
         "notes",

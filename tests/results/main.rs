@@ -17,6 +17,7 @@ mod cpd_digits;
 mod determinism;
 mod instruction_sets;
 mod lists;
+mod mode_sorted;
 mod mttkrp;
 mod readahead;
 mod real_tensors;

@@ -61,7 +61,8 @@ pub fn plan_text(report: &RunReport) -> String {
     let passes = format!(", {passes}{}", head.reads_text());
     let modes = report.modes.iter().zip(&report.strategies);
     let sums: Vec<String> = modes.map(|(mode, s)| format!("mode {mode} in {}", s.name())).collect();
-    head.plan_text(&what, &memory, &passes) + &format!("  sums    {}\n", sums.join(", "))
+    head.plan_text(&what, &memory, &passes)
+        + &format!("  sums    {}\n{}", sums.join(", "), head.mode_sorted_text())
 }
 
 /// The report for people: the median pass, stages, the check.

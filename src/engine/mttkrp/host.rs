@@ -3,11 +3,11 @@
 use super::Passes;
 use crate::backend::host::HostBackend;
 use crate::dense::{Matrix, MatrixRef, Real};
-use crate::engine::Engine;
+use crate::engine::{Engine, ExecutionPlan};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, Mttkrp, Sums};
 use crate::store::Store;
-use crate::stream::{Executor, PassReport, Plan, Span};
+use crate::stream::{Executor, PassReport, Span};
 use crate::sys::{PageBuf, Sys};
 
 /// Passes on the CPU.
@@ -21,11 +21,21 @@ pub struct OnHost<T: Real> {
 }
 
 impl<T: Real> OnHost<T> {
-    pub fn new(engine: &Engine, store: &Store, modes: &[usize], rank: usize, plan: &Plan) -> Result<Self> {
+    pub fn new(
+        engine: &Engine,
+        store: &Store,
+        modes: &[usize],
+        rank: usize,
+        plan: &ExecutionPlan,
+    ) -> Result<Self> {
         let (sys, vectors) = (engine.sys().clone(), engine.options().vectors);
-        let op = Mttkrp::prepare(store, rank, modes, plan.threads)?.with_vectors(vectors);
-        let mut backend = HostBackend::for_threads(store, op, plan.threads)?.with_vectors(vectors);
-        let executor = Executor::new(store, plan, &mut backend)?;
+        let threads = plan.host.threads;
+        let mut op = Mttkrp::prepare(store, rank, modes, threads)?.with_vectors(vectors);
+        if plan.has_mode_sorted() {
+            op = op.keep_mode_sorted(store)?;
+        }
+        let mut backend = HostBackend::for_threads(store, op, threads)?.with_vectors(vectors);
+        let executor = Executor::new(store, &plan.host, &mut backend)?;
         Ok(Self { sys, rank, backend: Some(backend), executor })
     }
 }

@@ -11,7 +11,7 @@ use crate::backend::host::decoded_bytes;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, host_bytes};
+use crate::op::mttkrp::{ModeMatrix, ModeSortedDemand, host_bytes};
 use crate::shape::Shape;
 use crate::store::{Manifest, Store};
 use crate::stream::{PassReport, Span};
@@ -57,6 +57,7 @@ impl<'a> Demand<'a> {
             modes,
             rank,
             passes,
+            mode_sorted: ModeSortedDemand::new::<T>(manifest, modes, rank, threads, false),
             on_cpu: host_bytes::<T>(manifest, modes, rank, threads) + decoded_bytes(shape.order(), threads),
             beside_gpu: matrices_bytes::<T>(shape, modes, rank),
             afterwards: 0,
@@ -219,7 +220,7 @@ impl<T: Real> MttkrpSession<T> {
                 let modes = (&modes[..], rank);
                 return Ok(Box::new(gpu::OnGpu::new(engine, &store, modes, &plan.host, device_plan)?));
             }
-            Ok(Box::new(host::OnHost::new(engine, &store, &modes, rank, &plan.host)?))
+            Ok(Box::new(host::OnHost::new(engine, &store, &modes, rank, &plan)?))
         })?;
         let (engine, planned) = (engine.clone(), plan.clone());
         let mut session = Self { engine, store, modes, rank, plan, planned, at, passes: Vec::new() };

@@ -173,37 +173,169 @@ fn one<T: Real, S: Simd, const OTHERS: usize, const BEFORE: usize, const RANK: u
     let rank = if RANK > 0 { RANK } else { tile.rank };
     let stride = if RANK > 0 { stride::<T>(RANK) } else { tile.stride };
     let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (tile.others, tile.before) };
-    let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
-    let vectors = rank / lanes;
     let columns = tile.columns.map(|column| column.get(..tile.values.len()).unwrap_or(&[]));
     for (i, (&value, &place)) in tile.values.iter().zip(tile.places).enumerate() {
         let value = T::nearest(value);
         let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
-        let mut wide: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
         for k in 0..others {
             rows[k] = row::<T, RANK>(tile.factors[k], columns[k][i], rank);
-            wide[k] = T::vectors::<S>(rows[k]);
         }
-        let sum = &mut sums[place as usize * stride..][..stride];
-        for at in 0..vectors {
-            let mut before = T::splat(simd, value);
-            for row in &wide[..split] {
-                before = T::times(simd, before, row[at]);
-            }
-            if split < others {
-                let behind = wide[split..others - 1].iter().rev();
-                let behind = behind.fold(wide[others - 1][at], |p, row| T::times(simd, p, row[at]));
-                before = T::times(simd, before, behind);
-            }
-            T::add_to(simd, before, &mut sum[at * lanes..]);
+        add_product(
+            simd,
+            value,
+            &rows[..others],
+            split,
+            rank,
+            &mut sums[place as usize * stride..][..stride],
+        );
+    }
+}
+
+/// Adds a value times rows, of which `split` come before the mode, to a row of sums.
+#[inline(always)]
+fn add_product<T: Real, S: Simd>(
+    simd: S,
+    value: T,
+    rows: &[&[T]],
+    split: usize,
+    rank: usize,
+    sum: &mut [f64],
+) {
+    let (others, lanes) = (rows.len(), size_of::<T::Vector<S>>() / size_of::<T>());
+    let mut wide: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
+    wide.iter_mut().zip(rows).for_each(|(wide, row)| *wide = T::vectors::<S>(row));
+    let vectors = rank / lanes;
+    for at in 0..vectors {
+        let mut before = T::splat(simd, value);
+        for row in &wide[..split] {
+            before = T::times(simd, before, row[at]);
         }
-        for r in vectors * lanes..rank {
-            let mut product = rows[..split].iter().fold(value, |p, row| p * row[r]);
-            if split < others {
-                let behind = rows[split..others - 1].iter().rev();
-                product = product * behind.fold(rows[others - 1][r], |p, row| p * row[r]);
-            }
-            sum[r] += product.widen();
+        if split < others {
+            let behind = wide[split..others - 1].iter().rev();
+            let behind = behind.fold(wide[others - 1][at], |p, row| T::times(simd, p, row[at]));
+            before = T::times(simd, before, behind);
         }
+        T::add_to(simd, before, &mut sum[at * lanes..]);
+    }
+    for r in vectors * lanes..rank {
+        let mut product = rows[..split].iter().fold(value, |p, row| p * row[r]);
+        if split < others {
+            let behind = rows[split..others - 1].iter().rev();
+            product = product * behind.fold(rows[others - 1][r], |p, row| p * row[r]);
+        }
+        sum[r] += product.widen();
+    }
+}
+
+/// Nonzeros of a list that follow one another and are of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct RowRun {
+    /// Their row, from the first one of its block.
+    pub row: u32,
+    pub nnz: u32,
+    /// Whether they are added up from zero, and their sum then to the row; otherwise each is added to it.
+    pub apart: bool,
+}
+
+/// What runs are added up from.
+#[derive(Clone, Copy, Debug)]
+pub struct RunList<'a, T> {
+    pub list: &'a [RowRun],
+    /// The nonzeros of all of them.
+    pub values: &'a [f64],
+    pub rank: usize,
+    /// Index columns and whole factors of the other modes, ascending, rows of `rank`.
+    pub columns: [&'a [u32]; ORDER_MAX],
+    pub factors: [&'a [T]; ORDER_MAX],
+    /// Whether a factor's rows are fetched ahead: they may not be in a core's cache.
+    pub far: [bool; ORDER_MAX],
+    /// How many of them come before the mode.
+    pub before: usize,
+    pub others: usize,
+}
+
+/// Asks for a row that is soon to be used, without waiting for it.
+#[inline(always)]
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "a hint, which reads nothing and cannot fail")
+)]
+pub fn prefetch<T: Copy>(row: &[T]) {
+    for line in row.chunks(LINE_BYTES / size_of::<T>()) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: any address may be asked for.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        std::hint::black_box(line[0]);
+    }
+}
+
+/// Nonzeros by which rows are fetched ahead.
+const FETCHED: usize = 12;
+
+/// Adds runs to their rows of `sums`; with `each`, makes row i what run i comes to, from zero.
+#[inline(always)]
+pub fn runs<T: Real, S: Simd>(simd: S, list: &RunList<'_, T>, each: bool, sums: &mut [f64]) {
+    match (list.others, list.before) {
+        (2, 0) => by_rank!(add_runs, [2, 0], list.rank, (simd, list, each, sums)),
+        (2, 1) => by_rank!(add_runs, [2, 1], list.rank, (simd, list, each, sums)),
+        (2, 2) => by_rank!(add_runs, [2, 2], list.rank, (simd, list, each, sums)),
+        (3, 0) => by_rank!(add_runs, [3, 0], list.rank, (simd, list, each, sums)),
+        (3, 1) => by_rank!(add_runs, [3, 1], list.rank, (simd, list, each, sums)),
+        (3, 2) => by_rank!(add_runs, [3, 2], list.rank, (simd, list, each, sums)),
+        (3, 3) => by_rank!(add_runs, [3, 3], list.rank, (simd, list, each, sums)),
+        (4, 0) => by_rank!(add_runs, [4, 0], list.rank, (simd, list, each, sums)),
+        (4, 1) => by_rank!(add_runs, [4, 1], list.rank, (simd, list, each, sums)),
+        (4, 2) => by_rank!(add_runs, [4, 2], list.rank, (simd, list, each, sums)),
+        (4, 3) => by_rank!(add_runs, [4, 3], list.rank, (simd, list, each, sums)),
+        (4, 4) => by_rank!(add_runs, [4, 4], list.rank, (simd, list, each, sums)),
+        _ => by_rank!(add_runs, [0, 0], list.rank, (simd, list, each, sums)),
+    }
+}
+
+#[inline(always)]
+fn add_runs<T: Real, S: Simd, const OTHERS: usize, const BEFORE: usize, const RANK: usize>(
+    simd: S,
+    list: &RunList<'_, T>,
+    each: bool,
+    sums: &mut [f64],
+) {
+    let rank = if RANK > 0 { RANK } else { list.rank };
+    let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (list.others, list.before) };
+    let columns = list.columns.map(|column| column.get(..list.values.len()).unwrap_or(&[]));
+    let (mut few, mut many) = ([0.0; 64], Vec::new());
+    let apart: &mut [f64] = if RANK > 0 {
+        &mut few[..RANK]
+    } else {
+        many.resize(rank, 0.0);
+        &mut many
+    };
+    let mut at = 0;
+    for (number, run) in (0u32..).zip(list.list) {
+        let sum = row_mut::<f64, RANK>(sums, if each { number } else { run.row }, rank);
+        if run.apart || each {
+            apart.fill(0.0);
+        } else {
+            apart.copy_from_slice(sum);
+        }
+        for i in at..at + run.nnz as usize {
+            let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
+            for k in 0..others {
+                if list.far[k] && i + FETCHED < list.values.len() {
+                    prefetch(row::<T, RANK>(list.factors[k], columns[k][i + FETCHED], rank));
+                }
+                rows[k] = row::<T, RANK>(list.factors[k], columns[k][i], rank);
+            }
+            add_product(simd, T::nearest(list.values[i]), &rows[..others], split, rank, apart);
+        }
+        if run.apart && !each {
+            sum.iter_mut().zip(&*apart).for_each(|(sum, x)| *sum += x);
+        } else {
+            sum.copy_from_slice(apart);
+        }
+        at += run.nnz as usize;
     }
 }

@@ -19,15 +19,15 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Nonzeros of a stretch.
-const STRETCH_NNZ: usize = 1 << 18;
+pub const STRETCH_NNZ: usize = 1 << 18;
 /// Nonzeros of a portion, which one thread sorts.
 const PORTION_NNZ: usize = 1 << 13;
 /// Nonzeros of a block, unless one row has more; of a piece of such a row.
-const PIECE_NNZ: usize = 1 << 11;
+pub const PIECE_NNZ: usize = 1 << 11;
 /// Ranges of rows in which nonzeros are counted, at most.
 const RANGES: usize = 1 << 13;
 /// Factors that take more bytes are touched ahead: they may not be in a core's cache.
-const CACHED_BYTES: usize = 1 << 20;
+pub const CACHED_BYTES: usize = 1 << 20;
 
 /// What lists are added up from.
 #[derive(Clone, Copy, Debug)]

@@ -19,6 +19,7 @@ pub mod cuda;
 mod group;
 mod kernel;
 mod lists;
+mod mode_sorted;
 mod queue;
 mod rows;
 
@@ -33,6 +34,7 @@ use crate::sys::Sys;
 use crate::sys::sync::{Mutex, at_once};
 use group::{COPIES, Commit, Group, Inputs, Tables};
 use lists::Stretch;
+use mode_sorted::{Gathered, ModeSorted};
 use queue::{OrderedCommit, Shift, WorkQueue, Workspace};
 use rayon::prelude::*;
 use rows::AlignedRows;
@@ -87,6 +89,28 @@ struct Scratch<T: Clone> {
     workspaces: Vec<Workspace<T>>,
     /// Has a group that is not whole yet: it goes on with the next batch.
     open: Option<Workspace<T>>,
+    kept: Kept,
+    /// The factors of modes with few rows for a tensor's nonzeros, each row at the beginning of a cache line, where there are mode-sorted copies.
+    lines: Vec<AlignedRows<T>>,
+}
+
+/// What is kept of a store for later passes.
+#[derive(Debug)]
+enum Kept {
+    Nothing,
+    /// Copies are to be built from these when the pass ends.
+    Gathered(Gathered),
+    /// Of the modes that are computed, or of all where they are in turn.
+    ModeSorted(Vec<ModeSorted>),
+}
+
+impl Kept {
+    /// Forgets what a pass left that ended early.
+    fn begin(&mut self) {
+        if let Self::Gathered(gathered) = self {
+            gathered.clear();
+        }
+    }
 }
 
 /// The sums of one mode while they grow.
@@ -200,6 +224,58 @@ impl MttkrpMemory {
     }
 }
 
+/// Elements of each mode's factor that is brought to cache lines for mode-sorted copies, 0 where its rows would not begin at them, or are many.
+fn lines(manifest: &Manifest, rank: usize, element: usize) -> Vec<usize> {
+    /// Nonzeros for each row from which on copying a factor costs little.
+    const NNZ_PER_ROW: u64 = 32;
+    let fits = (rank * element).is_multiple_of(kernel::LINE_BYTES);
+    let elements = |&dim: &u32| {
+        if fits && u64::from(dim) * NNZ_PER_ROW <= manifest.nnz { dim as usize * rank } else { 0 }
+    };
+    manifest.shape.dims().iter().map(elements).collect()
+}
+
+/// What mode-sorted copies ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct ModeSortedDemand {
+    /// Bytes that they take, with what they are built from.
+    pub bytes: u64,
+    /// With how many passes over the store's modes they pay; `u32::MAX` for never.
+    pub from_passes: u32,
+}
+
+impl ModeSortedDemand {
+    /// Of copies for `modes`, from 0, factors in `T`; with `alternating`, a pass computes one of them.
+    #[must_use]
+    pub fn new<T>(
+        manifest: &Manifest,
+        modes: &[usize],
+        rank: usize,
+        threads: usize,
+        alternating: bool,
+    ) -> Self {
+        let order = manifest.shape.order();
+        let lines: usize = lines(manifest, rank, size_of::<T>())
+            .iter()
+            .map(|n| n * size_of::<T>() + kernel::LINE_BYTES)
+            .sum();
+        // Positions are 32-bit numbers.
+        let bytes = if manifest.nnz > u64::from(u32::MAX) {
+            u64::MAX
+        } else {
+            mode_sorted::bytes(order, modes.len(), manifest.nnz, rank, threads)
+        };
+        let strategies = strategies(manifest, modes, rank);
+        let from_passes = match () {
+            () if strategies.contains(&Strategy::Lists) => 4,
+            () if strategies.contains(&Strategy::Slots) => 8,
+            () if alternating => 16,
+            () => u32::MAX,
+        };
+        Self { bytes: bytes.saturating_add(lines as u64), from_passes }
+    }
+}
+
 /// How each of `modes` is computed.
 #[must_use]
 pub fn strategies(manifest: &Manifest, modes: &[usize], rank: usize) -> Vec<Strategy> {
@@ -271,8 +347,9 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// The same with other factors, and other memory for the results of each mode; [`Mttkrp::reset`] makes it ready, unless it is zero.
     #[must_use]
     pub fn lend<'b>(mut self, factors: Vec<MatrixRef<'b, T>>, sums: Vec<Sums<'b>>) -> Mttkrp<'b, T> {
-        let Scratch { stride, modes, aligned, stretch, .. } = &mut self.scratch;
+        let Scratch { stride, modes, aligned, stretch, kept, .. } = &mut self.scratch;
         stretch.iter_mut().for_each(Stretch::clear);
+        kept.begin();
         for ((aligned, factor), (_, strategy)) in aligned.iter_mut().zip(&factors).zip(modes) {
             if *strategy == Strategy::Copies {
                 aligned.copy_from(*factor, *stride);
@@ -329,8 +406,22 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
             workspaces: (0..room.workspaces).map(workspace).collect::<Result<_>>()?,
             open: None,
+            kept: Kept::Nothing,
+            lines: Vec::new(),
         };
         Ok(Self { factors, results, scratch })
+    }
+
+    /// Has the first pass build mode-sorted copies, from which later ones are computed; the results are the same.
+    pub fn keep_mode_sorted(mut self, store: &Store) -> Result<Self> {
+        let (sys, manifest) = (store.sys(), store.manifest());
+        let gathered = Gathered::new(sys, manifest.shape.dims(), manifest.nnz)?;
+        let lines = lines(manifest, self.scratch.rank, size_of::<T>());
+        let scratch = &mut self.scratch;
+        scratch.lines =
+            lines.into_iter().map(|elements| AlignedRows::new(sys, elements)).collect::<Result<_>>()?;
+        scratch.kept = Kept::Gathered(gathered);
+        Ok(self)
     }
 
     /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
@@ -374,6 +465,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         (result.mode, result.rows) = (mode, rows);
         scratch.wide = wide;
         scratch.modes[0] = (mode, scratch.in_turn[mode]);
+        scratch.kept.begin();
         scratch.stretch.iter_mut().for_each(Stretch::clear);
     }
 
@@ -387,8 +479,9 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// Sets the sums to zero that a pass adds to, before another one.
     pub fn reset(&mut self) {
         self.scratch.stretch.iter_mut().for_each(Stretch::clear);
+        let is_made = matches!(self.scratch.kept, Kept::ModeSorted(_));
         for (result, (_, strategy)) in self.results.iter_mut().zip(&self.scratch.modes) {
-            if *strategy != Strategy::Copies {
+            if *strategy != Strategy::Copies && !is_made {
                 result.sums.as_mut().par_iter_mut().for_each(|x| *x = 0.0);
             }
         }
@@ -437,8 +530,60 @@ impl<T: Real> Mttkrp<'_, T> {
     }
 }
 
+impl<T: Real> Mttkrp<'_, T> {
+    /// Sorts what was gathered.
+    fn build_mode_sorted(&mut self) -> Result<()> {
+        let scratch = &mut self.scratch;
+        let Kept::Gathered(gathered) = &scratch.kept else { return Ok(()) };
+        if !gathered.is_whole() {
+            // A store whose chunks have another number of nonzeros than its manifest says.
+            scratch.kept = Kept::Nothing;
+            return Ok(());
+        }
+        let modes: Vec<(usize, Strategy)> = if scratch.in_turn.is_empty() {
+            scratch.modes.clone()
+        } else {
+            (0..).zip(scratch.in_turn.iter().copied()).collect()
+        };
+        scratch.kept = Kept::ModeSorted(ModeSorted::build(gathered, &modes, scratch.rank)?);
+        Ok(())
+    }
+
+    /// Makes the results what mode-sorted copies give.
+    fn compute_from_mode_sorted(&mut self) {
+        let Scratch { rank, vectors, wide, modes, in_turn, lines, kept: Kept::ModeSorted(copies), .. } =
+            &mut self.scratch
+        else {
+            return;
+        };
+        let mut factors = self.factors.views();
+        for (factor, lines) in factors.iter_mut().zip(lines) {
+            if lines.has_room_for(factor.data()) && !rows::is_aligned(factor.data()) {
+                lines.copy_all(factor.data());
+                *factor = MatrixRef::from_rows(factor.rows(), factor.columns(), lines.data());
+            }
+        }
+        let factors = &factors;
+        let inputs = lists::Inputs { factors, rank: *rank, wide: *wide, vectors: vectors.arch() };
+        let mut of_modes: Vec<&mut ModeSorted> =
+            if in_turn.is_empty() { copies.iter_mut().collect() } else { vec![&mut copies[modes[0].0]] };
+        let mut sums: Vec<&mut [f64]> =
+            self.results.iter_mut().map(|result| result.sums_mut(*rank)).collect();
+        mode_sorted::compute(&mut of_modes, inputs, &mut sums);
+    }
+}
+
 impl<T: Real> HostOp for Mttkrp<'_, T> {
+    fn holds_store(&self) -> bool {
+        matches!(self.scratch.kept, Kept::ModeSorted(_))
+    }
+
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
+        match &mut self.scratch.kept {
+            Kept::Nothing => {}
+            Kept::Gathered(gathered) => gathered.take(batch),
+            Kept::ModeSorted(_) => return Ok(()),
+        }
         let is_listed = |&&(_, strategy): &&(usize, Strategy)| strategy == Strategy::Lists;
         let listed = self.scratch.modes.iter().filter(is_listed).count();
         if listed > 0 {
@@ -476,6 +621,10 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
     /// Adds the group that is not whole, the store's last; sums of modes with copies become those of the copies, which are zero
     /// afterwards.
     fn end(&mut self) -> Result<()> {
+        if self.holds_store() {
+            self.compute_from_mode_sorted();
+            return Ok(());
+        }
         self.add_lists();
         let scratch = &mut self.scratch;
         let (rank, stride) = (scratch.rank, scratch.stride);
@@ -501,7 +650,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
                 add_up(result.sums_mut(rank), copies, rank, stride);
             }
         }
-        Ok(())
+        self.build_mode_sorted()
     }
 }
 

@@ -7,6 +7,7 @@ use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::sys::Sys;
+use rayon::prelude::*;
 
 /// Entries of a [`RowMap`]: four times the most rows of a group.
 const ENTRIES: usize = 4 * GROUP_NNZ;
@@ -29,6 +30,11 @@ pub fn touch<T: Real>(table: &[T], rows: &[u32], rank: usize) {
             std::hint::black_box(line[0]);
         }
     }
+}
+
+/// Whether data begins at a cache line.
+pub fn is_aligned<T>(data: &[T]) -> bool {
+    data.as_ptr().align_offset(LINE_BYTES) == 0
 }
 
 /// Finds the slot of a row: by the row's last bits where the rows span fewer than its entries, else an open hash table.
@@ -151,6 +157,20 @@ impl<T: Real> AlignedRows<T> {
     pub fn grow(&mut self, elements: usize) {
         debug_assert!(self.before + elements <= self.room, "the room was reserved");
         self.data.resize(self.before + elements, T::nearest(0.0));
+    }
+
+    /// Whether it was made for so many elements.
+    pub fn has_room_for(&self, data: &[T]) -> bool {
+        self.room == data.len() + LINE_BYTES / size_of::<T>()
+    }
+
+    /// All rows, by all threads.
+    pub fn copy_all(&mut self, data: &[T]) {
+        /// Elements that are worth another thread.
+        const ELEMENTS: usize = 1 << 14;
+        self.grow(data.len());
+        let parts = self.data_mut().par_chunks_mut(ELEMENTS).zip(data.par_chunks(ELEMENTS));
+        parts.for_each(|(to, from)| to.copy_from_slice(from));
     }
 
     /// The rows of a matrix.

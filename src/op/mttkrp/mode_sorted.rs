@@ -1,0 +1,576 @@
+//! Mode-sorted copies: the nonzeros of a store again for each mode, by blocks of its rows, kept from pass to pass. Every row has one writer and is at hand when its
+//! nonzeros come, so that threads wait neither for each other nor for a row that another one wrote.
+//!
+//! The first pass keeps the nonzeros as they come ([`Gathered`]). When it ends they are sorted ([`ModeSorted::build`]), and later passes need neither chunks nor
+//! decoding. A block's nonzeros are cut into runs of one row each ([`RowRun`]) where the order of additions that a mode's [`Strategy`] states begins a new sum: results have
+//! the same bits as those of passes over chunks. Within a block, runs of slots follow the groups, whose nonzeros lie close to each other in all modes; others are
+//! sorted by rows.
+//!
+//! **Hot rows.** A row that has more nonzeros than a thread's share is a block of its own. The sums of its runs that begin at zero are made first, by all threads, and then
+//! added to it in order.
+
+use super::GROUP_NNZ;
+use super::group::{COPIES, Strategy};
+use super::kernel::{self, RowRun, RunList, Single, prefetch};
+use super::lists::{CACHED_BYTES, Inputs, PIECE_NNZ, STRETCH_NNZ};
+use super::rows::AHEAD;
+use crate::backend::host::Tiles;
+use crate::dense::Real;
+use crate::error::Result;
+use crate::shape::ORDER_MAX;
+use crate::sys::{PageBuf, Sys};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The result's rows of a block take so many bytes at most, which a core's cache holds beside rows of factors.
+const BLOCK_BYTES: usize = 512 << 10;
+/// Its rows, at most.
+const ROWS_MAX: usize = 1 << 12;
+/// Its nonzeros, at most, but for one row's: they are sorted in a core's cache.
+const BLOCK_NNZ_MAX: usize = 1 << 16;
+/// Bytes of a shelf, but for its last block: threads make their pages be there side by side.
+const SHELF_BYTES: usize = 16 << 20;
+/// Nonzeros of a sheet.
+const SHEET_NNZ: usize = 1 << 18;
+/// What is not worth sharing out.
+const BLOCK_NNZ: usize = 1 << 13;
+/// A row is hot that has more nonzeros than one of so many shares of each thread.
+const SHARES: usize = 8;
+/// Groups whose rows' runs lie together in a block of a mode with slots.
+const WINDOW: usize = 4;
+
+/// The nonzeros of a store as they come in a pass.
+#[derive(Debug)]
+pub struct Gathered {
+    sys: Sys,
+    dims: Vec<u32>,
+    /// Nonzeros that there is room for, and those that have come.
+    nnz_all: usize,
+    nnz: usize,
+    /// Whether more have come.
+    is_over: bool,
+    /// Of each nonzero its indices, then the two halves of its value: [`SHEET_NNZ`] of them in each.
+    sheets: Vec<PageBuf>,
+}
+
+impl Gathered {
+    /// Room for the `nnz` nonzeros of a tensor.
+    pub fn new(sys: &Sys, dims: &[u32], nnz: u64) -> Result<Self> {
+        let nnz = usize::try_from(nnz).unwrap_or(usize::MAX);
+        let sheet = |s: usize| sys.page_buf((nnz - s * SHEET_NNZ).min(SHEET_NNZ) * 4 * (dims.len() + 2));
+        let sheets = (0..nnz.div_ceil(SHEET_NNZ)).into_par_iter().map(sheet).collect::<Result<_>>()?;
+        Ok(Self { sys: sys.clone(), dims: dims.to_vec(), nnz_all: nnz, nnz: 0, is_over: false, sheets })
+    }
+
+    /// Forgets what has come.
+    pub fn clear(&mut self) {
+        (self.nnz, self.is_over) = (0, false);
+    }
+
+    /// Whether as many have come as there is room for, neither more nor fewer.
+    pub fn is_whole(&self) -> bool {
+        self.nnz == self.nnz_all && !self.is_over
+    }
+
+    /// Numbers of an entry.
+    fn width(&self) -> usize {
+        self.dims.len() + 2
+    }
+
+    /// Takes the next nonzeros; of more than there is room for, none.
+    pub fn take(&mut self, batch: &Tiles<'_>) {
+        let nnz: usize = (0..batch.tiles()).map(|t| batch.tile(t).nnz).sum();
+        self.is_over |= self.nnz + nnz > self.nnz_all;
+        if self.is_over {
+            return;
+        }
+        let (order, width) = (self.dims.len(), self.width());
+        let (sheet, done) = (self.nnz / SHEET_NNZ, self.nnz % SHEET_NNZ * width);
+        let mut sheets = self.sheets.get_mut(sheet..).unwrap_or_default().iter_mut().map(|sheet| {
+            let numbers: &mut [u32] = bytemuck::cast_slice_mut(sheet);
+            let len = numbers.len().min(SHEET_NNZ * width);
+            &mut numbers[..len]
+        });
+        let mut rest = sheets.next().map_or_else(Default::default, |sheet| &mut sheet[done..]);
+        let mut rooms = Vec::with_capacity(batch.tiles() + 1);
+        for t in 0..batch.tiles() {
+            let (nnz_of_tile, mut taken) = (batch.tile(t).nnz, 0);
+            while taken < nnz_of_tile {
+                if rest.is_empty() {
+                    rest = sheets.next().expect("there is room for them");
+                }
+                let nnz = (nnz_of_tile - taken).min(rest.len() / width);
+                let (room, behind) = rest.split_at_mut(nnz * width);
+                rooms.push((room, t, taken..taken + nnz));
+                (rest, taken) = (behind, taken + nnz);
+            }
+            self.nnz += nnz_of_tile;
+        }
+        rooms.into_par_iter().with_min_len(8).for_each(|(room, t, range)| {
+            let tile = batch.tile(t);
+            for (i, entry) in range.zip(room.chunks_exact_mut(width)) {
+                (0..order).for_each(|m| entry[m] = tile.column(m)[i]);
+                entry[order..].copy_from_slice(&bytemuck::cast::<f64, [u32; 2]>(tile.values[i]));
+            }
+        });
+    }
+
+    /// The numbers of sheet `s`, as far as it is filled.
+    fn sheet(&self, s: usize) -> &[u32] {
+        let nnz = (self.nnz - s * SHEET_NNZ).min(SHEET_NNZ);
+        &bytemuck::cast_slice(&self.sheets[s])[..nnz * self.width()]
+    }
+
+    #[inline(always)]
+    fn entry(&self, position: usize) -> &[u32] {
+        let sheet: &[u32] = bytemuck::cast_slice(&self.sheets[position / SHEET_NNZ]);
+        &sheet[position % SHEET_NNZ * self.width()..][..self.width()]
+    }
+}
+
+/// The nonzeros of a store, sorted for one mode.
+#[derive(Debug)]
+pub struct ModeSorted {
+    mode: usize,
+    shelves: Vec<Shelf>,
+    /// The sums of hot rows' runs.
+    hot_sums: Vec<f64>,
+}
+
+/// Consecutive blocks, and their nonzeros: of each block the values, then the other modes' indices, mode after mode.
+#[derive(Debug)]
+struct Shelf {
+    blocks: Vec<RowBlock>,
+    nonzeros: PageBuf,
+}
+
+/// Some rows' nonzeros.
+#[derive(Debug)]
+struct RowBlock {
+    rows: Range<u32>,
+    /// Whether its runs are shared out among threads.
+    is_hot: bool,
+    nnz: usize,
+    runs: Vec<RowRun>,
+    /// Where on the shelf its nonzeros begin.
+    first_byte: usize,
+}
+
+impl RowBlock {
+    /// Bytes of its nonzeros, for a tensor of `order`; values begin at whole ones.
+    fn bytes(&self, order: usize) -> usize {
+        8 * self.nnz + (4 * (order - 1) * self.nnz).next_multiple_of(8)
+    }
+}
+
+/// Bytes that copies of `modes` modes take at most, and beside them what they are built from.
+pub fn bytes(order: usize, modes: usize, nnz: u64, rank: usize, threads: usize) -> u64 {
+    let copy = 4 * (order - 1) + 8 + size_of::<RowRun>();
+    // While one is sorted, places, where those of each block lie in each sheet, and keys.
+    let building = 4 * (order + 2) + 8 + 2 + 16;
+    let hot = SHARES * threads * rank * 8 / GROUP_NNZ;
+    nnz.saturating_mul((modes * (copy + hot) + building) as u64)
+}
+
+/// A nonzero's row, then its position in the store.
+type RowPlace = u64;
+
+/// The nonzeros of a sheet, by blocks, and where each block's end.
+#[derive(Debug, Default)]
+struct Sorted {
+    places: Vec<RowPlace>,
+    ends: Vec<u32>,
+}
+
+impl Sorted {
+    fn of_block(&self, block: usize) -> &[RowPlace] {
+        let begin = if block == 0 { 0 } else { self.ends[block - 1] };
+        &self.places[begin as usize..self.ends[block] as usize]
+    }
+}
+
+impl ModeSorted {
+    /// Sorts what was gathered for each of `modes`.
+    pub fn build(gathered: &Gathered, modes: &[(usize, Strategy)], rank: usize) -> Result<Vec<Self>> {
+        let mut sheets: Vec<Sorted> = gathered.sheets.iter().map(|_| Sorted::default()).collect();
+        let build = |&(mode, strategy)| Self::build_one(gathered, &mut sheets, mode, strategy, rank);
+        modes.iter().map(build).collect()
+    }
+
+    fn build_one(
+        gathered: &Gathered,
+        sheets: &mut [Sorted],
+        mode: usize,
+        strategy: Strategy,
+        rank: usize,
+    ) -> Result<Self> {
+        let (sys, order, width) = (&gathered.sys, gathered.dims.len(), gathered.width());
+        let (rows, threads) = (gathered.dims[mode] as usize, rayon::current_num_threads());
+        // Nonzeros of each row, then the block of each.
+        let of_row: Vec<AtomicU32> = sys.par_vec(rows, |_| AtomicU32::new(0))?;
+        (0..sheets.len()).into_par_iter().with_max_len(1).for_each(|s| {
+            let entries = gathered.sheet(s);
+            let (mut row, mut nnz) = (entries[mode], 0);
+            for entry in entries.chunks_exact(width) {
+                if entry[mode] != row {
+                    of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
+                    (row, nnz) = (entry[mode], 0);
+                }
+                nnz += 1;
+            }
+            of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
+        });
+        let hot = (gathered.nnz / (SHARES * threads)).max(BLOCK_NNZ);
+        let rows_most = (BLOCK_BYTES / (8 * rank)).min(ROWS_MAX).max(rows >> 16).max(1);
+        let blocks = cut(&of_row, hot, rows_most);
+        sheets.par_iter_mut().enumerate().with_max_len(1).try_for_each(|(s, sorted)| {
+            let entries = gathered.sheet(s);
+            let block_of = |entry: &[u32]| of_row[entry[mode] as usize].load(Ordering::Relaxed) as usize;
+            let Sorted { places, ends } = sorted;
+            ends.clear();
+            sys.reserve(ends, blocks.len(), blocks.len())?;
+            ends.resize(blocks.len(), 0);
+            entries.chunks_exact(width).for_each(|entry| ends[block_of(entry)] += 1);
+            let mut end = 0;
+            for of_block in &mut *ends {
+                (*of_block, end) = (end, end + *of_block);
+            }
+            sys.reserve(places, entries.len() / width, SHEET_NNZ)?;
+            places.resize(entries.len() / width, 0);
+            for (position, entry) in ((s * SHEET_NNZ) as u64..).zip(entries.chunks_exact(width)) {
+                let at = &mut ends[block_of(entry)];
+                places[*at as usize] = u64::from(entry[mode]) << 32 | position;
+                *at += 1;
+            }
+            Ok(())
+        })?;
+        drop(of_row);
+        let sheets = &*sheets;
+        let shelves = shelves(blocks, order).into_par_iter().with_max_len(1).map(|(first, mut blocks)| {
+            let mut nonzeros = sys.page_buf(blocks.iter().map(|block| block.bytes(order)).sum())?;
+            let (mut rest, mut rooms) = (&mut nonzeros[..], Vec::with_capacity(blocks.len()));
+            for block in &blocks {
+                let (room, behind) = rest.split_at_mut(block.bytes(order));
+                rest = behind;
+                rooms.push(room);
+            }
+            let fill = |work: &mut Filling, (b, (block, room)): (usize, (&mut RowBlock, &mut [u8]))| {
+                let parts = sheets.iter().map(|sheet| sheet.of_block(first + b));
+                work.fill(block, gathered, mode, strategy, parts, room)
+            };
+            let rooms = blocks.par_iter_mut().zip(rooms).with_max_len(1).enumerate();
+            rooms.try_for_each_init(Filling::default, fill)?;
+            Ok(Shelf { blocks, nonzeros })
+        });
+        let shelves: Vec<Shelf> = shelves.collect::<Result<_>>()?;
+        let hot = shelves.iter().flat_map(|shelf| &shelf.blocks).filter(|block| block.is_hot);
+        let hot_sums = sys.vec(0.0, hot.flat_map(|block| &block.runs).count() * rank)?;
+        Ok(Self { mode, shelves, hot_sums })
+    }
+
+    /// All rows, in order.
+    fn blocks(&self) -> impl Iterator<Item = (&Shelf, &RowBlock)> {
+        self.shelves.iter().flat_map(|shelf| shelf.blocks.iter().map(move |block| (shelf, block)))
+    }
+}
+
+impl Shelf {
+    /// Nonzeros `range` of a block, which are those of `runs`, for `mode`.
+    fn part<'a, T: Real>(
+        &'a self,
+        mode: usize,
+        inputs: Inputs<'a, T>,
+        block: &'a RowBlock,
+        runs: &'a [RowRun],
+        range: Range<usize>,
+    ) -> RunList<'a, T> {
+        let Inputs { factors: matrices, rank, .. } = inputs;
+        let order = matrices.len();
+        let of_block = &self.nonzeros[block.first_byte..][..block.bytes(order)];
+        let (values, indices) = of_block.split_at(8 * block.nnz);
+        let indices: &[u32] = bytemuck::cast_slice(indices);
+        let (mut columns, mut factors, mut far) =
+            ([&[][..]; ORDER_MAX], [&[][..]; ORDER_MAX], [false; ORDER_MAX]);
+        for (k, m) in (0..order).filter(|&m| m != mode).enumerate() {
+            columns[k] = &indices[k * block.nnz..][range.clone()];
+            factors[k] = matrices[m].data();
+            far[k] = size_of_val(factors[k]) > CACHED_BYTES;
+        }
+        let values = &bytemuck::cast_slice(values)[range];
+        RunList { list: runs, values, rank, columns, factors, far, before: mode, others: order - 1 }
+    }
+}
+
+/// Deals blocks to shelves, each with the number of its first, and gives each its place there.
+fn shelves(blocks: Vec<RowBlock>, order: usize) -> Vec<(usize, Vec<RowBlock>)> {
+    let mut shelves: Vec<(usize, Vec<RowBlock>)> = Vec::new();
+    let mut bytes = usize::MAX;
+    for (number, mut block) in blocks.into_iter().enumerate() {
+        if bytes >= SHELF_BYTES {
+            shelves.push((number, Vec::new()));
+            bytes = 0;
+        }
+        block.first_byte = bytes;
+        bytes += block.bytes(order);
+        if let Some((_, blocks)) = shelves.last_mut() {
+            blocks.push(block);
+        }
+    }
+    shelves
+}
+
+/// Cuts rows into blocks, those of more than `hot` nonzeros apart, and notes the block of each row.
+fn cut(of_row: &[AtomicU32], hot: usize, rows_most: usize) -> Vec<RowBlock> {
+    let mut blocks: Vec<RowBlock> = Vec::new();
+    for (row, of_row) in (0u32..).zip(of_row) {
+        let nnz = of_row.load(Ordering::Relaxed) as usize;
+        let is_hot = nnz > hot;
+        let fits = |last: &RowBlock| {
+            !last.is_hot && last.nnz + nnz <= hot.min(BLOCK_NNZ_MAX) && last.rows.len() < rows_most
+        };
+        if is_hot || !blocks.last().is_some_and(fits) {
+            blocks.push(RowBlock { rows: row..row, is_hot, nnz: 0, runs: Vec::new(), first_byte: 0 });
+        }
+        let last = blocks.len() - 1;
+        blocks[last].nnz += nnz;
+        blocks[last].rows.end = row + 1;
+        of_row.store(u32::try_from(last).expect("no more than rows"), Ordering::Relaxed);
+    }
+    blocks
+}
+
+/// A position in the store, or a row, as an index: both are less than 2^32.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "less than 2^32")]
+fn usize_of(place: u64) -> usize {
+    place as usize
+}
+
+/// What a thread needs to sort blocks.
+#[derive(Default)]
+struct Filling {
+    keys: Vec<u64>,
+    sorted: Vec<u64>,
+    counts: Vec<u32>,
+    runs: Vec<RowRun>,
+}
+
+impl Filling {
+    /// Sorts the nonzeros of a block, of which each of `parts` has some in linear order, into `room`.
+    fn fill<'a>(
+        &mut self,
+        block: &mut RowBlock,
+        gathered: &Gathered,
+        mode: usize,
+        strategy: Strategy,
+        parts: impl Iterator<Item = &'a [RowPlace]>,
+        room: &mut [u8],
+    ) -> Result<()> {
+        let (sys, order, nnz) = (&gathered.sys, gathered.dims.len(), block.nnz);
+        let bits = |n: usize| usize::BITS - n.leading_zeros();
+        // A key is the row, of short modes with the number of the copy, and the position.
+        let (of_position, of_copy) =
+            (bits(gathered.nnz), if strategy == Strategy::Copies { COPIES.ilog2() } else { 0 });
+        let Self { keys, sorted, counts, runs } = self;
+        keys.clear();
+        sys.reserve(keys, nnz, nnz)?;
+        let position_of = |key: u64| usize_of(key & ((1 << of_position) - 1));
+        for part in parts {
+            keys.extend(part.iter().map(|&place| {
+                let (row, position) =
+                    ((place >> 32) - u64::from(block.rows.start), place & u64::from(u32::MAX));
+                let copy = if of_copy > 0 { (usize_of(position) / GROUP_NNZ % COPIES) as u64 } else { 0 };
+                (row << of_copy | copy) << of_position | position
+            }));
+        }
+        if strategy == Strategy::Slots {
+            let window_of = |key: u64| position_of(key) / (WINDOW * GROUP_NNZ);
+            keys.chunk_by_mut(|a, b| window_of(*a) == window_of(*b)).for_each(<[u64]>::sort_unstable);
+        } else {
+            // By counting: keys come by their positions.
+            let buckets = block.rows.len() << of_copy;
+            counts.clear();
+            sys.reserve(counts, buckets, buckets)?;
+            counts.resize(buckets, 0);
+            for key in &*keys {
+                counts[usize_of(key >> of_position)] += 1;
+            }
+            let mut end = 0;
+            for count in &mut *counts {
+                (*count, end) = (end, end + *count);
+            }
+            sys.reserve(sorted, nnz, nnz)?;
+            sorted.resize(nnz.max(sorted.len()), 0);
+            for &key in &*keys {
+                let at = &mut counts[usize_of(key >> of_position)];
+                sorted[*at as usize] = key;
+                *at += 1;
+            }
+            std::mem::swap(keys, sorted);
+            keys.truncate(nnz);
+        }
+        let (values, columns) = room.split_at_mut(8 * nnz);
+        let values: &mut [f64] = bytemuck::cast_slice_mut(values);
+        let mut columns: Vec<&mut [u32]> =
+            bytemuck::cast_slice_mut(columns).chunks_exact_mut(nnz.max(1)).collect();
+        let (mut before, mut sums) = (None, 0..0);
+        runs.clear();
+        for (i, (&key, value)) in keys.iter().zip(values).enumerate() {
+            if let Some(&ahead) = keys.get(i + AHEAD) {
+                prefetch(gathered.entry(position_of(ahead)));
+            }
+            let position = position_of(key);
+            let entry = gathered.entry(position);
+            let others = entry[..mode].iter().chain(&entry[mode + 1..order]);
+            columns.iter_mut().zip(others).for_each(|(column, &index)| column[i] = index);
+            *value = bytemuck::cast([entry[order], entry[order + 1]]);
+            let row = entry[mode];
+            match runs.last_mut() {
+                Some(run) if before == Some(key >> of_position) && sums.contains(&position) => run.nnz += 1,
+                _ => {
+                    sums = match strategy {
+                        Strategy::Copies => 0..usize::MAX,
+                        Strategy::Slots => multiple_around(position, GROUP_NNZ),
+                        Strategy::Lists => multiple_around(position, STRETCH_NNZ),
+                    };
+                    let apart = strategy != Strategy::Lists;
+                    sys.reserve(runs, runs.len() + 1, nnz)?;
+                    runs.push(RowRun { row: row - block.rows.start, nnz: 1, apart });
+                }
+            }
+            before = Some(key >> of_position);
+        }
+        block.runs = if strategy == Strategy::Lists { pieces(runs) } else { runs.clone() };
+        Ok(())
+    }
+}
+
+/// The positions of the part of the store, one of parts of so many nonzeros, that has `position`.
+fn multiple_around(position: usize, nnz: usize) -> Range<usize> {
+    let begin = position - position % nnz;
+    begin..begin + nnz
+}
+
+/// Cuts runs of stretches into pieces where they are long, and joins the others of a row.
+fn pieces(of_stretches: &[RowRun]) -> Vec<RowRun> {
+    let mut runs: Vec<RowRun> = Vec::with_capacity(of_stretches.len());
+    for run in of_stretches {
+        if run.nnz as usize > PIECE_NNZ {
+            let piece =
+                |from: u32| RowRun { nnz: (run.nnz - from).min(1 << PIECE_NNZ.ilog2()), apart: true, ..*run };
+            runs.extend((0..run.nnz).step_by(PIECE_NNZ).map(piece));
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if last.row == run.row && !last.apart => last.nnz += run.nnz,
+            _ => runs.push(*run),
+        }
+    }
+    runs.shrink_to_fit();
+    runs
+}
+
+/// What one thread does of a mode.
+struct BlockWork<'a, T> {
+    wide: bool,
+    runs: RunList<'a, T>,
+    /// Whether each run has a row of its own.
+    each: bool,
+    sums: &'a mut [f64],
+}
+
+impl<T: Real> pulp::WithSimd for BlockWork<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, simd: S) {
+        if self.wide {
+            self.add_wide();
+        } else {
+            kernel::runs(simd, &self.runs, self.each, self.sums);
+        }
+    }
+}
+
+impl<T: Real> BlockWork<'_, T> {
+    fn add_wide(self) {
+        let RunList { list, values, rank, columns, factors, before, others, .. } = self.runs;
+        let (mut apart, mut at) = (vec![0.0; rank], 0);
+        for (number, run) in list.iter().enumerate() {
+            let range = at..at + run.nnz as usize;
+            at = range.end;
+            let sum = &mut self.sums[if self.each { number } else { run.row as usize } * rank..][..rank];
+            let is_apart = run.apart || self.each;
+            apart.fill(0.0);
+            for i in range {
+                let columns = columns.map(|column| column.get(i..=i).unwrap_or(&[]));
+                let (values, places) = (&values[i..=i], &[0][..]);
+                let one = Single { values, rank, stride: rank, places, columns, factors, before, others };
+                kernel::one_mode_wide(&one, if is_apart { &mut apart } else { sum });
+            }
+            if is_apart {
+                sum.iter_mut().zip(&apart).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+}
+
+/// Makes `sums[i]`, rows of as many numbers as the rank, the results of the modes of which `copies[i]` are.
+pub fn compute<T: Real>(copies: &mut [&mut ModeSorted], inputs: Inputs<'_, T>, sums: &mut [&mut [f64]]) {
+    let Inputs { rank, wide, vectors, .. } = inputs;
+    let mut hot_sums: Vec<_> = copies.iter_mut().map(|copy| std::mem::take(&mut copy.hot_sums)).collect();
+    let mut tasks = Vec::new();
+    for (copy, hot_sums) in copies.iter().zip(&mut hot_sums) {
+        let mut rest = &mut hot_sums[..];
+        for (shelf, block) in copy.blocks().filter(|(_, block)| block.is_hot) {
+            let share = block.nnz.div_ceil(4 * rayon::current_num_threads()).max(PIECE_NNZ);
+            let (mut run, mut at) = (0, 0);
+            while run < block.runs.len() {
+                let (first, from) = (run, at);
+                while run < block.runs.len() && at - from < share {
+                    at += block.runs[run].nnz as usize;
+                    run += 1;
+                }
+                let (sums, behind) = rest.split_at_mut((run - first) * rank);
+                rest = behind;
+                let runs = shelf.part(copy.mode, inputs, block, &block.runs[first..run], from..at);
+                tasks.push(BlockWork { wide, runs, each: true, sums });
+            }
+        }
+    }
+    tasks.into_par_iter().with_max_len(1).for_each(|task| {
+        task.sums.fill(0.0);
+        vectors.dispatch(task);
+    });
+    let mut tasks = Vec::new();
+    for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
+        let (mut rest, mut hot_sums) = (&mut sums[..], &hot_sums[..]);
+        for (shelf, block) in copy.blocks() {
+            let (sums, behind) = rest.split_at_mut(block.rows.len() * rank);
+            rest = behind;
+            let (of_runs, behind) = hot_sums.split_at(if block.is_hot { block.runs.len() * rank } else { 0 });
+            hot_sums = behind;
+            tasks.push((copy.mode, shelf, block, of_runs, sums));
+        }
+    }
+    tasks.into_par_iter().with_max_len(1).for_each(|(mode, shelf, block, of_runs, sums)| {
+        sums.fill(0.0);
+        if !block.is_hot {
+            let runs = shelf.part(mode, inputs, block, &block.runs, 0..block.nnz);
+            return vectors.dispatch(BlockWork { wide, runs, each: false, sums });
+        }
+        let mut at = 0;
+        for (run, of_run) in block.runs.iter().zip(of_runs.chunks_exact(rank)) {
+            let range = at..at + run.nnz as usize;
+            at = range.end;
+            if run.apart {
+                sums.iter_mut().zip(of_run).for_each(|(sum, x)| *sum += x);
+            } else {
+                let runs = shelf.part(mode, inputs, block, std::slice::from_ref(run), range);
+                vectors.dispatch(BlockWork { wide, runs, each: false, sums: &mut *sums });
+            }
+        }
+    });
+    copies.iter_mut().zip(hot_sums).for_each(|(copy, sums)| copy.hot_sums = sums);
+}

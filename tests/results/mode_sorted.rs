@@ -1,0 +1,160 @@
+//! Establishes that passes from mode-sorted copies give the same bits as passes over chunks, which they do not bring again: for every way in which a mode's sums are
+//! kept apart, orders 3 to 6, formats and chunks, ranks, precisions and vectors, for any number of threads, with hot rows and short modes, all modes at once and one at a
+//! time.
+
+use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, run, values};
+use blco::internals::backend::host::{HostBackend, Vectors};
+use blco::internals::dense::{Matrix, Real, seeded_factors};
+use blco::internals::op::mttkrp::{Mttkrp, Strategy, strategies};
+use blco::internals::store::Store;
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
+
+const THREADS: [usize; 7] = [1, 2, 3, 5, 8, 16, 64];
+
+/// Rows of the first mode that have a half, a quarter and an eighth of all nonzeros; of other modes some hundred rows have three quarters. Where the last mode has two rows, one has four fifths.
+fn skewed(dims: &[u64], nnz: usize) -> Tensor {
+    let mut tensor = Tensor::random(dims, nnz, 7, values::fraction);
+    for (i, row) in tensor.indices.chunks_exact_mut(dims.len()).enumerate() {
+        row[0] = match i % 8 {
+            0..4 => 77,
+            4..6 => 3,
+            6 => 4,
+            _ => row[0],
+        };
+        if i % 4 < 3 {
+            row[1..].iter_mut().for_each(|index| *index %= 500);
+        }
+        if dims.ends_with(&[2]) {
+            row[dims.len() - 1] = u32::from(i % 5 == 0);
+        }
+    }
+    tensor
+}
+
+/// Two passes with copies, the first over chunks, in bits.
+fn passes<T: Real>(store: &Store, factors: &[Matrix<T>], threads: usize, vectors: Vectors) -> [Vec<u64>; 2] {
+    let modes: Vec<usize> = (0..factors.len()).collect();
+    let plan = plan(store, 0, &Limits { threads, ..Limits::default() }).unwrap();
+    store.sys().pool(threads).unwrap().install(|| {
+        let mttkrp = || Mttkrp::new(store, factors, &modes, threads).unwrap().with_vectors(vectors);
+        [1, 2].map(|times| {
+            let op = mttkrp().keep_mode_sorted(store).unwrap();
+            let mut backend = HostBackend::for_threads(store, op, threads).unwrap();
+            let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+            for pass in 0..times {
+                backend.op().reset();
+                let report = executor.pass(&mut backend, &|_| ()).unwrap();
+                assert_eq!((report.bytes == 0, report.nnz), (pass > 0, store.manifest().nnz));
+            }
+            let mut results = Vec::new();
+            drop(backend.try_map(|op| {
+                results = op.finish();
+                Ok(())
+            }));
+            bits(&results).into_iter().flat_map(|(_, bits)| bits).collect()
+        })
+    })
+}
+
+fn check<T: Real>(tensor: &Tensor, rank: usize, threads: &[usize], ways: &[Strategy]) {
+    let dir = tempfile::tempdir().unwrap();
+    for kind in [Kind::Tiled, Kind::HocfsCsr] {
+        let target = dir.path().join(format!("{kind:?}"));
+        let store = packed(tensor, &options(&target, kind, SMALL_CHUNKS));
+        let modes: Vec<usize> = (0..tensor.order()).collect();
+        let found = strategies(store.manifest(), &modes, rank);
+        assert!(ways.iter().all(|way| found.contains(way)), "{found:?}");
+        assert!(store.manifest().chunks.len() > 1);
+        let factors: Vec<Matrix<T>> =
+            seeded_factors(&Sys::default(), &store.manifest().shape, rank, 5).unwrap();
+        let results = bits(&run(&store, &factors, &modes).unwrap());
+        let wanted: Vec<u64> = results.into_iter().flat_map(|(_, bits)| bits).collect();
+        for &threads in threads {
+            for (pass, found) in passes(&store, &factors, threads, Vectors::Widest).iter().enumerate() {
+                assert!(*found == wanted, "{kind:?}, rank {rank}, {threads} threads, pass {pass}");
+            }
+        }
+        for vectors in [Vectors::Avx2, Vectors::Baseline] {
+            assert!(passes(&store, &factors, 2, vectors)[1] == wanted, "{kind:?}, rank {rank}, {vectors:?}");
+        }
+    }
+}
+
+#[test]
+fn copies_give_the_bits_of_chunks_where_rows_meet_again() {
+    use Strategy::{Copies, Slots};
+    let third = skewed(&[20_000, 9000, 60], 60_000);
+    check::<f64>(&third, 32, &THREADS, &[Slots, Copies]);
+    check::<f64>(&third, 37, &[3], &[Slots, Copies]);
+    check::<f32>(&third, 40, &[5], &[Slots, Copies]);
+    let fourth = skewed(&[9000, 300, 17_000, 2], 50_000);
+    check::<f64>(&fourth, 16, &[2, 16], &[Slots, Copies]);
+    check::<f32>(&fourth, 64, &[2, 16], &[Slots, Copies]);
+}
+
+#[test]
+fn copies_give_the_bits_of_chunks_for_more_modes() {
+    use Strategy::{Copies, Slots};
+    check::<f64>(&skewed(&[9000, 300, 400, 5, 2], 40_000), 32, &[3], &[Slots, Copies]);
+    let sixth = skewed(&[9000, 6, 70, 300, 4, 2], 40_000);
+    check::<f64>(&sixth, 32, &[3], &[Slots, Copies]);
+    check::<f32>(&sixth, 7, &[3], &[Copies]);
+}
+
+/// Several stretches; a row of each long mode has an eighth of the nonzeros, and one a fortieth.
+#[test]
+fn copies_give_the_bits_of_chunks_where_rows_seldom_meet() {
+    use Strategy::{Copies, Lists};
+    let mut tensor = Tensor::random(&[7000, 400_000, 5], 600_000, 6, values::fraction);
+    for (i, row) in tensor.indices.chunks_exact_mut(3).enumerate() {
+        match i % 40 {
+            0..5 => row[0] = 77,
+            5..10 => row[1] = 123_456,
+            10 => row[0] = 6999,
+            11 => row[1] = 123_457,
+            _ => {}
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 1 << 20));
+    assert_eq!(strategies(store.manifest(), &[0, 1, 2], 64), [Lists, Lists, Copies]);
+    let factors: Vec<Matrix<f64>> = seeded_factors(&Sys::default(), &store.manifest().shape, 64, 5).unwrap();
+    let results = bits(&run(&store, &factors, &[0, 1, 2]).unwrap());
+    let wanted: Vec<u64> = results.into_iter().flat_map(|(_, bits)| bits).collect();
+    for threads in [2, 16] {
+        assert!(passes(&store, &factors, threads, Vectors::Widest)[1] == wanted, "{threads} threads");
+    }
+}
+
+/// One mode at a time, as a decomposition computes them, in both kinds of products.
+#[test]
+fn copies_give_the_bits_of_chunks_one_mode_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = skewed(&[20_000, 50, 9000, 2], 60_000);
+    let store = &packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS));
+    let plan = &plan(store, 0, &Limits::default()).unwrap();
+    let factors = || seeded_factors::<f32>(&Sys::default(), &store.manifest().shape, 32, 5).unwrap();
+    let all = |op: Mttkrp<'static, f32>| {
+        let mut backend = HostBackend::for_threads(store, op, 2).unwrap();
+        let mut executor = Executor::new(store, plan, &mut backend).unwrap();
+        backend.op().put(factors());
+        let passes = (0..8).map(|pass| {
+            backend.op().aim(pass % 4, pass < 6);
+            executor.pass(&mut backend, &|_| ()).unwrap();
+            let (sums, _) = backend.op().sums_and_factor();
+            let found: Vec<u64> = sums.iter().map(|x| x.to_bits()).collect();
+            sums.fill(0.0);
+            found
+        });
+        passes.collect::<Vec<_>>()
+    };
+    store.sys().pool(2).unwrap().install(|| {
+        let alternating = || Mttkrp::alternating(store, 32, 2).unwrap();
+        let (chunks, copies) = (all(alternating()), all(alternating().keep_mode_sorted(store).unwrap()));
+        assert!(chunks[0] != chunks[4 + 2], "modes differ");
+        for (pass, (chunks, copies)) in chunks.iter().zip(&copies).enumerate() {
+            assert!(chunks == copies, "pass {pass}");
+        }
+    });
+}
