@@ -9,6 +9,7 @@ use blco::internals::op::mttkrp::{Mttkrp, Strategy, strategies};
 use blco::internals::store::Store;
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
+use blco::{Device, Engine, Modes};
 
 const THREADS: [usize; 7] = [1, 2, 3, 5, 8, 16, 64];
 
@@ -157,4 +158,36 @@ fn copies_give_the_bits_of_chunks_one_mode_at_a_time() {
             assert!(chunks == copies, "pass {pass}");
         }
     });
+}
+
+/// When a plan has copies, and a session's calls with them: other factors from call to call, and results in the caller's memory.
+#[test]
+fn sessions_compute_from_copies_where_these_pay() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = skewed(&[20_000, 9000, 60], 60_000);
+    let target = dir.path().join("s");
+    packed(&tensor, &options(&target, Kind::Tiled, SMALL_CHUNKS));
+    let engine = Engine::builder().device(Device::Cpu).threads(2).build().unwrap();
+    let store = engine.open(&target).unwrap();
+    let plan = |modes, calls| engine.plan_mttkrp::<f64>(&store, 32, modes, calls).unwrap();
+    let built = |modes, calls| plan(modes, calls).mode_sorted().is_some_and(|plan| plan.built);
+    assert!(plan(Modes::All, 1).mode_sorted().is_none());
+    assert!(plan(Modes::All, 2).mode_sorted().unwrap().why.contains("passes on"));
+    assert!(!built(Modes::Only(&[2]), 15) && built(Modes::Only(&[2]), 16));
+    assert!(built(Modes::All, 8));
+    let mut session = engine.prepare_mttkrp::<f64>(&store, 32, Modes::All, plan(Modes::All, 8)).unwrap();
+    for seed in [1, 2, 2, 3] {
+        let factors: Vec<Matrix<f64>> =
+            seeded_factors(&Sys::default(), &store.manifest().shape, 32, seed).unwrap();
+        let wanted = bits(&engine.mttkrp(&store, &factors, Modes::All).unwrap());
+        assert!(bits(&session.mttkrp(&factors).unwrap()) == wanted, "seed {seed}");
+        assert_eq!(session.passes()[0].bytes == 0, seed > 1);
+        let mut results: Vec<Vec<f64>> = store.dims().iter().map(|&d| vec![7.0; d as usize * 32]).collect();
+        session
+            .mttkrp_into(&factors, &mut results.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>())
+            .unwrap();
+        for (result, (_, wanted)) in results.iter().zip(&wanted) {
+            assert!(result.iter().map(|x| x.to_bits()).eq(wanted.iter().copied()), "seed {seed}");
+        }
+    }
 }

@@ -266,11 +266,15 @@ impl ModeSortedDemand {
             mode_sorted::bytes(order, modes.len(), manifest.nnz, rank, threads)
         };
         let strategies = strategies(manifest, modes, rank);
+        // All modes are worked on together and share loads of rows, which pays most where they are short: with few threads as much as copies save.
+        let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
+        let all = !alternating && modes.len() == order;
+        let shares = all && (short == order || 3 * short > 2 * order && threads < 8);
         let from_passes = match () {
             () if strategies.contains(&Strategy::Lists) => 4,
+            () if shares => u32::MAX,
             () if strategies.contains(&Strategy::Slots) => 8,
-            () if alternating => 16,
-            () => u32::MAX,
+            () => 16,
         };
         Self { bytes: bytes.saturating_add(lines as u64), from_passes }
     }
