@@ -554,11 +554,11 @@ impl<T: Real> Mttkrp<'_, T> {
     }
 
     /// Makes the results what mode-sorted copies give.
-    fn compute_from_mode_sorted(&mut self) {
+    fn compute_from_mode_sorted(&mut self) -> Result<()> {
         let Scratch { rank, vectors, wide, modes, in_turn, lines, kept: Kept::ModeSorted(copies), .. } =
             &mut self.scratch
         else {
-            return;
+            return Ok(());
         };
         let mut factors = self.factors.views();
         for (factor, lines) in factors.iter_mut().zip(lines) {
@@ -573,7 +573,7 @@ impl<T: Real> Mttkrp<'_, T> {
             if in_turn.is_empty() { copies.iter_mut().collect() } else { vec![&mut copies[modes[0].0]] };
         let mut sums: Vec<&mut [f64]> =
             self.results.iter_mut().map(|result| result.sums_mut(*rank)).collect();
-        mode_sorted::compute(&mut of_modes, inputs, &mut sums);
+        mode_sorted::compute(&mut of_modes, inputs, &mut sums)
     }
 }
 
@@ -626,8 +626,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
     /// afterwards.
     fn end(&mut self) -> Result<()> {
         if self.holds_store() {
-            self.compute_from_mode_sorted();
-            return Ok(());
+            return self.compute_from_mode_sorted();
         }
         self.add_lists();
         let scratch = &mut self.scratch;

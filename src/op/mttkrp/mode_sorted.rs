@@ -1,12 +1,12 @@
-//! Mode-sorted copies: the nonzeros of a store again for each mode, by blocks of its rows, kept from pass to pass. Every row has one writer and is at hand when its
+//! Mode-sorted copies: the nonzeros of a store again for each mode, by row blocks, kept from pass to pass. Every row has one writer and is at hand when its
 //! nonzeros come, so that threads wait neither for each other nor for a row that another one wrote.
 //!
 //! The first pass keeps the nonzeros as they come ([`Gathered`]). When it ends they are sorted ([`ModeSorted::build`]), and later passes need neither chunks nor
-//! decoding. A block's nonzeros are cut into runs of one row each ([`RowRun`]) where the order of additions that a mode's [`Strategy`] states begins a new sum: results have
-//! the same bits as those of passes over chunks. Within a block, runs of slots follow the groups, whose nonzeros lie close to each other in all modes; others are
+//! decoding. A row block's nonzeros are cut into runs of one row each ([`RowRun`]) where the order of additions that a mode's [`Strategy`] states begins a new sum: results have
+//! the same bits as those of passes over chunks. Within a row block, runs of slots follow the groups, whose nonzeros lie close to each other in all modes; others are
 //! sorted by rows.
 //!
-//! **Hot rows.** A row that has more nonzeros than a thread's share is a block of its own. The sums of its runs that begin at zero are made first, by all threads, and then
+//! **Hot rows.** A row that has more nonzeros than a thread's share is a row block of its own. The sums of its runs that begin at zero are made first, by all threads, and then
 //! added to it in order.
 
 use super::GROUP_NNZ;
@@ -16,7 +16,7 @@ use super::lists::{CACHED_BYTES, Inputs, PIECE_NNZ, STRETCH_NNZ};
 use super::rows::AHEAD;
 use crate::backend::host::Tiles;
 use crate::dense::Real;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::shape::ORDER_MAX;
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
@@ -132,6 +132,7 @@ impl Gathered {
 /// The nonzeros of a store, sorted for one mode.
 #[derive(Debug)]
 pub struct ModeSorted {
+    sys: Sys,
     mode: usize,
     shelves: Vec<Shelf>,
     /// The sums of hot rows' runs.
@@ -225,6 +226,7 @@ impl ModeSorted {
         let rows_most = (BLOCK_BYTES / (8 * rank)).min(ROWS_MAX).max(rows >> 16).max(1);
         let blocks = cut(&of_row, hot, rows_most);
         sheets.par_iter_mut().enumerate().with_max_len(1).try_for_each(|(s, sorted)| {
+            sys.check_cancelled()?;
             let entries = gathered.sheet(s);
             let block_of = |entry: &[u32]| of_row[entry[mode] as usize].load(Ordering::Relaxed) as usize;
             let Sorted { places, ends } = sorted;
@@ -256,6 +258,7 @@ impl ModeSorted {
                 rooms.push(room);
             }
             let fill = |work: &mut Filling, (b, (block, room)): (usize, (&mut RowBlock, &mut [u8]))| {
+                sys.check_cancelled()?;
                 let parts = sheets.iter().map(|sheet| sheet.of_block(first + b));
                 work.fill(block, gathered, mode, strategy, parts, room)
             };
@@ -266,7 +269,7 @@ impl ModeSorted {
         let shelves: Vec<Shelf> = shelves.collect::<Result<_>>()?;
         let hot = shelves.iter().flat_map(|shelf| &shelf.blocks).filter(|block| block.is_hot);
         let hot_sums = sys.vec(0.0, hot.flat_map(|block| &block.runs).count() * rank)?;
-        Ok(Self { mode, shelves, hot_sums })
+        Ok(Self { sys: sys.clone(), mode, shelves, hot_sums })
     }
 
     /// All rows, in order.
@@ -517,8 +520,13 @@ impl<T: Real> BlockWork<'_, T> {
 }
 
 /// Makes `sums[i]`, rows of as many numbers as the rank, the results of the modes of which `copies[i]` are.
-pub fn compute<T: Real>(copies: &mut [&mut ModeSorted], inputs: Inputs<'_, T>, sums: &mut [&mut [f64]]) {
+pub fn compute<T: Real>(
+    copies: &mut [&mut ModeSorted],
+    inputs: Inputs<'_, T>,
+    sums: &mut [&mut [f64]],
+) -> Result<()> {
     let Inputs { rank, wide, vectors, .. } = inputs;
+    let sys = copies[0].sys.clone();
     let mut hot_sums: Vec<_> = copies.iter_mut().map(|copy| std::mem::take(&mut copy.hot_sums)).collect();
     let mut tasks = Vec::new();
     for (copy, hot_sums) in copies.iter().zip(&mut hot_sums) {
@@ -539,10 +547,12 @@ pub fn compute<T: Real>(copies: &mut [&mut ModeSorted], inputs: Inputs<'_, T>, s
             }
         }
     }
-    tasks.into_par_iter().with_max_len(1).for_each(|task| {
+    tasks.into_par_iter().with_max_len(1).try_for_each(|task| {
+        sys.check_cancelled()?;
         task.sums.fill(0.0);
         vectors.dispatch(task);
-    });
+        Ok::<_, Error>(())
+    })?;
     let mut tasks = Vec::new();
     for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
         let (mut rest, mut hot_sums) = (&mut sums[..], &hot_sums[..]);
@@ -554,11 +564,13 @@ pub fn compute<T: Real>(copies: &mut [&mut ModeSorted], inputs: Inputs<'_, T>, s
             tasks.push((copy.mode, shelf, block, of_runs, sums));
         }
     }
-    tasks.into_par_iter().with_max_len(1).for_each(|(mode, shelf, block, of_runs, sums)| {
+    tasks.into_par_iter().with_max_len(1).try_for_each(|(mode, shelf, block, of_runs, sums)| {
+        sys.check_cancelled()?;
         sums.fill(0.0);
         if !block.is_hot {
             let runs = shelf.part(mode, inputs, block, &block.runs, 0..block.nnz);
-            return vectors.dispatch(BlockWork { wide, runs, each: false, sums });
+            vectors.dispatch(BlockWork { wide, runs, each: false, sums });
+            return Ok(());
         }
         let mut at = 0;
         for (run, of_run) in block.runs.iter().zip(of_runs.chunks_exact(rank)) {
@@ -571,6 +583,8 @@ pub fn compute<T: Real>(copies: &mut [&mut ModeSorted], inputs: Inputs<'_, T>, s
                 vectors.dispatch(BlockWork { wide, runs, each: false, sums: &mut *sums });
             }
         }
-    });
+        Ok::<_, Error>(())
+    })?;
     copies.iter_mut().zip(hot_sums).for_each(|(copy, sums)| copy.hot_sums = sums);
+    Ok(())
 }
