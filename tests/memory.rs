@@ -259,8 +259,11 @@ fn mode_sorted_copies_keep_within_their_memory() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path();
     stores(dir);
+    // Few nonzeros in many rows.
+    let long = ["--dims", "9000,8000000", "--nnz", "20000", "--seed", "3", "long.blco"];
+    assert!(peak(dir, "blco-gen", &long).0.status.success());
     let keeps = |program: &str, arguments: &[&str]| {
-        let arguments = [&["t.blco", "--backend", "cpu", "--device-order", "target"], arguments].concat();
+        let arguments = [&["--backend", "cpu", "--device-order", "target"], arguments].concat();
         let (plan, _) = peak(dir, program, &[&arguments[..], &["--plan", "--json"]].concat());
         let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
         assert_eq!(plan["mode_sorted"]["built"], true, "{plan}");
@@ -283,10 +286,11 @@ fn mode_sorted_copies_keep_within_their_memory() {
         assert_eq!(plan["mode_sorted"]["why"], "there is no room for them", "{plan}");
     };
     for threads in ["1", "2", "16"] {
-        keeps("blco-run", &["--modes", "all", "--repeat", "3", "--threads", threads]);
+        keeps("blco-run", &["t.blco", "--modes", "all", "--repeat", "3", "--threads", threads]);
     }
-    keeps("blco-run", &["--modes", "2", "--repeat", "3", "--precision", "f32", "--rank", "32"]);
-    keeps("blco-cpd", &["--rank", "8", "--max-iters", "3"]);
+    keeps("blco-run", &["t.blco", "--modes", "2", "--repeat", "3", "--precision", "f32", "--rank", "32"]);
+    keeps("blco-run", &["long.blco", "--modes", "2", "--repeat", "3", "--rank", "1"]);
+    keeps("blco-cpd", &["t.blco", "--rank", "8", "--max-iters", "3"]);
 }
 
 #[test]

@@ -32,11 +32,11 @@ pub struct EngineArgs {
     /// Reading threads [default: as many as compute threads, 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
-    /// Take at most this much memory [default: what is available, half of it for chunks that are kept between passes]
+    /// Take at most this much memory [default: what is available, half of it for what is kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of the nonzeros for several passes: the store's, or copies sorted by the row of each target mode, which are built on the
-    /// GPU, or the CPU, and stay there, or for a GPU in host memory (host: in any case); auto takes what is expected to take least time
+    /// Order of the nonzeros for several passes: the store's, or copies sorted by the row of each target mode, which are built and
+    /// stay where passes are computed, or for a GPU in host memory (host: in any case); auto takes what is expected to take least time
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
     /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of

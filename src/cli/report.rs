@@ -80,7 +80,7 @@ impl ReportHead {
             true => {
                 format!("mode-sorted copies from the second pass on, {bytes} with what they are built from")
             }
-            false => format!("the store's, no mode-sorted copies of {bytes}"),
+            false => format!("the store's, without mode-sorted copies ({bytes})"),
         };
         format!("  order   {what}: {why}\n")
     }

@@ -44,7 +44,7 @@ pub struct Options {
     pub threads: usize,
     /// Reading threads.
     pub workers: Option<usize>,
-    /// Bytes of memory to take at most; without it, what is available, half of it for chunks that are kept between passes.
+    /// Bytes of memory to take at most; without it, what is available, half of it for what is kept between passes.
     pub memory: Option<u64>,
     /// The least that `memory` may be for packing; without it, 64 MiB. Less has small tensors spill, for tests.
     pub packing_memory_min: Option<u64>,

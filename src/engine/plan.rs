@@ -31,7 +31,7 @@ pub struct ExecutionPlan {
 pub struct ModeSortedPlan {
     /// Whether they are.
     pub built: bool,
-    /// Bytes that they take or would take, with what they are built from.
+    /// Bytes that they take or would take, with what they are built from; 0 where there can be none.
     pub bytes: u64,
     /// Why.
     pub why: String,
@@ -186,6 +186,7 @@ impl Engine {
             (demand.mode_sorted, self.options().device_order);
         let why_not = match order {
             DeviceOrder::Store => Some("the store's order was asked for".to_owned()),
+            _ if taken.is_none() => Some("they are for less than 2^32 nonzeros".to_owned()),
             DeviceOrder::Auto if from_passes == u32::MAX => Some("they save nothing".to_owned()),
             DeviceOrder::Auto if demand.passes < from_passes => {
                 Some(format!("they pay from {from_passes} passes on"))
@@ -198,7 +199,7 @@ impl Engine {
         let built = why_not.is_none().then(|| {
             // With copies, no chunk is needed again.
             let once = Limits { passes: 1, ..*limits };
-            let plan = self.plan_host(store, bytes.saturating_add(taken), &once).ok()?;
+            let plan = self.plan_host(store, bytes.saturating_add(taken?), &once).ok()?;
             (plan.memory_bytes <= bound).then_some(plan)
         });
         let built = built.flatten();
@@ -210,7 +211,7 @@ impl Engine {
             };
             why.to_owned()
         });
-        let copies = ModeSortedPlan { built: built.is_some(), bytes: taken, why };
+        let copies = ModeSortedPlan { built: built.is_some(), bytes: taken.unwrap_or(0), why };
         Ok((built.map_or_else(|| self.plan_host(store, bytes, limits), Ok)?, copies))
     }
 

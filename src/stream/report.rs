@@ -75,7 +75,7 @@ pub struct Span {
     pub stage: Stage,
     /// Which worker, lane or stream.
     pub lane: usize,
-    /// The chunk, or behind the store's chunks the image of sorted nonzeros; `None` for all that the device held.
+    /// The chunk, or behind the store's chunks the image of sorted nonzeros; `None` for all that the device, or the host in mode-sorted copies, held.
     pub chunk: Option<usize>,
     /// When it began.
     pub start: f64,

@@ -10,7 +10,7 @@ use blco::internals::store::Store;
 use blco::internals::sys::Sys;
 
 /// Three stretches, and a part of one: a row of each long mode has an eighth of them, and one a fortieth.
-fn tensor() -> Tensor {
+pub fn tensor() -> Tensor {
     let mut tensor = Tensor::random(&[7000, 400_000, 5], 850_000, 6, values::fraction);
     for (i, row) in tensor.indices.chunks_exact_mut(3).enumerate() {
         match i % 40 {

@@ -3,6 +3,7 @@
 //! time.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, run, values};
+use crate::lists::tensor;
 use blco::internals::backend::host::{HostBackend, Vectors};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
 use blco::internals::op::mttkrp::{Mttkrp, Strategy, strategies};
@@ -107,16 +108,7 @@ fn copies_give_the_bits_of_chunks_for_more_modes() {
 #[test]
 fn copies_give_the_bits_of_chunks_where_rows_seldom_meet() {
     use Strategy::{Copies, Lists};
-    let mut tensor = Tensor::random(&[7000, 400_000, 5], 600_000, 6, values::fraction);
-    for (i, row) in tensor.indices.chunks_exact_mut(3).enumerate() {
-        match i % 40 {
-            0..5 => row[0] = 77,
-            5..10 => row[1] = 123_456,
-            10 => row[0] = 6999,
-            11 => row[1] = 123_457,
-            _ => {}
-        }
-    }
+    let tensor = tensor();
     let dir = tempfile::tempdir().unwrap();
     let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 1 << 20));
     assert_eq!(strategies(store.manifest(), &[0, 1, 2], 64), [Lists, Lists, Copies]);

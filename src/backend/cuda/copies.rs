@@ -44,7 +44,7 @@ pub(super) fn refused(error: Error) -> Result<String> {
 impl<O: DeviceOp> CudaBackend<O> {
     /// Builds the copies that the plan has on the device, once all chunks are there. Where memory is short after all, the store's order
     /// serves, and a note says so.
-    pub(super) fn build_mode_sorted(&mut self) -> Result<()> {
+    pub(super) fn build_copies(&mut self) -> Result<()> {
         for p in 0..self.parts.len() {
             if self.plan.copy(p) != Some(Place::Device) || self.parts[p].sorted.is_some() {
                 continue;

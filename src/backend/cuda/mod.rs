@@ -314,7 +314,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             self.resident = make_resident(&self.device, &self.store, plan, tiles, &mut self.notes)?;
         }
         if self.is_there() {
-            self.build_mode_sorted()?;
+            self.build_copies()?;
         }
         if let Some(expander) = &mut self.expander {
             expander.begin()?;
@@ -390,7 +390,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
                 lane.copy.synchronize()?;
             }
             self.resident.iter_mut().for_each(|resident| resident.there = true);
-            self.build_mode_sorted()?;
+            self.build_copies()?;
             self.begin_parts()?;
         }
         for (stream, done) in self.turns.streams.iter().zip(&self.turns.done) {

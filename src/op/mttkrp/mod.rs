@@ -238,8 +238,8 @@ fn lines(manifest: &Manifest, rank: usize, element: usize) -> Vec<usize> {
 /// What mode-sorted copies ask for.
 #[derive(Clone, Copy, Debug)]
 pub struct ModeSortedDemand {
-    /// Bytes that they take, with what they are built from.
-    pub bytes: u64,
+    /// Bytes that they take, with what they are built from; `None` where there are too many nonzeros for them.
+    pub bytes: Option<u64>,
     /// With how many passes over the store's modes they pay; `u32::MAX` for never.
     pub from_passes: u32,
 }
@@ -259,12 +259,7 @@ impl ModeSortedDemand {
             .iter()
             .map(|n| n * size_of::<T>() + kernel::LINE_BYTES)
             .sum();
-        // Positions are 32-bit numbers.
-        let bytes = if manifest.nnz > u64::from(u32::MAX) {
-            u64::MAX
-        } else {
-            mode_sorted::bytes(order, modes.len(), manifest.nnz, rank, threads)
-        };
+        let bytes = mode_sorted::bytes(manifest.shape.dims(), modes.len(), manifest.nnz, rank, threads);
         let strategies = strategies(manifest, modes, rank);
         // All modes are worked on together and share loads of rows, which pays most where they are short: with few threads as much as copies save.
         let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
@@ -276,7 +271,7 @@ impl ModeSortedDemand {
             () if strategies.contains(&Strategy::Slots) => 8,
             () => 16,
         };
-        Self { bytes: bytes.saturating_add(lines as u64), from_passes }
+        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
     }
 }
 

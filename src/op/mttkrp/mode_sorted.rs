@@ -33,7 +33,9 @@ const BLOCK_NNZ_MAX: usize = 1 << 16;
 const SHELF_BYTES: usize = 16 << 20;
 /// Nonzeros of a sheet.
 const SHEET_NNZ: usize = 1 << 18;
-/// What is not worth sharing out.
+/// What threads take of a hot row at a time, as a part of what makes it hot.
+const HOT_SHARES: usize = 4;
+/// Nonzeros that are not worth sharing out.
 const BLOCK_NNZ: usize = 1 << 13;
 /// A row is hot that has more nonzeros than one of so many shares of each thread.
 const SHARES: usize = 8;
@@ -137,6 +139,8 @@ pub struct ModeSorted {
     shelves: Vec<Shelf>,
     /// The sums of hot rows' runs.
     hot_sums: Vec<f64>,
+    /// Nonzeros of a hot row that a thread takes at a time.
+    share: usize,
 }
 
 /// Consecutive blocks, and their nonzeros: of each block the values, then the other modes' indices, mode after mode.
@@ -165,13 +169,45 @@ impl RowBlock {
     }
 }
 
-/// Bytes that copies of `modes` modes take at most, and beside them what they are built from.
-pub fn bytes(order: usize, modes: usize, nnz: u64, rank: usize, threads: usize) -> u64 {
+/// Bytes that copies for `modes` modes of a tensor of `dims` take at most, and beside them what they are built from; `None` where positions would take more than 32 bits.
+pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) -> Option<u64> {
+    let (order, rows) = (dims.len(), dims.iter().max().map_or(0, |&dim| dim as usize));
+    let nnz = usize::try_from(u32::try_from(nnz).ok()?).ok()?;
+    let limits = Limits::new(rows, nnz, rank, threads);
+    // Two blocks side by side have more rows or nonzeros than one may, unless one is hot.
+    let blocks = 2 * (rows / limits.rows + nnz / limits.nnz + SHARES * threads) + 2;
     let copy = 4 * (order - 1) + 8 + size_of::<RowRun>();
-    // While one is sorted, places, where those of each block lie in each sheet, and keys.
-    let building = 4 * (order + 2) + 8 + 2 + 16;
-    let hot = SHARES * threads * rank * 8 / GROUP_NNZ;
-    nnz.saturating_mul((modes * (copy + hot) + building) as u64)
+    let hot_runs = SHARES * threads * (nnz / GROUP_NNZ + COPIES);
+    let hot_tasks = 2 * HOT_SHARES * SHARES * threads;
+    let of_copy = blocks * (size_of::<RowBlock>() + size_of::<BlockTask<'_>>())
+        + hot_tasks * size_of::<BlockWork<'_, f64>>();
+    // While one is sorted: what was gathered, places, and keys; where each block's places lie in each sheet; the block of each row.
+    let building = nnz * (4 * (order + 2) + 8 + 16) + 4 * blocks * nnz.div_ceil(SHEET_NNZ) + 4 * rows;
+    let of_thread = size_of::<RowRun>() * nnz.min(BLOCK_NNZ_MAX) + 4 * COPIES * limits.rows;
+    let hot_sums = hot_runs.saturating_mul(8 * rank).saturating_mul(modes);
+    Some(hot_sums.saturating_add(modes * (nnz * copy + of_copy) + building + threads * of_thread) as u64)
+}
+
+/// What a row block may have, unless it is one row's.
+#[derive(Clone, Copy)]
+struct Limits {
+    rows: usize,
+    nnz: usize,
+    /// Nonzeros beyond which a row is hot.
+    hot: usize,
+}
+
+impl Limits {
+    fn new(rows: usize, nnz: usize, rank: usize, threads: usize) -> Self {
+        let hot = (nnz / (SHARES * threads)).max(BLOCK_NNZ);
+        // No more blocks than 2^16 or so for their rows' sake.
+        let rows = (BLOCK_BYTES / (8 * rank)).min(ROWS_MAX).max(rows >> 16).max(1);
+        Self { rows, nnz: hot.min(BLOCK_NNZ_MAX), hot }
+    }
+
+    fn share(self) -> usize {
+        (self.hot / HOT_SHARES).max(PIECE_NNZ)
+    }
 }
 
 /// A nonzero's row, then its position in the store.
@@ -222,9 +258,8 @@ impl ModeSorted {
             }
             of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
         });
-        let hot = (gathered.nnz / (SHARES * threads)).max(BLOCK_NNZ);
-        let rows_most = (BLOCK_BYTES / (8 * rank)).min(ROWS_MAX).max(rows >> 16).max(1);
-        let blocks = cut(&of_row, hot, rows_most);
+        let limits = Limits::new(rows, gathered.nnz, rank, threads);
+        let blocks = cut(&of_row, limits);
         sheets.par_iter_mut().enumerate().with_max_len(1).try_for_each(|(s, sorted)| {
             sys.check_cancelled()?;
             let entries = gathered.sheet(s);
@@ -262,14 +297,14 @@ impl ModeSorted {
                 let parts = sheets.iter().map(|sheet| sheet.of_block(first + b));
                 work.fill(block, gathered, mode, strategy, parts, room)
             };
-            let rooms = blocks.par_iter_mut().zip(rooms).with_max_len(1).enumerate();
+            let rooms = blocks.par_iter_mut().zip(rooms).enumerate();
             rooms.try_for_each_init(Filling::default, fill)?;
             Ok(Shelf { blocks, nonzeros })
         });
         let shelves: Vec<Shelf> = shelves.collect::<Result<_>>()?;
         let hot = shelves.iter().flat_map(|shelf| &shelf.blocks).filter(|block| block.is_hot);
         let hot_sums = sys.vec(0.0, hot.flat_map(|block| &block.runs).count() * rank)?;
-        Ok(Self { sys: sys.clone(), mode, shelves, hot_sums })
+        Ok(Self { sys: sys.clone(), mode, shelves, hot_sums, share: limits.share() })
     }
 
     /// All rows, in order.
@@ -323,15 +358,14 @@ fn shelves(blocks: Vec<RowBlock>, order: usize) -> Vec<(usize, Vec<RowBlock>)> {
     shelves
 }
 
-/// Cuts rows into blocks, those of more than `hot` nonzeros apart, and notes the block of each row.
-fn cut(of_row: &[AtomicU32], hot: usize, rows_most: usize) -> Vec<RowBlock> {
+/// Cuts rows, of which `of_row` has the nonzeros, into blocks, hot rows apart, and notes the block of each row there.
+fn cut(of_row: &[AtomicU32], limits: Limits) -> Vec<RowBlock> {
     let mut blocks: Vec<RowBlock> = Vec::new();
     for (row, of_row) in (0u32..).zip(of_row) {
         let nnz = of_row.load(Ordering::Relaxed) as usize;
-        let is_hot = nnz > hot;
-        let fits = |last: &RowBlock| {
-            !last.is_hot && last.nnz + nnz <= hot.min(BLOCK_NNZ_MAX) && last.rows.len() < rows_most
-        };
+        let is_hot = nnz > limits.hot;
+        let fits =
+            |last: &RowBlock| !last.is_hot && last.nnz + nnz <= limits.nnz && last.rows.len() < limits.rows;
         if is_hot || !blocks.last().is_some_and(fits) {
             blocks.push(RowBlock { rows: row..row, is_hot, nnz: 0, runs: Vec::new(), first_byte: 0 });
         }
@@ -350,7 +384,7 @@ fn usize_of(place: u64) -> usize {
     place as usize
 }
 
-/// What a thread needs to sort blocks.
+/// What a thread needs to sort some blocks one after the other.
 #[derive(Default)]
 struct Filling {
     keys: Vec<u64>,
@@ -519,6 +553,9 @@ impl<T: Real> BlockWork<'_, T> {
     }
 }
 
+/// A row block with its mode and shelf, the sums of its runs where it is hot, and its rows of the result.
+type BlockTask<'a> = (usize, &'a Shelf, &'a RowBlock, &'a [f64], &'a mut [f64]);
+
 /// Makes `sums[i]`, rows of as many numbers as the rank, the results of the modes of which `copies[i]` are.
 pub fn compute<T: Real>(
     copies: &mut [&mut ModeSorted],
@@ -532,11 +569,10 @@ pub fn compute<T: Real>(
     for (copy, hot_sums) in copies.iter().zip(&mut hot_sums) {
         let mut rest = &mut hot_sums[..];
         for (shelf, block) in copy.blocks().filter(|(_, block)| block.is_hot) {
-            let share = block.nnz.div_ceil(4 * rayon::current_num_threads()).max(PIECE_NNZ);
             let (mut run, mut at) = (0, 0);
             while run < block.runs.len() {
                 let (first, from) = (run, at);
-                while run < block.runs.len() && at - from < share {
+                while run < block.runs.len() && at - from < copy.share {
                     at += block.runs[run].nnz as usize;
                     run += 1;
                 }
@@ -553,7 +589,7 @@ pub fn compute<T: Real>(
         vectors.dispatch(task);
         Ok::<_, Error>(())
     })?;
-    let mut tasks = Vec::new();
+    let mut tasks: Vec<BlockTask<'_>> = Vec::new();
     for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
         let (mut rest, mut hot_sums) = (&mut sums[..], &hot_sums[..]);
         for (shelf, block) in copy.blocks() {
