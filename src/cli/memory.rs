@@ -182,9 +182,14 @@ extern "C" fn aborted(signal: libc::c_int) {
     }
 }
 
-/// Ends the program: what is temporary goes, one line tells why.
+/// Ends the program: what is temporary goes, one line tells why. Where another thread is about to tell how it ends, that thread ends it, unless it cannot
+/// for long.
 fn end() -> ! {
+    const GRACE: Duration = Duration::from_secs(2);
     give_up();
+    if !super::tells() {
+        std::thread::sleep(GRACE);
+    }
     let name = PROGRAM.get().map_or("blco", |(_, name)| name);
     let mut line = [0u8; 200];
     let mut rest = &mut line[..];

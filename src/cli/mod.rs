@@ -28,6 +28,7 @@ use crate::sys::fault::{Fault, Faults};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgMatches, Args, Command, Id, Parser};
 use serde::Serialize;
+use std::cell::Cell;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -105,8 +106,8 @@ pub fn main<P: Program>() -> ExitCode {
         let (handle, name) = (sys.clone(), name.clone());
         signals::handle(move || interrupt(&handle, &name))?;
         let report = program.run(&sys);
-        if ENDED.swap(true, Ordering::Relaxed) {
-            // An interrupt has ended the program under the feet of the work, and tells that.
+        if !tells() {
+            // An interrupt, or the end of memory, has ended the program under the feet of the work, and tells that.
             loop {
                 std::thread::park();
             }
@@ -131,8 +132,20 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
-/// Whether it is settled who tells how the program ends: [`main`], whose work has ended, or an interrupt.
+/// Whether it is settled who tells how the program ends: [`main`], whose work has ended, an interrupt, or a thread that finds no memory.
 static ENDED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this thread does.
+    static TELLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is the one that tells how the program ends, which settles it where it was not.
+fn tells() -> bool {
+    let tells = TELLS.try_with(Cell::get) == Ok(true) || !ENDED.swap(true, Ordering::Relaxed);
+    let _ = TELLS.try_with(|here| here.set(tells));
+    tells
+}
 
 /// Asks the work to stop. If it has not within the grace, or at the second signal (it may wait for input that
 /// never comes), everything temporary is removed and the program ends here.
@@ -150,9 +163,9 @@ fn interrupt(sys: &Sys, name: &str) {
 
 /// Ends the program under the feet of its work.
 fn end_now(sys: &Sys, name: &str) -> ! {
-    let is_told = ENDED.swap(true, Ordering::Relaxed);
+    let tells = tells();
     sys.abandon();
-    if !is_told {
+    if tells {
         // Progress may stand in this line of a terminal.
         let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
         drop(writeln!(std::io::stderr(), "{line}{name}: {}", Error::Cancelled));

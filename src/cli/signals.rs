@@ -14,8 +14,14 @@ pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
     let caught = [SIGINT, SIGTERM, SIGHUP, SIGXFSZ].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
     let failed = |e: std::io::Error| Error::request(format!("signals cannot be handled: {e}"));
     let mut signals = Signals::new(caught).map_err(failed)?;
-    let wait = move || signals.forever().filter(|&signal| signal != SIGXFSZ).for_each(|_| interrupt());
+    let (started, starts) = std::sync::mpsc::sync_channel(1);
+    let wait = move || {
+        let _ = started.send(());
+        signals.forever().filter(|&signal| signal != SIGXFSZ).for_each(|_| interrupt());
+    };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+    // A thread that finds no memory when it starts ends the program with a line of its own: not beside another's.
+    let _ = starts.recv();
     Ok(())
 }
 
