@@ -107,8 +107,8 @@ pub use engine::{
 };
 pub use error::{Damage, Error, Result};
 pub use format::{
-    BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, DecodedTile,
-    Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
+    BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk,
+    DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
 };
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};

@@ -112,7 +112,7 @@ impl ChunkBuilder for Builder {
     fn push(&mut self, tile: &SortedTile, _: &Made, sink: ChunkSink<'_>) -> blco::Result<()> {
         let bytes_each = 4 * tile.order() + 8;
         if (self.ranges.nnz + tile.values.len()) * bytes_each + 1024 > self.chunk_bytes {
-            sink(self.close())?;
+            sink(self.close().into())?;
         }
         self.ranges.add(tile);
         for (m, column) in self.columns.iter_mut().enumerate() {
@@ -123,7 +123,7 @@ impl ChunkBuilder for Builder {
     }
 
     fn finish(&mut self, sink: ChunkSink<'_>) -> blco::Result<()> {
-        if self.ranges.nnz > 0 { sink(self.close()) } else { Ok(()) }
+        if self.ranges.nnz > 0 { sink(self.close().into()) } else { Ok(()) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cutting: sorted nonzeros to the chunks of any format; statistics on the way. Tiles are worked on in parallel, chunks
 //! assembled in order.
 
-use super::{BuiltChunk, ChunkBuilder, Format, Made, SortedTile, Statistics, TileWorker};
+use super::{ChunkBuilder, ClosedChunk, Format, Made, SortedTile, Statistics, TileWorker};
 use crate::chunk::Version;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -26,13 +26,17 @@ struct Piece {
     made: Made,
 }
 
-/// Cuts sorted nonzeros into chunks. A group of tiles is assembled while the next one is worked on.
+/// Takes chunks that are cut, in order.
+type Sink<'a> = &'a mut (dyn FnMut(ClosedChunk) -> Result<()> + Send);
+
+/// Cuts sorted nonzeros into chunks. A group of tiles is assembled and counted while the next one is worked on.
 #[derive(Debug)]
 pub struct Cutter<K> {
     order: usize,
     linearizer: Linearizer<K>,
     worker: Option<Arc<dyn TileWorker>>,
-    assembler: Assembler,
+    builder: Box<dyn ChunkBuilder>,
+    statistics: Statistics,
     pending: Vec<Nonzero<K>>,
     /// The first `filled` wait to be assembled.
     ready: Vec<Piece>,
@@ -42,24 +46,16 @@ pub struct Cutter<K> {
     next: Vec<Piece>,
 }
 
-/// Takes pieces in order.
-#[derive(Debug)]
-struct Assembler {
-    builder: Box<dyn ChunkBuilder>,
-    statistics: Statistics,
-}
-
-impl Assembler {
-    fn add(
-        &mut self,
-        pieces: &[Piece],
-        sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send),
-    ) -> Result<()> {
-        pieces.iter().try_for_each(|Piece { tile, made }| {
-            self.statistics.add(tile);
-            self.builder.push(tile, made, sink)
-        })
-    }
+/// Puts pieces into chunks, and counts them.
+fn assemble(
+    builder: &mut dyn ChunkBuilder,
+    statistics: &mut Statistics,
+    pieces: &[Piece],
+    sink: Sink<'_>,
+) -> Result<()> {
+    let build = || pieces.iter().try_for_each(|Piece { tile, made }| builder.push(tile, made, sink));
+    let count = || statistics.add(pieces.iter().map(|piece| &piece.tile));
+    rayon::join(build, count).0
 }
 
 impl<K: Key> Cutter<K> {
@@ -73,7 +69,8 @@ impl<K: Key> Cutter<K> {
             order: shape.order(),
             linearizer: Linearizer::new(&record.bit_layout(shape)),
             worker: builder.worker(),
-            assembler: Assembler { builder, statistics: Statistics::new(shape.order(), levels.as_ref()) },
+            builder,
+            statistics: Statistics::new(shape.order(), levels.as_ref()),
             pending: Vec::new(),
             ready: Vec::new(),
             filled: 0,
@@ -81,27 +78,30 @@ impl<K: Key> Cutter<K> {
         }
     }
 
-    /// Takes the next nonzeros in the format's order; finished chunks go to `sink`.
-    pub fn push(
-        &mut self,
-        nonzeros: &[Nonzero<K>],
-        sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send),
-    ) -> Result<()> {
+    /// Takes the next nonzeros in the format's order; chunks that are cut go to `sink`.
+    pub fn push(&mut self, nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
+        if self.pending.is_empty() && nonzeros.len() == PENDING_NNZ {
+            return self.work(nonzeros, sink);
+        }
         self.pending.extend_from_slice(nonzeros);
         if self.pending.len() < PENDING_NNZ {
             return Ok(());
         }
-        let whole = self.pending.len() / TILE_NNZ * TILE_NNZ;
-        self.work(whole, sink)
+        let mut pending = std::mem::take(&mut self.pending);
+        let whole = pending.len() / TILE_NNZ * TILE_NNZ;
+        let worked = self.work(&pending[..whole], sink);
+        pending.drain(..whole);
+        self.pending = pending;
+        worked
     }
 
-    /// Works on the first `nnz` pending nonzeros, and assembles those before.
-    fn work(&mut self, nnz: usize, sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send)) -> Result<()> {
-        let Self { order, linearizer, worker, assembler, pending, ready, filled, next } = self;
-        let tiles = nnz.div_ceil(TILE_NNZ);
+    /// Works on `nonzeros`, and assembles those before.
+    fn work(&mut self, nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
+        let Self { order, linearizer, worker, builder, statistics, ready, filled, next, .. } = self;
+        let tiles = nonzeros.len().div_ceil(TILE_NNZ);
         next.resize_with(tiles.max(next.len()), Piece::default);
-        let pieces = pending[..nnz].par_chunks(TILE_NNZ).zip(&mut next[..tiles]);
-        let assemble = || assembler.add(&ready[..*filled], sink);
+        let pieces = nonzeros.par_chunks(TILE_NNZ).zip(&mut next[..tiles]);
+        let assemble = || assemble(&mut **builder, statistics, &ready[..*filled], sink);
         let work = || {
             pieces.for_each(|(nonzeros, Piece { tile, made })| {
                 tile.gather(linearizer, *order, nonzeros);
@@ -113,16 +113,16 @@ impl<K: Key> Cutter<K> {
         let (assembled, ()) = rayon::join(assemble, work);
         std::mem::swap(ready, next);
         *filled = tiles;
-        pending.drain(..nnz);
         assembled
     }
 
     /// Hands over what is left; the statistics of all nonzeros.
-    pub fn finish(mut self, sink: &mut (dyn FnMut(BuiltChunk) -> Result<()> + Send)) -> Result<Statistics> {
-        self.work(self.pending.len(), sink)?;
-        let Self { mut assembler, ready, filled, .. } = self;
-        assembler.add(&ready[..filled], sink)?;
-        assembler.builder.finish(sink)?;
-        Ok(assembler.statistics)
+    pub fn finish(mut self, sink: Sink<'_>) -> Result<Statistics> {
+        let pending = std::mem::take(&mut self.pending);
+        self.work(&pending, sink)?;
+        let Self { mut builder, mut statistics, ready, filled, .. } = self;
+        assemble(&mut *builder, &mut statistics, &ready[..filled], sink)?;
+        builder.finish(sink)?;
+        Ok(statistics)
     }
 }

@@ -19,6 +19,10 @@ pub struct SortedTile {
     pub linear: [u128; 2],
     /// The sum of the nonzeros' hashes.
     pub hash: u64,
+    /// The sum of the values' squares, in order.
+    pub(super) sum_squares: f64,
+    /// Smallest and largest value by [`f64::total_cmp`].
+    pub(super) value_range: Option<[f64; 2]>,
 }
 
 impl SortedTile {
@@ -47,6 +51,8 @@ impl SortedTile {
             self.high[m] = self.column(m).iter().copied().max().unwrap_or(0);
         }
         self.hash = self.hash();
+        self.sum_squares = self.values.iter().fold(0.0, |sum, v| sum + v * v);
+        self.value_range = self.values.iter().fold(None, |range, &v| Some(widened(range, [v; 2])));
     }
 
     /// The indices of `mode`.
@@ -74,6 +80,15 @@ impl SortedTile {
         }
         sums[..self.values.len()].iter().map(|&sum| mix(sum)).fold(0, u64::wrapping_add)
     }
+}
+
+/// The range that holds both.
+pub(super) fn widened(range: Option<[f64; 2]>, other: [f64; 2]) -> [f64; 2] {
+    let [low, high] = range.unwrap_or(other);
+    [
+        if other[0].total_cmp(&low).is_lt() { other[0] } else { low },
+        if other[1].total_cmp(&high).is_gt() { other[1] } else { high },
+    ]
 }
 
 /// What numbers are multiplied by where their bits are mixed.

@@ -3,13 +3,17 @@
 //! (formats-spec/hocfs.md). This is its rule of what goes into which chunk, over [`super::tree`].
 
 use super::tree::{self, Meter, Tree, TreeDecoder, TreeEncoder};
-use super::{Checked, ChunkBuilder, ChunkFormat, ChunkSink, Decoder, FormatRecord, Layout, Made, SortedTile};
+use super::{
+    Checked, ChunkBuilder, ChunkFormat, ChunkSink, ClosedChunk, Decoder, FormatRecord, Layout, Made,
+    SortedTile,
+};
 use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::LeafRule;
 use crate::encoding::values::ValueEncoding;
 use crate::error::Result;
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// The format.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +158,7 @@ fn rebuilt_chunk_bytes(
 pub struct HocfsBuilder {
     version: Version,
     levels: ModeOrder,
-    encoder: TreeEncoder,
+    encoder: Arc<TreeEncoder>,
     chunk_bytes: u64,
     /// Bytes of a chunk before padding, at most.
     bytes_max: u64,
@@ -172,7 +176,7 @@ impl HocfsBuilder {
         Self {
             version,
             levels,
-            encoder: TreeEncoder::new(version, shape, &levels, leaf, Hocfs::code()),
+            encoder: Arc::new(TreeEncoder::new(version, shape, &levels, leaf, Hocfs::code())),
             chunk_bytes,
             bytes_max: unpadded_bytes_max(leaf, chunk_bytes),
             nodes_max: chunk_nodes_max(chunk_bytes),
@@ -196,6 +200,12 @@ impl HocfsBuilder {
         Ok(())
     }
 
+    /// A chunk of this tree.
+    fn closed(&self, tree: Tree) -> ClosedChunk {
+        let (encoder, bytes_max) = (Arc::clone(&self.encoder), self.chunk_bytes);
+        ClosedChunk::new(tree.nnz(), move || encoder.encode(&tree, bytes_max))
+    }
+
     fn is_full(&self) -> bool {
         self.tree.nodes() > self.nodes_max || self.meter.bytes() > self.bytes_max
     }
@@ -213,9 +223,7 @@ impl HocfsBuilder {
         let Some(at) = places.into_iter().find(|&at| at > 0) else { return Ok(()) };
         let rest = tree.split_off(at);
         let closed = std::mem::replace(tree, rest);
-        let chunk = self.encoder.encode(&closed, self.chunk_bytes);
-        drop(closed);
-        sink(chunk)?;
+        sink(self.closed(closed))?;
         self.meter = Meter::of(self.version, &self.tree);
         if !self.is_full() {
             self.look_ahead();
@@ -249,8 +257,6 @@ impl ChunkBuilder for HocfsBuilder {
         if closed.nnz() == 0 {
             return Ok(());
         }
-        let chunk = self.encoder.encode(&closed, self.chunk_bytes);
-        drop(closed);
-        sink(chunk)
+        sink(self.closed(closed))
     }
 }

@@ -29,7 +29,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, Shape};
 use std::any::Any;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,8 +119,8 @@ pub type Checked<T> = std::result::Result<T, &'static str>;
 /// What a [`TileWorker`] has made of a tile. It is handed over again for another tile, with what it held, so that memory is used again.
 pub type Made = Option<Box<dyn Any + Send + Sync>>;
 
-/// Takes finished chunks.
-pub type ChunkSink<'a> = &'a mut dyn FnMut(BuiltChunk) -> Result<()>;
+/// Takes chunks that are cut.
+pub type ChunkSink<'a> = &'a mut dyn FnMut(ClosedChunk) -> Result<()>;
 
 /// Cuts a partition's nonzeros into chunks.
 pub trait ChunkBuilder: Debug + Send {
@@ -129,7 +129,7 @@ pub trait ChunkBuilder: Debug + Send {
         None
     }
 
-    /// Takes the next tile, in order, with what was made of it; finished chunks go to `sink`. All tiles but the last are full. Where chunks are
+    /// Takes the next tile, in order, with what was made of it; chunks that are cut go to `sink`. All tiles but the last are full. Where chunks are
     /// cut must depend on the nonzeros alone; no more nonzeros may wait here than lie in three chunks.
     fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()>;
 
@@ -141,6 +141,45 @@ pub trait ChunkBuilder: Debug + Send {
 pub trait TileWorker: Debug + Send + Sync {
     /// Makes of `tile` what the builder needs of it.
     fn work(&self, tile: &SortedTile, made: &mut Made);
+}
+
+/// A chunk whose nonzeros are settled. Its image is made when it is wanted, by any thread.
+pub struct ClosedChunk {
+    nnz: usize,
+    build: Box<dyn FnOnce() -> BuiltChunk + Send>,
+}
+
+impl ClosedChunk {
+    /// A chunk of `nnz` nonzeros that `build` makes.
+    #[must_use]
+    pub fn new(nnz: usize, build: impl FnOnce() -> BuiltChunk + Send + 'static) -> Self {
+        Self { nnz, build: Box::new(build) }
+    }
+
+    /// Its nonzeros.
+    #[must_use]
+    pub fn nnz(&self) -> usize {
+        self.nnz
+    }
+
+    /// Makes its image.
+    #[must_use]
+    pub fn build(self) -> BuiltChunk {
+        (self.build)()
+    }
+}
+
+/// A chunk that was built at once.
+impl From<BuiltChunk> for ClosedChunk {
+    fn from(chunk: BuiltChunk) -> Self {
+        Self::new(chunk.ranges.nnz, || chunk)
+    }
+}
+
+impl Debug for ClosedChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClosedChunk").field("nnz", &self.nnz).finish_non_exhaustive()
+    }
 }
 
 /// A finished chunk.

@@ -1,8 +1,10 @@
-//! The manifest's statistics, gathered tile by tile in order (formats-spec/container.md, "Statistics").
+//! The manifest's statistics, gathered from tiles in order (formats-spec/container.md, "Statistics"); those of each mode, and those of a tree, in
+//! parallel.
 
-use super::gathered::{MULTIPLIER, SortedTile};
+use super::gathered::{MULTIPLIER, SortedTile, widened};
 use crate::encoding::TILE_NNZ;
 use crate::shape::{ModeOrder, ORDER_MAX};
+use rayon::prelude::*;
 
 /// Group sizes of which a partition's distinct indices are counted: 512 times the powers of two.
 pub const GROUP_SIZES: usize = 8;
@@ -30,17 +32,15 @@ const GROUP_NNZ: usize = TILE_NNZ << (GROUP_SIZES - 1);
 /// Of so many groups one is.
 const GROUPS_EACH: u64 = 8;
 
-/// The manifest's statistics, gathered tile by tile in order.
+/// The manifest's statistics, gathered from tiles in order.
 #[derive(Debug)]
 pub struct Statistics {
     nnz: u64,
     hash: u64,
-    distinct: Distinct,
-    tree: Option<TreeCounts>,
     sum_squares: Neumaier,
-    value_min: f64,
-    value_max: f64,
-    rows: Vec<Vec<u64>>,
+    value_range: Option<[f64; 2]>,
+    tree: Option<TreeCounts>,
+    modes: Vec<ModeCounts>,
 }
 
 impl Statistics {
@@ -50,30 +50,26 @@ impl Statistics {
         Self {
             nnz: 0,
             hash: 0,
-            distinct: Distinct::new(order),
-            tree: levels.map(TreeCounts::new),
             sum_squares: Neumaier::default(),
-            value_min: f64::INFINITY,
-            value_max: f64::NEG_INFINITY,
-            rows: vec![vec![0; ROW_BUCKETS]; order],
+            value_range: None,
+            tree: levels.map(TreeCounts::new),
+            modes: (0..order).map(ModeCounts::new).collect(),
         }
     }
 
-    /// Adds the next tile.
-    pub fn add(&mut self, tile: &SortedTile) {
-        let values = &tile.values;
-        self.nnz += values.len() as u64;
-        self.hash = self.hash.wrapping_add(tile.hash);
-        self.distinct.add(tile);
-        self.tree.iter_mut().for_each(|tree| tree.add(tile));
-        self.sum_squares.add(values.iter().fold(0.0, |sum, v| sum + v * v));
-        for &v in values {
-            self.value_min = if v.total_cmp(&self.value_min).is_lt() { v } else { self.value_min };
-            self.value_max = if v.total_cmp(&self.value_max).is_gt() { v } else { self.value_max };
-        }
-        for (mode, rows) in self.rows.iter_mut().enumerate() {
-            for index in tile.column(mode) {
-                rows[*index as usize % ROW_BUCKETS] += 1;
+    /// Adds the next tiles.
+    pub fn add<'t>(&mut self, tiles: impl Iterator<Item = &'t SortedTile> + Clone + Sync) {
+        let Self { nnz, hash, sum_squares, value_range, tree, modes } = self;
+        let before = *nnz;
+        let of_tree = || tree.iter_mut().for_each(|tree| tiles.clone().for_each(|tile| tree.add(tile)));
+        let of_modes = || modes.par_iter_mut().for_each(|mode| mode.add(before, tiles.clone()));
+        rayon::join(of_modes, of_tree);
+        for tile in tiles {
+            *nnz += tile.values.len() as u64;
+            *hash = hash.wrapping_add(tile.hash);
+            sum_squares.add(tile.sum_squares);
+            if let Some(range) = tile.value_range {
+                *value_range = Some(widened(*value_range, range));
             }
         }
     }
@@ -93,10 +89,10 @@ impl Statistics {
     /// What plans want to know.
     #[must_use]
     pub fn of_partition(&self) -> PartitionStatistics {
-        let mut distinct = self.distinct.clone();
-        distinct.close();
+        let modes: Vec<ModeCounts> = self.modes.iter().map(ModeCounts::closed).collect();
         let (nodes, fiber_lengths) = self.tree.as_ref().map_or(([0; _], [0; _]), TreeCounts::finish);
-        PartitionStatistics { sampled: distinct.sampled, nodes, fiber_lengths, distinct: distinct.counts }
+        let distinct = modes.iter().map(|mode| mode.distinct).collect();
+        PartitionStatistics { sampled: modes[0].sampled, nodes, fiber_lengths, distinct }
     }
 
     /// The sum of the values' squares.
@@ -108,64 +104,72 @@ impl Statistics {
     /// The smallest value.
     #[must_use]
     pub fn value_min(&self) -> f64 {
-        self.value_min
+        self.value_range.map_or(f64::INFINITY, |range| range[0])
     }
 
     /// The largest value.
     #[must_use]
     pub fn value_max(&self) -> f64 {
-        self.value_max
+        self.value_range.map_or(f64::NEG_INFINITY, |range| range[1])
     }
 
     /// For each mode a number of nonzeros that no row exceeds.
     #[must_use]
     pub fn longest_row_bounds(&self) -> Vec<u64> {
-        self.rows.iter().map(|rows| rows.iter().copied().max().unwrap_or(0)).collect()
+        self.modes.iter().map(|mode| mode.rows.iter().copied().max().unwrap_or(0)).collect()
     }
 }
 
-/// Distinct indices of each mode in groups of nonzeros.
+/// Of one mode: its rows' counters, and distinct indices in groups of nonzeros.
 #[derive(Clone, Debug)]
-struct Distinct {
-    /// Nonzeros so far, sampled or not.
-    nnz: u64,
+struct ModeCounts {
+    mode: usize,
+    rows: Vec<u64>,
     sampled: u64,
-    /// The indices of each mode in the sampled group that is open.
-    open: Vec<Vec<u32>>,
+    /// The indices in the sampled group that is open.
+    open: Vec<u32>,
     /// Where each index was met last, by its hash: the index, and its position in the group plus one.
     met: Vec<u64>,
-    counts: Vec<[u64; GROUP_SIZES]>,
+    distinct: [u64; GROUP_SIZES],
 }
 
-impl Distinct {
-    fn new(order: usize) -> Self {
-        let (open, counts) = (vec![Vec::new(); order], vec![[0; GROUP_SIZES]; order]);
-        Self { nnz: 0, sampled: 0, open, met: Vec::new(), counts }
+impl ModeCounts {
+    fn new(mode: usize) -> Self {
+        let (rows, distinct) = (vec![0; ROW_BUCKETS], [0; GROUP_SIZES]);
+        Self { mode, rows, sampled: 0, open: Vec::new(), met: Vec::new(), distinct }
     }
 
-    fn add(&mut self, tile: &SortedTile) {
-        let group = self.nnz / GROUP_NNZ as u64;
-        self.nnz += tile.values.len() as u64;
-        if !group.is_multiple_of(GROUPS_EACH) {
-            return;
-        }
-        for (mode, open) in self.open.iter_mut().enumerate() {
-            open.extend_from_slice(tile.column(mode));
-        }
-        if self.nnz.is_multiple_of(GROUP_NNZ as u64) {
-            self.close();
+    /// Adds tiles behind `nnz` nonzeros.
+    fn add<'t>(&mut self, mut nnz: u64, tiles: impl Iterator<Item = &'t SortedTile>) {
+        for tile in tiles {
+            let column = tile.column(self.mode);
+            for index in column {
+                self.rows[*index as usize % ROW_BUCKETS] += 1;
+            }
+            let group = nnz / GROUP_NNZ as u64;
+            nnz += column.len() as u64;
+            if group.is_multiple_of(GROUPS_EACH) {
+                self.open.extend_from_slice(column);
+                if nnz.is_multiple_of(GROUP_NNZ as u64) {
+                    self.close();
+                }
+            }
         }
     }
 
     /// Counts what is open.
     fn close(&mut self) {
-        self.sampled += self.open[0].len() as u64;
-        for (open, counts) in self.open.iter_mut().zip(&mut self.counts) {
-            for (size, count) in distinct(open, &mut self.met).into_iter().enumerate() {
-                counts[size] += count;
-            }
-            open.clear();
-        }
+        self.sampled += self.open.len() as u64;
+        let counts = distinct(&self.open, &mut self.met);
+        self.distinct.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
+        self.open.clear();
+    }
+
+    /// With what is open counted.
+    fn closed(&self) -> Self {
+        let mut closed = self.clone();
+        closed.close();
+        closed
     }
 }
 

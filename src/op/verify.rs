@@ -5,12 +5,16 @@ use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::hocfs::OPEN_CHUNKS;
-use crate::format::{BuiltChunk, ChunkView, Cutter, PENDING_NNZ, PRIVATE_CODE, Statistics, waiting_bytes};
+use crate::format::{
+    BuiltChunk, ChunkView, Cutter, DecodedTile, PENDING_NNZ, PRIVATE_CODE, Statistics, waiting_bytes,
+};
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
 use crate::store::manifest::PartOf;
 use crate::store::{ChunkEntry, Manifest, Store};
+use rayon::prelude::*;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -23,6 +27,8 @@ pub struct Verify<'a> {
     linearizer: Linearizer<u128>,
     cutter: Cutter<u128>,
     previous: Option<Nonzero<u128>>,
+    /// Those of a group of tiles.
+    nonzeros: Vec<Nonzero<u128>>,
     compared: Compared<'a>,
 }
 
@@ -55,6 +61,7 @@ impl<'a> Verify<'a> {
             linearizer: Linearizer::new(&format.bit_layout(shape)),
             cutter: Cutter::new(*version, shape, format, *chunk_bytes),
             previous: None,
+            nonzeros: Vec::new(),
             compared: Compared {
                 store,
                 stored: Vec::with_capacity(store.manifest().chunks.len()),
@@ -81,7 +88,8 @@ impl<'a> Verify<'a> {
         // Buffers of one size, which registered formats may have, do not shrink with the nonzeros.
         let own = format.record().code < PRIVATE_CODE;
         let open = if own { open.min(nnz.saturating_mul(node)) } else { open };
-        let waiting = waiting_bytes(format, shape.order(), size_of::<Nonzero<u128>>());
+        // Those of a group too.
+        let waiting = waiting_bytes(format, shape.order(), 2 * size_of::<Nonzero<u128>>());
         Ok(open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64)
     }
 
@@ -93,7 +101,7 @@ impl<'a> Verify<'a> {
     pub fn finish(self) -> Result<()> {
         let Self { cutter, mut compared, .. } = self;
         let store = compared.store;
-        let found = cutter.finish(&mut |chunk| compared.take(chunk))?;
+        let found = cutter.finish(&mut |chunk| compared.take(chunk.build()))?;
         compared.finish()?;
         let manifest = store.manifest();
         let same = compared.built == manifest.chunks.len() && is_recorded(&found, manifest);
@@ -114,34 +122,70 @@ impl<'a> Verify<'a> {
         }
     }
 
-    /// Checks the order within a tile and with the one before, and gathers its nonzeros.
-    fn nonzeros(&mut self, batch: &Tiles<'_>, t: usize) -> Result<Vec<Nonzero<u128>>> {
-        let tile = batch.tile(t);
-        let order = tile.order();
-        let mut nonzeros = Vec::with_capacity(tile.nnz);
-        let mut at = [0; ORDER_MAX];
-        for (i, &value) in tile.values.iter().enumerate() {
-            at[..order].iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
-            let linear = self.linearizer.scatter(&at[..order]);
-            let place = || format!("tile {} of the store, nonzero {i}", batch.first_tile + t as u64);
-            let nonzero = Nonzero { linear, value };
-            let rises = self.previous.is_none_or(|last| last.linear < linear);
-            let repeats =
-                self.previous.is_some_and(|last| last.linear == linear && last.order(&nonzero).is_le());
-            if !rises && !repeats {
-                return Err(
-                    Error::unusable(self.path(), format!("{}: out of order", place())).breaks("order")
-                );
+    /// Takes `tiles` of a batch: gathers their nonzeros in parallel, checks the order within each and with what came before, and cuts them.
+    fn take(&mut self, batch: &Tiles<'_>, tiles: Range<usize>) -> Result<()> {
+        let (linearizer, may_repeat) = (&self.linearizer, self.compared.store.manifest().may_repeat);
+        let mut nonzeros = std::mem::take(&mut self.nonzeros);
+        nonzeros.resize(tiles.len() * TILE_NNZ, Nonzero::default());
+        let gathered = nonzeros.par_chunks_mut(TILE_NNZ).zip(tiles.clone()).map(|(nonzeros, t)| {
+            let nonzeros = gather(linearizer, &batch.tile(t), nonzeros);
+            let wrong = nonzeros.windows(2).position(|pair| !follows(&pair[0], &pair[1], may_repeat));
+            (&*nonzeros, wrong.map(|i| i + 1))
+        });
+        let gathered: Vec<(&[Nonzero<u128>], Option<usize>)> = gathered.collect();
+        for (&(nonzeros, wrong), t) in gathered.iter().zip(tiles) {
+            let Some(first) = nonzeros.first() else { continue };
+            let begins = self.previous.is_none_or(|last| follows(&last, first, may_repeat));
+            if let Some(i) = if begins { wrong } else { Some(0) } {
+                let before = if i == 0 { self.previous } else { Some(nonzeros[i - 1]) };
+                return Err(self.misplaced(before, &nonzeros[i], batch.first_tile + t as u64, i));
             }
-            if repeats && !self.compared.store.manifest().may_repeat {
-                return Err(Error::unusable(self.path(), format!("{}: a coordinate is repeated", place()))
-                    .breaks("order"));
-            }
-            self.previous = Some(nonzero);
-            nonzeros.push(nonzero);
+            self.previous = nonzeros.last().copied();
         }
-        Ok(nonzeros)
+        let compared = &mut self.compared;
+        // All at once where all are full: then nothing is copied.
+        let slots = gathered.iter().map(|(nonzeros, _)| nonzeros.len()).sum::<usize>();
+        let mut push = |nonzeros: &[Nonzero<u128>]| {
+            compared.cutter_nnz += nonzeros.len() as u64;
+            self.cutter.push(nonzeros, &mut |chunk| compared.take(chunk.build()))?;
+            compared.within()
+        };
+        if slots == gathered.len() * TILE_NNZ {
+            push(&nonzeros)?;
+        } else {
+            gathered.iter().try_for_each(|(nonzeros, _)| push(nonzeros))?;
+        }
+        self.nonzeros = nonzeros;
+        Ok(())
     }
+
+    /// The error for nonzero `i` of a tile, which does not follow the one `before`.
+    fn misplaced(&self, before: Option<Nonzero<u128>>, at: &Nonzero<u128>, tile: u64, i: usize) -> Error {
+        let place = format!("tile {tile} of the store, nonzero {i}");
+        let repeats = before.is_some_and(|before| before.linear == at.linear && before.order(at).is_le());
+        let what = if repeats { "a coordinate is repeated" } else { "out of order" };
+        Error::unusable(self.path(), format!("{place}: {what}")).breaks("order")
+    }
+}
+
+/// The nonzeros of `tile`, at the beginning of `nonzeros`.
+fn gather<'a>(
+    linearizer: &Linearizer<u128>,
+    tile: &DecodedTile<'_>,
+    nonzeros: &'a mut [Nonzero<u128>],
+) -> &'a mut [Nonzero<u128>] {
+    let (order, nonzeros) = (tile.order(), &mut nonzeros[..tile.nnz]);
+    let mut at = [0; ORDER_MAX];
+    for (i, (nonzero, &value)) in nonzeros.iter_mut().zip(tile.values).enumerate() {
+        at[..order].iter_mut().enumerate().for_each(|(m, index)| *index = tile.column(m)[i]);
+        *nonzero = Nonzero { linear: linearizer.scatter(&at[..order]), value };
+    }
+    nonzeros
+}
+
+/// Whether `next` can come right behind `last`.
+fn follows(last: &Nonzero<u128>, next: &Nonzero<u128>, may_repeat: bool) -> bool {
+    last.linear < next.linear || may_repeat && last.linear == next.linear && last.order(next).is_le()
 }
 
 /// Whether the manifest records these statistics.
@@ -252,13 +296,7 @@ impl HostOp for Verify<'_> {
     }
 
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
-        for t in 0..batch.tiles() {
-            let nonzeros = self.nonzeros(batch, t)?;
-            let compared = &mut self.compared;
-            compared.cutter_nnz += nonzeros.len() as u64;
-            self.cutter.push(&nonzeros, &mut |chunk| compared.take(chunk))?;
-            compared.within()?;
-        }
-        Ok(())
+        const GROUP: usize = PENDING_NNZ / TILE_NNZ;
+        (0..batch.tiles()).step_by(GROUP).try_for_each(|t| self.take(batch, t..batch.tiles().min(t + GROUP)))
     }
 }

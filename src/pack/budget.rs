@@ -5,13 +5,13 @@
 //! ```text
 //! program + threads + the larger of
 //!     reading: reader + a run, sorted in place, or batches that are kept or wait to be staged
-//!     writing: cutter + open chunk + codec + what is ahead of each run and two rounds of merged nonzeros
+//!     writing: cutter + chunks that are built at once, with a codec each + what is ahead of each run and two rounds of merged nonzeros
 //! ```
 //!
 //! * **program**, **threads**: code, stacks, what each thread scratches on and its allocator keeps;
 //! * **reader**: the decoder's window, pieces of text, parsed batches: what the [`Source`] says, and is held to;
 //! * **cutter**: nonzeros that are pending, tiles being encoded, row counters;
-//! * **open chunk**, **codec**: what the format takes to build one, and zstd to compress it.
+//! * **chunks**, **codec**: what the format takes to build each, and zstd to compress it.
 //!
 //! What memory allows decides how long runs are, how much is read ahead, how many threads work. What it takes at least
 //! follows from the options and the source alone; less is refused before anything is read.
@@ -52,17 +52,22 @@ pub struct Budget {
     room: u64,
     /// What the source takes.
     reader: u64,
-    /// What cutter, open chunk and codec take.
+    /// What cutter, open chunk, codec and chunks that wait take.
     writer: u64,
+    /// Chunks that are built and written at once.
+    chunks_at_once: usize,
 }
 
-/// What cutter, open chunk and codec take. Buffers of a large chunk grow: what they leave behind may be an eighth again.
+/// What cutter, open chunk and codec take.
 fn writer(options: &PackOptions) -> u64 {
+    CUTTER_BYTES.saturating_add(chunk(options))
+}
+
+/// What an open chunk and the codec take. Buffers of a large chunk grow: what they leave behind may be an eighth again.
+fn chunk(options: &PackOptions) -> u64 {
     let open_chunk = options.format.open_chunk_bytes(options.chunk_bytes);
     let left = (open_chunk.saturating_sub(OPEN_CHUNK_BYTES) / 8).min(OPEN_CHUNK_BYTES);
-    CUTTER_BYTES
-        .saturating_add(open_chunk)
-        .saturating_add(left + options.codec.encoder_bytes(options.chunk_bytes))
+    open_chunk.saturating_add(left + options.codec.encoder_bytes(options.chunk_bytes))
 }
 
 /// The least memory in which `source` can be packed with `options` on `threads` threads.
@@ -91,7 +96,7 @@ pub fn scan_bytes(memory: u64) -> u64 {
 impl Budget {
     /// Of `room` bytes for everything that grows with it; the source takes `reader`, and writing `writer`, of them.
     pub fn new(room: u64, reader: u64, writer: u64) -> Self {
-        Self { room, reader, writer }
+        Self { room, reader, writer, chunks_at_once: 1 }
     }
 
     /// For packing `source` with `options` on the current rayon pool. Holds the source to its part. An error where the
@@ -108,7 +113,11 @@ impl Budget {
         // An eighth of what is left keeps all threads busy where that matters.
         let reader = (takes.least + room.saturating_sub(takes.least) / 8).min(takes.most);
         source.limit(reader);
-        Ok(Self::new(room, reader, writer(options)))
+        // So do chunks in an eighth.
+        let chunks =
+            usize::try_from(room / 8 / chunk(options).max(1)).unwrap_or(usize::MAX).clamp(1, threads);
+        let waiting = (chunks as u64 - 1) * chunk(options);
+        Ok(Self { chunks_at_once: chunks, ..Self::new(room, reader, writer(options) + waiting) })
     }
 
     /// Bytes of batches that may be kept while reading.
@@ -160,6 +169,11 @@ impl Budget {
     /// Bytes for what is ahead of runs, and for two rounds of it.
     fn merging(&self) -> u64 {
         self.room.saturating_sub(self.writer).max(self.room / 8)
+    }
+
+    /// Chunks that are built and written at once.
+    pub fn chunks_at_once(&self) -> usize {
+        self.chunks_at_once
     }
 
     /// Runs that are merged at once.

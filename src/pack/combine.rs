@@ -2,6 +2,7 @@
 
 use super::Duplicates;
 use crate::error::{Error, Result};
+use crate::format::PENDING_NNZ;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 
 /// Settles duplicates in a stream of nonzeros in linear order.
@@ -47,8 +48,35 @@ impl<K: Key> Combiner<K> {
         self.kept
     }
 
-    /// Takes the next nonzeros and returns those that are settled by now.
-    pub fn push(&mut self, sorted: &[Nonzero<K>]) -> Result<&[Nonzero<K>]> {
+    /// Takes the next nonzeros. Those that are settled by now go to `sink`, at most [`PENDING_NNZ`] at once; where none repeats, as they are.
+    pub fn push(
+        &mut self,
+        mut sorted: &[Nonzero<K>],
+        mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>,
+    ) -> Result<()> {
+        while !sorted.is_empty() {
+            let (part, rest) = sorted.split_at(sorted.len().min(PENDING_NNZ));
+            if self.open.is_none() && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
+                sink(part)?;
+            } else {
+                self.settle(part)?;
+                if rest.first().is_some_and(|next| self.open.is_some_and(|open| open.linear != next.linear)) {
+                    self.settled.extend(self.open.take());
+                }
+                sink(&self.settled)?;
+            }
+            sorted = rest;
+        }
+        Ok(())
+    }
+
+    /// Hands over the last nonzero, once no more come.
+    pub fn finish(&mut self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>) -> Result<()> {
+        self.open.take().map_or(Ok(()), |last| sink(&[last]))
+    }
+
+    /// Settles what comes before the last of `sorted`.
+    fn settle(&mut self, sorted: &[Nonzero<K>]) -> Result<()> {
         self.settled.clear();
         for &next in sorted {
             match &mut self.open {
@@ -74,14 +102,7 @@ impl<K: Key> Combiner<K> {
                 open => self.settled.extend(open.replace(next)),
             }
         }
-        Ok(&self.settled)
-    }
-
-    /// The last nonzero, once no more come.
-    pub fn finish(&mut self) -> &[Nonzero<K>] {
-        self.settled.clear();
-        self.settled.extend(self.open.take());
-        &self.settled
+        Ok(())
     }
 
     fn refuse(&self, key: K, what: &str) -> Error {
@@ -89,6 +110,11 @@ impl<K: Key> Combiner<K> {
         let indices: Vec<String> = at[..self.order].iter().map(|i| (u64::from(*i) + 1).to_string()).collect();
         Error::request(format!("the nonzero at ({}), counted from 1: {what}", indices.join(", ")))
     }
+}
+
+/// Whether a coordinate stands twice in `sorted`. Counts, so that vectors do it.
+fn repeats<K: Key>(sorted: &[Nonzero<K>]) -> bool {
+    sorted.windows(2).map(|pair| usize::from(pair[0].linear == pair[1].linear)).sum::<usize>() > 0
 }
 
 #[cfg(test)]
@@ -101,10 +127,12 @@ mod tests {
         let mut combiner = Combiner::new(&layout, duplicates);
         let sorted: Vec<_> = sorted.iter().map(|&(linear, value)| Nonzero { linear, value }).collect();
         let mut out = Vec::new();
-        for slice in sorted.chunks(2) {
-            out.extend_from_slice(combiner.push(slice)?);
-        }
-        out.extend_from_slice(combiner.finish());
+        let mut sink = |settled: &[Nonzero<u64>]| {
+            out.extend_from_slice(settled);
+            Ok(())
+        };
+        sorted.chunks(2).try_for_each(|slice| combiner.push(slice, &mut sink))?;
+        combiner.finish(&mut sink)?;
         Ok(out.into_iter().map(|n: Nonzero<u64>| (n.linear, n.value)).collect())
     }
 

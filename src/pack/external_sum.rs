@@ -132,12 +132,12 @@ impl<K: Key> ExternalSum<K> {
         let sorted = runs.sort()?;
         let mut combiner = Combiner::of_sums(&layout);
         sorted.for_each_slice(|slice| {
-            slice.chunks(PENDING_NNZ).try_for_each(|part| {
+            combiner.push(slice, |settled| {
                 sys.check_cancelled()?;
-                sink(combiner.push(part)?)
+                sink(settled)
             })
         })?;
-        sink(combiner.finish())?;
+        combiner.finish(sink)?;
         Ok(sorted.spilled())
     }
 }

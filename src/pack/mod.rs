@@ -31,7 +31,7 @@ pub use scratch::SpillReport;
 use crate::coo::{Batch, Extent, Source};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::{BuiltChunk, Cutter, PENDING_NNZ};
+use crate::format::{BuiltChunk, ClosedChunk, Cutter};
 use crate::linear::{BitLayout, Key, Wide};
 use crate::shape::Shape;
 use crate::store::{Format, Manifest, Partition, Staging, Version, partial_path};
@@ -39,6 +39,7 @@ use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
 use promises::Promises;
+use rayon::prelude::*;
 use resume::{Beginning, Complete, Prepared, prepare};
 use runs::{Runs, SortedRuns};
 use scratch::ScratchDir;
@@ -238,6 +239,17 @@ impl PackJob<'_> {
         if right { Ok(()) } else { Err(Error::request(format!("format {} {what}", format.name()))) }
     }
 
+    /// Builds chunks that are cut, and writes them, in parallel.
+    fn add(&self, closed: &mut Vec<ClosedChunk>, staging: &mut Staging) -> Result<()> {
+        let built: Vec<BuiltChunk> = closed.par_drain(..).map(ClosedChunk::build).collect();
+        let mut before = staging.entries().last().map_or(0, |last| last.nnz);
+        for chunk in &built {
+            self.check_built(chunk, before)?;
+            before = chunk.header.nnz.into();
+        }
+        staging.add(built)
+    }
+
     /// Settles duplicates and cuts everything into chunks.
     fn cut<K: Key>(
         &self,
@@ -247,26 +259,28 @@ impl PackJob<'_> {
         total: u64,
     ) -> Result<Manifest> {
         let mut cutter = Cutter::new(Version::NEWEST, self.shape, &self.format, self.options.chunk_bytes);
-        let mut store = |chunk: BuiltChunk| {
-            self.check_built(&chunk, staging.entries().last().map_or(0, |before| before.nnz))?;
-            staging.add(chunk)
+        let mut closed = Vec::new();
+        let mut store = |chunk: ClosedChunk| {
+            closed.push(chunk);
+            if closed.len() < self.budget.chunks_at_once() { Ok(()) } else { self.add(&mut closed, staging) }
         };
-        let mut done = 0;
+        let (mut read, mut cut) = (0, 0);
         sorted.for_each_slice(|slice| {
-            slice.chunks(PENDING_NNZ).try_for_each(|part| {
+            read += slice.len() as u64;
+            combiner.push(slice, |settled| {
                 self.sys.check_cancelled()?;
-                cutter.push(combiner.push(part)?, &mut store)?;
-                done += part.len() as u64;
-                (self.watch)("writing", done, Some(total));
-                Ok(())
+                cut += settled.len() as u64;
+                (self.watch)("writing", cut, Some(total));
+                cutter.push(settled, &mut store)
             })
         })?;
-        if done != total {
-            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
+        if read != total {
+            let what = format!("temporary files hold {read} of {total} nonzeros; pack again with `replace`");
             return Err(Error::unusable(partial_path(&self.options.target), what));
         }
-        cutter.push(combiner.finish(), &mut store)?;
+        combiner.finish(|last| cutter.push(last, &mut store))?;
         let statistics = cutter.finish(&mut store)?;
+        self.add(&mut closed, staging)?;
         if statistics.nnz() == 0 {
             return Err(Error::request("no nonzeros"));
         }

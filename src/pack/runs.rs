@@ -15,8 +15,8 @@ use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::sys::Sys;
 use rayon::prelude::*;
 
-/// Nonzeros that wait to be linearized in parallel, at most.
-const PENDING_NNZ: usize = 1 << 18;
+/// Nonzeros that wait for each thread, at most, to be linearized in parallel.
+const PENDING_NNZ: usize = 1 << 17;
 
 /// Nonzeros with their linear index, on their way into runs.
 #[derive(Debug)]
@@ -72,7 +72,8 @@ impl<K: Key> Runs<K> {
         }
         self.pending_nnz += batch.nnz();
         self.pending.push(batch);
-        if self.pending_nnz < PENDING_NNZ.min(self.run_nnz / 8) { Ok(()) } else { self.linearize() }
+        let most = (rayon::current_num_threads() * PENDING_NNZ).min(self.run_nnz / 8);
+        if self.pending_nnz < most { Ok(()) } else { self.linearize() }
     }
 
     /// Linearizes the pending batches in parallel.
@@ -80,7 +81,8 @@ impl<K: Key> Runs<K> {
         let filled = self.filled + self.pending_nnz;
         if filled > self.nonzeros.len() {
             self.sys.reserve(&mut self.nonzeros, filled, self.run_nnz)?;
-            self.nonzeros.resize(filled, Nonzero::default());
+            let more = filled - self.nonzeros.len();
+            self.nonzeros.par_extend(rayon::iter::repeat_n(Nonzero::default(), more));
         }
         let mut rest = &mut self.nonzeros[self.filled..filled];
         let mut targets = Vec::with_capacity(self.pending.len());

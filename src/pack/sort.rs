@@ -1,15 +1,15 @@
 //! Sorting nonzeros in place and in parallel, into the order of stores.
 
 use crate::linear::{Key, Nonzero};
+use rayon::prelude::*;
 use rdst::{RadixKey, RadixSort};
 
 /// Sorts by linear index, then by the total order of the values, on the current rayon pool.
 pub fn sort<K: Key>(nonzeros: &mut [Nonzero<K>]) {
     nonzeros.radix_sort_builder().with_low_mem_tuner().sort();
     let equal = |a: &Nonzero<K>, b: &Nonzero<K>| a.linear == b.linear;
-    for repeated in nonzeros.chunk_by_mut(equal).filter(|group| group.len() > 1) {
-        repeated.sort_unstable_by(|a, b| a.value.total_cmp(&b.value));
-    }
+    let repeated = nonzeros.par_chunk_by_mut(equal).filter(|group| group.len() > 1);
+    repeated.for_each(|group| group.sort_unstable_by(|a, b| a.value.total_cmp(&b.value)));
 }
 
 /// Radix by the bytes of the linear index.

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::BuiltChunk;
 use crate::publish::{Found, Kind, Partial, first_foreign};
 use crate::sys::{SPILL_PREFIX, Sys, behind_links, directory};
+use rayon::prelude::*;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -71,14 +72,28 @@ impl Staging {
         Partial::clean_up(sys, &STORE, target)
     }
 
-    /// Writes the next chunk.
-    pub fn add(&mut self, chunk: BuiltChunk) -> Result<()> {
+    /// Writes the next chunks, in parallel.
+    pub fn add(&mut self, mut chunks: Vec<BuiltChunk>) -> Result<()> {
+        let mut first_nonzero = self.entries.last().map_or(0, |e| e.first_nonzero + e.nnz);
+        for (chunk, number) in chunks.iter_mut().zip(self.headers.len()..) {
+            chunk.header.number = u32::try_from(number)
+                .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
+            chunk.header.first_nonzero = first_nonzero;
+            first_nonzero += u64::from(chunk.header.nnz);
+        }
+        let written = chunks.into_par_iter().map(|chunk| self.write(chunk));
+        let written: Vec<(ChunkHeader, ChunkEntry)> = written.collect::<Result<_>>()?;
+        for (header, entry) in written {
+            self.headers.push(header);
+            self.entries.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Writes a chunk that has its number.
+    fn write(&self, chunk: BuiltChunk) -> Result<(ChunkHeader, ChunkEntry)> {
         let BuiltChunk { mut header, mut image, ranges } = chunk;
         let mut entry = ChunkEntry::of(&ranges);
-        let number = self.headers.len();
-        header.number = u32::try_from(number)
-            .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
-        header.first_nonzero = self.entries.last().map_or(0, |e| e.first_nonzero + e.nnz);
         header.codec = self.codec.code();
         let start = header.header_bytes();
         entry.image_bytes = image.len() as u64;
@@ -97,11 +112,9 @@ impl Staging {
         entry.payload_checksum = header.payload_checksum;
         entry.value_encoding = Some(header.codes.value_encoding);
         image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
-        let file = self.sys.create(&self.file(&chunk_name(number)))?;
+        let file = self.sys.create(&self.file(&chunk_name(header.number as usize)))?;
         file.write_all_at(&image, 0)?;
-        self.headers.push(header);
-        self.entries.push(entry);
-        Ok(())
+        Ok((header, entry))
     }
 
     /// The directory that goes with this, where the packer may keep `journal` and directories for temporary files.
@@ -131,13 +144,14 @@ impl Staging {
         job: impl FnOnce(u64) -> J,
     ) -> Result<Published> {
         let (bytes, id) = manifest.encode();
-        for (number, mut header) in std::mem::take(&mut self.headers).into_iter().enumerate() {
+        let headers = std::mem::take(&mut self.headers);
+        headers.into_par_iter().enumerate().try_for_each(|(number, mut header)| {
             self.sys.check_cancelled()?;
             header.store_id = id;
             let file = self.sys.open_existing(&self.file(&chunk_name(number)))?;
             file.write_all_at(&header.encode(), 0)?;
-            file.sync()?;
-        }
+            file.sync()
+        })?;
         for (name, contents) in [(MANIFEST, &bytes[..]), (PROVENANCE, provenance)] {
             let file = self.sys.create(&self.file(name))?;
             file.write_all_at(contents, 0)?;

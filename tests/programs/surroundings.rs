@@ -385,3 +385,69 @@ fn a_value_that_f64_would_take_for_zero_is_refused() {
     refuses(dir, "$pack t.tns -o s", &["t.tns:4: ", "`1e-400` underflows"]);
     assert_eq!(names(dir), ["t.tns"]);
 }
+
+/// A control group of its own for processors, of this process's, where it may make one: version 1 or 2.
+struct Group(PathBuf);
+
+impl Group {
+    /// With a quota of `processors`; `None` where this process may make none, or nothing limits processors there.
+    fn of(processors: usize) -> Option<Self> {
+        let name = format!("blco-test-{}", std::process::id());
+        let quota = 100_000 * processors;
+        let files =
+            [("cpu/", "cpu.cfs_quota_us", quota.to_string()), ("", "cpu.max", format!("{quota} 100000"))];
+        files.into_iter().find_map(|(below, file, text)| {
+            let group = Path::new("/sys/fs/cgroup").join(below).join(&name);
+            std::fs::create_dir(&group).ok()?;
+            let group = Self(group);
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(group.0.join(file))
+                .ok()?
+                .write_all(text.as_bytes())
+                .ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its last process has been waited for, but may still be on its way out.
+        let gone = (0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            std::fs::remove_dir(&self.0).is_ok()
+        });
+        assert!(gone || std::thread::panicking(), "{} stays", self.0.display());
+    }
+}
+
+/// Unless told, as many threads work as processors may be used: an affinity mask and a control group's quota count.
+#[test]
+fn masks_and_quotas_decide_how_many_threads_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("t.tns"), ROWS).unwrap();
+    let threads = |prefix: &str| {
+        let script = format!("{prefix} exec $prefixed $pack t.tns -o s --plan --json");
+        let plan = succeeds(dir, &script).stdout;
+        serde_json::from_slice::<serde_json::Value>(&plan).unwrap()["threads"].as_u64().unwrap()
+    };
+    if threads("") == 1 {
+        eprintln!("skipped: there is one processor");
+        return;
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let first: String = list.chars().take_while(char::is_ascii_digit).collect();
+    if Command::new("taskset").arg("--version").output().is_ok() {
+        assert_eq!(threads(&format!("prefixed='taskset -c {first}';")), 1, "allowed {list}");
+    } else {
+        eprintln!("skipped: no taskset");
+    }
+    if let Some(group) = Group::of(1) {
+        assert_eq!(threads(&format!("echo $$ >{}/cgroup.procs;", group.0.display())), 1);
+    } else {
+        eprintln!("skipped: no control group can be made");
+    }
+}

@@ -9,12 +9,12 @@ use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::error::Result;
 use crate::format::{
-    BuiltChunk, ChunkBuilder, ChunkFormat, ChunkRanges, ChunkSink, Made, SortedTile, TileWorker,
+    BuiltChunk, ChunkBuilder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk, Made, SortedTile, TileWorker,
     value_section,
 };
 use crate::linear::{BLOCK_BITS, BitLayout, Linearizer, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Sections of an image, at most.
 const SECTIONS: usize = 4;
@@ -85,11 +85,25 @@ impl TilePacker {
 /// Assembles tiles into chunks, by the rule of formats-spec/blco.md, "Cutting".
 #[derive(Debug)]
 pub struct BlcoBuilder {
+    encoder: Arc<Encoder>,
+    chunk_bytes: u64,
+    nnz_max: usize,
+    open: OpenChunk,
+}
+
+/// Makes images of closed chunks.
+#[derive(Debug)]
+struct Encoder {
     version: Version,
     shape: Shape,
     encoding: IndexEncoding,
-    chunk_bytes: u64,
-    nnz_max: usize,
+    /// Buffers of chunks that were built, to be filled again.
+    spare: Mutex<Vec<OpenChunk>>,
+}
+
+/// What a chunk's image is made of.
+#[derive(Debug)]
+struct OpenChunk {
     tiles: Vec<TileRecord>,
     columns: Vec<u8>,
     raw: Vec<u64>,
@@ -125,12 +139,46 @@ impl BlcoBuilder {
     /// A builder of chunks whose images have at most `chunk_bytes`.
     #[must_use]
     pub fn new(version: Version, shape: &Shape, encoding: IndexEncoding, chunk_bytes: u64) -> Self {
+        let encoder = Encoder { version, shape: shape.clone(), encoding, spare: Mutex::default() };
+        let open = OpenChunk::new(version);
+        Self { encoder: Arc::new(encoder), chunk_bytes, nnz_max: chunk_nnz_max(chunk_bytes), open }
+    }
+
+    /// Whether the open chunk with `tile`, of `nnz` nonzeros, added stays within its bounds.
+    fn has_room(&self, tile: &TileColumns, nnz: usize) -> bool {
+        let open = &self.open;
+        if open.tiles.is_empty() {
+            return true;
+        }
+        let costs = open.costs.with(&tile.costs, nnz);
+        let nnz = open.values.len() + nnz;
+        let continues =
+            tile.keys.first().is_some_and(|first| open.keys.last().is_some_and(|k| k.0 == first.0));
+        let blocks = open.keys.len() + tile.keys.len() - usize::from(continues);
+        let (tiles, columns) = (open.tiles.len() + 1, open.columns.len() + tile.columns.len());
+        nnz <= self.nnz_max
+            && self.encoder.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
+    }
+
+    /// Closes the open chunk, if it holds anything.
+    fn close(&mut self) -> Option<ClosedChunk> {
+        if self.open.tiles.is_empty() {
+            return None;
+        }
+        let mut closed = std::mem::replace(&mut self.open, OpenChunk::new(self.encoder.version));
+        let encoder = Arc::clone(&self.encoder);
+        Some(ClosedChunk::new(closed.values.len(), move || {
+            let built = encoder.encode(&closed);
+            closed.clear(encoder.version);
+            encoder.spare().push(closed);
+            built
+        }))
+    }
+}
+
+impl OpenChunk {
+    fn new(version: Version) -> Self {
         Self {
-            version,
-            shape: shape.clone(),
-            encoding,
-            chunk_bytes,
-            nnz_max: chunk_nnz_max(chunk_bytes),
             tiles: Vec::new(),
             columns: Vec::new(),
             raw: Vec::new(),
@@ -139,6 +187,16 @@ impl BlcoBuilder {
             costs: Costs::new(version.has_decimals()),
             ranges: ChunkRanges::default(),
         }
+    }
+
+    fn clear(&mut self, version: Version) {
+        self.tiles.clear();
+        self.columns.clear();
+        self.raw.clear();
+        self.keys.clear();
+        self.values.clear();
+        self.costs = Costs::new(version.has_decimals());
+        self.ranges = ChunkRanges::default();
     }
 
     /// Adds the next tile.
@@ -154,19 +212,11 @@ impl BlcoBuilder {
         self.raw.extend_from_slice(&tile.raw);
         self.values.extend_from_slice(&sorted.values);
     }
+}
 
-    /// Whether the open chunk with `tile`, of `nnz` nonzeros, added stays within its bounds.
-    fn has_room(&self, tile: &TileColumns, nnz: usize) -> bool {
-        if self.tiles.is_empty() {
-            return true;
-        }
-        let costs = self.costs.with(&tile.costs, nnz);
-        let nnz = self.values.len() + nnz;
-        let continues =
-            tile.keys.first().is_some_and(|first| self.keys.last().is_some_and(|k| k.0 == first.0));
-        let blocks = self.keys.len() + tile.keys.len() - usize::from(continues);
-        let (tiles, columns) = (self.tiles.len() + 1, self.columns.len() + tile.columns.len());
-        nnz <= self.nnz_max && self.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
+impl Encoder {
+    fn spare(&self) -> MutexGuard<'_, Vec<OpenChunk>> {
+        self.spare.lock().expect("no thread panicked")
     }
 
     fn image_bytes(&self, nnz: usize, blocks: usize, tiles: usize, columns: usize, costs: &Costs) -> u64 {
@@ -182,19 +232,13 @@ impl BlcoBuilder {
         self.version.header_bytes(SECTIONS) as u64 + aligned(4 * order as u64) + sections
     }
 
-    /// Closes the open chunk, if it holds anything.
-    fn close(&mut self) -> Option<BuiltChunk> {
-        if self.tiles.is_empty() {
-            return None;
-        }
+    fn encode(&self, chunk: &OpenChunk) -> BuiltChunk {
+        let OpenChunk { tiles, columns, keys, values, costs, .. } = chunk;
         let chosen = match self.encoding {
             IndexEncoding::Raw => ChosenValues::F64,
-            IndexEncoding::Tiled => {
-                self.costs.choose(&self.values, self.values.len(), value_cost(self.columns.len()))
-            }
+            IndexEncoding::Tiled => costs.choose(values, values.len(), value_cost(columns.len())),
         };
-        let (nnz, blocks, tiles) = (self.values.len(), self.keys.len(), self.tiles.len());
-        let bytes = self.image_bytes(nnz, blocks, tiles, self.columns.len(), &self.costs);
+        let bytes = self.image_bytes(values.len(), keys.len(), tiles.len(), columns.len(), costs);
         let sections = SECTIONS - usize::from(!chosen.encoding().has_section());
         let mut image =
             ImageWriter::with_capacity(self.version, sections, usize::try_from(bytes).unwrap_or(0));
@@ -202,36 +246,23 @@ impl BlcoBuilder {
             out.extend(self.shape.dims().iter().flat_map(|d| d.to_le_bytes()));
         });
         match self.encoding {
-            IndexEncoding::Raw => self.raw_sections(&mut image),
-            IndexEncoding::Tiled => self.tiled_sections(&mut image, &chosen),
+            IndexEncoding::Raw => raw_sections(chunk, &mut image),
+            IndexEncoding::Tiled => self.tiled_sections(chunk, &mut image, &chosen),
         }
-        value_section(&mut image, &chosen, |put| put(&self.values));
-        let nnz = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
+        value_section(&mut image, &chosen, |put| put(values));
+        let nnz = u32::try_from(values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(self.shape.order()).expect("at most 8 modes");
         let codes = Blco(self.encoding).record().chunk_codes(self.version, chosen.encoding() as u8);
         let (header, image) = image.finish(order, nnz, codes);
-        let ranges = std::mem::take(&mut self.ranges);
-        self.clear();
-        Some(BuiltChunk { header, image, ranges })
-    }
-
-    fn raw_sections(&self, image: &mut ImageWriter) {
-        image.section(SectionKind::Blocks, |out| {
-            for (key, start) in &self.keys {
-                out.extend(key.to_le_bytes());
-                out.extend(start.to_le_bytes());
-                out.extend([0; 4]);
-            }
-        });
-        image.section(SectionKind::Index, |out| out.extend(self.raw.iter().flat_map(|i| i.to_le_bytes())));
+        BuiltChunk { header, image, ranges: chunk.ranges.clone() }
     }
 
     /// Tile records and columns, each tile's value column behind those of its modes.
-    fn tiled_sections(&self, image: &mut ImageWriter, chosen: &ChosenValues) {
+    fn tiled_sections(&self, chunk: &OpenChunk, image: &mut ImageWriter, chosen: &ChosenValues) {
         let order = self.shape.order();
-        let mut records = self.tiles.clone();
+        let mut records = chunk.tiles.clone();
         let mut at = 0;
-        for (record, values) in records.iter_mut().zip(self.values.chunks(TILE_NNZ)) {
+        for (record, values) in records.iter_mut().zip(chunk.values.chunks(TILE_NNZ)) {
             (record.value_base, record.value_width) = chosen.column_of(values);
             record.columns_at = at;
             at += record.widths(order);
@@ -240,31 +271,35 @@ impl BlcoBuilder {
         image.section(SectionKind::Columns, |out| {
             out.reserve(column::bytes(at));
             let mut done = 0;
-            for (record, values) in records.iter().zip(self.values.chunks(TILE_NNZ)) {
+            for (record, values) in records.iter().zip(chunk.values.chunks(TILE_NNZ)) {
                 let bytes = column::bytes(record.widths(order) - record.value_width);
-                out.extend_from_slice(&self.columns[done..done + bytes]);
+                out.extend_from_slice(&chunk.columns[done..done + bytes]);
                 done += bytes;
                 chosen.pack(values, record.value_base, record.value_width, out);
             }
         });
     }
+}
 
-    fn clear(&mut self) {
-        self.tiles.clear();
-        self.columns.clear();
-        self.raw.clear();
-        self.keys.clear();
-        self.values.clear();
-        self.costs = Costs::new(self.version.has_decimals());
-    }
+/// Blocks and re-encoded indices.
+fn raw_sections(chunk: &OpenChunk, image: &mut ImageWriter) {
+    image.section(SectionKind::Blocks, |out| {
+        for (key, start) in &chunk.keys {
+            out.extend(key.to_le_bytes());
+            out.extend(start.to_le_bytes());
+            out.extend([0; 4]);
+        }
+    });
+    image.section(SectionKind::Index, |out| out.extend(chunk.raw.iter().flat_map(|i| i.to_le_bytes())));
 }
 
 impl ChunkBuilder for BlcoBuilder {
     fn worker(&self) -> Option<Arc<dyn TileWorker>> {
-        let layout = BitLayout::new(&self.shape);
+        let Encoder { shape, encoding, .. } = &*self.encoder;
+        let layout = BitLayout::new(shape);
         Some(Arc::new(TilePacker {
-            order: self.shape.order(),
-            encoding: self.encoding,
+            order: shape.order(),
+            encoding: *encoding,
             linearizer: Linearizer::new(&layout),
             reencoding: Reencoding::new(&layout, BLOCK_BITS),
         }))
@@ -276,7 +311,12 @@ impl ChunkBuilder for BlcoBuilder {
         if !self.has_room(columns, tile.values.len()) {
             self.close().map_or(Ok(()), &mut *sink)?;
         }
-        self.add(tile, columns);
+        if self.open.tiles.is_empty()
+            && let Some(spare) = self.encoder.spare().pop()
+        {
+            self.open = spare;
+        }
+        self.open.add(tile, columns);
         Ok(())
     }
 
