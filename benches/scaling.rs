@@ -26,7 +26,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Name, dims, nonzeros and skew of each kind.
+/// Name, dims, nonzeros and skew of each kind, of each mode or of all.
 const KINDS: [(&str, &[u64], u64, &[f64]); 5] = [
     ("uber-like", &[183, 24, 1140, 1717], 3_300_000, &[1.0, 1.0, 2.0, 2.0]),
     ("nell2-like", &[12_092, 9_184, 28_818], 20_000_000, &[2.0]),
@@ -76,7 +76,7 @@ fn settings() -> Settings {
 }
 
 fn write_text(path: &Path, dims: &[u64], nnz: u64, skew: &[f64]) {
-    let skew = skew.iter().map(|a| a.to_string().parse::<Skew>().unwrap());
+    let skew = skew.iter().cycle().take(dims.len()).map(|a| a.to_string().parse::<Skew>().unwrap());
     let spec = GenerateSpec {
         dims: dims.to_vec(),
         nnz,
@@ -158,10 +158,10 @@ fn print(title: &str, settings: &Settings, figures: &Figures) {
     }
 }
 
-/// Of milliseconds: how much of the additional threads is put to use.
+/// Of milliseconds: how much of the additional threads is put to use, by the place among `threads`.
 fn efficiency(threads: &[usize], figures: &[f64]) -> Vec<(f64, f64)> {
-    let (fewest, first) = (threads[0] as f64, figures[0]);
-    threads.iter().zip(figures).map(|(&n, t)| (n as f64, first / t * fewest / n as f64)).collect()
+    let of = |(n, t): (&usize, &f64)| figures[0] / t * threads[0] as f64 / *n as f64;
+    (0u32..).map(f64::from).zip(threads.iter().zip(figures).map(of)).collect()
 }
 
 /// A panel for each thing measured, a line for each tensor, and the machine's.
@@ -169,17 +169,22 @@ fn draw(path: &Path, settings: &Settings, machine: &Figures, all: &[(&str, Figur
     const PANELS: [&str; 4] = ["MTTKRP, all modes", "CP-ALS iteration", "text to store", "verify"];
     let root = SVGBackend::new(path, (1120, 840)).into_drawing_area();
     root.fill(&WHITE).unwrap();
-    let [fewest, most] = [settings.threads[0], *settings.threads.last().unwrap()].map(|n| n as f64);
+    let most = settings.threads.len();
+    // Labels between two places say nothing.
+    let label = |place: &f64| {
+        let threads = (0u32..).zip(&settings.threads).find(|(at, _)| (f64::from(*at) - place).abs() < 1e-6);
+        threads.map(|(_, n)| n.to_string()).unwrap_or_default()
+    };
     for (area, what) in root.split_evenly((2, 2)).iter().zip(PANELS) {
         let mut chart = ChartBuilder::on(area)
             .caption(format!("{what}: parallel efficiency"), ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(36)
             .y_label_area_size(44)
-            .build_cartesian_2d((fewest..most).log_scale().base(2.0), 0.0..1.25)
+            .build_cartesian_2d(0.0..(most - 1).max(1) as f64, 0.0..1.25)
             .unwrap();
         let mesh = &mut chart.configure_mesh();
-        mesh.x_desc("threads").x_label_formatter(&|n| format!("{n:.0}")).max_light_lines(0).draw().unwrap();
+        mesh.x_desc("threads").x_labels(most).x_label_formatter(&label).max_light_lines(0).draw().unwrap();
         let lines = all.iter().map(|(name, figures)| (*name, &figures[what], false));
         let limits = machine.iter().map(|(name, figures)| (name.as_str(), figures, true));
         for (i, (name, figures, limit)) in lines.chain(limits).enumerate() {

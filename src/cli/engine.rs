@@ -111,6 +111,7 @@ impl EngineArgs {
             mttkrp_kernel,
             ttv_kernel,
             threads: thread_count(common.threads),
+            pin_threads: common.pin_threads,
             workers: self.workers.map(usize::from),
             memory: self.memory,
             packing_memory_min: None,
@@ -148,8 +149,13 @@ fn build(sys: &Sys, options: Options, progress: &Bar) -> Result<Engine> {
 
 /// An engine on the CPU, for programs that only look at nonzeros.
 pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Bar) -> Result<Engine> {
-    let threads = thread_count(common.threads);
-    let packing_memory_min = machine::memory_min();
-    let options = Options { device: Device::Cpu, threads, memory, packing_memory_min, ..Options::default() };
+    let options = Options {
+        device: Device::Cpu,
+        threads: thread_count(common.threads),
+        pin_threads: common.pin_threads,
+        memory,
+        packing_memory_min: machine::memory_min(),
+        ..Options::default()
+    };
     build(sys, options, progress)
 }

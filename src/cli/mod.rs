@@ -55,6 +55,9 @@ pub struct Common {
     /// Compute threads [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Keep each compute thread on a processor: for machines with several sockets
+    #[arg(long)]
+    pin_threads: bool,
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,

@@ -278,9 +278,18 @@ pub fn dictionary_width(entries: usize) -> u32 {
 
 /// The distinct values in total order, if a dictionary of that many entries is `worth` it.
 fn dictionary(values: &[f64], worth: impl Fn(usize) -> bool) -> Option<Vec<f64>> {
+    // Most values have just been met: a slot for each hash, which holds the last of them, tells. No value is that NaN.
+    const MET: usize = 256;
+    let mut met = [u64::MAX; MET];
     let mut seen = std::collections::HashSet::new();
     for value in values {
-        let grown = seen.insert(value.to_bits());
+        let bits = value.to_bits();
+        let last = &mut met[(bits.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % MET];
+        if *last == bits {
+            continue;
+        }
+        *last = bits;
+        let grown = seen.insert(bits);
         if grown && (seen.len() > DICTIONARY_MAX || !worth(seen.len())) {
             return None;
         }

@@ -140,6 +140,14 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether each compute thread is kept on one of the processors that the process may use, in their order [default: they are where the system puts them]. For
+    /// machines with several sockets, on which what a thread was the first to touch lies near it.
+    #[must_use]
+    pub fn pin_threads(mut self, pin: bool) -> Self {
+        self.options.pin_threads = pin;
+        self
+    }
+
     /// Bytes of memory that each operation, and each session, takes at most [default: what is available].
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
@@ -225,9 +233,14 @@ impl EngineBuilder {
             options.threads = machine::processors().clamp(1, 1024);
         }
         options.kernel_cache = options.kernel_cache.or_else(machine::cache_directory);
-        let pool = sys.pool(options.threads)?;
+        let pool = start(&sys, &options, options.threads)?;
         Ok(Engine { inner: Arc::new(Inner { sys, formats, options, pool, gpu: Mutex::default(), watch }) })
     }
+}
+
+/// A pool of so many compute threads.
+fn start(sys: &Sys, options: &Options, threads: usize) -> Result<rayon::ThreadPool> {
+    if options.pin_threads { sys.pinned_pool(threads) } else { sys.pool(threads) }
 }
 
 impl Engine {

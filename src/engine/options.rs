@@ -42,6 +42,8 @@ pub struct Options {
     pub ttv_kernel: Option<TtvVariant>,
     /// Compute threads; 0 for one for each processor.
     pub threads: usize,
+    /// Whether each compute thread is kept on a processor.
+    pub pin_threads: bool,
     /// Reading threads.
     pub workers: Option<usize>,
     /// Bytes of memory to take at most; without it, what is available, half of it for what is kept between passes.

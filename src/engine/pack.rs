@@ -1,7 +1,7 @@
 //! Packing: text, tensors from anywhere, and what is intact of a damaged store, in the memory that is allowed, on as many threads as
 //! work in it.
 
-use super::{Engine, machine};
+use super::{Engine, machine, start};
 use crate::coo::Source;
 use crate::coo::tns::{ReadOptions, TnsReader};
 use crate::error::{Error, Result};
@@ -92,7 +92,11 @@ impl Engine {
         }
         let threads = threads_within(source, &options, self.threads());
         let work = || work(self.sys(), source, &options);
-        if threads == self.threads() { self.install(work) } else { self.sys().pool(threads)?.install(work) }
+        if threads == self.threads() {
+            self.install(work)
+        } else {
+            start(self.sys(), &self.inner.options, threads)?.install(work)
+        }
     }
 
     /// What packing may take: what this engine may, or half of what is available.

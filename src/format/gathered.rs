@@ -52,7 +52,9 @@ impl SortedTile {
         }
         self.hash = self.hash();
         self.sum_squares = self.values.iter().fold(0.0, |sum, v| sum + v * v);
-        self.value_range = self.values.iter().fold(None, |range, &v| Some(widened(range, [v; 2])));
+        let keys = || self.values.iter().map(|v| total_key(v.to_bits().cast_signed()));
+        self.value_range =
+            keys().min().zip(keys().max()).map(|range| <[i64; 2]>::from(range).map(of_total_key));
     }
 
     /// The indices of `mode`.
@@ -89,6 +91,15 @@ pub(super) fn widened(range: Option<[f64; 2]>, other: [f64; 2]) -> [f64; 2] {
         if other[0].total_cmp(&low).is_lt() { other[0] } else { low },
         if other[1].total_cmp(&high).is_gt() { other[1] } else { high },
     ]
+}
+
+/// A number that is ordered as an f64 of these bits is by [`f64::total_cmp`]; and, of that number, the bits.
+fn total_key(bits: i64) -> i64 {
+    bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
+}
+
+fn of_total_key(key: i64) -> f64 {
+    f64::from_bits(total_key(key).cast_unsigned())
 }
 
 /// What numbers are multiplied by where their bits are mixed.

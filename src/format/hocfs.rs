@@ -203,7 +203,7 @@ impl HocfsBuilder {
     /// A chunk of this tree.
     fn closed(&self, tree: Tree) -> ClosedChunk {
         let (encoder, bytes_max) = (Arc::clone(&self.encoder), self.chunk_bytes);
-        ClosedChunk::new(tree.nnz(), move || encoder.encode(&tree, bytes_max))
+        ClosedChunk::new(move || encoder.encode(&tree, bytes_max))
     }
 
     fn is_full(&self) -> bool {

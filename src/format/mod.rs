@@ -144,41 +144,32 @@ pub trait TileWorker: Debug + Send + Sync {
 }
 
 /// A chunk whose nonzeros are settled. Its image is made when it is wanted, by any thread.
-pub struct ClosedChunk {
-    nnz: usize,
-    build: Box<dyn FnOnce() -> BuiltChunk + Send>,
-}
+pub struct ClosedChunk(Box<dyn FnOnce() -> BuiltChunk + Send>);
 
 impl ClosedChunk {
-    /// A chunk of `nnz` nonzeros that `build` makes.
+    /// A chunk that `build` makes.
     #[must_use]
-    pub fn new(nnz: usize, build: impl FnOnce() -> BuiltChunk + Send + 'static) -> Self {
-        Self { nnz, build: Box::new(build) }
-    }
-
-    /// Its nonzeros.
-    #[must_use]
-    pub fn nnz(&self) -> usize {
-        self.nnz
+    pub fn new(build: impl FnOnce() -> BuiltChunk + Send + 'static) -> Self {
+        Self(Box::new(build))
     }
 
     /// Makes its image.
     #[must_use]
     pub fn build(self) -> BuiltChunk {
-        (self.build)()
+        (self.0)()
     }
 }
 
 /// A chunk that was built at once.
 impl From<BuiltChunk> for ClosedChunk {
     fn from(chunk: BuiltChunk) -> Self {
-        Self::new(chunk.ranges.nnz, || chunk)
+        Self::new(|| chunk)
     }
 }
 
 impl Debug for ClosedChunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClosedChunk").field("nnz", &self.nnz).finish_non_exhaustive()
+        f.debug_struct("ClosedChunk").finish_non_exhaustive()
     }
 }
 

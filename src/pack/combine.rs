@@ -48,22 +48,23 @@ impl<K: Key> Combiner<K> {
         self.kept
     }
 
-    /// Takes the next nonzeros. Those that are settled by now go to `sink`, at most [`PENDING_NNZ`] at once; where none repeats, as they are.
+    /// Takes the next nonzeros. Those that are settled by now go to `sink`, at most [`PENDING_NNZ`] at once, with how many were taken since
+    /// the last time; where none repeats, as they are.
     pub fn push(
         &mut self,
         mut sorted: &[Nonzero<K>],
-        mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>,
+        mut sink: impl FnMut(&[Nonzero<K>], usize) -> Result<()>,
     ) -> Result<()> {
         while !sorted.is_empty() {
             let (part, rest) = sorted.split_at(sorted.len().min(PENDING_NNZ));
             if self.open.is_none() && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
-                sink(part)?;
+                sink(part, part.len())?;
             } else {
                 self.settle(part)?;
                 if rest.first().is_some_and(|next| self.open.is_some_and(|open| open.linear != next.linear)) {
                     self.settled.extend(self.open.take());
                 }
-                sink(&self.settled)?;
+                sink(&self.settled, part.len())?;
             }
             sorted = rest;
         }
@@ -131,7 +132,7 @@ mod tests {
             out.extend_from_slice(settled);
             Ok(())
         };
-        sorted.chunks(2).try_for_each(|slice| combiner.push(slice, &mut sink))?;
+        sorted.chunks(2).try_for_each(|slice| combiner.push(slice, |settled, _| sink(settled)))?;
         combiner.finish(&mut sink)?;
         Ok(out.into_iter().map(|n: Nonzero<u64>| (n.linear, n.value)).collect())
     }

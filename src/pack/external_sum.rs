@@ -132,7 +132,7 @@ impl<K: Key> ExternalSum<K> {
         let sorted = runs.sort()?;
         let mut combiner = Combiner::of_sums(&layout);
         sorted.for_each_slice(|slice| {
-            combiner.push(slice, |settled| {
+            combiner.push(slice, |settled, _| {
                 sys.check_cancelled()?;
                 sink(settled)
             })

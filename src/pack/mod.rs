@@ -264,18 +264,18 @@ impl PackJob<'_> {
             closed.push(chunk);
             if closed.len() < self.budget.chunks_at_once() { Ok(()) } else { self.add(&mut closed, staging) }
         };
-        let (mut read, mut cut) = (0, 0);
+        let mut done = 0;
         sorted.for_each_slice(|slice| {
-            read += slice.len() as u64;
-            combiner.push(slice, |settled| {
+            combiner.push(slice, |settled, taken| {
                 self.sys.check_cancelled()?;
-                cut += settled.len() as u64;
-                (self.watch)("writing", cut, Some(total));
-                cutter.push(settled, &mut store)
+                cutter.push(settled, &mut store)?;
+                done += taken as u64;
+                (self.watch)("writing", done, Some(total));
+                Ok(())
             })
         })?;
-        if read != total {
-            let what = format!("temporary files hold {read} of {total} nonzeros; pack again with `replace`");
+        if done != total {
+            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
             return Err(Error::unusable(partial_path(&self.options.target), what));
         }
         combiner.finish(|last| cutter.push(last, &mut store))?;

@@ -29,6 +29,7 @@ use fault::{Call, Fault, Faults};
 use memmap2::MmapMut;
 use rayon::prelude::*;
 use record::Recorder;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::io;
@@ -364,12 +365,35 @@ impl Sys {
 
     /// A pool of `threads` compute threads.
     pub fn pool(&self, threads: usize) -> Result<rayon::ThreadPool> {
+        self.start_pool(threads, |_| {})
+    }
+
+    /// The same, each thread kept on one of the processors that this process may use, in turn.
+    pub fn pinned_pool(&self, threads: usize) -> Result<rayon::ThreadPool> {
+        let allowed = sched_getaffinity(None);
+        let allowed =
+            allowed.map_err(|e| Error::Resource { action: "ask for processors", source: e.into() })?;
+        let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&i| allowed.is_set(i)).collect();
+        self.start_pool(threads, move |thread| {
+            let mut one = CpuSet::new();
+            one.set(processors[thread % processors.len()]);
+            // A thread that the system does not let go there stays where it was.
+            let _ = sched_setaffinity(None, &one);
+        })
+    }
+
+    fn start_pool(
+        &self,
+        threads: usize,
+        begin: impl Fn(usize) + Send + Sync + 'static,
+    ) -> Result<rayon::ThreadPool> {
         self.pass(Call::Spawn)
             .and_then(|_| room_for_threads(threads))
             .and_then(|()| {
                 rayon::ThreadPoolBuilder::new()
                     .num_threads(threads)
                     .thread_name(|i| format!("compute-{i}"))
+                    .start_handler(begin)
                     .build()
                     .map_err(io::Error::other)
             })

@@ -451,3 +451,38 @@ fn masks_and_quotas_decide_how_many_threads_work() {
         eprintln!("skipped: no control group can be made");
     }
 }
+
+/// With `--pin-threads` each compute thread may use one processor; otherwise all that the program may.
+#[test]
+fn threads_are_kept_on_processors_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // What the compute threads of a program may use whose output nobody takes.
+    let allowed = |options: &str| {
+        let script = format!("exec $gen --dims 9,9 --nnz 100M - --threads 3 {options}");
+        let mut child = shell(dir, &script).spawn().unwrap();
+        let tasks = PathBuf::from(format!("/proc/{}/task", child.id()));
+        let list = || -> Vec<String> {
+            let tasks = std::fs::read_dir(&tasks).into_iter().flatten();
+            let status =
+                tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+            let of_compute = status.filter(|status| status.starts_with("Name:\tcompute-"));
+            let line = |status: String| {
+                status.lines().find_map(|l| Some(l.strip_prefix("Cpus_allowed_list:")?.trim().to_owned()))
+            };
+            of_compute.filter_map(line).collect()
+        };
+        let one = |list: &[String]| list.iter().all(|at| at.parse::<usize>().is_ok());
+        wait_until("threads", || list().len() == 3 && (options.is_empty() || one(&list())));
+        let lists = list();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        lists
+    };
+    let free = allowed("");
+    let pinned = allowed("--pin-threads");
+    assert!(free.iter().all(|at| *at == free[0]), "{free:?}");
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let distinct = pinned.iter().collect::<std::collections::HashSet<_>>().len();
+    assert_eq!(distinct, processors.min(3), "{pinned:?} of {free:?}");
+}

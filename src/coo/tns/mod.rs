@@ -47,9 +47,9 @@ use std::path::Path;
 use std::str::FromStr;
 
 /// Bytes of text that are read, and parsed by one task, at once.
-const PIECE_BYTES: usize = 1 << 20;
-/// Pieces that each compute thread gets per group.
-const PIECES_PER_THREAD: usize = 2;
+const PIECE_BYTES: usize = 1 << 19;
+/// Pieces that each compute thread gets per group: a thread that is done with its own waits for one, not for half of what another has.
+const PIECES_PER_THREAD: usize = 4;
 /// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
 const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
 /// Bytes that a piece of a group takes: its text, that of a piece of the next group, and a batch, of 16 bytes for 6.
@@ -104,8 +104,8 @@ impl fmt::Display for ReadOptions {
 /// Reads FROSTT text, plain or compressed by gzip or zstd (recognised by content), in pieces.
 ///
 /// Batches come in file order, one per piece of text, and do not depend on the number of threads. Peak
-/// memory, with `T` compute threads: at most `4 T + 3` pieces of 1 MiB of text, plus the batches of `2 T`
-/// pieces, each at most 2.7 MiB, plus zstd's window; [`Source::limit`] takes fewer pieces at once.
+/// memory, with `T` compute threads: at most `8 T + 3` pieces of 512 KiB of text, plus the batches of `4 T`
+/// pieces, each at most 1.4 MiB, plus zstd's window; [`Source::limit`] takes fewer pieces at once.
 ///
 /// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file; so does a
 /// regular file that changes between [`TnsReader::open`] and the end of [`Source::drain`].

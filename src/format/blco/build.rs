@@ -167,7 +167,7 @@ impl BlcoBuilder {
         }
         let mut closed = std::mem::replace(&mut self.open, OpenChunk::new(self.encoder.version));
         let encoder = Arc::clone(&self.encoder);
-        Some(ClosedChunk::new(closed.values.len(), move || {
+        Some(ClosedChunk::new(move || {
             let built = encoder.encode(&closed);
             closed.clear(encoder.version);
             encoder.spare().push(closed);
