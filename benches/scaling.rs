@@ -11,7 +11,7 @@
 #![expect(clippy::print_stdout, reason = "a report")]
 #![expect(clippy::unwrap_used, reason = "a bench has nobody to tell")]
 
-#[allow(dead_code, reason = "some of it is for other benches")]
+#[expect(dead_code, reason = "some of it is for other benches")]
 mod common;
 
 use blco::internals::coo::Source;
@@ -35,7 +35,7 @@ const KINDS: [(&str, &[u64], u64, &[f64]); 5] = [
     ("delicious-like", &[532_924, 17_262_471, 2_480_308, 1_443], 20_000_000, &[2.0, 2.0, 2.0, 1.5]),
 ];
 
-/// Seconds by what was measured, in the order of `threads`.
+/// Milliseconds by what was measured, in the order of `threads`.
 type Figures = BTreeMap<String, Vec<f64>>;
 
 struct Settings {

@@ -21,8 +21,8 @@ pub struct SortedTile {
     pub hash: u64,
     /// The sum of the values' squares, in order.
     pub(super) sum_squares: f64,
-    /// Smallest and largest value by [`f64::total_cmp`].
-    pub(super) value_range: Option<[f64; 2]>,
+    /// Smallest and largest value, as [`total_key`]s.
+    pub(super) value_keys: [i64; 2],
 }
 
 impl SortedTile {
@@ -52,9 +52,8 @@ impl SortedTile {
         }
         self.hash = self.hash();
         self.sum_squares = self.values.iter().fold(0.0, |sum, v| sum + v * v);
-        let keys = || self.values.iter().map(|v| total_key(v.to_bits().cast_signed()));
-        self.value_range =
-            keys().min().zip(keys().max()).map(|range| <[i64; 2]>::from(range).map(of_total_key));
+        let keys = || self.values.iter().map(|&v| total_key(v));
+        self.value_keys = [keys().min().unwrap_or(i64::MAX), keys().max().unwrap_or(i64::MIN)];
     }
 
     /// The indices of `mode`.
@@ -84,22 +83,19 @@ impl SortedTile {
     }
 }
 
-/// The range that holds both.
-pub(super) fn widened(range: Option<[f64; 2]>, other: [f64; 2]) -> [f64; 2] {
-    let [low, high] = range.unwrap_or(other);
-    [
-        if other[0].total_cmp(&low).is_lt() { other[0] } else { low },
-        if other[1].total_cmp(&high).is_gt() { other[1] } else { high },
-    ]
+/// An integer that is ordered as the value is by [`f64::total_cmp`], so that vectors compare it.
+pub(super) fn total_key(value: f64) -> i64 {
+    flipped(value.to_bits().cast_signed())
 }
 
-/// A number that is ordered as an f64 of these bits is by [`f64::total_cmp`]; and, of that number, the bits.
-fn total_key(bits: i64) -> i64 {
+/// The value of a [`total_key`].
+pub(super) fn of_total_key(key: i64) -> f64 {
+    f64::from_bits(flipped(key).cast_unsigned())
+}
+
+/// Negative numbers have all bits but the sign flipped. Twice, it is the same number again.
+fn flipped(bits: i64) -> i64 {
     bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
-}
-
-fn of_total_key(key: i64) -> f64 {
-    f64::from_bits(total_key(key).cast_unsigned())
 }
 
 /// What numbers are multiplied by where their bits are mixed.

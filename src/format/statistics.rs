@@ -1,7 +1,7 @@
 //! The manifest's statistics, gathered from tiles in order (formats-spec/container.md, "Statistics"); those of each mode, and those of a tree, in
 //! parallel.
 
-use super::gathered::{MULTIPLIER, SortedTile, widened};
+use super::gathered::{MULTIPLIER, SortedTile, of_total_key, total_key};
 use crate::encoding::TILE_NNZ;
 use crate::shape::{ModeOrder, ORDER_MAX};
 use rayon::prelude::*;
@@ -38,7 +38,8 @@ pub struct Statistics {
     nnz: u64,
     hash: u64,
     sum_squares: Neumaier,
-    value_range: Option<[f64; 2]>,
+    /// Smallest and largest value, as keys.
+    value_keys: [i64; 2],
     tree: Option<TreeCounts>,
     modes: Vec<ModeCounts>,
 }
@@ -51,7 +52,7 @@ impl Statistics {
             nnz: 0,
             hash: 0,
             sum_squares: Neumaier::default(),
-            value_range: None,
+            value_keys: [f64::INFINITY, f64::NEG_INFINITY].map(total_key),
             tree: levels.map(TreeCounts::new),
             modes: (0..order).map(ModeCounts::new).collect(),
         }
@@ -59,7 +60,7 @@ impl Statistics {
 
     /// Adds the next tiles.
     pub fn add<'t>(&mut self, tiles: impl Iterator<Item = &'t SortedTile> + Clone + Sync) {
-        let Self { nnz, hash, sum_squares, value_range, tree, modes } = self;
+        let Self { nnz, hash, sum_squares, value_keys: [low, high], tree, modes } = self;
         let before = *nnz;
         let of_tree = || tree.iter_mut().for_each(|tree| tiles.clone().for_each(|tile| tree.add(tile)));
         let of_modes = || modes.par_iter_mut().for_each(|mode| mode.add(before, tiles.clone()));
@@ -68,9 +69,8 @@ impl Statistics {
             *nnz += tile.values.len() as u64;
             *hash = hash.wrapping_add(tile.hash);
             sum_squares.add(tile.sum_squares);
-            if let Some(range) = tile.value_range {
-                *value_range = Some(widened(*value_range, range));
-            }
+            *low = tile.value_keys[0].min(*low);
+            *high = tile.value_keys[1].max(*high);
         }
     }
 
@@ -104,13 +104,13 @@ impl Statistics {
     /// The smallest value.
     #[must_use]
     pub fn value_min(&self) -> f64 {
-        self.value_range.map_or(f64::INFINITY, |range| range[0])
+        of_total_key(self.value_keys[0])
     }
 
     /// The largest value.
     #[must_use]
     pub fn value_max(&self) -> f64 {
-        self.value_range.map_or(f64::NEG_INFINITY, |range| range[1])
+        of_total_key(self.value_keys[1])
     }
 
     /// For each mode a number of nonzeros that no row exceeds.

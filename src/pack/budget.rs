@@ -113,7 +113,7 @@ impl Budget {
         // An eighth of what is left keeps all threads busy where that matters.
         let reader = (takes.least + room.saturating_sub(takes.least) / 8).min(takes.most);
         source.limit(reader);
-        // So do chunks in an eighth.
+        // Chunks that are built at once may take as much.
         let chunks =
             usize::try_from(room / 8 / chunk(options).max(1)).unwrap_or(usize::MAX).clamp(1, threads);
         let waiting = (chunks as u64 - 1) * chunk(options);

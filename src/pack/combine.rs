@@ -48,8 +48,8 @@ impl<K: Key> Combiner<K> {
         self.kept
     }
 
-    /// Takes the next nonzeros. Those that are settled by now go to `sink`, at most [`PENDING_NNZ`] at once, with how many were taken since
-    /// the last time; where none repeats, as they are.
+    /// Takes the next nonzeros. Those that are settled by now go to `sink`, at most [`PENDING_NNZ`] and one at once, with how many were taken
+    /// since the last time; where none repeats, as they are.
     pub fn push(
         &mut self,
         mut sorted: &[Nonzero<K>],
@@ -144,6 +144,52 @@ mod tests {
         assert_eq!(combine(Duplicates::Keep, &sorted).unwrap(), sorted);
         let message = combine(Duplicates::Error, &sorted).unwrap_err().to_string();
         assert!(message.contains("(2, 2), counted from 1"), "{message}");
+    }
+
+    /// Parts that go on as they are, and such that are settled: what comes out does not depend on where repetitions meet a part's end.
+    #[test]
+    fn parts_are_settled_alike_wherever_they_end() {
+        let part = PENDING_NNZ as u64;
+        let nnz = 4 * part + 3;
+        // Positions that repeat the coordinate before them.
+        let inside: &[u64] = &[part / 2, 2 * part + 1];
+        let at_ends: &[u64] = &[part, 2 * part - 1, 2 * part, 3 * part, 3 * part + 1];
+        let at_last: &[u64] = &[nnz - 2, nnz - 1];
+        for repeated in [&[], inside, at_ends, at_last] {
+            let linear = |i: u64| i - repeated.iter().filter(|&&at| at <= i).count() as u64;
+            let sorted: Vec<(u64, f64)> = (0..nnz).map(|i| (linear(i), 1.0)).collect();
+            let nonzeros: Vec<_> = sorted.iter().map(|&(linear, value)| Nonzero { linear, value }).collect();
+            let mut sums: Vec<f64> = vec![0.0; usize::try_from(linear(nnz - 1)).unwrap() + 1];
+            for &(linear, value) in &sorted {
+                sums[usize::try_from(linear).unwrap()] += value;
+            }
+            let layout = BitLayout::new(&Shape::new(&[1 << 10, 1 << 10]).unwrap());
+            for duplicates in [Duplicates::Sum, Duplicates::Keep] {
+                let mut combiner = Combiner::new(&layout, duplicates);
+                let (mut out, mut all_taken) = (Vec::new(), 0);
+                let sink = |settled: &[Nonzero<u64>], taken| {
+                    assert!(settled.len() <= PENDING_NNZ + 1);
+                    all_taken += taken;
+                    out.extend(settled.iter().map(|n| (n.linear, n.value)));
+                    Ok(())
+                };
+                combiner.push(&nonzeros, sink).unwrap();
+                combiner
+                    .finish(|last| {
+                        out.extend(last.iter().map(|n| (n.linear, n.value)));
+                        Ok(())
+                    })
+                    .unwrap();
+                assert_eq!(all_taken as u64, nnz);
+                if duplicates == Duplicates::Sum {
+                    assert!(out == (0u64..).zip(sums.iter().copied()).collect::<Vec<_>>(), "{repeated:?}");
+                    assert_eq!(combiner.summed(), repeated.len() as u64);
+                } else {
+                    assert!(out == sorted, "{repeated:?}");
+                    assert_eq!(combiner.kept(), repeated.len() as u64);
+                }
+            }
+        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ use std::str::FromStr;
 
 /// Bytes of text that are read, and parsed by one task, at once.
 const PIECE_BYTES: usize = 1 << 19;
-/// Pieces that each compute thread gets per group: a thread that is done with its own waits for one, not for half of what another has.
+/// Pieces that each compute thread gets per group: at a group's end threads wait for one of them at most.
 const PIECES_PER_THREAD: usize = 4;
 /// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
 const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
