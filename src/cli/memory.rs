@@ -72,6 +72,25 @@ impl Reserve {
     }
 }
 
+/// Bytes from which a block of memory takes huge pages: factors, results, what a packer sorts.
+const HUGE_BYTES: usize = 64 << 20;
+
+/// Asks the system for huge pages under a large block: touching it then takes a five-hundredth of the faults, and random rows miss the
+/// TLB less often. Where the system has none, small ones serve.
+fn with_huge_pages(block: *mut u8, bytes: usize) -> *mut u8 {
+    #[cfg(target_os = "linux")]
+    if bytes >= HUGE_BYTES {
+        const PAGE: usize = 4096;
+        let begin = block as usize / PAGE * PAGE;
+        // SAFETY: advice changes no contents; a block of this size is a mapping of its own, whose first page may hold the
+        // allocator's header.
+        unsafe {
+            libc::madvise(begin as *mut libc::c_void, block as usize + bytes - begin, libc::MADV_HUGEPAGE)
+        };
+    }
+    block
+}
+
 fn spare_layout() -> Layout {
     Layout::from_size_align(SPARE_BYTES, 16).expect("a power of two")
 }
@@ -95,13 +114,13 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the trait's contract.
         let block = unsafe { System.alloc(layout) };
-        if block.is_null() { exhausted(layout) } else { block }
+        if block.is_null() { exhausted(layout) } else { with_huge_pages(block, layout.size()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the trait's contract. The reserve is zero where it was not taken.
         let block = unsafe { System.alloc_zeroed(layout) };
-        if block.is_null() { exhausted(layout) } else { block }
+        if block.is_null() { exhausted(layout) } else { with_huge_pages(block, layout.size()) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {

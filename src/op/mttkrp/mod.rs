@@ -265,11 +265,24 @@ impl ModeSortedDemand {
         let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
         let all = !alternating && modes.len() == order;
         let shares = all && (short == order || 3 * short > 2 * order && threads < 8);
+        // One mode at a time shares no loads: copies save more of each pass.
         let from_passes = match () {
             () if strategies.contains(&Strategy::Lists) => 4,
             () if shares => u32::MAX,
-            () if strategies.contains(&Strategy::Slots) => 8,
-            () => 16,
+            () if strategies.contains(&Strategy::Slots) => {
+                if alternating {
+                    4
+                } else {
+                    8
+                }
+            }
+            () => {
+                if alternating {
+                    8
+                } else {
+                    16
+                }
+            }
         };
         Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
     }

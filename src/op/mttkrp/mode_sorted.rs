@@ -18,9 +18,11 @@ use crate::backend::host::Tiles;
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::shape::ORDER_MAX;
+use crate::sys::sync::Mutex;
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The result's rows of a block take so many bytes at most, which a core's cache holds beside rows of factors.
@@ -231,13 +233,16 @@ impl ModeSorted {
     /// Sorts what was gathered for each of `modes`.
     pub fn build(gathered: &Gathered, modes: &[(usize, Strategy)], rank: usize) -> Result<Vec<Self>> {
         let mut sheets: Vec<Sorted> = gathered.sheets.iter().map(|_| Sorted::default()).collect();
-        let build = |&(mode, strategy)| Self::build_one(gathered, &mut sheets, mode, strategy, rank);
+        let rooms: FillingRooms =
+            (0..rayon::current_num_threads()).map(|_| Mutex::new(Filling::default())).collect();
+        let build = |&(mode, strategy)| Self::build_one(gathered, &mut sheets, &rooms, mode, strategy, rank);
         modes.iter().map(build).collect()
     }
 
     fn build_one(
         gathered: &Gathered,
         sheets: &mut [Sorted],
+        rooms: &FillingRooms,
         mode: usize,
         strategy: Strategy,
         rank: usize,
@@ -286,19 +291,20 @@ impl ModeSorted {
         let sheets = &*sheets;
         let shelves = shelves(blocks, order).into_par_iter().with_max_len(1).map(|(first, mut blocks)| {
             let mut nonzeros = sys.page_buf(blocks.iter().map(|block| block.bytes(order)).sum())?;
-            let (mut rest, mut rooms) = (&mut nonzeros[..], Vec::with_capacity(blocks.len()));
-            for block in &blocks {
-                let (room, behind) = rest.split_at_mut(block.bytes(order));
+            let mut rest = &mut nonzeros[..];
+            let mut tasks = Vec::with_capacity(blocks.len());
+            for (b, block) in (first..).zip(&mut blocks) {
+                let (bytes, behind) = rest.split_at_mut(block.bytes(order));
                 rest = behind;
-                rooms.push(room);
+                tasks.push((b, block, bytes));
             }
-            let fill = |work: &mut Filling, (b, (block, room)): (usize, (&mut RowBlock, &mut [u8]))| {
+            tasks.into_par_iter().with_max_len(1).try_for_each(|(b, block, bytes)| {
                 sys.check_cancelled()?;
-                let parts = sheets.iter().map(|sheet| sheet.of_block(first + b));
-                work.fill(block, gathered, mode, strategy, parts, room)
-            };
-            let rooms = blocks.par_iter_mut().zip(rooms).enumerate();
-            rooms.try_for_each_init(Filling::default, fill)?;
+                let parts = sheets.iter().map(|sheet| sheet.of_block(b));
+                let room = &rooms[rayon::current_thread_index().unwrap_or(0)];
+                let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
+                room.fill(block, gathered, mode, strategy, parts, bytes)
+            })?;
             Ok(Shelf { blocks, nonzeros })
         });
         let shelves: Vec<Shelf> = shelves.collect::<Result<_>>()?;
@@ -384,8 +390,12 @@ fn usize_of(place: u64) -> usize {
     place as usize
 }
 
+/// What each thread of the pool sorts blocks in, one after the other, for all modes: taken anew for each, their pages would be made
+/// and given back by all threads at once, which the system does one thread at a time.
+type FillingRooms = Vec<Mutex<Filling>>;
+
 /// What a thread needs to sort some blocks one after the other.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Filling {
     keys: Vec<u64>,
     sorted: Vec<u64>,
