@@ -199,10 +199,10 @@ impl<O: DeviceOp> CudaBackend<O> {
                     number: u32::try_from(number).unwrap_or(u32::MAX),
                 };
                 let blocks = blocks_of(image.nnz.into(), SORTED_TILES);
-                let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart };
-                let (op, stream) = (&self.op, &part.streamed);
+                let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart, results: 0 };
+                let (op, stream) = (&mut self.op, &part.streamed);
                 stream.wait(&copied)?;
-                let launch = || op.launch(&[p], stream, &work);
+                let launch = || op.launch(&[p], stream, &work).map(drop);
                 lane.used = Some(self.log.clock.time(Stage::Kernel, p, Some(number), stream, launch)?);
             }
         }
@@ -222,7 +222,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     pub(super) fn pairs(&self) -> usize {
         let images = self.parts.iter().flat_map(|part| &part.kept).map(|copy| copy.images.len());
         let chunks = self.store.manifest().chunks.len();
-        let expansions = if self.expander.is_some() { chunks } else { 0 };
-        2 * chunks + expansions + self.parts.len() + 2 * images.sum::<usize>()
+        let steps = 2 + usize::from(self.expander.is_some()) + usize::from(self.plan.lanes.result_bytes > 0);
+        steps * chunks + self.parts.len() + 2 * images.sum::<usize>()
     }
 }
