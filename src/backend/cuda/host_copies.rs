@@ -83,6 +83,12 @@ struct HostImage {
     nnz: u32,
 }
 
+/// Thread blocks of a launch on an image, at most.
+pub(super) fn image_blocks(plan: &DevicePlan) -> u32 {
+    let image_nnz = plan.build.as_ref().map_or(0, |build| build.image_nnz);
+    blocks_of(image_nnz.into(), SORTED_TILES)
+}
+
 /// Memory for the plan's groups; where the device has too little, the store's order serves, and a note says so.
 pub(super) fn make_gathering(
     device: &Arc<Device>,
@@ -166,8 +172,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// The images of part `p` for the gathered group.
     fn sort_part(&mut self, p: usize, gathering: &Gathering) -> Result<Vec<HostImage>> {
         if gathering.sorted[p].images.is_empty() {
-            let image_nnz = self.plan.build.as_ref().map_or(0, |build| build.image_nnz);
-            self.op.sort(p, blocks_of(image_nnz.into(), SORTED_TILES))?;
+            self.op.sort(p, image_blocks(&self.plan))?;
         }
         let at = (gathering.memory.address(), &gathering.offsets[..]);
         let copy = self.build(p, gathering.group, at, 0)?;

@@ -54,7 +54,7 @@ use abi::Chunk;
 use copies::PartCopy;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::{Expander, blocks_of, resident_bytes};
-use host_copies::{Gathering, HostCopy, make_gathering};
+use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
 use log::{PassLog, inspector, out_of_range, settle};
 use mode_sorted::SortKernels;
@@ -186,6 +186,22 @@ impl<O: DeviceOp> CudaBackend<O> {
         };
         made.log.clock.reserve(device, made.pairs())?;
         Ok(made)
+    }
+
+    /// Changes the operation, which keeps its parts. What is on the device of the store, and its copies, serve on.
+    pub fn remake(&mut self, change: impl FnOnce(&mut O) -> Result<()>) -> Result<()> {
+        change(&mut self.op)?;
+        if let Some(resident) = &mut self.resident {
+            resident.set_tiles_per_block(&self.device, &self.store, self.op.tiles_per_block(false))?;
+        }
+        for (p, part) in self.parts.iter().enumerate() {
+            if let Some(copy) = &part.sorted {
+                self.op.sort(p, copy.blocks)?;
+            } else if part.kept.is_some() {
+                self.op.sort(p, image_blocks(&self.plan))?;
+            }
+        }
+        Ok(())
     }
 
     /// Has the next pass, which brings every chunk from its file, check the store's sum of squares.

@@ -247,6 +247,16 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(made)
     }
 
+    /// Makes one of [`DeviceMttkrp::alternating`] for factors of another rank of it.
+    pub fn set_rank(&mut self, store: &Store, rank: usize, kernels: &KernelSource) -> Result<()> {
+        // Room for the next.
+        self.factors.clear();
+        self.sums.clear();
+        self.targets.clear();
+        *self = Self::alternating(&Arc::clone(&self.device), store, rank, kernels)?;
+        Ok(())
+    }
+
     /// With room for factors.
     fn without_targets(
         device: &Arc<Device>,
