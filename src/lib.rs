@@ -33,7 +33,7 @@
 //! | write it as text again, hold all of it against what packing makes | [`Engine::write_text`], [`Engine::verify`] |
 //! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
 //! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
-//! | compute again and again | [`Engine::prepare_mttkrp`], whose session keeps the store's chunks in memory, the GPU's too |
+//! | compute again and again | [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`], whose sessions keep the store's chunks in memory, the GPU's too |
 //! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`], [`Engine::plan_mttkrp`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
 //!
 //! Modes and indices count from 0 here, as in Rust; in files of text, in messages and in what the programs are told they count
@@ -103,7 +103,8 @@ pub use dense::{Matrix, MatrixRef, Precision, Real};
 pub use encoding::values::ValueEncoding;
 pub use encoding::{IndexEncoding, LeafRule, TILE_NNZ};
 pub use engine::{
-    Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, ModeSortedPlan, Modes, MttkrpSession, Progress,
+    Cancel, Cp, CpSession, Device, Engine, EngineBuilder, ExecutionPlan, ModeSortedPlan, Modes,
+    MttkrpSession, Progress,
 };
 pub use error::{Damage, Error, Result};
 pub use format::{

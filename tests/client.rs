@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use blco::{
-    Batch, Cancel, Codec, Cp, Device, Engine, Error, Extent, Format, FormatOption, HostOp, IndexEncoding,
-    LeafRule, LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions, Source, Store, Tiles,
+    Batch, Cancel, Codec, Cp, Device, DeviceOrder, Engine, Error, Extent, Format, FormatOption, HostOp,
+    IndexEncoding, LeafRule, LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions, Source, Store,
+    Tiles,
 };
 use std::fmt::Write as _;
 use std::path::Path;
@@ -247,6 +248,42 @@ fn text_is_packed_and_decomposed() {
     assert!(elements > 0 && (sum - all).abs() < 1e-9 * all, "{elements} {sum} {all}");
 }
 
+/// A session computes what single decompositions do, and reads the store once.
+#[test]
+fn decompositions_share_what_is_kept() {
+    for order in [DeviceOrder::Auto, DeviceOrder::Store] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::builder().device(Device::Cpu).device_order(order).threads(2).build().unwrap();
+        let store = packed(&engine, dir.path(), &mut Mine::new(30_000));
+        let most = Cp::rank(5).starts(0, 2).max_iters(9);
+        let cps = [most, Cp::rank(2), Cp::rank(5).nonneg(true), Cp::rank(3).starts(7, 2), most];
+        let cps = cps.map(|cp| cp.max_iters(9));
+        let wanted = cps.map(|cp| engine.cp_als::<f64>(&store, &cp).unwrap().model);
+        let plan = engine.plan_cp_als::<f64>(&store, &most).unwrap();
+        let mut session = engine.prepare_cp_als::<f64>(&store, &most, plan).unwrap();
+        for (cp, wanted) in cps.iter().zip(&wanted) {
+            assert!(session.cp_als(cp).unwrap().model == *wanted, "{order:?} {cp:?}");
+            let _ = std::fs::remove_file(store.path().join("chunk-000000.bin"));
+        }
+        let factors = || wanted[0].factors.clone();
+        let on = session.cp_als_with(&most, factors()).unwrap();
+        assert!(on.fit() > 0.0 && on.starts.len() == 1);
+        // What there is no room for is refused, and the session goes on.
+        for cp in [Cp::rank(6), Cp::rank(2).starts(0, 3), Cp::rank(0)] {
+            assert!(session.cp_als(&cp).is_err(), "{cp:?}");
+        }
+        assert!(session.cp_als_with(&Cp::rank(4), factors()).is_err());
+        assert!(session.cp_als(&most).unwrap().model == wanted[0]);
+        assert!(session.plan().host().memory_bytes > 0);
+        // What failed ends it.
+        engine.cancel_handle().cancel();
+        assert!(matches!(session.cp_als(&most), Err(Error::Cancelled)));
+        engine.cancel_handle().reset();
+        let said = session.cp_als(&most).unwrap_err().to_string();
+        assert_eq!(said, "an earlier call failed; prepare again");
+    }
+}
+
 #[test]
 fn what_is_asked_wrongly_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -323,6 +360,15 @@ fn a_plan_serves_what_it_was_made_for() {
     let other = engine.open(other.store).unwrap();
     assert!(engine.prepare_mttkrp::<f64>(&other, RANK, Modes::Only(&[0, 1]), plan()).is_err());
     assert!(engine.plan_mttkrp::<f64>(&store, 0, Modes::All, 1).is_err());
+    // Of a decomposition, of another one, of MTTKRP.
+    let cp = Cp::rank(RANK).starts(0, 2);
+    let of = |cp: &Cp| engine.plan_cp_als::<f64>(&store, cp).unwrap();
+    assert!(engine.prepare_cp_als::<f64>(&store, &cp, of(&cp)).is_ok());
+    assert!(engine.prepare_cp_als::<f64>(&store, &cp.starts(0, 3), of(&cp)).is_err());
+    assert!(engine.prepare_cp_als::<f64>(&store, &Cp::rank(RANK + 1).starts(0, 2), of(&cp)).is_err());
+    let all = engine.plan_mttkrp::<f64>(&store, RANK, Modes::All, 2).unwrap();
+    assert!(engine.prepare_cp_als::<f64>(&store, &cp, all).is_err());
+    assert!(engine.prepare_mttkrp::<f64>(&store, RANK, Modes::All, of(&cp)).is_err());
     for cp in [Cp::rank(0), Cp::rank(usize::MAX), Cp::rank(1).ridge(-2.0), Cp::rank(1).tol(f64::NAN)] {
         assert!(engine.cp_als::<f64>(&store, &cp).is_err(), "{cp:?}");
     }

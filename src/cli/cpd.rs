@@ -170,11 +170,12 @@ impl Cpd {
             None => Init::Seeded { seed, starts: args.starts },
         };
         let watch = |at: &CpWatch<'_>| self.show(progress, &store, at);
-        let decomposed = engine.decompose(&store, &cp, plan, init, checkpoint, &watch)?;
+        let mut session = engine.prepare_cp_als::<T>(&store, &cp, plan)?;
+        let outcome = session.decompose(&cp, init, checkpoint, &watch)?;
         progress.end();
-        let outcome = decomposed.outcome;
-        report.head.used(decomposed.plan);
-        report.kernels = decomposed.kernels;
+        let (used, kernels) = session.into_plan();
+        report.head.used(used);
+        report.kernels = kernels;
         report.fill(&outcome);
         let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
         let write = |i: usize, file: &File| match outcome.model.factors.get(i) {

@@ -12,7 +12,7 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
 use crate::backend::cuda::dense::{DenseKernels, ExtendedKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
 use crate::backend::cuda::driver::{Device, Memory, Pinned, Stream};
-use crate::backend::device::KernelReport;
+use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::{DevicePlan, Operation};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
@@ -82,6 +82,10 @@ fn narrow(n: u64) -> u32 {
 
 impl Dense {
     fn new(device: &Arc<Device>, precision: Precision, rank: usize, nonneg: bool) -> Result<Self> {
+        if nonneg && rank > HALS_RANK_MAX {
+            let what = format!("`nonneg` on a GPU goes up to rank {HALS_RANK_MAX}; take `Device::Cpu`");
+            return Err(Error::request(what));
+        }
         let multiprocessors = device.facts.multiprocessors as usize;
         let slabs = slabs(rank, multiprocessors);
         let memory = |numbers: usize| device.memory(numbers * size_of::<f64>());
@@ -193,14 +197,20 @@ impl<T: Real + Pod> DeviceAls<T> {
         rank: usize,
         nonneg: bool,
     ) -> Result<Self> {
-        if nonneg && rank > HALS_RANK_MAX {
-            let what = format!("`nonneg` on a GPU goes up to rank {HALS_RANK_MAX}; take `Device::Cpu`");
-            return Err(Error::request(what));
-        }
         let dense = Dense::new(device, T::PRECISION, rank, nonneg)?;
         let mut backend = CudaBackend::new(device, store, device_plan, op)?.with_squares(Squares::of(store));
         let executor = Executor::new(store, plan, &mut backend)?;
         let (device, store) = (Arc::clone(device), store.clone());
+        Ok(Self { executor, backend, store, rank, dense, device })
+    }
+
+    /// The same for factors of another rank, at most that of the first, or of another sign. What is on the device of the store stays.
+    pub fn with_rank(self, rank: usize, nonneg: bool, kernels: &KernelSource) -> Result<Self> {
+        let Self { executor, mut backend, store, dense, device, .. } = self;
+        // Room for the next.
+        drop(dense);
+        backend.remake(|op| op.set_rank(&store, rank, kernels))?;
+        let dense = Dense::new(&device, T::PRECISION, rank, nonneg)?;
         Ok(Self { executor, backend, store, rank, dense, device })
     }
 
@@ -217,8 +227,8 @@ impl<T: Real + Pod> DeviceAls<T> {
 
     /// What was allocated, and where that was less than planned.
     #[must_use]
-    pub fn allocated(&self) -> (DevicePlan, Vec<String>) {
-        (self.backend.plan().clone(), self.backend.notes().to_vec())
+    pub fn allocated(&self) -> (&DevicePlan, &[String]) {
+        (self.backend.plan(), self.backend.notes())
     }
 }
 

@@ -39,6 +39,12 @@ impl<T: Real> HostAls<T> {
         let executor = Executor::new(store, plan, &mut backend)?;
         Ok(Self { backend, executor, members: Box::new(Local) })
     }
+
+    /// The same for factors of another rank, at most that of the first: [`Mttkrp::with_rank`].
+    pub fn with_rank(self, store: &Store, rank: usize, threads: usize) -> Result<Self> {
+        let backend = self.backend.try_map(|op| op.with_rank(store, rank, threads))?;
+        Ok(Self { backend, ..self })
+    }
 }
 
 impl<T: Real> AlsBackend<T> for HostAls<T> {

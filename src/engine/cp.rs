@@ -1,13 +1,18 @@
 //! CP decompositions on whatever there is.
 
+use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::Checkpointer;
+#[cfg(feature = "cuda")]
+use crate::decomp::cuda::DeviceAls;
 use crate::decomp::host::{HostAls, host_bytes};
 use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use crate::op::mttkrp::cuda::DeviceMttkrp;
 use crate::op::mttkrp::{ModeSortedDemand, Mttkrp};
 use crate::store::{Manifest, Store};
 
@@ -66,6 +71,11 @@ impl Cp {
 }
 
 impl Cp {
+    fn check_factors<T>(&self, factors: &[Matrix<T>], store: &Store) -> Result<()> {
+        let views: Vec<_> = factors.iter().map(Into::into).collect();
+        super::mttkrp::check_factors(&views, &store.manifest().shape, self.settings.rank)
+    }
+
     fn check(&self) -> Result<()> {
         super::mttkrp::check_rank(self.settings.rank)?;
         let is_amount = |x: f64| x >= 0.0 && x.is_finite();
@@ -101,7 +111,7 @@ impl<'a> Demand<'a> {
             on_cpu: host_bytes::<T>(manifest, rank, threads) + decoded_bytes(shape.order(), threads) + held,
             beside_gpu: factors + held,
             afterwards: 0,
-            alternating: true,
+            starts: Some(starts),
         }
     }
 }
@@ -128,7 +138,8 @@ impl Engine {
     ///
     /// [`Error::Request`](crate::Error::Request) for a store in which coordinates may repeat, or whose norm is zero or not finite.
     pub fn cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<Decomposition<T>> {
-        self.cp_als_from(store, cp, Init::Seeded { seed: cp.seed, starts: cp.starts })
+        Problem::of(store.manifest())?;
+        self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als(cp)
     }
 
     /// The same from these factors, `factors[m]` being `dims[m]` x rank; the seed and the number of starts mean nothing.
@@ -138,69 +149,164 @@ impl Engine {
         cp: &Cp,
         factors: Vec<Matrix<T>>,
     ) -> Result<Decomposition<T>> {
-        let views: Vec<_> = factors.iter().map(Into::into).collect();
-        super::mttkrp::check_factors(&views, &store.manifest().shape, cp.settings.rank)?;
-        self.cp_als_from(store, &Cp { starts: 1, ..*cp }, Init::Given(factors))
-    }
-
-    fn cp_als_from<T: Real>(&self, store: &Store, cp: &Cp, init: Init<T>) -> Result<Decomposition<T>> {
+        let cp = &Cp { starts: 1, ..*cp };
+        cp.check_factors(&factors, store)?;
         Problem::of(store.manifest())?;
-        let plan = self.plan_cp_als::<T>(store, cp)?;
-        let watch = |at: &CpWatch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
-        Ok(self.decompose(store, cp, plan, init, None, &watch)?.outcome)
+        self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als_with(cp, factors)
     }
 
-    /// Decomposes by `plan`, which `cp` was planned to take, and leaves checkpoints.
-    pub(crate) fn decompose<T: Real>(
+    /// Takes what `plan`, of [`Engine::plan_cp_als`] for the same, says: for decompositions of at most as many components and starts.
+    pub fn prepare_cp_als<T: Real>(
         &self,
         store: &Store,
         cp: &Cp,
         plan: ExecutionPlan,
-        init: Init<T>,
-        checkpoint: Option<Checkpointer>,
-        watch: &(dyn Fn(&CpWatch<'_>) + Sync),
-    ) -> Result<Decomposed<T>> {
-        let (shape, problem) = (&store.manifest().shape, Problem::of(store.manifest())?);
-        let (sys, settings) = (self.sys(), cp.settings);
-        let (tol, max_iters) = (cp.tol, cp.max_iters as usize);
-        let job = &mut CpJob { sys, shape, problem, settings, tol, max_iters, checkpoint };
-        let store = &store.clone().with_direct_reads(plan.host.direct_reads).with_sys(sys);
-        self.install(|| match &plan.device {
-            #[cfg(feature = "cuda")]
-            Some(device_plan) => {
-                use crate::decomp::cuda::DeviceAls;
-                use crate::op::mttkrp::cuda::DeviceMttkrp;
-                let Settings { rank, nonneg, .. } = settings;
-                let gpu = &self.gpu()?;
-                let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
-                let mut backend = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, nonneg)?;
-                let outcome = decomp::run(job, init, &mut backend, watch)?;
-                let (device, notes) = backend.allocated();
-                let kernels = Some(backend.kernels().clone());
-                let notes = plan.notes.iter().cloned().chain(notes).collect();
-                let plan = ExecutionPlan { device: Some(device), notes, ..plan };
-                Ok(Decomposed { outcome, plan, kernels })
-            }
-            _ => {
-                let threads = plan.host.threads;
-                let mut op = Mttkrp::alternating(store, settings.rank, threads)?;
-                if plan.has_mode_sorted() {
-                    op = op.keep_mode_sorted(store)?;
-                }
-                let mut backend = HostAls::new(store, &plan.host, op)?;
-                let outcome = decomp::run(job, init, &mut backend, watch)?;
-                Ok(Decomposed { outcome, plan, kernels: None })
-            }
-        })
+    ) -> Result<CpSession<T>> {
+        let problem = Problem::of(store.manifest())?;
+        let (modes, rank) = ((0..store.manifest().shape.order()).collect(), cp.settings.rank);
+        let (id, precision, starts) = (store.id(), T::PRECISION, Some(cp.starts));
+        plan.check_made_for(&Subject { store: id, modes, rank, precision, starts })?;
+        let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(self.sys());
+        let at = self.install(|| Place::new(self, &store, cp, &plan))?;
+        let (engine, planned, most) = (self.clone(), plan.clone(), *cp);
+        let mut session = CpSession { engine, store, problem, plan, planned, most, at: Some((*cp, at)) };
+        session.settle();
+        Ok(session)
     }
 }
 
-/// A decomposition, and what it took.
+/// Where a decomposition runs.
 #[derive(Debug)]
-pub(crate) struct Decomposed<T> {
-    pub outcome: Decomposition<T>,
-    /// What was used.
-    pub plan: ExecutionPlan,
-    /// Which kernels served on a GPU.
-    pub kernels: Option<KernelReport>,
+enum Place<T: Real> {
+    Host(HostAls<T>),
+    #[cfg(feature = "cuda")]
+    Gpu(DeviceAls<T>),
+}
+
+impl<T: Real> Place<T> {
+    fn new(engine: &Engine, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Self> {
+        let Settings { rank, nonneg, .. } = cp.settings;
+        #[cfg(feature = "cuda")]
+        if let Some(device_plan) = &plan.device {
+            let gpu = &engine.gpu()?;
+            let op = DeviceMttkrp::alternating(gpu, store, rank, &engine.kernels(device_plan))?;
+            let plans = (&plan.host, device_plan);
+            return DeviceAls::new(gpu, store, plans, op, rank, nonneg).map(Self::Gpu);
+        }
+        let mut op = Mttkrp::alternating(store, rank, plan.host.threads)?;
+        if plan.has_mode_sorted() {
+            op = op.keep_mode_sorted(store)?;
+        }
+        HostAls::new(store, &plan.host, op).map(Self::Host)
+    }
+
+    /// The same for another rank and sign.
+    fn with_settings(self, engine: &Engine, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Self> {
+        let Settings { rank, nonneg, .. } = cp.settings;
+        match self {
+            Self::Host(als) => als.with_rank(store, rank, plan.host.threads).map(Self::Host),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(als) => {
+                let device_plan = plan.device.as_ref().expect("a GPU's plan has it");
+                als.with_rank(rank, nonneg, &engine.kernels(device_plan)).map(Self::Gpu)
+            }
+        }
+    }
+}
+
+/// Decompositions of a store, one after the other: buffers, and what is kept of the store in memory, mode-sorted copies too, stay from call
+/// to call. A call that fails, or is cancelled, ends it.
+#[derive(Debug)]
+pub struct CpSession<T: Real> {
+    engine: Engine,
+    store: Store,
+    problem: Problem,
+    /// What is used, and what was planned.
+    plan: ExecutionPlan,
+    planned: ExecutionPlan,
+    /// What it has room for.
+    most: Cp,
+    /// Where it runs, and what that was last made for; `None` once a call has failed.
+    at: Option<(Cp, Place<T>)>,
+}
+
+impl<T: Real> CpSession<T> {
+    /// See [`Engine::cp_als`]; of at most as many components and starts as the session was prepared for.
+    pub fn cp_als(&mut self, cp: &Cp) -> Result<Decomposition<T>> {
+        self.of_library(cp, Init::Seeded { seed: cp.seed, starts: cp.starts })
+    }
+
+    /// See [`Engine::cp_als_with`]; of at most as many components as the session was prepared for.
+    pub fn cp_als_with(&mut self, cp: &Cp, factors: Vec<Matrix<T>>) -> Result<Decomposition<T>> {
+        let cp = &Cp { starts: 1, ..*cp };
+        cp.check_factors(&factors, &self.store)?;
+        self.of_library(cp, Init::Given(factors))
+    }
+
+    /// What is used.
+    #[must_use]
+    pub fn plan(&self) -> &ExecutionPlan {
+        &self.plan
+    }
+
+    /// The same, where nothing more is to be decomposed, with the kernels that served on a GPU.
+    pub(crate) fn into_plan(self) -> (ExecutionPlan, Option<KernelReport>) {
+        let kernels = match self.at {
+            #[cfg(feature = "cuda")]
+            Some((_, Place::Gpu(mut als))) => Some(als.kernels().clone()),
+            _ => None,
+        };
+        (self.plan, kernels)
+    }
+
+    fn of_library(&mut self, cp: &Cp, init: Init<T>) -> Result<Decomposition<T>> {
+        let (engine, nnz) = (self.engine.clone(), self.store.manifest().nnz);
+        self.decompose(cp, init, None, &|at| engine.tell("decomposing", at.nnz, Some(nnz)))
+    }
+
+    /// Decomposes, and leaves checkpoints.
+    pub(crate) fn decompose(
+        &mut self,
+        cp: &Cp,
+        init: Init<T>,
+        checkpoint: Option<Checkpointer>,
+        watch: &(dyn Fn(&CpWatch<'_>) + Sync),
+    ) -> Result<Decomposition<T>> {
+        cp.check()?;
+        let (rank, starts) = (self.most.settings.rank, self.most.starts);
+        if cp.settings.rank > rank || cp.starts > starts {
+            return Err(Error::request(format!(
+                "the session has room for rank {rank}, {starts} starts: prepare another"
+            )));
+        }
+        let (made_for, place) =
+            self.at.take().ok_or_else(|| Error::request("an earlier call failed; prepare again"))?;
+        let (engine, store, plan) = (&self.engine, &self.store, &self.planned);
+        let (sys, shape, problem, settings) =
+            (engine.sys(), &store.manifest().shape, self.problem, cp.settings);
+        let (tol, max_iters) = (cp.tol, cp.max_iters as usize);
+        let mut job = CpJob { sys, shape, problem, settings, tol, max_iters, checkpoint };
+        let of = |cp: &Cp| (cp.settings.rank, cp.settings.nonneg);
+        let (outcome, place) = engine.install(|| {
+            let mut place =
+                if of(&made_for) == of(cp) { place } else { place.with_settings(engine, store, cp, plan)? };
+            let outcome = match &mut place {
+                Place::Host(als) => decomp::run(&mut job, init, als, watch),
+                #[cfg(feature = "cuda")]
+                Place::Gpu(als) => decomp::run(&mut job, init, als, watch),
+            };
+            Ok((outcome?, place))
+        })?;
+        self.at = Some((*cp, place));
+        self.settle();
+        Ok(outcome)
+    }
+
+    /// Takes down what is used by now.
+    fn settle(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let Some((_, Place::Gpu(als))) = &self.at {
+            self.plan = self.planned.with_used(als.allocated());
+        }
+    }
 }

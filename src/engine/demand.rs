@@ -19,6 +19,6 @@ pub struct Demand<'a> {
     pub beside_gpu: u64,
     /// Bytes that are held when the passes have ended, where those are more.
     pub afterwards: u64,
-    /// Whether a pass computes one of the modes, each in turn, and factors change in between: a decomposition.
-    pub alternating: bool,
+    /// Of a decomposition, in which a pass computes one of the modes, each in turn, and factors change in between: its starts.
+    pub starts: Option<u32>,
 }

@@ -63,9 +63,9 @@ pub(super) fn plan<T: Real>(
         let what = "no kernel reads its chunks; take `Device::Cpu`";
         return Err(Error::request(format!("format {}: {what}", format.name())));
     }
-    let Demand { modes, rank, alternating, .. } = *demand;
+    let Demand { modes, rank, starts, .. } = *demand;
     let shape = &store.manifest().shape;
-    let operation = if alternating {
+    let operation = if starts.is_some() {
         decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
     } else {
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)

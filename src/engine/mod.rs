@@ -2,8 +2,8 @@
 //! operation. It is the only place below the programs that looks at the machine.
 //!
 //! An operation is planned first ([`ExecutionPlan`], from the store's manifest and the machine, before anything is taken), then
-//! runs. `plan_*` gives the plan alone; [`Engine::prepare_mttkrp`] gives a session, which keeps buffers, and chunks in
-//! host and device memory, from call to call.
+//! runs. `plan_*` gives the plan alone; [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`] give sessions, which keep buffers, and
+//! chunks in host and device memory, from call to call.
 
 mod cp;
 mod demand;
@@ -16,7 +16,7 @@ mod plan;
 mod stream;
 mod ttv;
 
-pub use cp::Cp;
+pub use cp::{Cp, CpSession};
 pub use demand::Demand;
 pub(crate) use mttkrp::chain;
 pub use mttkrp::{Modes, MttkrpSession};

@@ -44,9 +44,27 @@ pub(crate) struct Subject {
     pub modes: Vec<usize>,
     pub rank: usize,
     pub precision: Precision,
+    /// Of a decomposition, its starts.
+    pub starts: Option<u32>,
 }
 
 impl ExecutionPlan {
+    /// An error unless it was made for this.
+    pub(crate) fn check_made_for(&self, subject: &Subject) -> Result<()> {
+        if self.made_for.as_ref() == Some(subject) {
+            return Ok(());
+        }
+        Err(Error::request(
+            "the plan is of another operation, store, rank, precision, number of starts, or other modes",
+        ))
+    }
+
+    /// The same, with what of a GPU is used by now, and where that is less than was planned.
+    pub(crate) fn with_used(&self, (device, notes): (&DevicePlan, &[String])) -> Self {
+        let notes = self.notes.iter().chain(notes).cloned().collect();
+        Self { device: Some(device.clone()), notes, ..self.clone() }
+    }
+
     /// Workers, buffers and what is kept in host memory.
     #[must_use]
     pub fn host(&self) -> &Plan {
@@ -153,7 +171,7 @@ impl Engine {
         let limits = Limits {
             held: device.as_ref().map_or(0, DevicePlan::held_chunks),
             afterwards: demand.afterwards,
-            less: if demand.modes.len() > 1 && !demand.alternating {
+            less: if demand.modes.len() > 1 && demand.starts.is_none() {
                 "take fewer modes at a time or a smaller rank"
             } else {
                 "take a smaller rank"
@@ -165,7 +183,7 @@ impl Engine {
             None => demand.on_cpu,
         };
         let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);
-        let made_for = Some(Subject { store: store.id(), modes, rank, precision });
+        let made_for = Some(Subject { store: store.id(), modes, rank, precision, starts: demand.starts });
         if device.is_none() && demand.passes > 1 {
             let (host, mode_sorted) = self.plan_mode_sorted(store, demand, bytes, &limits)?;
             return Ok(ExecutionPlan { host, device, notes, mode_sorted: Some(mode_sorted), made_for });

@@ -220,12 +220,12 @@ impl<T: Real> TtvRun<'_, T> {
     /// The same on a GPU. What was allocated there takes the place of the plan.
     #[cfg(feature = "cuda")]
     fn on_gpu(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
-        use crate::backend::cuda::pipeline::PipelineBackend;
+        use crate::backend::cuda::CudaBackend;
         use crate::op::ttv::cuda::DeviceTtv;
         let (mut uses, gpu) = (plan.uses, &self.engine.gpu()?);
         let planned = uses.device.as_ref().expect("planned for a GPU");
         let op = DeviceTtv::new(gpu, self.store, self.vector, plan.kernel.unwrap_or_default(), sink)?;
-        let mut backend = PipelineBackend::new(gpu, self.store, planned, op)?;
+        let mut backend = CudaBackend::new(gpu, self.store, planned, op)?;
         let (passes, spans) =
             self.passes(&uses.host, &mut backend, |backend, last| backend.op().reset(last))?;
         uses.device = Some(backend.plan().clone());

@@ -20,14 +20,19 @@ use blco::internals::sys::Sys;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-fn on_device<T: Real + bytemuck::Pod>(
+/// Where kernels come from: compiled where NVRTC is, for f32: thread blocks of other tiles than embedded kernels have.
+fn kernels(precision: Precision) -> KernelSource {
+    let compile = (precision == Precision::F64).then_some(false);
+    KernelSource { compile, ..KernelSource::default() }
+}
+
+fn prepared<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
-    job: &mut CpJob<'_>,
     store: &Store,
-    init: Init<T>,
+    Settings { rank, nonneg, .. }: Settings,
     residency: Residency,
-) -> Decomposition<T> {
-    let (manifest, Settings { rank, nonneg, .. }) = (store.manifest(), job.settings);
+) -> DeviceAls<T> {
+    let manifest = store.manifest();
     let operation = operation::<T>(&manifest.shape, rank, device.facts.multiprocessors as usize);
     let images: u64 = manifest.chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     let largest = manifest.chunks.iter().map(|c| c.image_bytes).max().unwrap();
@@ -53,16 +58,22 @@ fn on_device<T: Real + bytemuck::Pod>(
     }
     let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
-    // Compiled where NVRTC is, for f32: thread blocks of other tiles than embedded kernels have.
-    let compile = (T::PRECISION == Precision::F64).then_some(false);
-    let kernels = KernelSource { compile, ..KernelSource::default() };
-    let op = DeviceMttkrp::alternating(device, store, rank, &kernels).unwrap();
-    let mut place = DeviceAls::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap();
+    assert_eq!(device_plan.copies().count(), if sorted || kept { manifest.shape.order() } else { 0 });
+    let op = DeviceMttkrp::alternating(device, store, rank, &kernels(T::PRECISION)).unwrap();
+    DeviceAls::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap()
+}
+
+fn on_device<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    job: &mut CpJob<'_>,
+    store: &Store,
+    init: Init<T>,
+    residency: Residency,
+) -> Decomposition<T> {
+    let mut place = prepared(device, store, job.settings, residency);
     let outcome = run(job, init, &mut place, &|_| ()).unwrap();
     let (plan, notes) = place.allocated();
-    assert!(notes.is_empty(), "{notes:?}");
-    let targets = plan.copies().count();
-    assert_eq!(targets, if sorted || kept { manifest.shape.order() } else { 0 });
+    assert!(notes.is_empty() && plan.shortfalls.is_empty(), "{notes:?}");
     outcome
 }
 
@@ -267,6 +278,43 @@ fn deterministic_runs_resume_to_the_same_bits() {
     on_a_device(module_path!(), "deterministic_runs_resume_to_the_same_bits", |device| {
         check::<f64>(device, false);
         check::<f32>(device, true);
+    });
+}
+
+/// What is on the device of a store, and copies in host memory, serve decompositions of other ranks and signs, without the store's files.
+#[test]
+fn what_is_kept_serves_other_ranks() {
+    fn check<T: Real + bytemuck::Pod>(device: &Arc<Device>, at: Residency, bound: f64) {
+        let tensor = Tensor::random(&[30, 300, 17], 40_000, 3, values::fraction);
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_at(dir.path(), &tensor);
+        let wanted = [(40, false), (7, false), (7, true), (17, false), (40, true)].map(|(rank, nonneg)| {
+            let settings = Settings { rank, ridge: 1e-3, nonneg };
+            let init = Init::<T>::Seeded { seed: 3, starts: 1 };
+            (settings, on_device(device, &mut job(&store, settings, 2, None), &store, init, at).model)
+        });
+        let mut place = prepared::<T>(device, &store, wanted[0].0, at);
+        for (i, (settings, wanted)) in wanted.into_iter().enumerate() {
+            let init = Init::Seeded { seed: 3, starts: 1 };
+            place = place.with_rank(settings.rank, settings.nonneg, &kernels(T::PRECISION)).unwrap();
+            let got = run(&mut job(&store, settings, 2, None), init, &mut place, &|_| ()).unwrap().model;
+            let distance = Dense::of_model(&got).distance(&Dense::of_model(&wanted));
+            assert!(distance < bound, "{settings:?} {at:?}: {distance:e}");
+            if at == Residency::Deterministic {
+                assert!(got == wanted, "{settings:?}");
+            }
+            if i == 0 && at != Residency::Half {
+                std::fs::remove_file(store.chunk_path(0)).unwrap();
+            }
+        }
+    }
+    on_a_device(module_path!(), "what_is_kept_serves_other_ranks", |device| {
+        for at in [Residency::Half, Residency::All, Residency::Kept] {
+            check::<f64>(device, at, 1e-16);
+        }
+        check::<f32>(device, Residency::Sorted, 1e-8);
+        check::<f64>(device, Residency::Deterministic, 1e-16);
+        check::<f32>(device, Residency::Deterministic, 1e-8);
     });
 }
 

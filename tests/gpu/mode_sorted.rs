@@ -277,7 +277,7 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 op.launch(
                     &[mode],
                     &stream,
-                    &Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted },
+                    &Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted, results: 0 },
                 )
                 .unwrap();
                 op.finish(mode, true, &stream).unwrap();
@@ -319,7 +319,7 @@ fn damaged_image(
     list.write(&chunks).unwrap();
     let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
     op.begin(0, Some(&copy.empty), stream).unwrap();
-    let work = Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted };
+    let work = Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted, results: 0 };
     op.launch(&[0], stream, &work).unwrap();
     stream.synchronize().unwrap();
     op.damaged_chunk().unwrap()

@@ -12,7 +12,6 @@ use crate::stores::agree::{
 };
 use crate::stores::{Seeded, bases, mutant};
 use blco::internals::backend::cuda::driver::Device;
-use blco::internals::backend::cuda::pipeline::PipelineBackend;
 use blco::internals::backend::cuda::{CudaBackend, plan as plan_device};
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, TtvVariant};
 use blco::internals::dense::Matrix;
@@ -68,7 +67,7 @@ fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: Ttv
         Ok(())
     };
     let op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
-    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
+    let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     executor.pass(&mut backend, &|_| ())?;
     backend.op().finish()?;

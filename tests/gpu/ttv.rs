@@ -8,8 +8,7 @@ use crate::on_a_device::on_a_device;
 use crate::runner::vector;
 use blco::internals::backend::cuda::abi::TTV_SEGMENT;
 use blco::internals::backend::cuda::driver::Device;
-use blco::internals::backend::cuda::pipeline::PipelineBackend;
-use blco::internals::backend::cuda::plan as plan_device;
+use blco::internals::backend::cuda::{CudaBackend, plan as plan_device};
 use blco::internals::backend::device::{DeviceLimits, TtvVariant};
 use blco::internals::coo::Batch;
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
@@ -55,7 +54,7 @@ fn run<T: Real + bytemuck::Pod>(
         Ok(())
     };
     let op = DeviceTtv::new(device, store, x, variant, Some(&mut sink))?;
-    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
+    let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     let mut report = PassReport::default();
     for pass in 1..=passes {
@@ -264,7 +263,7 @@ fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: TtvVariant) 
     let operation = operation::<f64>(store.manifest(), mode);
     let device_plan = plan_device(device, store, operation, &DeviceLimits::default())?;
     let op = DeviceTtv::new(device, store, x, variant, None)?;
-    let mut backend = PipelineBackend::new(device, store, &device_plan, op)?;
+    let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let plan = plan(store, 0, &Limits::default())?;
     Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
     backend.op().finish()

@@ -9,7 +9,7 @@ use blco::internals::decomp::host::{HostAls, host_bytes};
 use blco::internals::decomp::{CpJob, Decomposition, Init, Model, Problem, Settings, Stop, run};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
 use blco::internals::error::{Error, Result};
-use blco::internals::op::mttkrp::Mttkrp;
+use blco::internals::op::mttkrp::{Mttkrp, strategies};
 use blco::internals::store::Store;
 use blco::internals::stream::{Limits, plan};
 use blco::internals::sys::Sys;
@@ -100,6 +100,37 @@ fn models_are_those_of_the_definition() {
                 let fit = 1.0 - (residual.sum::<f64>() / dense.square()).sqrt();
                 assert!((outcome.als.fit() - fit).abs() < 1e-12, "{} {fit}", outcome.als.fit());
             }
+        }
+    }
+}
+
+/// Mode-sorted copies serve other ranks than the one that they were built for, also where the order in which a mode is added up
+/// depends on the rank.
+#[test]
+fn what_is_kept_serves_other_ranks() {
+    const MOST: usize = 12;
+    let tensor = Tensor::random(&[20_000, 30, 40], 30_000, 1, values::fraction);
+    let (_dir, store) = store_of(&tensor, Kind::Tiled);
+    let all: Vec<usize> = (0..3).collect();
+    assert_ne!(strategies(store.manifest(), &all, MOST), strategies(store.manifest(), &all, 4));
+    let limits = Limits { threads: 2, passes: 9, ..Limits::default() };
+    let plan = plan(&store, host_bytes::<f64>(store.manifest(), MOST, 2), &limits).unwrap();
+    for sorted in [false, true] {
+        let pool = store.sys().pool(2).unwrap();
+        let mut place = pool.install(|| {
+            let op = Mttkrp::<f64>::alternating(&store, MOST, 2).unwrap();
+            HostAls::new(&store, &plan, if sorted { op.keep_mode_sorted(&store).unwrap() } else { op })
+                .unwrap()
+        });
+        for rank in [5, 7, MOST, 9, 4] {
+            let wanted = decompose(&store, ask::<f64>(rank, seeded(2), 3)).unwrap();
+            let mut job = crate::naive::job(&store, ask::<f64>(rank, seeded(2), 3).settings, 3, None);
+            let (found, used) = pool.install(|| {
+                let mut place = place.with_rank(&store, rank, 2).unwrap();
+                (run(&mut job, seeded(2), &mut place, &|_| ()).unwrap(), place)
+            });
+            place = used;
+            assert!(bits(&found.model) == bits(&wanted.model), "rank {rank}, sorted {sorted}");
         }
     }
 }

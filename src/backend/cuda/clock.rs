@@ -17,11 +17,8 @@ pub(super) struct EventClock {
 }
 
 impl EventClock {
-    /// With events for so many pairs.
-    pub(super) fn new(device: &Arc<Device>, pairs: usize) -> Result<Self> {
-        let mut clock = Self { base: device.event(true)?, events: Vec::new(), used: 0, marks: Vec::new() };
-        clock.reserve(device, pairs)?;
-        Ok(clock)
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        Ok(Self { base: device.event(true)?, events: Vec::new(), used: 0, marks: Vec::new() })
     }
 
     /// Makes events for so many pairs in a pass, where there are fewer.

@@ -2,8 +2,13 @@
 
 use super::abi::Chunk;
 use super::driver::{Memory, Stream};
-use crate::dense::Precision;
 use crate::error::Result;
+use crate::format::ChunkView;
+use crate::store::ChunkHeader;
+use std::sync::Arc;
+
+/// What an operation does with a chunk on the worker that has loaded it.
+pub type Look = Arc<dyn Fn(&ChunkHeader, &ChunkView<'_>) -> Result<()> + Send + Sync>;
 
 /// The chunks of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +21,8 @@ pub struct Launch {
     pub one: Chunk,
     /// Which nonzeros they hold.
     pub nonzeros: Nonzeros,
+    /// Address to which the chunk's results go, if they leave the device before the pass ends.
+    pub results: u64,
 }
 
 /// Which nonzeros a launch works on, in which order.
@@ -30,39 +37,68 @@ pub enum Nonzeros {
 }
 
 /// What the CUDA backend asks of an operation.
+///
+/// Results stay on the device until the pass ends, or leave it chunk by chunk: its
+/// [`Operation::result_bytes`](crate::backend::plan::Operation::result_bytes) say which. In the second case chunks are launched
+/// one behind the other, and the operation has one part and no mode-sorted copies.
 pub trait DeviceOp {
     /// Independent parts, each of which works on every chunk.
-    fn parts(&self) -> usize;
+    fn parts(&self) -> usize {
+        1
+    }
 
-    /// Whether the next pass computes a part; at least one it does.
+    /// Whether the next pass computes a part; at least one is computed.
     fn is_active(&self, _part: usize) -> bool {
         true
     }
 
-    /// Bytes of device memory that a part takes besides to work on so many sorted nonzeros.
-    fn sorted_bytes(&self, nnz: u64) -> u64;
+    /// What workers do with each chunk, if anything.
+    fn look(&self) -> Option<Look> {
+        None
+    }
 
-    /// Makes a part ready for launches on sorted nonzeros with at most so many thread blocks.
-    fn sort(&mut self, part: usize, blocks: u32) -> Result<()>;
+    /// Bytes of device memory that a part takes besides to work on `nnz` sorted nonzeros.
+    fn sorted_bytes(&self, _nnz: u64) -> u64 {
+        0
+    }
+
+    /// Makes a part ready for launches on sorted nonzeros with at most `blocks` thread blocks.
+    fn sort(&mut self, _part: usize, _blocks: u32) -> Result<()> {
+        Ok(())
+    }
 
     /// Clears the results of a part. With `empty`, this pass has one launch, of [`Nonzeros::Sorted`], in which rows have no nonzeros
     /// whose bits are set there: bit r % 32 of 32-bit word r / 32.
     fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()>;
 
-    /// Starts the work of some parts (one, where nonzeros are sorted) on some chunks.
-    fn launch(&self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<()>;
+    /// Starts the work of some parts (one, where nonzeros are sorted) on some chunks. Gives the bytes that will be at
+    /// [`Launch::results`].
+    fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize>;
 
     /// Starts what completes a part's results when all chunks are done; `written`: by one launch of [`Nonzeros::Sorted`].
-    fn finish(&mut self, part: usize, written: bool, stream: &Stream) -> Result<()>;
+    fn finish(&mut self, _part: usize, _written: bool, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
 
-    /// The precision of factors and products.
-    fn precision(&self) -> Precision;
+    /// Whether [`DeviceOp::take`] gets views of the images in this pass, whose buffers are then held until results have come.
+    fn takes_views(&self) -> bool {
+        false
+    }
+
+    /// Takes the results of chunk `number`, the next in order.
+    fn take(&mut self, _number: usize, _view: Option<&ChunkView<'_>>, _results: &[u8]) -> Result<()> {
+        Ok(())
+    }
 
     /// Tiles of a chunk that a thread block takes.
-    fn tiles_per_block(&self, sorted: bool) -> u32;
+    fn tiles_per_block(&self, _sorted: bool) -> u32 {
+        1
+    }
 
     /// Bytes of device memory that all parts ask for to work on a nonzero, besides its tile.
-    fn bytes_per_nonzero(&self) -> f64;
+    fn bytes_per_nonzero(&self) -> f64 {
+        0.0
+    }
 
     /// The smallest [`Chunk::number`] of one in which a number was out of range. All work is done when this is asked.
     fn damaged_chunk(&self) -> Result<Option<u32>>;

@@ -81,23 +81,20 @@ pub(super) struct Expander {
 }
 
 impl Expander {
-    /// For the chunks of a store, if they are to be expanded.
-    pub fn new(device: &Arc<Device>, store: &Store) -> Result<Option<Self>> {
+    /// For the chunks of a store of trees.
+    pub fn new(device: &Arc<Device>, store: &Store) -> Result<Self> {
         let manifest = store.manifest();
-        if !is_expanded(manifest.format()) {
-            return Ok(None);
-        }
         let long = (0..manifest.chunks.len()).find(|&n| bytes_there(store, n) > u64::from(u32::MAX));
         if let Some(number) = long {
             return Err(Error::request(format!(
                 "chunk {number} is too long for a GPU once its tree is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`"
             )));
         }
-        Ok(Some(Self {
+        Ok(Self {
             kernel: device.module(&embedded_ptx(&[KERNEL]))?.kernel(KERNEL)?,
             fault: device.memory(size_of::<u32>())?,
             order: u32::try_from(manifest.shape.order()).unwrap_or(0),
-        }))
+        })
     }
 
     /// A pass begins; nothing is under way.

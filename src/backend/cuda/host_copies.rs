@@ -83,6 +83,12 @@ struct HostImage {
     nnz: u32,
 }
 
+/// Thread blocks of a launch on an image, at most.
+pub(super) fn image_blocks(plan: &DevicePlan) -> u32 {
+    let image_nnz = plan.build.as_ref().map_or(0, |build| build.image_nnz);
+    blocks_of(image_nnz.into(), SORTED_TILES)
+}
+
 /// Memory for the plan's groups; where the device has too little, the store's order serves, and a note says so.
 pub(super) fn make_gathering(
     device: &Arc<Device>,
@@ -166,8 +172,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// The images of part `p` for the gathered group.
     fn sort_part(&mut self, p: usize, gathering: &Gathering) -> Result<Vec<HostImage>> {
         if gathering.sorted[p].images.is_empty() {
-            let image_nnz = self.plan.build.as_ref().map_or(0, |build| build.image_nnz);
-            self.op.sort(p, blocks_of(image_nnz.into(), SORTED_TILES))?;
+            self.op.sort(p, image_blocks(&self.plan))?;
         }
         let at = (gathering.memory.address(), &gathering.offsets[..]);
         let copy = self.build(p, gathering.group, at, 0)?;
@@ -199,10 +204,10 @@ impl<O: DeviceOp> CudaBackend<O> {
                     number: u32::try_from(number).unwrap_or(u32::MAX),
                 };
                 let blocks = blocks_of(image.nnz.into(), SORTED_TILES);
-                let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart };
-                let (op, stream) = (&self.op, &part.streamed);
+                let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart, results: 0 };
+                let (op, stream) = (&mut self.op, &part.streamed);
                 stream.wait(&copied)?;
-                let launch = || op.launch(&[p], stream, &work);
+                let launch = || op.launch(&[p], stream, &work).map(drop);
                 lane.used = Some(self.log.clock.time(Stage::Kernel, p, Some(number), stream, launch)?);
             }
         }
@@ -222,7 +227,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     pub(super) fn pairs(&self) -> usize {
         let images = self.parts.iter().flat_map(|part| &part.kept).map(|copy| copy.images.len());
         let chunks = self.store.manifest().chunks.len();
-        let expansions = if self.expander.is_some() { chunks } else { 0 };
-        2 * chunks + expansions + self.parts.len() + 2 * images.sum::<usize>()
+        let steps = 2 + usize::from(self.expander.is_some()) + usize::from(self.plan.lanes.result_bytes > 0);
+        steps * chunks + self.parts.len() + 2 * images.sum::<usize>()
     }
 }

@@ -1,10 +1,11 @@
 //! The streams and buffers through which chunks come to the device, and the streams on which they are launched.
 
 use super::clock::EventClock;
-use super::driver::{Device, Event, Memory, Stream};
+use super::driver::{Device, Event, Memory, Pinned, Stream};
 use crate::backend::plan::LanesPlan;
 use crate::error::{Error, Result};
 use crate::stream::Stage;
+use crate::sys::Sys;
 use std::sync::Arc;
 
 /// A copy stream with its device buffer.
@@ -17,6 +18,16 @@ pub(super) struct CopyLane {
     pub(super) staging: Option<Memory>,
     /// When the kernel is done with what the buffer holds.
     pub(super) used: Option<Arc<Event>>,
+    /// `None` where results stay on the device until the pass ends.
+    pub(super) out: Option<LaneResults>,
+}
+
+/// Where a chunk's results go.
+#[derive(Debug)]
+pub(super) struct LaneResults {
+    pub(super) memory: Memory,
+    /// Where they come to on the host; `None` while they do.
+    pub(super) arrived: Option<Pinned>,
 }
 
 /// All lanes, which take turns.
@@ -31,16 +42,26 @@ pub(super) struct CopyLanes {
 }
 
 impl CopyLanes {
-    /// As many as there is memory for, at least one.
-    pub(super) fn new(device: &Arc<Device>, plan: &LanesPlan, notes: &mut Vec<String>) -> Result<Self> {
-        let room = |bytes: u64| {
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            (bytes > 0).then(|| device.memory(bytes)).transpose()
-        };
-        let all = as_many(plan.count, notes, || {
-            let (memory, staging) = (room(plan.image_bytes)?, room(plan.staging_bytes)?);
-            Ok(CopyLane { copy: device.stream(true)?, memory, staging, used: None })
-        })?;
+    /// As many as there is memory for, at least one; a note where those are fewer.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        sys: &Sys,
+        plan: &LanesPlan,
+        notes: &mut Vec<String>,
+    ) -> Result<Self> {
+        let mut all = Vec::with_capacity(plan.count);
+        while all.len() < plan.count {
+            let lacking = match CopyLane::new(device, sys, plan) {
+                Err(Error::Device { out_of_memory: true, .. }) if !all.is_empty() => "device",
+                Err(Error::Resource { .. }) if !all.is_empty() => "host",
+                made => {
+                    all.push(made?);
+                    continue;
+                }
+            };
+            notes.push(format!("{lacking} memory for {} of {} lanes only", all.len(), plan.count));
+            break;
+        }
         Ok(Self { all, next: 0, copies: 0, first_copy: None })
     }
 
@@ -78,43 +99,37 @@ impl CopyLanes {
     }
 }
 
-/// As many of `wanted` lanes as there is memory for, at least one; a note where those are fewer.
-pub(super) fn as_many<L>(
-    wanted: usize,
-    notes: &mut Vec<String>,
-    mut make: impl FnMut() -> Result<L>,
-) -> Result<Vec<L>> {
-    let mut lanes = Vec::with_capacity(wanted);
-    while lanes.len() < wanted {
-        let lacking = match make() {
-            Err(Error::Device { out_of_memory: true, .. }) if !lanes.is_empty() => "device",
-            Err(Error::Resource { .. }) if !lanes.is_empty() => "host",
-            made => {
-                lanes.push(made?);
-                continue;
-            }
+impl CopyLane {
+    fn new(device: &Arc<Device>, sys: &Sys, plan: &LanesPlan) -> Result<Self> {
+        let bytes =
+            |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX)).filter(|&bytes| bytes > 0);
+        let room = |of: u64| bytes(of).map(|bytes| device.memory(bytes)).transpose();
+        let (memory, staging) = (room(plan.image_bytes)?, room(plan.staging_bytes)?);
+        let results = |bytes| {
+            // Of a damaged chunk, what no kernel has written is read all the same.
+            let (memory, arrived) = (device.zeros(bytes)?, Some(device.pinned(sys, bytes)?));
+            Ok(LaneResults { memory, arrived })
         };
-        notes.push(format!("{lacking} memory for {} of {wanted} lanes only", lanes.len()));
-        break;
+        let out = bytes(plan.result_bytes).map(results).transpose()?;
+        Ok(Self { copy: device.stream(true)?, memory, staging, used: None, out })
     }
-    Ok(lanes)
 }
 
 /// The streams on which streamed chunks are launched, in turn.
 #[derive(Debug)]
 pub(super) struct LaunchTurns {
-    pub(super) streams: [Stream; 2],
+    pub(super) streams: Vec<Stream>,
     /// When their launches are done.
-    pub(super) done: [Event; 2],
+    pub(super) done: Vec<Event>,
     pub(super) next: usize,
 }
 
 impl LaunchTurns {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
-        Ok(Self {
-            streams: [device.stream(true)?, device.stream(true)?],
-            done: [device.event(false)?, device.event(false)?],
-            next: 0,
-        })
+    /// One stream where chunks are launched `in_order`: each behind the one before.
+    pub(super) fn new(device: &Arc<Device>, in_order: bool) -> Result<Self> {
+        let turns = 0..if in_order { 1 } else { 2 };
+        let streams = turns.clone().map(|_| device.stream(true)).collect::<Result<_>>()?;
+        let done = turns.map(|_| device.event(false)).collect::<Result<_>>()?;
+        Ok(Self { streams, done, next: 0 })
     }
 }

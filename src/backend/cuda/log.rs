@@ -1,4 +1,4 @@
-//! What backends on a device have in common: a worker's look at a chunk, how a pass went, the error of numbers that kernels refuse.
+//! A worker's look at a chunk, how a pass went, the error of numbers that kernels refuse.
 
 use super::clock::EventClock;
 use super::driver::{Device, Stream};
@@ -21,10 +21,8 @@ pub(super) struct PassLog {
 }
 
 impl PassLog {
-    /// With events for so many pairs.
-    pub(super) fn new(device: &Arc<Device>, pairs: usize) -> Result<Self> {
-        let clock = EventClock::new(device, pairs)?;
-        Ok(Self { clock, pass: DevicePass::default(), begun: Instant::now() })
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        Ok(Self { clock: EventClock::new(device)?, pass: DevicePass::default(), begun: Instant::now() })
     }
 
     /// Begins anew.

@@ -17,7 +17,10 @@
 //! ends with building copies and working on them. What turns out otherwise than the plan said makes a new plan
 //! ([`plan::again`]).
 //!
-//! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]).
+//! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]), unless the
+//! operation's kernels read trees.
+//!
+//! **Results** stay on the device until the pass ends, or leave it chunk by chunk (`results`).
 //!
 //! **Checks.** A worker opens every image ([`ChunkView::open_for_device`]) before it is copied: sections, tile records and
 //! BLCO blocks hold, no fiber is padding alone. Numbers inside columns are checked by the kernels, which put them inside the dims and
@@ -37,9 +40,9 @@ mod lanes;
 mod log;
 pub mod mode_sorted;
 pub mod nvrtc;
-pub mod pipeline;
 pub mod plan;
 mod resident;
+mod results;
 pub mod ttv;
 
 use super::Squares;
@@ -51,15 +54,16 @@ use abi::Chunk;
 use copies::PartCopy;
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::{Expander, blocks_of, resident_bytes};
-use host_copies::{Gathering, HostCopy, make_gathering};
+use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
 use log::{PassLog, inspector, out_of_range, settle};
 use mode_sorted::SortKernels;
 use resident::{Resident, make_resident};
+use results::Results;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use device_op::{DeviceOp, Launch, Nonzeros};
+pub use device_op::{DeviceOp, Launch, Look, Nonzeros};
 pub use plan::plan;
 
 /// A part's streams, and its copy. Parts that share a launch on what is resident use the first one's stream for it.
@@ -89,7 +93,8 @@ impl Part {
 /// Runs an operation on a GPU.
 #[derive(Debug)]
 pub struct CudaBackend<O> {
-    // Dropped first: uploads wait for the streams below.
+    // Dropped first: copies wait for the streams below.
+    results: Results,
     uploads: VecDeque<(Upload, Owner)>,
     /// Images in host memory that are being copied, with their part and number.
     lent: VecDeque<(Upload, usize, usize)>,
@@ -141,7 +146,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             })
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
-        let mut lanes = CopyLanes::new(device, &plan.lanes, &mut notes)?;
+        let mut lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
         // Where there is no memory for it, chunks stay there instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
         let tiles = op.tiles_per_block(false);
@@ -149,7 +154,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lanes.image_bytes > 0 {
             // Not all chunks stay, after all: lanes come first, and chunks get what these leave.
             drop((lanes, resident));
-            lanes = CopyLanes::new(device, &plan.lanes, &mut notes)?;
+            lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
             resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         }
         let count = lanes.all.len();
@@ -157,11 +162,9 @@ impl<O: DeviceOp> CudaBackend<O> {
             plan = plan::again(store, &plan, Shortfall::Lanes(count))?;
         }
         let image_bytes = plan.first_pass.bytes * parts.len() as u64;
-        let chunks = store.manifest().chunks.len();
-        let expander = Expander::new(device, store)?;
-        let expansions = if expander.is_some() { chunks } else { 0 };
-        let log = PassLog::new(device, 2 * chunks + parts.len() + expansions)?;
-        Ok(Self {
+        let expands = plan.lanes.staging_bytes > 0;
+        let mut made = Self {
+            results: Results::new(store),
             uploads: VecDeque::with_capacity(count),
             lent: VecDeque::new(),
             device: Arc::clone(device),
@@ -169,18 +172,36 @@ impl<O: DeviceOp> CudaBackend<O> {
             op,
             lanes,
             parts,
-            turns: LaunchTurns::new(device)?,
+            turns: LaunchTurns::new(device, plan.lanes.result_bytes > 0)?,
             sharing: Vec::new(),
             resident,
-            log,
+            log: PassLog::new(device)?,
             image_bytes,
             sort_kernels: None,
             gathering,
-            expander,
+            expander: expands.then(|| Expander::new(device, store)).transpose()?,
             squares: None,
             plan,
             notes,
-        })
+        };
+        made.log.clock.reserve(device, made.pairs())?;
+        Ok(made)
+    }
+
+    /// Changes the operation, which keeps its parts. What is on the device of the store, and its copies, serve on.
+    pub fn remake(&mut self, change: impl FnOnce(&mut O) -> Result<()>) -> Result<()> {
+        change(&mut self.op)?;
+        if let Some(resident) = &mut self.resident {
+            resident.set_tiles_per_block(&self.device, &self.store, self.op.tiles_per_block(false))?;
+        }
+        for (p, part) in self.parts.iter().enumerate() {
+            if let Some(copy) = &part.sorted {
+                self.op.sort(p, copy.blocks)?;
+            } else if part.kept.is_some() {
+                self.op.sort(p, image_blocks(&self.plan))?;
+            }
+        }
+        Ok(())
     }
 
     /// Has the next pass, which brings every chunk from its file, check the store's sum of squares.
@@ -229,6 +250,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             chunks: (list.address(), images),
             one: Chunk::default(),
             nonzeros,
+            results: 0,
         };
         let mut launches = Vec::with_capacity(self.parts.len());
         if !self.sharing.is_empty() {
@@ -246,8 +268,8 @@ impl<O: DeviceOp> CudaBackend<O> {
             for &p in &parts {
                 stream.wait(&self.parts[p].cleared)?;
             }
-            let op = &self.op;
-            let launch = || op.launch(&parts, stream, &work);
+            let op = &mut self.op;
+            let launch = || op.launch(&parts, stream, &work).map(drop);
             let done = self.log.clock.time(Stage::Kernel, parts[0], None, stream, launch)?;
             // Streamed chunks do not wait for this; the parts' ends do.
             for p in parts {
@@ -292,8 +314,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         // What copies hold is chosen by the values' range.
         let sorts = self.plan.copies().next().is_some();
         let range = sorts.then_some((manifest.value_min, manifest.value_max));
-        let directory = self.store.path().to_path_buf();
-        Some(inspector(&self.store, move |_, view| {
+        let (directory, look) = (self.store.path().to_path_buf(), self.op.look());
+        Some(inspector(&self.store, move |header, view| {
+            look.as_ref().map_or(Ok(()), |look| look(header, view))?;
             if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
                 return Err(mode_sorted::beyond_the_range(&directory));
             }
@@ -332,6 +355,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }
+        while self.results.len() >= self.lanes.all.len() {
+            self.hand_over()?;
+        }
         let (at, copied) = self.lanes.start(&mut self.log.clock, number)?;
         let lane = &self.lanes.all[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
@@ -346,7 +372,13 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             None => lane.copy.upload(buffer, bytes, memory, offset, &copied)?,
             Some(staging) => lane.copy.upload(buffer, bytes, staging, 0, &copied)?,
         };
-        self.uploads.push_back((upload, owner));
+        let image = Some((upload, owner));
+        let image = if self.op.takes_views() {
+            image
+        } else {
+            self.uploads.extend(image);
+            None
+        };
         self.log.copied(bytes);
         let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
         let ready = match (&self.expander, &lane.staging) {
@@ -358,7 +390,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             _ => copied,
         };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
-        let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder };
+        let results = lane.out.as_ref().map_or(0, |out| out.memory.address());
+        let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
         // Nothing, where copies are to be built first.
         if self.sharing.is_empty() {
             return Ok(());
@@ -367,15 +400,23 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         self.turns.next = (turn + 1) % self.turns.streams.len();
         let stream = &self.turns.streams[turn];
         stream.wait(&ready)?;
-        let op = &self.op;
-        let launch = || op.launch(&self.sharing, stream, &work);
+        let (op, mut result_bytes) = (&mut self.op, 0);
+        let launch = || op.launch(&self.sharing, stream, &work).map(|bytes| result_bytes = bytes);
         let done =
             self.log.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
-        self.lanes.all[at].used = (stays.is_none() && self.gathering.is_none()).then_some(done);
-        Ok(())
+        let passes = stays.is_none() && self.gathering.is_none();
+        self.lanes.all[at].used = passes.then(|| Arc::clone(&done));
+        self.send_results(header, at, image, result_bytes, &done)
     }
 
     fn take_free(&mut self, wait: bool) -> Result<Option<Free<Pinned>>> {
+        self.hand_over_what_is_done()?;
+        if wait && self.results.freed.is_empty() && self.results.hold_buffers() {
+            self.hand_over()?;
+        }
+        if let Some(free) = self.results.freed.pop_front() {
+            return Ok(Some(free));
+        }
         let Some((upload, _)) = self.uploads.front() else { return Ok(None) };
         if !wait && !upload.is_done()? {
             return Ok(None);
@@ -385,6 +426,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     }
 
     fn end(&mut self, spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
+        while self.results.len() > 0 {
+            self.hand_over()?;
+        }
         if self.plan.deterministic && !self.is_there() {
             for lane in &self.lanes.all {
                 lane.copy.synchronize()?;
@@ -409,6 +453,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             self.op.finish(p, part.sorted.is_some(), &part.streamed)?;
             part.ended.record(&part.streamed)?;
         }
+        let before = spans.len();
         self.log.clock.read(spans, &mut self.log.pass)?;
         for part in &self.parts {
             part.streamed.synchronize()?;
@@ -424,11 +469,13 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         self.squares.take().map_or(Ok(()), |squares| squares.check())?;
         self.resident.iter_mut().for_each(|resident| resident.there = true);
         let log = &mut self.log;
+        log.pass.device_seconds = spans[before..].iter().map(|span| span.end).fold(0.0, f64::max);
         for (_, part) in active(&self.op, &self.parts) {
             let ended = part.ended.seconds_since(&log.clock.base)?;
             log.pass.device_seconds = log.pass.device_seconds.max(ended);
         }
-        let moved = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + self.image_bytes as f64;
+        let streamed = self.image_bytes + log.pass.returned_bytes;
+        let moved = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + streamed as f64;
         Ok(Some(log.end(&self.plan.device, self.plan.link_bytes_per_second, moved)))
     }
 }

@@ -64,17 +64,39 @@ impl Resident {
         tiles_per_block: u32,
     ) -> Result<Self> {
         let memory = device.memory(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        let chunks = &store.manifest().chunks[..count];
-        let (mut offsets, mut at, mut blocks) = (Vec::with_capacity(chunks.len()), 0, 0);
-        for (number, entry) in chunks.iter().enumerate() {
+        let (mut offsets, mut at) = (Vec::with_capacity(count), 0);
+        for number in 0..count {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
             at += resident_bytes(store, number);
-            blocks += blocks_of(entry.nnz, tiles_per_block);
         }
-        let list =
-            list(device, &chunks_at(memory.address(), &offsets, store.manifest(), 0, tiles_per_block))?;
+        let (list, blocks) = launched(device, store, memory.address(), &offsets, tiles_per_block)?;
         Ok(Self { memory, offsets, list, blocks, there: false })
     }
+
+    /// Has launches take thread blocks with so many tiles.
+    pub(super) fn set_tiles_per_block(
+        &mut self,
+        device: &Arc<Device>,
+        store: &Store,
+        tiles: u32,
+    ) -> Result<()> {
+        (self.list, self.blocks) = launched(device, store, self.memory.address(), &self.offsets, tiles)?;
+        Ok(())
+    }
+}
+
+/// The list of the first chunks for one launch, and its thread blocks.
+fn launched(
+    device: &Arc<Device>,
+    store: &Store,
+    address: u64,
+    offsets: &[usize],
+    tiles_per_block: u32,
+) -> Result<(Memory, u32)> {
+    let manifest = store.manifest();
+    let chunks = manifest.chunks.iter().take(offsets.len());
+    let blocks = chunks.map(|chunk| blocks_of(chunk.nnz, tiles_per_block)).sum();
+    Ok((list(device, &chunks_at(address, offsets, manifest, 0, tiles_per_block))?, blocks))
 }
 
 /// Chunks from number `first` on that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.

@@ -61,7 +61,7 @@ impl<'a> Demand<'a> {
             on_cpu: host_bytes::<T>(manifest, modes, rank, threads) + decoded_bytes(shape.order(), threads),
             beside_gpu: matrices_bytes::<T>(shape, modes, rank),
             afterwards: 0,
-            alternating: false,
+            starts: None,
         }
     }
 
@@ -209,10 +209,8 @@ impl<T: Real> MttkrpSession<T> {
     ) -> Result<Self> {
         let order = store.manifest().shape.order();
         check_modes(&modes, order)?;
-        let subject = Subject { store: store.id(), modes: modes.clone(), rank, precision: T::PRECISION };
-        if plan.made_for != Some(subject) {
-            return Err(Error::request("the plan is of another store, rank, precision, or other modes"));
-        }
+        let (id, precision) = (store.id(), T::PRECISION);
+        plan.check_made_for(&Subject { store: id, modes: modes.clone(), rank, precision, starts: None })?;
         let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(engine.sys());
         let at = engine.install(|| -> Result<Box<dyn Passes<T>>> {
             #[cfg(feature = "cuda")]
@@ -230,9 +228,8 @@ impl<T: Real> MttkrpSession<T> {
 
     /// Takes down what is used by now.
     fn settle(&mut self) {
-        if let Some((device, notes)) = self.at.used() {
-            self.plan.device = Some(device.clone());
-            self.plan.notes = self.planned.notes.iter().chain(notes).cloned().collect();
+        if let Some(used) = self.at.used() {
+            self.plan = self.planned.with_used(used);
         }
     }
 

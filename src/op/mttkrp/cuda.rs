@@ -247,6 +247,16 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(made)
     }
 
+    /// Makes one of [`DeviceMttkrp::alternating`] for factors of another rank of it.
+    pub fn set_rank(&mut self, store: &Store, rank: usize, kernels: &KernelSource) -> Result<()> {
+        // Room for the next.
+        self.factors.clear();
+        self.sums.clear();
+        self.targets.clear();
+        *self = Self::alternating(&Arc::clone(&self.device), store, rank, kernels)?;
+        Ok(())
+    }
+
     /// With room for factors.
     fn without_targets(
         device: &Arc<Device>,
@@ -469,7 +479,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         stream.launch(clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
 
-    fn launch(&self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<()> {
+    fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
         let (chunks, chunk_count) = work.chunks;
         let mut arguments = MttkrpArgs { chunks, chunk_count, one: work.one, ..self.arguments };
         for (to, target) in arguments.targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {
@@ -478,14 +488,14 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         }
         arguments.target_count = u32::try_from(parts.len()).unwrap_or(0);
         if let (Nonzeros::Sorted | Nonzeros::SortedPart, &[part]) = (work.nonzeros, parts) {
-            return self.launch_sorted(&self.targets[part], stream, work, arguments);
+            return self.launch_sorted(&self.targets[part], stream, work, arguments).map(|()| 0);
         }
         let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(self.rank));
         let (kernel, threads) = match self.wide() {
             Some(wide) => (&wide.mttkrp, wide.threads),
             None => (&self.kernels.mttkrp, TILE_THREADS * self.tiles_per_block(false)),
         };
-        stream.launch_grid(kernel, grid, threads, &arguments)
+        stream.launch_grid(kernel, grid, threads, &arguments).map(|()| 0)
     }
 
     fn finish(&mut self, part: usize, written: bool, stream: &Stream) -> Result<()> {
@@ -496,10 +506,6 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         let elements = (target.rows * self.rank) as u64;
         let sums = &self.sums[target.sums];
         stream.launch_finish(&self.kernels.finish, sums, target.copies, elements, self.result(target))
-    }
-
-    fn precision(&self) -> Precision {
-        T::PRECISION
     }
 
     fn tiles_per_block(&self, sorted: bool) -> u32 {

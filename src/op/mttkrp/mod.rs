@@ -90,6 +90,8 @@ struct Scratch<T: Clone> {
     /// Has a group that is not whole yet: it goes on with the next batch.
     open: Option<Workspace<T>>,
     kept: Kept,
+    /// The largest rank that mode-sorted copies serve.
+    kept_rank: usize,
     /// The factors of modes with few rows for a tensor's nonzeros, each row at the beginning of a cache line, where there are mode-sorted copies.
     lines: Vec<AlignedRows<T>>,
 }
@@ -353,7 +355,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     pub fn own_sums(&self, sys: &Sys) -> Result<Vec<Sums<'static>>> {
         let rank = self.scratch.rank;
         let zeros = |result: &Accumulator<'_>| Ok(Sums::Own(sys.par_vec(result.rows * rank, |_| 0.0)?));
-        self.results.iter().map(zeros).collect()
+        self.results.par_iter().map(zeros).collect()
     }
 
     /// The same with other factors, and other memory for the results of each mode; [`Mttkrp::reset`] makes it ready, unless it is zero.
@@ -362,11 +364,12 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let Scratch { stride, modes, aligned, stretch, kept, .. } = &mut self.scratch;
         stretch.iter_mut().for_each(Stretch::clear);
         kept.begin();
-        for ((aligned, factor), (_, strategy)) in aligned.iter_mut().zip(&factors).zip(modes) {
-            if *strategy == Strategy::Copies {
+        let aligned = aligned.par_iter_mut().zip(&factors).zip(modes);
+        aligned.filter(|(_, (_, strategy))| *strategy == Strategy::Copies).for_each(
+            |((aligned, factor), _)| {
                 aligned.copy_from(*factor, *stride);
-            }
-        }
+            },
+        );
         let accumulator = |(Accumulator { mode, rows, .. }, sums): (Accumulator<'_>, Sums<'b>)| Accumulator {
             mode,
             rows,
@@ -419,20 +422,24 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             workspaces: (0..room.workspaces).map(workspace).collect::<Result<_>>()?,
             open: None,
             kept: Kept::Nothing,
+            kept_rank: rank,
             lines: Vec::new(),
         };
         Ok(Self { factors, results, scratch })
     }
 
     /// Has the first pass build mode-sorted copies, from which later ones are computed; the results are the same.
-    pub fn keep_mode_sorted(mut self, store: &Store) -> Result<Self> {
-        let (sys, manifest) = (store.sys(), store.manifest());
-        let gathered = Gathered::new(sys, manifest.shape.dims(), manifest.nnz)?;
-        let lines = lines(manifest, self.scratch.rank, size_of::<T>());
-        let scratch = &mut self.scratch;
-        scratch.lines =
-            lines.into_iter().map(|elements| AlignedRows::new(sys, elements)).collect::<Result<_>>()?;
-        scratch.kept = Kept::Gathered(gathered);
+    pub fn keep_mode_sorted(self, store: &Store) -> Result<Self> {
+        let gathered = Gathered::new(store.sys(), store.manifest().shape.dims(), store.manifest().nnz)?;
+        self.with_kept(store, Kept::Gathered(gathered))
+    }
+
+    /// The same with these copies, or what they are built from.
+    fn with_kept(mut self, store: &Store, kept: Kept) -> Result<Self> {
+        let lines = lines(store.manifest(), self.scratch.rank, size_of::<T>()).into_iter();
+        let line = |elements| AlignedRows::new(store.sys(), elements);
+        self.scratch.lines = lines.map(line).collect::<Result<_>>()?;
+        self.scratch.kept = kept;
         Ok(self)
     }
 
@@ -450,6 +457,28 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             Mttkrp::with_room(sys, Factors::Own(Vec::new()), results, in_turn[..1].to_vec(), &room)?;
         mttkrp.scratch.in_turn = in_turn;
         Ok(mttkrp)
+    }
+
+    /// One of [`Mttkrp::alternating`] for factors of another rank, at most that of the first. Mode-sorted copies stay, unless the order
+    /// in which a mode is added up depends on the rank: then the next pass builds them again.
+    pub fn with_rank(self, store: &Store, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
+        let vectors = self.scratch.vectors;
+        let (kept, kept_rank, in_turn) = self.into_kept();
+        let mut made = Mttkrp::alternating(store, rank, threads)?.with_vectors(vectors);
+        made.scratch.kept_rank = kept_rank;
+        match kept {
+            Kept::Nothing => Ok(made),
+            Kept::ModeSorted(copies) if made.scratch.in_turn != in_turn => {
+                drop(copies);
+                made.keep_mode_sorted(store)
+            }
+            kept => made.with_kept(store, kept),
+        }
+    }
+
+    /// What is kept of the store, and for what; all else goes.
+    fn into_kept(self) -> (Kept, usize, Vec<Strategy>) {
+        (self.scratch.kept, self.scratch.kept_rank, self.scratch.in_turn)
     }
 
     /// The same with other vector instructions than the widest; results are the same.
@@ -557,7 +586,7 @@ impl<T: Real> Mttkrp<'_, T> {
         } else {
             (0..).zip(scratch.in_turn.iter().copied()).collect()
         };
-        scratch.kept = Kept::ModeSorted(ModeSorted::build(gathered, &modes, scratch.rank)?);
+        scratch.kept = Kept::ModeSorted(ModeSorted::build(gathered, &modes, scratch.kept_rank)?);
         Ok(())
     }
 

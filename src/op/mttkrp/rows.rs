@@ -173,10 +173,17 @@ impl<T: Real> AlignedRows<T> {
         parts.for_each(|(to, from)| to.copy_from_slice(from));
     }
 
-    /// The rows of a matrix.
+    /// The rows of a matrix, zeros behind each up to `stride` elements, by all threads.
     pub fn copy_from(&mut self, matrix: MatrixRef<'_, T>, stride: usize) {
-        self.clear();
-        (0..matrix.rows()).for_each(|row| self.push(matrix.row(row), stride));
+        /// Rows that are worth another thread.
+        const ROWS: usize = 1 << 9;
+        let rank = matrix.columns();
+        self.grow(matrix.rows() * stride);
+        let parts = self.data_mut().par_chunks_mut(ROWS * stride).zip(matrix.data().par_chunks(ROWS * rank));
+        parts.for_each(|(to, from)| {
+            let rows = to.chunks_exact_mut(stride).zip(from.chunks_exact(rank));
+            rows.for_each(|(to, from)| to[..rank].copy_from_slice(from));
+        });
     }
 
     /// Appends a row, zeros behind up to `stride` elements.

@@ -9,8 +9,8 @@ use super::result_writer::{FiberEnds, ResultWriter, group_fibers, handed_bytes};
 use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
-use crate::backend::cuda::pipeline::{Noter, PipelineChunk, PipelineOp};
 use crate::backend::cuda::ttv::{TtvKernels, windows};
+use crate::backend::cuda::{DeviceOp, Launch, Look};
 use crate::backend::device::TtvVariant;
 use crate::backend::plan::Operation;
 use crate::dense::Real;
@@ -20,7 +20,7 @@ use crate::format::ChunkView;
 use crate::format::tree::{Leaves, Nodes, PADDING, TreeView};
 use crate::store::{Manifest, Store};
 use bytemuck::Pod;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Slots that a chunk can have for each of its nonzeros: what the leaf rules allow.
 const SLOTS_PER_NONZERO: u64 = 2;
@@ -70,6 +70,19 @@ struct Unfinished {
     slots: u64,
 }
 
+/// What workers have noted, by chunk.
+struct Notes(Mutex<Vec<Option<ChunkNote>>>);
+
+impl Notes {
+    fn all(&self) -> MutexGuard<'_, Vec<Option<ChunkNote>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, chunk: usize) -> ChunkNote {
+        self.all()[chunk].expect("a worker has looked at each chunk that it has loaded")
+    }
+}
+
 /// The operation.
 pub struct DeviceTtv<'s, T> {
     kernels: TtvKernels,
@@ -83,6 +96,7 @@ pub struct DeviceTtv<'s, T> {
     launched: u64,
     unfinished: Option<Unfinished>,
     writer: ResultWriter<'s>,
+    notes: Arc<Notes>,
     marker: std::marker::PhantomData<T>,
 }
 
@@ -115,6 +129,7 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
             launched: 0,
             unfinished: None,
             writer: ResultWriter::new(&levels, sink),
+            notes: Arc::new(Notes(Mutex::new(store.sys().vec(None, manifest.chunks.len())?))),
             marker: std::marker::PhantomData,
         })
     }
@@ -160,39 +175,36 @@ fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
     view.tree().ok_or_else(|| Error::request("elements stream out of trees alone"))
 }
 
-impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
-    type Note = ChunkNote;
-
-    fn noter(&self) -> Noter<ChunkNote> {
-        Arc::new(|view| note(tree(view)?))
+impl<T: Real + Pod> DeviceOp for DeviceTtv<'_, T> {
+    fn look(&self) -> Option<Look> {
+        let notes = Arc::clone(&self.notes);
+        Some(Arc::new(move |header, view| {
+            let note = note(tree(view)?)?;
+            notes.all()[header.number as usize] = Some(note);
+            Ok(())
+        }))
     }
 
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, _part: usize, _empty: Option<&Memory>, _stream: &Stream) -> Result<()> {
         self.unfinished = None;
         self.launched = 0;
         self.fault.write(&[u32::MAX])
     }
 
-    fn launch(
-        &mut self,
-        stream: &Stream,
-        chunk: &PipelineChunk<'_, ChunkNote>,
-        image: u64,
-        results: u64,
-    ) -> Result<usize> {
-        let ChunkNote { ends, slices, end, last_slots } = *chunk.note;
+    fn launch(&mut self, _parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
+        let ChunkNote { ends, slices, end, last_slots } = self.notes.of(work.one.number as usize);
         let goes_on = self.unfinished.filter(|fiber| fiber.ends.last == ends.first);
         let carried = goes_on.map_or(0, |fiber| (fiber.slots - 1) % u64::from(TTV_SEGMENT) + 1);
         let arguments = TtvArgs {
-            image,
+            image: work.one.image,
             vector: self.vector.address(),
-            sums: results,
+            sums: work.results,
             parts: self.parts.address(),
             owners: self.owners.address(),
             carry_in: self.carry(false),
             carry_out: self.carry(true),
             fault: self.fault.address(),
-            number: chunk.header.number,
+            number: work.one.number,
             order: self.order,
             end,
             carried: u32::try_from(carried).unwrap_or(0),
@@ -209,14 +221,9 @@ impl<T: Real + Pod> PipelineOp for DeviceTtv<'_, T> {
         self.writer.hands_over()
     }
 
-    fn take(
-        &mut self,
-        chunk: &PipelineChunk<'_, ChunkNote>,
-        view: Option<&ChunkView<'_>>,
-        results: &[u8],
-    ) -> Result<()> {
+    fn take(&mut self, number: usize, view: Option<&ChunkView<'_>>, results: &[u8]) -> Result<()> {
         let view = view.map(tree).transpose()?;
-        self.writer.put::<T, T>(&chunk.note.ends, view, bytemuck::cast_slice(results))
+        self.writer.put::<T, T>(&self.notes.of(number).ends, view, bytemuck::cast_slice(results))
     }
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {
