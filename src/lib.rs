@@ -110,10 +110,11 @@ pub use format::{
     BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk,
     DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
 };
+pub use op::inspect::{ModeStatistics, StoreStatistics};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};
 pub use shape::{ModeOrder as LevelOrder, Shape};
-pub use store::{Codec, Store};
+pub use store::{Codec, Store, StoreSummary};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
 
 /// Everything, as tests and benchmarks need it: no part of the interface.

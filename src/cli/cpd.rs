@@ -7,7 +7,7 @@ use super::progress::Bar;
 use super::{Common, Program, Report, machine, options_of};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::score::{self, Pair, Score, score};
-use crate::decomp::{CpWatch, Init, LAMBDA_FILE, Model, Problem};
+use crate::decomp::{CpWatch, CpWatchers, Init, LAMBDA_FILE, Model, Problem};
 use crate::dense::{Precision, Real, factors_rank, load_factors, mode_file};
 use crate::engine::{Cp, Engine};
 use crate::error::{Error, Result};
@@ -170,7 +170,8 @@ impl Cpd {
             None => Init::Seeded { seed, starts: args.starts },
         };
         let watch = |at: &CpWatch<'_>| self.show(progress, &store, at);
-        let decomposed = engine.decompose(&store, &cp, plan, init, checkpoint, &watch)?;
+        let watchers = CpWatchers::progress(&watch);
+        let decomposed = engine.decompose(&store, &cp, plan, init, checkpoint, watchers)?;
         progress.end();
         let outcome = decomposed.outcome;
         report.head.used(decomposed.plan);

@@ -5,11 +5,14 @@ use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::Checkpointer;
 use crate::decomp::host::{HostAls, host_bytes};
-use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
+use crate::decomp::{
+    self, CpJob, CpWatch, CpWatchers, Decomposition, Init, Iteration, Problem, Settings, factor_bytes, solve,
+};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeSortedDemand, Mttkrp};
 use crate::store::{Manifest, Store};
+use std::ops::ControlFlow;
 
 /// What a CP decomposition is to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -128,7 +131,7 @@ impl Engine {
     ///
     /// [`Error::Request`](crate::Error::Request) for a store in which coordinates may repeat, or whose norm is zero or not finite.
     pub fn cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<Decomposition<T>> {
-        self.cp_als_from(store, cp, Init::Seeded { seed: cp.seed, starts: cp.starts })
+        self.cp_als_each(store, cp, None, &|_, _| Ok(ControlFlow::Continue(())))
     }
 
     /// The same from these factors, `factors[m]` being `dims[m]` x rank; the seed and the number of starts mean nothing.
@@ -138,16 +141,39 @@ impl Engine {
         cp: &Cp,
         factors: Vec<Matrix<T>>,
     ) -> Result<Decomposition<T>> {
-        let views: Vec<_> = factors.iter().map(Into::into).collect();
-        super::mttkrp::check_factors(&views, &store.manifest().shape, cp.settings.rank)?;
-        self.cp_als_from(store, &Cp { starts: 1, ..*cp }, Init::Given(factors))
+        self.cp_als_each(store, cp, Some(factors), &|_, _| Ok(ControlFlow::Continue(())))
     }
 
-    fn cp_als_from<T: Real>(&self, store: &Store, cp: &Cp, init: Init<T>) -> Result<Decomposition<T>> {
+    /// The same from these factors, or from seeded ones, with a caller who follows it: `each` gets every iteration when it has ended,
+    /// with the number of its start, from 0, on a thread of this engine. `Break` ends the decomposition, whose result is then the best
+    /// of what was made; an error ends it without one.
+    pub fn cp_als_each<T: Real>(
+        &self,
+        store: &Store,
+        cp: &Cp,
+        factors: Option<Vec<Matrix<T>>>,
+        each: &(dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync),
+    ) -> Result<Decomposition<T>> {
+        let Some(factors) = factors else {
+            return self.cp_als_from(store, cp, Init::Seeded { seed: cp.seed, starts: cp.starts }, each);
+        };
+        let views: Vec<_> = factors.iter().map(Into::into).collect();
+        super::mttkrp::check_factors(&views, &store.manifest().shape, cp.settings.rank)?;
+        self.cp_als_from(store, &Cp { starts: 1, ..*cp }, Init::Given(factors), each)
+    }
+
+    fn cp_als_from<T: Real>(
+        &self,
+        store: &Store,
+        cp: &Cp,
+        init: Init<T>,
+        each: &(dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync),
+    ) -> Result<Decomposition<T>> {
         Problem::of(store.manifest())?;
         let plan = self.plan_cp_als::<T>(store, cp)?;
-        let watch = |at: &CpWatch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
-        Ok(self.decompose(store, cp, plan, init, None, &watch)?.outcome)
+        let progress = |at: &CpWatch<'_>| self.tell("decomposing", at.nnz, Some(store.manifest().nnz));
+        let watchers = CpWatchers { progress: &progress, iteration: each };
+        Ok(self.decompose(store, cp, plan, init, None, watchers)?.outcome)
     }
 
     /// Decomposes by `plan`, which `cp` was planned to take, and leaves checkpoints.
@@ -158,7 +184,7 @@ impl Engine {
         plan: ExecutionPlan,
         init: Init<T>,
         checkpoint: Option<Checkpointer>,
-        watch: &(dyn Fn(&CpWatch<'_>) + Sync),
+        watchers: CpWatchers<'_>,
     ) -> Result<Decomposed<T>> {
         let (shape, problem) = (&store.manifest().shape, Problem::of(store.manifest())?);
         let (sys, settings) = (self.sys(), cp.settings);
@@ -174,7 +200,7 @@ impl Engine {
                 let gpu = &self.gpu()?;
                 let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
                 let mut backend = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, nonneg)?;
-                let outcome = decomp::run(job, init, &mut backend, watch)?;
+                let outcome = decomp::run_watched(job, init, &mut backend, watchers)?;
                 let (device, notes) = backend.allocated();
                 let kernels = Some(backend.kernels().clone());
                 let notes = plan.notes.iter().cloned().chain(notes).collect();
@@ -188,7 +214,7 @@ impl Engine {
                     op = op.keep_mode_sorted(store)?;
                 }
                 let mut backend = HostAls::new(store, &plan.host, op)?;
-                let outcome = decomp::run(job, init, &mut backend, watch)?;
+                let outcome = decomp::run_watched(job, init, &mut backend, watchers)?;
                 Ok(Decomposed { outcome, plan, kernels: None })
             }
         })
