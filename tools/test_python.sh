@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Python package's tests: builds the wheel, installs it into a new virtual environment of each Python from 3.10 that is present, and
-# runs pytest there. One of them gets the packages that blco works together with as well; the others get NumPy alone. Arguments go
-# to pytest. BLCO_WHEEL names a wheel that is built already.
+# runs pytest there. One of them gets the packages that blco works together with as well; the others get NumPy alone, and leave out the
+# tests that are marked `slow`. Arguments go to pytest. BLCO_WHEEL names a wheel that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -26,8 +26,10 @@ for version in "${!pythons[@]}"; do
     "${pythons[$version]}" -m venv "$environment"
     pip=("$environment/bin/python" -m pip install --quiet --disable-pip-version-check)
     "${pip[@]}" "$wheel" pytest
+    all=(-m "not slow")
     if [ "$version" = "$first" ]; then
-        # What cannot be had is left out, and what it is compared in is skipped.
+        all=()
+        # A package that cannot be had is left out; the tests that compare with it are skipped.
         "${pip[@]}" "${with[@]}" || for package in "${with[@]}"; do "${pip[@]}" "$package" || echo "no $package" >&2; done
         if "$environment/bin/python" -c 'import mypy, ruff' 2>/dev/null; then
             (cd python && "$environment/bin/mypy" --cache-dir "$target/python/mypy" blco)
@@ -35,5 +37,5 @@ for version in "${!pythons[@]}"; do
         fi
     fi
     # Not from python/, whose folder blco is not what was installed.
-    (cd python/tests && env --default-signal=INT,TERM "$environment/bin/python" -m pytest -p no:cacheprovider "$@")
+    (cd python/tests && "$environment/bin/python" -m pytest -p no:cacheprovider "${all[@]}" "$@")
 done

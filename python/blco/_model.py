@@ -5,12 +5,16 @@ from __future__ import annotations
 import html
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+#: What a directory holds of how a model was found.
+_TOLD = "model.json"
 
 
 @dataclass(frozen=True)
@@ -160,23 +164,48 @@ class Model:
         return np.asarray(product.sum(axis=1))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model to a NumPy archive (.npz), which appears whole or not at all. :func:`blco.load` reads it."""
+        """Writes the model, which appears whole or not at all. :func:`blco.load` reads it.
+
+        Parameters
+        ----------
+        path : path
+            A NumPy archive if it ends in ``.npz``, which replaces one that is there. Otherwise a new directory with the files of
+            ``blco-cpd``, which takes it for ``--factors`` and ``--score``.
+
+        Raises
+        ------
+        FileExistsError
+            If the directory is there.
+        """
         path = os.fspath(path)
-        if not path.endswith(".npz"):
-            path += ".npz"
-        arrays = {f"mode_{mode}": factor for mode, factor in enumerate(self.factors)}
+        partial = f"{path}.{os.getpid()}.partial"
         said = [vars(iteration) for iteration in self.iterations]
         told = json.dumps({"iterations": said, "starts": self.starts})
-        partial = f"{path}.{os.getpid()}.partial"
-        with open(partial, "xb") as file:
-            try:
-                np.savez(file, weights=self.weights, report=np.array(told), **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                os.unlink(partial)
-                raise
+        if path.endswith(".npz"):
+            arrays = {f"mode_{mode}": factor for mode, factor in enumerate(self.factors)}
+            with open(partial, "xb") as file:
+                try:
+                    np.savez(file, weights=self.weights, report=np.array(told), **arrays)  # type: ignore[arg-type]
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(partial, path)
+                except BaseException:
+                    os.unlink(partial)
+                    raise
+            return
+        if os.path.lexists(path):
+            raise FileExistsError(f"{path}: is there already; remove it, or name another")
+        os.mkdir(partial)
+        try:
+            for mode, factor in enumerate(self.factors):
+                np.save(os.path.join(partial, f"mode-{mode + 1}.npy"), factor)
+            np.save(os.path.join(partial, "lambda.npy"), np.asarray(self.weights, np.float64))
+            with open(os.path.join(partial, _TOLD), "w") as file:
+                file.write(told)
+            os.rename(partial, path)
+        except BaseException:
+            shutil.rmtree(partial)
+            raise
 
     @classmethod
     def from_pyttb(cls, tensor: Any) -> Model:
@@ -261,9 +290,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         with np.load(path, allow_pickle=False) as archive:
             order = sum(name.startswith("mode_") for name in archive)
             factors = [archive[f"mode_{mode}"] for mode in range(order)]
-            told = json.loads(str(archive["report"]))
-            iterations = [Iteration(**said) for said in told["iterations"]]
-            return Model(archive["weights"], factors, iterations=iterations, starts=told["starts"])
+            return Model(archive["weights"], factors, **_told(str(archive["report"])))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: holds no model") from error
 
@@ -275,4 +302,14 @@ def _of_directory(path: str) -> Model:
     if len(factors) < 2:
         raise ValueError(f"{path}: holds no model: mode-1.npy and mode-2.npy are to be there")
     weights = os.path.join(path, "lambda.npy")
-    return Model(np.load(weights, allow_pickle=False) if os.path.exists(weights) else None, factors)
+    found = np.load(weights, allow_pickle=False) if os.path.exists(weights) else None
+    told: dict[str, Any] = {}
+    if os.path.exists(at := os.path.join(path, _TOLD)):
+        with open(at) as file:
+            told = _told(file.read())
+    return Model(found, factors, **told)
+
+
+def _told(said: str) -> dict[str, Any]:
+    told = json.loads(said)
+    return {"iterations": [Iteration(**iteration) for iteration in told["iterations"]], "starts": told["starts"]}

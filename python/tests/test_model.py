@@ -45,13 +45,18 @@ def test_plots(model):
 
 def test_files(model, tmp_path):
     (tmp_path / "models").mkdir()
-    for name in ("a.npz", "b"):
+    for name in ("a.npz", "b", "a.npz"):
         model.save(tmp_path / "models" / name)
-    assert sorted(os.listdir(tmp_path / "models")) == ["a.npz", "b.npz"]
-    found = blco.load(tmp_path / "models" / "b.npz")
-    assert np.array_equal(found.weights, model.weights) and found.iterations == model.iterations
-    assert all(np.array_equal(a, b) for a, b in zip(found.factors, model.factors))
-    assert found.starts == model.starts and found.fit == model.fit
+    assert sorted(os.listdir(tmp_path / "models")) == ["a.npz", "b"]
+    for name in ("a.npz", "b"):
+        found = blco.load(tmp_path / "models" / name)
+        assert np.array_equal(found.weights, model.weights) and found.iterations == model.iterations
+        assert all(np.array_equal(a, b) for a, b in zip(found.factors, model.factors))
+        assert found.starts == model.starts and found.fit == model.fit
+    with pytest.raises(FileExistsError):
+        model.save(tmp_path / "models" / "b")
+    assert sorted(os.listdir(tmp_path / "models")) == ["a.npz", "b"]
+    assert sorted(os.listdir(tmp_path / "models" / "b")) == ["lambda.npy", "mode-1.npy", "mode-2.npy", "mode-3.npy", "model.json"]
     with pytest.raises(FileNotFoundError):
         blco.load(tmp_path / "none.npz")
     np.savez(tmp_path / "other.npz", x=np.ones(3))

@@ -200,6 +200,7 @@ def test_a_source_that_raises(tensor, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_more_than_memory(tmp_path):
     """Ten times what is allowed for sorting, from a generator: it goes through temporary files."""
     rng = np.random.default_rng(3)

@@ -99,7 +99,7 @@ def big(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", [work if work == "cp" else pytest.param(work, marks=pytest.mark.slow) for work in WORK])
 def test_an_interrupt_ends_it_and_leaves_nothing(work, big):
     script = INTERRUPTED.replace("{work}", WORK[work])
     # Where this runs in the background, children ignore the signal.
@@ -165,6 +165,7 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_leak_nothing(tmp_path):
     tensor = Tensor((400, 300, 200), 20_000)
     store = blco.pack((tensor.coords, tensor.values), tmp_path / "t.blco", shape=tensor.shape)
@@ -190,6 +191,7 @@ def test_a_thousand_calls_leak_nothing(tmp_path):
     assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == threads
 
 
+@pytest.mark.slow
 def test_decompositions_and_packs_leak_nothing(tmp_path):
     tensor = Tensor((400, 300, 200), 20_000)
 
