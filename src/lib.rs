@@ -27,11 +27,12 @@
 //!
 //! | to | there is |
 //! |---|---|
-//! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`] |
+//! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`]; for each caller apart: [`Engine::separate`] |
 //! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
 //! | save what is intact of a damaged store | [`Engine::salvage`], a [`Source`] too |
 //! | write it as text again, hold all of it against what packing makes | [`Engine::write_text`], [`Engine::verify`] |
 //! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
+//! | look at a store, read its nonzeros | [`Store::summary`], [`Engine::inspect`], [`Engine::read`] |
 //! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`], whose sessions keep the store's chunks in memory, the GPU's too |
 //! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`], [`Engine::plan_mttkrp`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
@@ -111,10 +112,11 @@ pub use format::{
     BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk,
     DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
 };
+pub use op::inspect::{ModeStatistics, StoreStatistics};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};
 pub use shape::{ModeOrder as LevelOrder, Shape};
-pub use store::{Codec, Store};
+pub use store::{Codec, Store, StoreSummary};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
 
 /// Everything, as tests and benchmarks need it: no part of the interface.

@@ -4,13 +4,14 @@
 
 use blco::{
     Batch, Cancel, Codec, Cp, Device, DeviceOrder, Engine, Error, Extent, Format, FormatOption, HostOp,
-    IndexEncoding, LeafRule, LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions, Source, Store,
-    Tiles,
+    IndexEncoding, Iteration, LeafRule, LevelOrder, Matrix, MatrixRef, Modes, PackOptions, ReadOptions,
+    Source, Stop, Store, Tiles,
 };
 use std::fmt::Write as _;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A tensor that is in the client's memory: some nonzeros of a rank-one tensor.
@@ -399,6 +400,120 @@ fn an_engine_can_be_stopped_and_watched() {
     other.mttkrp(&store, views(&factors), Modes::All).unwrap();
     cancel.reset();
     session.mttkrp(views(&factors)).unwrap();
+}
+
+#[test]
+fn handles_to_the_same_threads_are_stopped_and_watched_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(1).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(2000));
+    let done = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&done);
+    let apart = engine.separate(move |at| seen.store(at.done, Ordering::Relaxed));
+    let factors = numbers(0);
+    apart.cancel_handle().cancel();
+    engine.mttkrp(&store, views(&factors), Modes::All).unwrap();
+    assert_eq!(done.load(Ordering::Relaxed), 0);
+    assert!(matches!(apart.mttkrp(&store, views(&factors), Modes::All), Err(Error::Cancelled)));
+    apart.cancel_handle().reset();
+    engine.cancel_handle().cancel();
+    apart.mttkrp(&store, views(&factors), Modes::All).unwrap();
+    assert_eq!(done.load(Ordering::Relaxed), store.nnz());
+}
+
+#[test]
+fn a_decomposition_is_followed_and_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().device(Device::Cpu).threads(1).build().unwrap();
+    let store = packed(&engine, dir.path(), &mut Mine::new(20_000));
+    let cp = Cp::rank(2).tol(0.0).max_iters(3).starts(5, 2);
+    let seen = Mutex::new(Vec::new());
+    let follow = |start: u32, iteration: &Iteration| {
+        seen.lock().unwrap().push((start, iteration.iteration, iteration.fit));
+        Ok(ControlFlow::Continue(()))
+    };
+    let found = engine.cp_als_each::<f64>(&store, &cp, None, &follow).unwrap();
+    let seen = seen.into_inner().unwrap();
+    let order: Vec<_> = seen.iter().map(|&(start, iteration, _)| (start, iteration)).collect();
+    assert_eq!(order, [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]);
+    assert_eq!(found.fit().to_bits(), seen[found.best * 3 + 2].2.to_bits());
+    // Whoever follows it changes nothing.
+    assert_eq!(engine.cp_als::<f64>(&store, &cp).unwrap().model, found.model);
+    let until = |start: u32, iteration: &Iteration| {
+        Ok(if (start, iteration.iteration) == (1, 2) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        })
+    };
+    let ended = engine.cp_als_each::<f64>(&store, &Cp::starts(cp, 5, 9), None, &until).unwrap();
+    let starts: Vec<_> = ended.starts.iter().map(|start| (start.iterations, start.stop)).collect();
+    assert_eq!(starts, [(3, Stop::Iterations), (2, Stop::Caller)]);
+    let fails = |_: u32, _: &Iteration| Err(Error::Request("the client's".into()));
+    let said = engine.cp_als_each::<f64>(&store, &cp, None, &fails).unwrap_err().to_string();
+    assert_eq!(said, "the client's");
+}
+
+#[test]
+fn nonzeros_are_read_in_batches() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(2).build().unwrap();
+    let mut tensor = Mine::new(200_000);
+    let options = PackOptions { chunk_bytes: 64 << 10, ..PackOptions::new(dir.path().join("mine.blco")) };
+    let report = engine.pack(&mut tensor, &options).unwrap();
+    assert!(report.chunks > 3);
+    let store = engine.open(&report.store).unwrap();
+    let read = |ranges: &[Range<u32>]| {
+        let mut rows: Vec<(Vec<u32>, u64)> = Vec::new();
+        let mut take = |batch: Batch| {
+            let indices = batch.indices.chunks_exact(DIMS.len()).map(<[u32]>::to_vec);
+            rows.extend(indices.zip(batch.values.iter().map(|value| value.to_bits())));
+            Ok(())
+        };
+        let pass = engine.read(&store, ranges, &mut take).unwrap();
+        rows.sort_unstable();
+        (rows, pass.bytes)
+    };
+    let expected = |ranges: &[Range<u32>]| {
+        let within = |row: &[u32]| row.iter().zip(ranges).all(|(index, range)| range.contains(index));
+        let rows = tensor.rows().filter(|(row, _)| within(row));
+        let mut rows: Vec<_> = rows.map(|(row, value)| (row.to_vec(), value.to_bits())).collect();
+        rows.sort_unstable();
+        rows
+    };
+    let whole = DIMS.map(|dim| 0..dim);
+    for ranges in [&[][..], &whole, &[0..60, 3..4, 7..40, 0..30], &[0..60, 5..5, 0..40, 0..30]] {
+        assert_eq!(read(ranges).0, expected(if ranges.is_empty() { &whole } else { ranges }));
+    }
+    // Chunks that hold nothing of it are not read.
+    let corner = [0..2, 0..2, 0..2, 0..2];
+    let ((rows, bytes), (_, all)) = (read(&corner), read(&[]));
+    assert!(rows == expected(&corner) && !rows.is_empty() && bytes < all / 2, "{bytes} {all}");
+    for wrong in [&whole[..3], &[0..61, 0..50, 0..40, 0..30]] {
+        assert!(engine.read(&store, wrong, &mut |_| Ok(())).is_err());
+    }
+    let mut stop = |_| Err(Error::Cancelled);
+    assert!(matches!(engine.read(&store, &[], &mut stop), Err(Error::Cancelled)));
+}
+
+#[test]
+fn a_store_says_what_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().threads(1).build().unwrap();
+    let mut tensor = Mine::new(20_000);
+    let store = packed(&engine, dir.path(), &mut tensor);
+    let summary = store.summary().unwrap();
+    let squares: f64 = tensor.values.iter().map(|x| x * x).sum();
+    assert!((summary.norm.unwrap() - squares.sqrt()).abs() < 1e-9 * squares.sqrt());
+    assert_eq!((summary.nnz, &summary.dims[..], summary.format), (store.nnz(), &DIMS[..], "blco"));
+    let found = engine.inspect(&store).unwrap();
+    for (mode, dim) in DIMS.into_iter().enumerate() {
+        let mut counts = vec![0; dim as usize];
+        tensor.rows().for_each(|(row, _)| counts[row[mode] as usize] += 1);
+        let mode = &found.modes[mode];
+        assert_eq!(mode.longest_row, counts.iter().max().copied());
+        assert_eq!(mode.rows, Some(counts.iter().filter(|&&count| count > 0).count() as u64));
+    }
 }
 
 /// What a call of a session takes beside its passes. (docs/performance.md has what it takes in a release build.)

@@ -44,6 +44,12 @@ pub trait HostOp {
         false
     }
 
+    /// Whether it needs nothing of chunk `number`: that one does not come.
+    #[doc(hidden)]
+    fn skips(&self, _number: usize) -> bool {
+        false
+    }
+
     /// The pass's last tiles have come.
     fn end(&mut self) -> Result<()> {
         Ok(())
@@ -66,6 +72,10 @@ impl<O: HostOp> HostOp for &mut O {
 
     fn holds_store(&self) -> bool {
         (**self).holds_store()
+    }
+
+    fn skips(&self, number: usize) -> bool {
+        (**self).skips(number)
     }
 
     fn end(&mut self) -> Result<()> {
@@ -91,6 +101,10 @@ impl<A: HostOp, B: HostOp> HostOp for (A, B) {
 
     fn holds_store(&self) -> bool {
         self.0.holds_store() && self.1.holds_store()
+    }
+
+    fn skips(&self, number: usize) -> bool {
+        self.0.skips(number) && self.1.skips(number)
     }
 
     fn end(&mut self) -> Result<()> {
@@ -314,8 +328,8 @@ impl<O: HostOp> Backend for HostBackend<O> {
         self.host.sys.page_buf(bytes)
     }
 
-    fn holds(&self, _number: usize) -> bool {
-        self.op.holds_store()
+    fn holds(&self, number: usize) -> bool {
+        self.op.holds_store() || self.op.skips(number)
     }
 
     fn inspector(&self) -> Option<Inspector> {

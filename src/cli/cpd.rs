@@ -7,7 +7,7 @@ use super::progress::Bar;
 use super::{Common, Program, Report, machine, options_of};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::score::{self, Pair, Score, score};
-use crate::decomp::{CpWatch, Init, LAMBDA_FILE, Model, Problem};
+use crate::decomp::{CpWatch, CpWatchers, Init, LAMBDA_FILE, Model, Problem};
 use crate::dense::{Precision, Real, factors_rank, load_factors, mode_file};
 use crate::engine::{Cp, Engine};
 use crate::error::{Error, Result};
@@ -171,7 +171,7 @@ impl Cpd {
         };
         let watch = |at: &CpWatch<'_>| self.show(progress, &store, at);
         let mut session = engine.prepare_cp_als::<T>(&store, &cp, plan)?;
-        let outcome = session.decompose(&cp, init, checkpoint, &watch)?;
+        let outcome = session.decompose(&cp, init, checkpoint, CpWatchers::progress(&watch))?;
         progress.end();
         let (used, kernels) = session.into_plan();
         report.head.used(used);

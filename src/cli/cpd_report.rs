@@ -106,6 +106,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
 
 fn stop_text(report: &CpdReport) -> String {
     match report.found.stop {
+        Some(Stop::Caller) => "the caller wanted no more".to_owned(),
         Some(Stop::Tolerance) => format!("the fit changes by less than {:e}", report.tol),
         _ => "as many iterations as allowed".to_owned(),
     }

@@ -151,7 +151,7 @@ impl InfoReport {
             nnz: m.nnz,
             density: m.nnz as f64 / places,
             duplicates_may_occur: m.may_repeat,
-            norm: (!is_inexact(m)).then(|| m.sum_squares.sqrt()),
+            norm: m.norm(),
             value_min: m.value_min,
             value_max: m.value_max,
             linear_bits: m.shape.linear_bits(),
@@ -285,16 +285,6 @@ impl InfoReport {
     }
 }
 
-/// Whether squares of the values are too large or too small for f64, so that their sum says little.
-fn is_inexact(manifest: &Manifest) -> bool {
-    largest(manifest) > 0.0 && !(1e-280..=f64::MAX).contains(&manifest.sum_squares)
-}
-
-/// The largest of the values without their signs.
-fn largest(manifest: &Manifest) -> f64 {
-    manifest.value_min.abs().max(manifest.value_max.abs())
-}
-
 /// A number with the fewest digits that tell it, and with an exponent where there would be many zeros.
 fn shown(x: f64) -> String {
     let plain = x == 0.0 || (1e-5..1e16).contains(&x.abs());
@@ -347,7 +337,7 @@ impl Info {
         let passing = (counters + verifying).max(coming);
         let plan = engine.plan_stream(store, [passing, afterwards])?;
         let inspect = Inspect::within(store.sys(), shape, manifest.nnz, room)?;
-        let mut inspect = inspect.with_norm(is_inexact(manifest).then(|| largest(manifest)));
+        let mut inspect = inspect.with_norm(manifest.norm().is_none().then(|| manifest.largest()));
         if self.verify {
             let mut both = (inspect, Verify::new(store));
             engine.stream_by(store, &mut both, &plan, "verifying")?;

@@ -22,7 +22,7 @@ mod starts;
 pub mod update;
 
 pub use cp_als::{Als, AlsBackend, CpStep, Iteration, Problem, Settings};
-pub use run::{CpJob, CpWatch, Decomposition, Init, run};
+pub use run::{CpJob, CpWatch, CpWatchers, Decomposition, Init, run, run_watched};
 pub use starts::{StartReport, Stop};
 
 use crate::dense::{Matrix, Real, factor_axes, mode_file};

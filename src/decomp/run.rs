@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::shape::Shape;
 use crate::store::Manifest;
 use crate::sys::Sys;
+use std::ops::ControlFlow;
 
 /// What to start from.
 #[derive(Clone, Debug)]
@@ -42,6 +43,29 @@ pub struct CpJob<'a> {
     pub max_iters: usize,
     /// Where checkpoints go.
     pub checkpoint: Option<Checkpointer>,
+}
+
+/// Who follows a decomposition.
+#[derive(Clone, Copy)]
+pub struct CpWatchers<'a> {
+    /// Gets where it is, while passes run.
+    pub progress: &'a (dyn Fn(&CpWatch<'_>) + Sync),
+    /// Gets each iteration when it has ended, with its start, from 0; `Break` ends that start and makes no other.
+    pub iteration: &'a (dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync),
+}
+
+impl std::fmt::Debug for CpWatchers<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpWatchers").finish_non_exhaustive()
+    }
+}
+
+impl<'a> CpWatchers<'a> {
+    /// Only of where it is.
+    #[must_use]
+    pub fn progress(progress: &'a (dyn Fn(&CpWatch<'_>) + Sync)) -> Self {
+        Self { progress, iteration: &|_, _| Ok(ControlFlow::Continue(())) }
+    }
 }
 
 /// What a decomposition gives.
@@ -156,9 +180,19 @@ impl CpJob<'_> {
 /// iteration does not change it.
 pub fn run<T: Real>(
     job: &mut CpJob<'_>,
-    mut init: Init<T>,
+    init: Init<T>,
     backend: &mut impl AlsBackend<T>,
     watch: &(dyn Fn(&CpWatch<'_>) + Sync),
+) -> Result<Decomposition<T>> {
+    run_watched(job, init, backend, CpWatchers::progress(watch))
+}
+
+/// The same for a caller who can end it after any iteration. What comes out then is the best of what was made.
+pub fn run_watched<T: Real>(
+    job: &mut CpJob<'_>,
+    mut init: Init<T>,
+    backend: &mut impl AlsBackend<T>,
+    watchers: CpWatchers<'_>,
 ) -> Result<Decomposition<T>> {
     let saved = match &job.checkpoint {
         Some(checkpoint) => checkpoint.load::<T>(&job.expected())?,
@@ -177,15 +211,22 @@ pub fn run<T: Real>(
             (Als::new(job.problem, job.settings, factors.iter().map(gram).collect()), factors)
         };
         backend.set_factors(factors)?;
+        let mut asked = ControlFlow::Continue(());
         let stop = loop {
             if let Some(stop) = job.stop(&als) {
                 break stop;
             }
+            if asked.is_break() {
+                break Stop::Caller;
+            }
             let last = als.history().last().cloned();
             als.iterate(backend, &|step| {
-                watch(&CpWatch { start, last: last.as_ref(), mode: step.mode, nnz: step.nnz });
+                (watchers.progress)(&CpWatch { start, last: last.as_ref(), mode: step.mode, nnz: step.nnz });
             })?;
-            let ended = job.stop(&als).is_some();
+            if let Some(last) = als.history().last() {
+                asked = (watchers.iteration)(start, last)?;
+            }
+            let ended = job.stop(&als).is_some() || asked.is_break();
             if let Some(checkpoint) = job.checkpoint.as_mut().filter(|c| ended || c.is_due(&als)) {
                 checkpoint.save(start, &als, &backend.factors()?, &starts, best.as_ref())?;
             }
@@ -201,6 +242,9 @@ pub fn run<T: Real>(
         let factors = backend.take()?;
         if best.as_ref().is_none_or(|best: &Start<T>| als.fit() > best.als.fit()) {
             best = Some(Start { number: start, als, factors });
+        }
+        if asked.is_break() {
+            break;
         }
     }
     let Some(Start { number, als, factors }) = best else {

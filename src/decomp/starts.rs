@@ -13,6 +13,8 @@ pub enum Stop {
     Tolerance,
     /// As many as were allowed have been made.
     Iterations,
+    /// The caller wanted no more.
+    Caller,
 }
 
 /// How a start went.

@@ -8,13 +8,19 @@ use crate::decomp::checkpoint::Checkpointer;
 #[cfg(feature = "cuda")]
 use crate::decomp::cuda::DeviceAls;
 use crate::decomp::host::{HostAls, host_bytes};
-use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
+use crate::decomp::{
+    self, CpJob, CpWatch, CpWatchers, Decomposition, Init, Iteration, Problem, Settings, factor_bytes, solve,
+};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::op::mttkrp::cuda::DeviceMttkrp;
 use crate::op::mttkrp::{ModeSortedDemand, Mttkrp};
 use crate::store::{Manifest, Store};
+use std::ops::ControlFlow;
+
+/// Follows a decomposition: see [`Engine::cp_als_each`].
+pub(crate) type EachIteration<'a> = dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync + 'a;
 
 /// What a CP decomposition is to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,9 +77,12 @@ impl Cp {
 }
 
 impl Cp {
-    fn check_factors<T>(&self, factors: &[Matrix<T>], store: &Store) -> Result<()> {
+    /// The same from these factors, if there are any: then there is one start.
+    fn starting_from<T>(self, factors: Option<&[Matrix<T>]>, store: &Store) -> Result<Self> {
+        let Some(factors) = factors else { return Ok(self) };
         let views: Vec<_> = factors.iter().map(Into::into).collect();
-        super::mttkrp::check_factors(&views, &store.manifest().shape, self.settings.rank)
+        super::mttkrp::check_factors(&views, &store.manifest().shape, self.settings.rank)?;
+        Ok(Self { starts: 1, ..self })
     }
 
     fn check(&self) -> Result<()> {
@@ -138,8 +147,7 @@ impl Engine {
     ///
     /// [`Error::Request`](crate::Error::Request) for a store in which coordinates may repeat, or whose norm is zero or not finite.
     pub fn cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<Decomposition<T>> {
-        Problem::of(store.manifest())?;
-        self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als(cp)
+        self.cp_als_each(store, cp, None, &|_, _| Ok(ControlFlow::Continue(())))
     }
 
     /// The same from these factors, `factors[m]` being `dims[m]` x rank; the seed and the number of starts mean nothing.
@@ -149,10 +157,22 @@ impl Engine {
         cp: &Cp,
         factors: Vec<Matrix<T>>,
     ) -> Result<Decomposition<T>> {
-        let cp = &Cp { starts: 1, ..*cp };
-        cp.check_factors(&factors, store)?;
+        self.cp_als_each(store, cp, Some(factors), &|_, _| Ok(ControlFlow::Continue(())))
+    }
+
+    /// The same from these factors, or from seeded ones, with a caller who follows it: `each` gets every iteration when it has ended,
+    /// with the number of its start, from 0, on a thread of this engine. `Break` ends the decomposition, whose result is then the best
+    /// of what was made; an error ends it without one.
+    pub fn cp_als_each<T: Real>(
+        &self,
+        store: &Store,
+        cp: &Cp,
+        factors: Option<Vec<Matrix<T>>>,
+        each: &EachIteration<'_>,
+    ) -> Result<Decomposition<T>> {
+        let cp = &cp.starting_from(factors.as_deref(), store)?;
         Problem::of(store.manifest())?;
-        self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als_with(cp, factors)
+        self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als_each(cp, factors, each)
     }
 
     /// Takes what `plan`, of [`Engine::plan_cp_als`] for the same, says: for decompositions of at most as many components and starts.
@@ -233,14 +253,26 @@ pub struct CpSession<T: Real> {
 impl<T: Real> CpSession<T> {
     /// See [`Engine::cp_als`]; of at most as many components and starts as the session was prepared for.
     pub fn cp_als(&mut self, cp: &Cp) -> Result<Decomposition<T>> {
-        self.of_library(cp, Init::Seeded { seed: cp.seed, starts: cp.starts })
+        self.cp_als_each(cp, None, &|_, _| Ok(ControlFlow::Continue(())))
     }
 
     /// See [`Engine::cp_als_with`]; of at most as many components as the session was prepared for.
     pub fn cp_als_with(&mut self, cp: &Cp, factors: Vec<Matrix<T>>) -> Result<Decomposition<T>> {
-        let cp = &Cp { starts: 1, ..*cp };
-        cp.check_factors(&factors, &self.store)?;
-        self.of_library(cp, Init::Given(factors))
+        self.cp_als_each(cp, Some(factors), &|_, _| Ok(ControlFlow::Continue(())))
+    }
+
+    /// See [`Engine::cp_als_each`]; of at most as many components and starts as the session was prepared for.
+    pub fn cp_als_each(
+        &mut self,
+        cp: &Cp,
+        factors: Option<Vec<Matrix<T>>>,
+        each: &EachIteration<'_>,
+    ) -> Result<Decomposition<T>> {
+        let cp = &cp.starting_from(factors.as_deref(), &self.store)?;
+        let init = factors.map_or(Init::Seeded { seed: cp.seed, starts: cp.starts }, Init::Given);
+        let (engine, nnz) = (self.engine.clone(), self.store.manifest().nnz);
+        let progress = |at: &CpWatch<'_>| engine.tell("decomposing", at.nnz, Some(nnz));
+        self.decompose(cp, init, None, CpWatchers { progress: &progress, iteration: each })
     }
 
     /// What is used.
@@ -259,18 +291,13 @@ impl<T: Real> CpSession<T> {
         (self.plan, kernels)
     }
 
-    fn of_library(&mut self, cp: &Cp, init: Init<T>) -> Result<Decomposition<T>> {
-        let (engine, nnz) = (self.engine.clone(), self.store.manifest().nnz);
-        self.decompose(cp, init, None, &|at| engine.tell("decomposing", at.nnz, Some(nnz)))
-    }
-
     /// Decomposes, and leaves checkpoints.
     pub(crate) fn decompose(
         &mut self,
         cp: &Cp,
         init: Init<T>,
         checkpoint: Option<Checkpointer>,
-        watch: &(dyn Fn(&CpWatch<'_>) + Sync),
+        watchers: CpWatchers<'_>,
     ) -> Result<Decomposition<T>> {
         cp.check()?;
         let (rank, starts) = (self.most.settings.rank, self.most.starts);
@@ -291,9 +318,9 @@ impl<T: Real> CpSession<T> {
             let mut place =
                 if of(&made_for) == of(cp) { place } else { place.with_settings(engine, store, cp, plan)? };
             let outcome = match &mut place {
-                Place::Host(als) => decomp::run(&mut job, init, als, watch),
+                Place::Host(als) => decomp::run_watched(&mut job, init, als, watchers),
                 #[cfg(feature = "cuda")]
-                Place::Gpu(als) => decomp::run(&mut job, init, als, watch),
+                Place::Gpu(als) => decomp::run_watched(&mut job, init, als, watchers),
             };
             Ok((outcome?, place))
         })?;

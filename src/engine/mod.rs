@@ -77,9 +77,9 @@ struct Inner {
     sys: Sys,
     formats: Formats,
     options: Options,
-    pool: rayon::ThreadPool,
+    pool: Arc<rayon::ThreadPool>,
     /// Once it is asked for.
-    gpu: Mutex<Option<Gpu>>,
+    gpu: Arc<Mutex<Option<Gpu>>>,
     watch: Option<ProgressWatch>,
 }
 
@@ -233,8 +233,8 @@ impl EngineBuilder {
             options.threads = machine::processors().clamp(1, 1024);
         }
         options.kernel_cache = options.kernel_cache.or_else(machine::cache_directory);
-        let pool = start(&sys, &options, options.threads)?;
-        Ok(Engine { inner: Arc::new(Inner { sys, formats, options, pool, gpu: Mutex::default(), watch }) })
+        let pool = Arc::new(start(&sys, &options, options.threads)?);
+        Ok(Engine { inner: Arc::new(Inner { sys, formats, options, pool, gpu: Arc::default(), watch }) })
     }
 }
 
@@ -253,6 +253,22 @@ impl Engine {
     #[must_use]
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
+    }
+
+    /// The same threads, memory bound and GPU under another handle, whose work is stopped by a cancel handle of its own and reported to
+    /// `progress`. Callers that share an engine, such as threads of a server, each stop and watch their own work by it.
+    #[must_use]
+    pub fn separate(&self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        let Inner { sys, formats, options, pool, gpu, .. } = &*self.inner;
+        let inner = Inner {
+            sys: sys.with_own_cancel(),
+            formats: formats.clone(),
+            options: options.clone(),
+            pool: Arc::clone(pool),
+            gpu: Arc::clone(gpu),
+            watch: Some(Box::new(progress)),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Stops what this engine does.

@@ -2,12 +2,16 @@
 
 use super::Engine;
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
+use crate::coo::Batch;
 use crate::error::Result;
 use crate::op::export::{WRITER_BYTES, WriteText};
+use crate::op::inspect::{Inspect, StoreStatistics};
+use crate::op::read::ReadBatches;
 use crate::op::verify::Verify;
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Plan};
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 
 impl Engine {
@@ -20,6 +24,42 @@ impl Engine {
     pub fn stream(&self, store: &Store, op: &mut (impl HostOp + Send), op_bytes: u64) -> Result<PassReport> {
         let plan = self.plan_stream(store, [op_bytes, 0])?;
         self.install(|| self.stream_by(store, op, &plan, "computing"))
+    }
+
+    /// Hands a store's nonzeros to `sink` in batches of coordinates, in the store's order: those within `ranges`, one for each mode, or
+    /// all if `ranges` is empty. Chunks that hold none of them are not read. `sink` is called on a thread of this engine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`](crate::Error::Request) for ranges that the tensor does not have; what reading the store and `sink` give.
+    pub fn read(
+        &self,
+        store: &Store,
+        ranges: &[Range<u32>],
+        sink: &mut (dyn FnMut(Batch) -> Result<()> + Send),
+    ) -> Result<PassReport> {
+        let mut read = ReadBatches::new(store.manifest(), ranges, sink)?;
+        let plan = self.plan_stream(store, [ReadBatches::host_bytes(store.dims().len()), 0])?;
+        self.install(|| self.stream_by(store, &mut read, &plan, "reading"))
+    }
+
+    /// Counts what the manifest does not say: rows, explicit zeros, how chunks encode values. A pass over all nonzeros; several if the
+    /// memory does not hold a counter for each row.
+    ///
+    /// # Errors
+    ///
+    /// What reading the store gives.
+    pub fn inspect(&self, store: &Store) -> Result<StoreStatistics> {
+        let (manifest, order) = (store.manifest(), store.dims().len());
+        let room = self.room(store, decoded_bytes(order, 1))?;
+        let plan = self.plan_stream(store, [Inspect::host_bytes(&manifest.shape, manifest.nnz, room), 0])?;
+        let mut inspect = Inspect::within(self.sys(), &manifest.shape, manifest.nnz, room)?;
+        loop {
+            self.install(|| self.stream_by(store, &mut inspect, &plan, "reading"))?;
+            if !inspect.goes_on() {
+                return Ok(inspect.finish().0);
+            }
+        }
     }
 
     /// Writes a store's nonzeros to `out` as coordinate text, in the store's order: a line for each, its indices counted from 1 and its value

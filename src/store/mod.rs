@@ -5,6 +5,7 @@ mod file;
 mod load;
 pub mod manifest;
 mod publish;
+mod summary;
 
 pub use crate::chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind, Version};
 pub use crate::format::{Format, Formats, PartitionStatistics};
@@ -13,6 +14,7 @@ pub use file::{LoneReader, read_provenance};
 pub use load::{DecodeScratch, LoadTimes};
 pub use manifest::{ChunkEntry, Codec, Manifest, Partition};
 pub use publish::{Published, Staging};
+pub use summary::StoreSummary;
 
 use crate::error::{Error, Result};
 use crate::publish as publishing;

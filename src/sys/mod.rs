@@ -187,6 +187,12 @@ impl Sys {
         Arc::clone(&self.cancel)
     }
 
+    /// The same handle with a flag of its own that asks what works through it to stop.
+    #[must_use]
+    pub fn with_own_cancel(&self) -> Self {
+        Self { cancel: Arc::default(), ..self.clone() }
+    }
+
     /// Removes everything temporary now, under the feet of whoever uses it: for ending at once, when asking to
     /// stop has not helped.
     pub fn abandon(&self) {

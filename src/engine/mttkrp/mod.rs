@@ -130,6 +130,17 @@ impl Engine {
         self.plan::<T>(store, &Demand::mttkrp::<T>(store.manifest(), &modes, rank, self.threads(), calls))
     }
 
+    /// The rank of factors, which suit `store`: one for each mode, all with the same number of columns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] that names the first that does not.
+    pub fn check_factors<T>(&self, store: &Store, factors: &[MatrixRef<'_, T>]) -> Result<usize> {
+        let rank = factors.first().map_or(0, MatrixRef::columns);
+        check_factors(factors, &store.manifest().shape, rank)?;
+        Ok(rank)
+    }
+
     /// Takes what `plan`, of [`Engine::plan_mttkrp`] for the same, says.
     pub fn prepare_mttkrp<T: Real>(
         &self,
@@ -159,8 +170,7 @@ impl Engine {
         modes: Modes<'_>,
     ) -> Result<Vec<ModeMatrix<T>>> {
         let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
-        let rank = factors.first().map_or(0, MatrixRef::columns);
-        check_factors(&factors, &store.manifest().shape, rank)?;
+        let rank = self.check_factors(store, &factors)?;
         let plan = self.plan_mttkrp::<T>(store, rank, modes, 1)?;
         self.prepare_mttkrp(store, rank, modes, plan)?.mttkrp(factors)
     }

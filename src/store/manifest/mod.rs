@@ -179,6 +179,20 @@ impl Manifest {
         &self.partitions[0].format
     }
 
+    /// The square root of the sum of the values' squares; `None` if squares are too large or too small for f64, so that their sum says
+    /// little.
+    #[must_use]
+    pub fn norm(&self) -> Option<f64> {
+        let is_exact = self.largest() == 0.0 || (1e-280..=f64::MAX).contains(&self.sum_squares);
+        is_exact.then(|| self.sum_squares.sqrt())
+    }
+
+    /// The largest of the values without their signs.
+    #[must_use]
+    pub fn largest(&self) -> f64 {
+        self.value_min.abs().max(self.value_max.abs())
+    }
+
     /// The hash of all nonzeros; `None` in version 1.
     #[must_use]
     pub fn hash(&self) -> Option<u64> {

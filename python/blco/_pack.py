@@ -1,0 +1,316 @@
+"""Packing: tensors from anywhere into stores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import _blco, _sources
+from ._engine import Engine, default_engine, size
+from ._log import log
+from ._progress import Progress, shown
+
+if TYPE_CHECKING:
+    from ._store import Store
+
+
+def _options(
+    *,
+    format: str,
+    encoding: str | None,
+    main_mode: int | None,
+    slices: str | None,
+    zstd: int | None,
+    chunk_bytes: int | str | None,
+    duplicates: str,
+    memory: int | str | None,
+    temp_dir: str | os.PathLike[str] | None,
+    replace: bool,
+    resume: bool = False,
+) -> dict[str, Any]:
+    given = {
+        "format": format,
+        "encoding": encoding,
+        "main_mode": main_mode,
+        "slices": slices,
+        "zstd": zstd,
+        "chunk_bytes": size("chunk_bytes", chunk_bytes),
+        "duplicates": duplicates,
+        "memory": size("memory", memory),
+        "temp_dir": temp_dir,
+        "replace": replace,
+        "resume": resume,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _packed(report: str, engine: Engine) -> Store:
+    told = json.loads(report)
+    log.info("packed %d nonzeros into %s in %.3f s", told["nnz"], told["store"], told["seconds"]["total"])
+    store = engine.open(told["store"])
+    store.report = told
+    return store
+
+
+def pack(
+    source: Any,
+    store: str | os.PathLike[str],
+    *,
+    shape: Sequence[int] | None = None,
+    modes: Sequence[str] | None = None,
+    value: str | None = None,
+    index_base: int | None = None,
+    format: str = "blco",
+    encoding: str | None = None,
+    main_mode: int | None = None,
+    slices: str | None = None,
+    zstd: int | None = None,
+    chunk_bytes: int | str | None = None,
+    duplicates: str = "sum",
+    memory: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    replace: bool = False,
+    resume: bool = False,
+    progress: Progress = None,
+    engine: Engine | None = None,
+) -> Store:
+    """Packs a tensor into a new store, within a bound on the memory.
+
+    Parameters
+    ----------
+    source
+        One of
+
+        * the path of coordinate text (FROSTT; plain, gzip or zstd),
+        * ``(coords, values)``: indices as an array of nonzeros x modes, or as a tuple of one array for each mode; ``None`` for values
+          of 1,
+        * a matrix of ``scipy.sparse``, a tensor of PyData's ``sparse``, ``pyttb.sptensor``, :class:`COO`, a dense array, another
+          :class:`Store`,
+        * a table with `modes` and `value`: pandas, Polars, pyarrow, or anything with an Arrow C stream (for which pyarrow must be
+          installed),
+        * an iterator of batches ``(coords, values)``: the tensor may be larger than memory.
+    store : path
+        The directory to be made.
+    shape : sequence of int, optional
+        Indices of each mode; by default the largest that are met, plus one. Batches pack faster with it.
+    modes : sequence of str, optional
+        Of a table, its columns of indices, which hold integers.
+    value : str, optional
+        Of a table, its column of values; without it all are 1.
+    index_base : {0, 1}, optional
+        What indices count from; by default 1 in text and 0 elsewhere.
+    format : {"blco", "hocfs"}
+    encoding : {"tiled", "raw"}, optional
+        Of "blco".
+    main_mode : int, optional
+        Of "hocfs", whose slices it holds, from 0.
+    slices : {"auto", "csr", "ell"}, optional
+        Of "hocfs", how leaves are laid out.
+    zstd : int, optional
+        Compress chunks by zstd at this level, 1 to 22.
+    chunk_bytes : int or str, optional
+        Bound on a chunk; by default 8 MiB.
+    duplicates : {"sum", "keep", "error"}
+        What to do with nonzeros that have the same coordinates.
+    memory : int or str, optional
+        Bytes of memory to take; by default half of what is available. What exceeds it goes to temporary files.
+    temp_dir : path, optional
+        Where these go; by default beside the store.
+    replace : bool
+        Replace a store that is there.
+    resume : bool
+        Of text, continue what a killed pack has left.
+    progress : bool or callable, optional
+        ``True`` for a bar of tqdm, or a function of what is being done, nonzeros done, and of how many (or None).
+    engine : Engine, optional
+        Whose threads and memory to take.
+
+    Returns
+    -------
+    Store
+        The new store, open. ``store.report`` says what was packed.
+
+    Raises
+    ------
+    ValueError
+        For what is no tensor, for options that no store can have, and if something has the store's name.
+    OSError
+        If files cannot be read or written. Nothing is left then.
+
+    Notes
+    -----
+    A store's bytes depend on the tensor and the options alone, not on where it came from.
+    """
+    engine = engine or default_engine()
+    target = os.fspath(store)
+    options = _options(
+        format=format,
+        encoding=encoding,
+        main_mode=main_mode,
+        slices=slices,
+        zstd=zstd,
+        chunk_bytes=chunk_bytes,
+        duplicates=duplicates,
+        memory=memory,
+        temp_dir=temp_dir,
+        replace=replace,
+        resume=resume,
+    )
+    if index_base not in (None, 0, 1):
+        raise ValueError(f"`index_base` {index_base}: give 0 or 1")
+    found = _sources.read(source, modes, value)
+    if resume and not isinstance(found, _sources.Text):
+        raise ValueError("`resume` is for text, which can be read again")
+    declared = None if shape is None else [int(dim) for dim in shape]
+    if isinstance(found, _sources.Text):
+        base = 1 if index_base is None else index_base
+        with shown(progress) as show:
+            report = engine._engine.pack_text(found.path, target, options, shape=declared, index_base=base, progress=show)
+        return _packed(report, engine)
+    if declared is None and found.shape is not None:
+        declared = [int(dim) for dim in found.shape]
+    base = index_base or 0
+    if isinstance(found, _sources.Arrays):
+        with shown(progress) as show:
+            report = engine._engine.pack_arrays(
+                found.columns,
+                found.values,
+                target,
+                options,
+                name=found.name,
+                shape=declared,
+                index_base=base,
+                progress=show,
+            )
+        return _packed(report, engine)
+    with Packer._with(engine, target, options, declared, base, found.name, progress) as packer:
+        for columns, values in found.batches:
+            packer._append(columns, values)
+    assert packer.store is not None
+    return packer.store
+
+
+class Packer:
+    """Writes a store batch by batch, within a bound on the memory: a tensor that memory could not hold.
+
+    A context manager: the store appears, whole, at the end of the block, and not at all if the block raises.
+
+    Parameters
+    ----------
+    store : path
+        The directory to be made.
+    shape : sequence of int, optional
+        Indices of each mode. Without it nonzeros wait, on disk if need be, until the last one has come.
+    index_base, format, encoding, main_mode, slices, zstd, chunk_bytes, duplicates, memory, temp_dir, replace, progress, engine
+        As of :func:`pack`.
+
+    Attributes
+    ----------
+    store : Store or None
+        The store, once the block has ended.
+
+    Examples
+    --------
+    >>> with blco.Packer("log.blco", shape=(24, 1000, 1000)) as packer:  # doctest: +SKIP
+    ...     for coords, values in read_my_log():
+    ...         packer.append(coords, values)
+    >>> packer.store.nnz                                                 # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str],
+        *,
+        shape: Sequence[int] | None = None,
+        index_base: int = 0,
+        format: str = "blco",
+        encoding: str | None = None,
+        main_mode: int | None = None,
+        slices: str | None = None,
+        zstd: int | None = None,
+        chunk_bytes: int | str | None = None,
+        duplicates: str = "sum",
+        memory: int | str | None = None,
+        temp_dir: str | os.PathLike[str] | None = None,
+        replace: bool = False,
+        progress: Progress = None,
+        engine: Engine | None = None,
+    ) -> None:
+        options = _options(
+            format=format,
+            encoding=encoding,
+            main_mode=main_mode,
+            slices=slices,
+            zstd=zstd,
+            chunk_bytes=chunk_bytes,
+            duplicates=duplicates,
+            memory=memory,
+            temp_dir=temp_dir,
+            replace=replace,
+        )
+        declared = None if shape is None else [int(dim) for dim in shape]
+        self._begin(engine or default_engine(), os.fspath(store), options, declared, index_base, "appended", progress)
+
+    @classmethod
+    def _with(cls, *arguments: Any) -> Packer:
+        packer = cls.__new__(cls)
+        packer._begin(*arguments)
+        return packer
+
+    def _begin(
+        self,
+        engine: Engine,
+        target: str,
+        options: dict[str, Any],
+        shape: list[int] | None,
+        index_base: int,
+        name: str,
+        progress: Progress,
+    ) -> None:
+        self.store: Store | None = None
+        self._engine = engine
+        self._name = name
+        self._progress = progress
+        self._packer: _blco.Packer = engine._engine.packer(target, options, name=name, shape=shape, index_base=index_base)
+
+    @property
+    def nnz(self) -> int:
+        """Nonzeros appended so far, duplicates counted each time."""
+        return self._packer.nnz
+
+    def append(self, coords: Any, values: Any = None) -> None:
+        """Appends nonzeros.
+
+        Parameters
+        ----------
+        coords : array_like of int, nonzeros x modes, or tuple of one array for each mode
+        values : array_like, optional
+            One for each nonzero; by default 1.
+        """
+        self._append(*_sources.nonzeros(self._name, coords, values))
+
+    def _append(self, columns: Any, values: Any) -> None:
+        self._packer.append(columns, values, self._name)
+
+    def close(self) -> Store:
+        """Packs the rest and gives the store its name."""
+        if self.store is None:
+            with shown(self._progress) as show:
+                self.store = _packed(self._packer.finish(show), self._engine)
+        return self.store
+
+    def abort(self) -> None:
+        """Leaves nothing."""
+        self._packer.abort()
+
+    def __enter__(self) -> Packer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()

@@ -1,0 +1,353 @@
+"""Open stores."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _blco
+from ._coo import COO
+from ._engine import open as _open
+from ._log import log
+from ._progress import Progress, shown
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+    from ._model import Iteration, Model
+
+#: Calls that a prepared session is planned for, unless somebody says.
+CALLS = 16
+
+
+class Store:
+    """An open store. :func:`blco.open` and :func:`blco.pack` make it; it pickles as its path.
+
+    Every computation gives the interpreter's lock back, ends within a second of Ctrl-C, and may be called from any thread.
+
+    Attributes
+    ----------
+    report : dict or None
+        What packing reported, if this program has packed it.
+    """
+
+    def __init__(self, store: _blco.Store, engine: Engine) -> None:
+        self._store = store
+        # Its threads serve this store, also if nobody else holds it.
+        self._engine = engine
+        self._path = os.fspath(store.path)
+        self._shape, self._nnz = tuple(store.shape), store.nnz
+        self.report: dict[str, Any] | None = None
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Indices of each mode."""
+        return self._shape
+
+    @property
+    def order(self) -> int:
+        """Modes."""
+        return len(self._shape)
+
+    @property
+    def nnz(self) -> int:
+        """Nonzeros, explicit zeros included."""
+        return self._nnz
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What the manifest says: digest, format, bytes, norm, range of the values, a bound on the longest row of each mode."""
+        return _told(self._store.summary())
+
+    def inspect(self, *, progress: Progress = None) -> dict[str, Any]:
+        """What takes a pass over all nonzeros to count: rows that are used and the longest row of each mode, explicit zeros.
+
+        Parameters
+        ----------
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+        """
+        with shown(progress) as show:
+            return _told(self._store.inspect(show))
+
+    def verify(self, *, progress: Progress = None) -> None:
+        """Checks every byte of the store.
+
+        Raises
+        ------
+        CorruptStoreError
+            With the first difference from what packing makes.
+        """
+        with shown(progress) as show:
+            self._store.verify(show)
+
+    def __repr__(self) -> str:
+        return f"<blco.Store {self._path!r}: {' x '.join(map(str, self._shape))}, {self._nnz} nonzeros>"
+
+    def __reduce__(self) -> Any:
+        return _open, (os.path.abspath(self._path),)
+
+    def batches(self) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]]:
+        """All nonzeros, in the store's order, in batches.
+
+        Yields
+        ------
+        coords : ndarray of uint32, nonzeros x order
+        values : ndarray of float64
+
+        Notes
+        -----
+        Another thread reads ahead; a batch has some 65,000 nonzeros. An iterator that is not used up stops reading when it is
+        dropped.
+        """
+        return self._store.read()
+
+    def to_coo(self) -> COO:
+        """All nonzeros in memory."""
+        return self._part([(0, dim) for dim in self._shape], list(range(self.order)))
+
+    def __getitem__(self, key: Any) -> COO | float:
+        """A part of the tensor, by indices and slices, in memory. Chunks that hold nothing of it are not read.
+
+        An index takes its mode away; indices for all modes give a number.
+        """
+        ranges, kept = self._ranges(key)
+        part = self._part(ranges, kept)
+        return part if kept else float(part.values.sum())
+
+    def _part(self, ranges: list[tuple[int, int]], kept: list[int]) -> COO:
+        """What lies within ranges, by the modes that stay."""
+        if any(start == stop for start, stop in ranges):
+            # Nothing is there to be read.
+            found: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        else:
+            found = list(self._store.read(ranges))
+        values = np.concatenate([values for _, values in found]) if found else np.zeros(0)
+        coords = np.concatenate([coords for coords, _ in found]) if found else np.zeros((0, self.order), np.uint32)
+        coords = coords[:, kept] - np.array([ranges[mode][0] for mode in kept], np.uint32)
+        shape = tuple(ranges[mode][1] - ranges[mode][0] for mode in kept)
+        return COO(np.ascontiguousarray(coords), values, shape)
+
+    def _ranges(self, key: Any) -> tuple[list[tuple[int, int]], list[int]]:
+        """Where each mode begins and ends, and the modes that stay."""
+        keys = list(key) if isinstance(key, tuple) else [key]
+        if sum(part is Ellipsis for part in keys) > 1:
+            raise IndexError("one ... at most")
+        at = next((i for i, part in enumerate(keys) if part is Ellipsis), len(keys))
+        missing = self.order - sum(part is not Ellipsis for part in keys)
+        if missing < 0:
+            raise IndexError(f"{len(keys)} indices of a tensor of order {self.order}")
+        keys[at : at + 1] = [slice(None)] * missing
+        ranges, kept = [], []
+        for mode, (part, dim) in enumerate(zip(keys, self._shape)):
+            if isinstance(part, slice):
+                start, stop, step = part.indices(dim)
+                if step != 1:
+                    raise IndexError(f"step {step} in mode {mode}: slices take every index")
+                ranges.append((start, max(start, stop)))
+                kept.append(mode)
+                continue
+            try:
+                index = operator.index(part)
+            except TypeError:
+                raise IndexError(f"{part!r} in mode {mode}: give an integer or a slice") from None
+            if not -dim <= index < dim:
+                raise IndexError(f"index {index} of mode {mode}, which has {dim}")
+            ranges.append((index % dim, index % dim + 1))
+        return ranges, kept
+
+    def mttkrp(
+        self,
+        factors: Sequence[npt.ArrayLike] | Model,
+        modes: int | Sequence[int] | None = None,
+        *,
+        calls: int = CALLS,
+        progress: Progress = None,
+    ) -> Any:
+        """Matricized tensor times Khatri-Rao product, of any set of modes from one pass.
+
+        Row ``i`` of the result of a mode is the sum, over the nonzeros with index ``i`` in that mode, of their values times the product
+        of the rows of the other modes' factors.
+
+        Parameters
+        ----------
+        factors : sequence of array, shape[m] x rank each, or Model
+            Not copied if they are C-contiguous and all float64 or all float32; otherwise float64 copies are taken. Do not change
+            them meanwhile from another thread. Of a model its factors, without the weights.
+        modes : int or sequence of int, optional
+            Which results, from 0; by default all.
+        calls : int
+            How many calls for these modes and this rank are to come, about. The first one prepares for them: it keeps the store in
+            memory if there is room, the GPU's included, maybe in another order. Give 1 if this is the only one.
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+
+        Returns
+        -------
+        ndarray or list of ndarray
+            For an int the array of that mode, shape[mode] x rank; otherwise a list of arrays, in the order of `modes`. They own the
+            engine's memory: nothing is copied in float64.
+
+        Notes
+        -----
+        Results have the same bits for any number of threads on the CPU. What was prepared is kept with the open store, for as many
+        combinations of modes and ranks as the tensor has modes, and one more; :meth:`release` lets go of it.
+        """
+        arrays = [np.asarray(factor) for factor in getattr(factors, "factors", factors)]
+        single = bool(arrays) and all(array.dtype == np.float32 for array in arrays)
+        dtype = np.float32 if single else np.float64
+        arrays = [np.ascontiguousarray(array, dtype) if array.ndim else array for array in arrays]
+        one = isinstance(modes, (int, np.integer))
+        given: Any = range(self.order) if modes is None else [modes] if one else modes
+        wanted = [self._mode(mode) for mode in given]
+        with shown(progress) as show:
+            results = self._store.mttkrp(arrays, wanted, calls=int(calls), progress=show)
+        found = [sums for _, sums in results]
+        return found[0] if one else found
+
+    def _mode(self, mode: int) -> int:
+        index = operator.index(mode)
+        if not -self.order <= index < self.order:
+            raise ValueError(f"mode {mode} of a tensor of order {self.order}")
+        return index % self.order
+
+    def plans(self) -> list[dict[str, Any]]:
+        """What each prepared session uses of the machine, and why."""
+        plans: list[dict[str, Any]] = json.loads(self._store.plans())
+        return plans
+
+    def release(self) -> None:
+        """Lets go of the sessions that :meth:`mttkrp` has prepared, and of their memory."""
+        self._store.release()
+
+    def ttv(self, vector: npt.ArrayLike, mode: int, *, progress: Progress = None) -> COO:
+        """The tensor times a vector along a mode: a sparse tensor of one order less.
+
+        Parameters
+        ----------
+        vector : array_like of shape[mode] numbers
+        mode : int
+            From 0.
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+
+        Returns
+        -------
+        COO
+            An element for every fiber that is not empty. It is all in memory.
+        """
+        mode = self._mode(mode)
+        array = np.asarray(vector)
+        array = np.ascontiguousarray(array, np.float32 if array.dtype == np.float32 else np.float64)
+        with shown(progress) as show:
+            coords, values = self._store.ttv(array, mode, show)
+        return COO(coords, values, self._shape[:mode] + self._shape[mode + 1 :])
+
+    def cp(
+        self,
+        rank: int,
+        *,
+        nonneg: bool = False,
+        init: Sequence[npt.ArrayLike] | Model | None = None,
+        seed: int = 0,
+        starts: int = 1,
+        tol: float = 1e-4,
+        max_iters: int = 50,
+        ridge: float = 0.0,
+        dtype: npt.DTypeLike = np.float64,
+        callback: Callable[[Iteration], Any] | None = None,
+        progress: Progress = None,
+    ) -> Model:
+        """Decomposes the tensor into `rank` components by alternating least squares (CP, PARAFAC).
+
+        Parameters
+        ----------
+        rank : int
+            Components.
+        nonneg : bool
+            Factors hold no negative numbers (HALS).
+        init : sequence of array or Model, optional
+            Factors to start from, shape[m] x rank each; by default random ones in [0, 1).
+        seed : int
+            Of the first start; the others have the next ones.
+        starts : int
+            Starts, of which the best fit is kept.
+        tol : float
+            Stop when the fit changes by less; 0 makes `max_iters` iterations.
+        max_iters : int
+            Iterations of each start, at most.
+        ridge : float
+            Added to the diagonal of the matrix that is inverted, in which the other modes' columns have length one.
+        dtype : float64 or float32
+            Precision of the factors.
+        callback : callable, optional
+            Gets an :class:`Iteration` after each one; ``False`` ends the decomposition with the best so far.
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+
+        Returns
+        -------
+        Model
+
+        Raises
+        ------
+        ValueError
+            Also for a store in which coordinates may repeat, whose norm is not known.
+        """
+        from ._model import Iteration, Model
+
+        single = np.dtype(dtype) == np.float32
+        if not single and np.dtype(dtype) != np.float64:
+            raise ValueError(f"`dtype` {np.dtype(dtype)}: give float64 or float32")
+        given = None
+        if init is not None:
+            if starts != 1:
+                raise ValueError("`starts` is for random factors; `init` gives them")
+            given = [np.ascontiguousarray(factor, dtype) for factor in _initial(init)]
+        tell = None
+        if callback is not None:
+
+            def tell(start: int, said: str) -> Any:
+                return callback(Iteration._of(start, json.loads(said)))
+
+        with shown(progress) as show:
+            found = self._store.cp(
+                operator.index(rank),
+                single=single,
+                nonneg=nonneg,
+                ridge=ridge,
+                tol=tol,
+                max_iters=max_iters,
+                seed=seed,
+                starts=starts,
+                init=given,
+                callback=tell,
+                progress=show,
+            )
+        iterations = [Iteration._of(found["best"], said) for said in json.loads(found["iterations"])]
+        model = Model(found["weights"], found["factors"], iterations=iterations, starts=json.loads(found["starts"]))
+        log.info("CP of rank %d: fit %.6f after %d iterations", rank, model.fit or 0.0, len(iterations))
+        return model
+
+
+def _told(report: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(report)
+    return told
+
+
+def _initial(init: Any) -> Sequence[Any]:
+    """Factors to start from; those of a model with its weights in the first."""
+    if not hasattr(init, "factors"):
+        return list(init)
+    first, *others = init.factors
+    return [first if init.weights is None else np.asarray(first) * init.weights, *others]

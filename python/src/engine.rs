@@ -1,0 +1,212 @@
+//! The class `Engine`: where to compute. It opens stores and packs what Python holds.
+
+use crate::arrays::{Coordinates, PyColumn, PyValues};
+use crate::call::{Work, run};
+use crate::error::{exception, exception_about};
+use crate::packer::Packer;
+use crate::process::OfProcess;
+use crate::source::ArraySource;
+use crate::store::Store;
+use blco::{
+    Codec, Device, Duplicates, Format, FormatOption, IndexBase, IndexEncoding, LeafRule, PackOptions,
+    ReadOptions,
+};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+
+/// Where to compute: device, threads and memory. Its threads serve every store that it has opened.
+#[pyclass(frozen, module = "blco._blco")]
+#[derive(Debug)]
+pub struct Engine {
+    engine: OfProcess<blco::Engine>,
+    /// Whether a bound on the memory was given.
+    bounded: bool,
+}
+
+/// One of several words.
+fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    let found = choices.iter().find(|(word, _)| *word == given);
+    found.map(|&(_, choice)| choice).ok_or_else(|| {
+        let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
+        PyValueError::new_err(format!("`{name}` {given:?}: give {}", words.join(" or ")))
+    })
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (*, device = "auto", device_number = None, device_memory = None, threads = None, memory = None, temp_dir = None, deterministic = false, pin_threads = false))]
+    fn new(
+        device: &str,
+        device_number: Option<usize>,
+        device_memory: Option<u64>,
+        threads: Option<usize>,
+        memory: Option<u64>,
+        temp_dir: Option<PathBuf>,
+        deterministic: bool,
+        pin_threads: bool,
+    ) -> PyResult<Self> {
+        let device = choice(
+            "device",
+            device,
+            &[("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)],
+        )?;
+        let mut builder =
+            blco::Engine::builder().device(device).deterministic(deterministic).pin_threads(pin_threads);
+        if let Some(number) = device_number {
+            builder = builder.device_number(number);
+        }
+        if let Some(bytes) = device_memory {
+            builder = builder.device_memory(bytes);
+        }
+        if let Some(threads) = threads {
+            builder = builder.threads(threads);
+        }
+        if let Some(bytes) = memory {
+            builder = builder.memory(bytes);
+        }
+        if let Some(directory) = temp_dir {
+            builder = builder.temp_dir(directory);
+        }
+        let engine = builder.build().map_err(|error| exception(&error))?;
+        Ok(Self { engine: OfProcess::new(engine), bounded: memory.is_some() })
+    }
+
+    /// Compute threads.
+    #[getter]
+    fn threads(&self) -> PyResult<usize> {
+        Ok(self.engine.get()?.threads())
+    }
+
+    /// Opens the store at `path`.
+    fn open(&self, path: PathBuf) -> PyResult<Store> {
+        let engine = self.engine.get()?;
+        let store = engine.open(&path).map_err(|error| exception_about(&error, &path))?;
+        Ok(Store::new(engine, store, self.bounded))
+    }
+
+    /// Packs coordinate text; returns the report as JSON.
+    #[pyo3(signature = (path, target, options, *, shape = None, index_base = 1, progress = None))]
+    fn pack_text(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        target: PathBuf,
+        options: &Bound<'_, PyDict>,
+        shape: Option<Vec<u64>>,
+        index_base: u32,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<String> {
+        let options = pack_options(target, &path.display().to_string(), options)?;
+        let index_base = if index_base == 0 { IndexBase::Zero } else { IndexBase::One };
+        let read = ReadOptions { index_base, dims: shape };
+        let work = Work::on(self.engine.get()?);
+        let mut source =
+            work.engine.read_text(&path, read).map_err(|error| exception_about(&error, &path))?;
+        let report = run(py, progress.as_ref(), |caller| {
+            caller.stop.covers(&work);
+            work.engine.pack(&mut source, &options)
+        })?;
+        json(&report)
+    }
+
+    /// Packs a tensor in arrays: indices of each mode, and values.
+    #[pyo3(signature = (columns, values, target, options, *, name, shape = None, index_base = 0, progress = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn pack_arrays(
+        &self,
+        py: Python<'_>,
+        columns: Vec<Bound<'_, PyAny>>,
+        values: &Bound<'_, PyAny>,
+        target: PathBuf,
+        options: &Bound<'_, PyDict>,
+        name: &str,
+        shape: Option<Vec<u64>>,
+        index_base: u32,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<String> {
+        let options = pack_options(target, name, options)?;
+        let columns = columns.iter().map(PyColumn::of).collect::<PyResult<Vec<_>>>()?;
+        let values = PyValues::of(values)?;
+        let columns = columns.iter().map(PyColumn::view).collect();
+        let tensor = Coordinates { columns, values: values.view(), base: index_base, name };
+        let work = Work::on(self.engine.get()?);
+        let report = run(py, progress.as_ref(), move |caller| {
+            caller.stop.covers(&work);
+            let mut source = ArraySource::new(tensor, shape)?;
+            work.engine.pack(&mut source, &options)
+        })?;
+        json(&report)
+    }
+
+    /// Begins to pack what will be appended.
+    #[pyo3(signature = (target, options, *, name, shape = None, index_base = 0))]
+    fn packer(
+        &self,
+        target: PathBuf,
+        options: &Bound<'_, PyDict>,
+        name: &str,
+        shape: Option<Vec<u64>>,
+        index_base: u32,
+    ) -> PyResult<Packer> {
+        let options = pack_options(target, name, options)?;
+        Packer::new(self.engine.get()?, options, shape, index_base)
+    }
+}
+
+/// A report for Python.
+pub fn json(report: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(report).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// The options of a pack, from keywords.
+fn pack_options(target: PathBuf, source: &str, given: &Bound<'_, PyDict>) -> PyResult<PackOptions> {
+    let mut options = PackOptions::new(target);
+    let (mut format, mut encoding, mut main_mode, mut slices) = ("blco".to_owned(), None, None, None);
+    for (key, value) in given {
+        let key: String = key.extract()?;
+        match key.as_str() {
+            "format" => format = value.extract()?,
+            "encoding" => encoding = Some(value.extract::<String>()?),
+            "main_mode" => main_mode = Some(value.extract::<usize>()?),
+            "slices" => slices = Some(value.extract::<String>()?),
+            "zstd" => options.codec = Codec::Zstd(value.extract()?),
+            "chunk_bytes" => options.chunk_bytes = value.extract()?,
+            "duplicates" => {
+                let given: String = value.extract()?;
+                let choices =
+                    [("sum", Duplicates::Sum), ("keep", Duplicates::Keep), ("error", Duplicates::Error)];
+                options.duplicates = choice("duplicates", &given, &choices)?;
+            }
+            "memory" => options.memory = value.extract()?,
+            "temp_dir" => options.temp_dir = Some(value.extract()?),
+            "replace" => options.replace = value.extract()?,
+            "resume" => options.resume = value.extract()?,
+            _ => return Err(PyTypeError::new_err(format!("no option {key:?}"))),
+        }
+    }
+    options.format = match (format.as_str(), encoding, main_mode, slices) {
+        ("blco", encoding, None, None) => {
+            let choices = [("tiled", IndexEncoding::Tiled), ("raw", IndexEncoding::Raw)];
+            let encoding = choice("encoding", encoding.as_deref().unwrap_or("tiled"), &choices)?;
+            FormatOption::Known(Format::blco(encoding))
+        }
+        ("hocfs", None, Some(main_mode), slices) => {
+            let choices = [("auto", LeafRule::Auto), ("csr", LeafRule::Csr), ("ell", LeafRule::Ell)];
+            let leaf = choice("slices", slices.as_deref().unwrap_or("auto"), &choices)?;
+            FormatOption::Hocfs { main_mode, leaf }
+        }
+        ("hocfs", ..) => {
+            return Err(PyValueError::new_err("`format` \"hocfs\" takes `main_mode`, and no `encoding`"));
+        }
+        ("blco", ..) => {
+            return Err(PyValueError::new_err("`main_mode` and `slices` are for `format` \"hocfs\""));
+        }
+        _ => return Err(PyValueError::new_err(format!("`format` {format:?}: give \"blco\" or \"hocfs\""))),
+    };
+    let made = serde_json::json!({ "source": source, "program": concat!("blco for Python ", env!("CARGO_PKG_VERSION")) });
+    options.provenance = format!("{made}\n");
+    Ok(options)
+}

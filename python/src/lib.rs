@@ -1,0 +1,41 @@
+//! The extension module `blco._blco`: what the Python package `blco` is made of. It moves arrays in and out without copies where that is
+//! possible, runs the engine on threads of its own while the interpreter's lock is free, and maps errors to exceptions. Everything
+//! that Python says as well stands in python/blco.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `call` | one call of the engine: the calling thread looks after signals and progress, another one works |
+//! | `process` | what belongs to the process that made it |
+//! | `arrays` | NumPy arrays as columns, values, factors, and back |
+//! | `source` | tensors in arrays, and in batches that Python hands over one by one |
+//! | `engine`, `store`, `packer`, `batches` | the classes |
+//! | `sessions` | prepared sessions of an open store, kept between calls |
+
+#![allow(clippy::needless_pass_by_value, reason = "arguments of Python functions arrive by value")]
+
+mod arrays;
+mod batches;
+mod call;
+mod engine;
+mod error;
+mod packer;
+mod process;
+mod sessions;
+mod source;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _blco {
+    #[pymodule_export]
+    use super::batches::Batches;
+    #[pymodule_export]
+    use super::engine::Engine;
+    #[pymodule_export]
+    use super::error::{CorruptStoreError, DeviceError};
+    #[pymodule_export]
+    use super::packer::Packer;
+    #[pymodule_export]
+    use super::store::Store;
+}

@@ -1,0 +1,52 @@
+"""Protects the documents: what they say to run runs."""
+
+import os
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import blco
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code, directory, monkeypatch):
+    monkeypatch.chdir(directory)
+    exec(compile(code, "a document", "exec"), {"__name__": "document"})
+
+
+def test_the_readme_of_the_package(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "python" / "README.md").read_text(), re.DOTALL)
+    run(code, tmp_path, monkeypatch)
+    assert sorted(os.listdir(tmp_path)) == ["log.blco", "ratings.blco"]
+    assert blco.open(tmp_path / "log.blco").stats["digest"] == blco.open(tmp_path / "ratings.blco").stats["digest"]
+
+
+def test_the_readme_of_the_project(tmp_path, monkeypatch):
+    section = (ROOT / "README.md").read_text().split("**Python.**", 1)[1]
+    lines = section.split("\n")
+    first = next(i for i, line in enumerate(lines) if line.startswith("    "))
+    last = next(i for i, line in enumerate(lines[first:], first) if line and not line.startswith("    "))
+    (tmp_path / "movies.tns").write_text("".join(f"{i % 7 + 1} {i % 5 + 1} {i % 3 + 1} {i % 4 + 1}\n" for i in range(105)))
+    run(textwrap.dedent("\n".join(lines[first:last])), tmp_path, monkeypatch)
+    assert "movies.blco" in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "python" / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples(example, capsys):
+    runpy.run_path(str(example))
+    assert "% of the users" in capsys.readouterr().out
+
+
+def test_everything_public_is_documented():
+    for name in blco.__all__:
+        thing = getattr(blco, name)
+        if not callable(thing):
+            continue
+        assert thing.__doc__, name
+        for member, what in vars(thing).items() if isinstance(thing, type) else ():
+            if not member.startswith("_") and (callable(what) or isinstance(what, property)):
+                assert what.__doc__, f"{name}.{member}"

@@ -1,0 +1,120 @@
+"""Protects open stores: what they say, how they are read, how damage is found."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from conftest import same
+
+import blco
+
+
+def test_what_a_store_says(store, tensor):
+    assert (store.shape, store.order, store.nnz) == (tensor.shape, 3, 400)
+    assert "23 x 17 x 11, 400 nonzeros" in repr(store) and store.path in repr(store)
+    stats = store.stats
+    assert stats["dims"] == list(tensor.shape) and stats["nnz"] == 400 and stats["bytes"] > 0
+    assert stats["norm"] == pytest.approx(np.linalg.norm(tensor.values), rel=1e-15)
+    assert (stats["value_min"], stats["value_max"]) == (tensor.values.min(), tensor.values.max())
+    found = store.inspect()
+    for mode in range(3):
+        rows = np.bincount(tensor.coords[:, mode])
+        assert found["modes"][mode]["longest_row"] == rows.max()
+        assert found["modes"][mode]["rows"] == np.count_nonzero(rows)
+    assert store.report["input_nnz"] == 400
+
+
+def test_batches(store, tensor):
+    coords, values = next(iter(store.batches()))
+    assert coords.dtype == np.uint32 and values.dtype == np.float64 and coords.shape == (400, 3)
+    assert same(store, tensor)
+    # One that is not used up.
+    batches = store.batches()
+    next(batches)
+    batches.close()
+    assert list(batches) == []
+
+
+KEYS = [
+    (..., ...),
+    (3,),
+    (slice(4, 9),),
+    (slice(None), 2),
+    (slice(None), slice(None), -1),
+    (..., slice(2, 5)),
+    (1, ..., slice(-4, None)),
+    (slice(4, 4),),
+    (slice(9, 2),),
+    (slice(0, 100), np.int64(3), slice(None, -1)),
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_slices(store, tensor, key):
+    key = key if key != (..., ...) else (...,)
+    part = store[key]
+    assert isinstance(part, blco.COO)
+    assert np.array_equal(part.to_dense(), tensor.dense[key])
+    assert part.shape == tensor.dense[key].shape
+
+
+def test_elements(store, tensor):
+    row = tuple(tensor.coords[7])
+    assert store[row] == tensor.values[7]
+    empty = tuple(np.argwhere(tensor.dense == 0)[0])
+    assert store[empty] == 0.0
+
+
+@pytest.mark.parametrize("key", [(23,), (0, 0, 0, 0), (slice(0, 9, 2),), ("a",), (..., 1, ...), (1.5,), (-24,)])
+def test_slices_that_are_none(store, key):
+    with pytest.raises(IndexError):
+        store[key]
+
+
+def test_a_slice_reads_its_chunks_alone(tmp_path):
+    n = 300_000
+    coords = np.stack([np.arange(n) // 100, np.arange(n) % 100], axis=1)
+    store = blco.pack((coords, np.arange(n) + 1.0), tmp_path / "s.blco", chunk_bytes="64KiB")
+    assert store.stats["chunks"] > 5
+    expected = store[5].to_dense()
+    # Damage elsewhere is not met.
+    last = sorted(name for name in os.listdir(store.path) if name.startswith("chunk"))[-1]
+    with open(os.path.join(store.path, last), "r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    assert np.array_equal(store[5].to_dense(), expected) and np.array_equal(expected, np.arange(500, 600) + 1)
+    with pytest.raises(blco.CorruptStoreError, match=last):
+        store.to_coo()
+    with pytest.raises(blco.CorruptStoreError, match=last):
+        store.verify()
+    with pytest.raises(blco.CorruptStoreError, match=last):
+        store.mttkrp([np.ones((dim, 2)) for dim in store.shape])
+
+
+def test_damage_is_found(store):
+    with open(os.path.join(store.path, "manifest"), "r+b") as file:
+        file.seek(100)
+        file.write(b"damage")
+    with pytest.raises(blco.CorruptStoreError, match="manifest"):
+        blco.open(store.path)
+
+
+def test_a_store_pickles_as_its_path(store, tensor, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(store.path))
+    near = blco.open("tensor.blco")
+    said = pickle.dumps(near)
+    assert len(said) < 300
+    monkeypatch.chdir("/")
+    assert same(pickle.loads(said), tensor)
+
+
+def test_engines(store, tensor, tmp_path):
+    engine = blco.Engine(threads=1, memory="200MiB", device="cpu")
+    assert engine.threads == 1 and "1 threads" in repr(engine)
+    assert same(engine.open(store.path), tensor)
+    assert same(engine.pack((tensor.coords, tensor.values), tmp_path / "e.blco", shape=tensor.shape), tensor)
+    with pytest.raises(ValueError, match="at least"):
+        blco.Engine(memory="1MiB").open(store.path).mttkrp(tensor.factors(4))
+    with pytest.raises(ValueError, match="device"):
+        blco.Engine(device="abacus")
