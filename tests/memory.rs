@@ -290,7 +290,7 @@ fn mode_sorted_copies_keep_within_their_memory() {
     }
     keeps("blco-run", &["t.blco", "--modes", "2", "--repeat", "3", "--precision", "f32", "--rank", "32"]);
     keeps("blco-run", &["long.blco", "--modes", "2", "--repeat", "3", "--rank", "1"]);
-    keeps("blco-cpd", &["t.blco", "--rank", "8", "--max-iters", "3"]);
+    keeps("blco-cpd", &["t.blco", "--rank", "8", "--max-iters", "3", "--no-output"]);
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn decomposing_takes_what_it_names() {
     stores(dir);
     let cpd = |arguments: &[&str]| names_the_least(dir, "blco-cpd", arguments);
     let run = |arguments: &[&str]| {
-        cpd(&[&["t.blco", "--max-iters", "1", "--backend", "cpu"], arguments].concat());
+        cpd(&[&["t.blco", "--max-iters", "1", "--backend", "cpu", "--force"], arguments].concat());
     };
     run(&["--rank", "24", "--output", "out"]);
     run(&["--rank", "24", "--precision", "f32", "--nonneg"]);
@@ -449,5 +449,5 @@ fn sixteen_million_nonzeros_fit_in_little_memory() {
         assert!(output.status.success() && bytes < 80 * MIB, "{program} {arguments:?}: {bytes}, {message}");
     }
     names_the_least(dir, "blco-run", &["t.blco", "--modes", "all", "--backend", "cpu"]);
-    names_the_least(dir, "blco-cpd", &["t.blco", "--max-iters", "1", "--backend", "cpu"]);
+    names_the_least(dir, "blco-cpd", &["t.blco", "--max-iters", "1", "--backend", "cpu", "--no-output"]);
 }

@@ -1,5 +1,6 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
+use super::components::ShownMode;
 use super::device;
 use super::model_page::{html, number};
 use super::report::{ReportHead, kept_text, memory_text};
@@ -80,7 +81,7 @@ impl CpdReport {
 }
 
 /// The report as a page of HTML.
-pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
+pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[ShownMode]) -> String {
     let CpdReport { head, found, .. } = report;
     let dims: Vec<String> = head.dims.iter().map(u32::to_string).collect();
     let seconds: f64 = found.iterations.iter().map(|i| i.seconds).sum();
@@ -90,6 +91,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
     };
     let starts: Vec<String> = found.starts.iter().map(start).collect();
     let mut facts = vec![
+        ("command", super::command_line()),
         ("store", head.store.display().to_string()),
         ("digest", head.digest.clone()),
         ("shape", format!("{}, {} nonzeros", dims.join(" x "), head.nnz)),
@@ -101,7 +103,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
     facts.extend(head.notes.iter().map(|note| ("note", note.clone())));
     let store = head.store.file_name().unwrap_or_default().to_string_lossy();
     let title = format!("{store}: CP of rank {}", report.settings.rank);
-    html(&title, &facts, &found.iterations, &outcome.model)
+    html(&title, &facts, &found.iterations, &outcome.model, modes)
 }
 
 fn stop_text(report: &CpdReport) -> String {
