@@ -201,6 +201,27 @@ fn names_the_least(dir: &Path, program: &str, arguments: &[&str]) {
     assert!((0..3).any(keeps), "{program} {arguments:?}: {least}, {peaks:?} KiB");
 }
 
+/// Tables whose labels alone are beyond it, in epochs that are merged.
+#[test]
+fn tables_keep_to_their_memory() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path();
+    let mut out = std::io::BufWriter::new(File::create(dir.join("t.csv")).unwrap());
+    writeln!(out, "user,item,at,x").unwrap();
+    for i in 0..1_000_000u64 {
+        let mixed = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let (user, item, at) = (mixed % 700_003, mixed % 350_003, 1_400_000_000 + i);
+        writeln!(out, "a user of number {user},an item that is {item},{at},{}", i % 5).unwrap();
+    }
+    out.into_inner().unwrap().sync_all().unwrap();
+    for memory in [64, 96, 256] {
+        packs(dir, memory, &["t.csv", "--modes", "user,item,at:day", "--value", "x"]);
+    }
+    let least =
+        ["t.csv", "--modes", "user,item,at:day", "--threads", "64", "--memory", "64MiB", "-o", "o.blco"];
+    refuses(dir, "blco-pack", &least, &["--memory", "reading t.csv takes at least"]);
+}
+
 /// A tensor as text, as stores of both formats, and two models for it.
 fn stores(dir: &Path) {
     let succeeds = |program: &str, arguments: &[&str]| {

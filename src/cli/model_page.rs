@@ -68,7 +68,7 @@ pub fn html<T: Real>(
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
          <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<dl>\n{facts}</dl>\n<h2>Fit</h2>\n<p>{FIT}</p>\n{}\
-         <h2>Weights</h2>\n{weights}<h2>Components</h2>\n<p>{COLUMNS}</p>\n{}<h2>Similarity of components</h2>\n\
+         <h2>Components</h2>\n<p>{COLUMNS}</p>\n{}<h2>Weights</h2>\n{weights}<h2>Similarity of components</h2>\n\
          <p>The product over the modes of the cosines between two components' columns, without signs. Pairs near 1 \
          describe the same part of the tensor: a smaller rank may do.</p>\n{}<footer>blco {}</footer>\n</body>\n</html>\n",
         fit_curve(iterations),

@@ -201,7 +201,7 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     }
     let name = input.file_name().unwrap_or_default().as_bytes();
     let stem = without(name, &[".gz", ".zst", ".zstd"]);
-    let stem = without(stem, &[".tns", ".txt", ".coo", ".csv", ".tsv", ".tab"]);
+    let stem = without(stem, &[".tns", ".txt", ".coo", ".mtx", ".csv", ".tsv", ".tab"]);
     let end: &[u8] = if format == Some(FormatArg::Hocfs) { b".hocfs" } else { b".blco" };
     Ok(OsString::from_vec([stem, end].concat()).into())
 }

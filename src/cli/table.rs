@@ -170,8 +170,8 @@ pub fn find_mode<'a>(
     order: usize,
     name: impl Fn(usize) -> Option<&'a String>,
 ) -> Result<usize> {
-    let wanted = parse_names(text).into_iter().next().unwrap_or_default();
-    let named = (0..order).find(|&mode| name(mode).is_some_and(|name| !name.is_empty() && *name == wanted));
+    let wanted = text;
+    let named = (0..order).find(|&mode| name(mode).is_some_and(|name| !name.is_empty() && name == wanted));
     let numbered =
         || text.parse::<usize>().ok().filter(|number| (1..=order).contains(number)).map(|number| number - 1);
     named.or_else(numbered).ok_or_else(|| {

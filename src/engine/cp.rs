@@ -5,6 +5,7 @@ use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::Checkpointer;
 use crate::decomp::host::{HostAls, host_bytes};
+use crate::decomp::score::match_bytes;
 use crate::decomp::{self, CpJob, CpWatch, Decomposition, Init, Problem, Settings, factor_bytes, solve};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
@@ -91,7 +92,8 @@ impl<'a> Demand<'a> {
         let factors = factor_bytes::<T>(shape, rank);
         // The best start's factors, besides those of the present one.
         let best = if starts > 1 { factors } else { 0 };
-        let held = best + solve::host_bytes(shape.order(), rank, starts);
+        let matching = if starts > 1 { match_bytes(shape, rank) } else { 0 };
+        let held = best + matching + solve::host_bytes(shape.order(), rank, starts);
         Self {
             modes,
             rank,

@@ -118,11 +118,34 @@ pub struct NewLabels {
     pub info: ModesInfo,
     /// For each mode with labels, its file, written by a [`LabelWriter`], and how many there are.
     pub files: Vec<Option<(File, u64)>>,
+    /// Modes whose labels are damaged, and are left out.
+    pub lost: Vec<usize>,
     /// Keeps the files' directory.
     pub keeps: Option<std::sync::Arc<crate::sys::SpillDir>>,
 }
 
 impl NewLabels {
+    /// What `store` says of its modes, for another one; `None` if it says nothing.
+    pub fn of(store: &Store) -> Result<Option<Self>> {
+        let Some(info) = store.modes_info() else { return Ok(None) };
+        let mut labels = Self { info: info.clone(), files: Vec::new(), lost: Vec::new(), keeps: None };
+        for (mode, &dim) in store.dims().iter().enumerate() {
+            let file = match store.check_mode(mode) {
+                Ok(true) => Some((store.dir.file(&file_name(mode), false)?, u64::from(dim))),
+                Ok(false) => None,
+                Err(Error::Corrupt { .. }) => {
+                    labels.lost.push(mode);
+                    let name = std::mem::take(&mut labels.info.modes[mode].name);
+                    labels.info.modes[mode] = ModeInfo { name, ..ModeInfo::default() };
+                    None
+                }
+                Err(error) => return Err(error),
+            };
+            labels.files.push(file);
+        }
+        Ok(Some(labels))
+    }
+
     /// An error unless every mode with labels has one for each index. `dims` are those of the tensor `source`.
     pub fn check(&self, dims: &[u32], source: &str) -> Result<()> {
         let (named, order) = (self.info.modes.len(), dims.len());
@@ -419,20 +442,23 @@ impl Store {
 
     /// Reads all labels: an error if some are damaged.
     pub(crate) fn check_labels(&self) -> Result<()> {
-        for mode in 0..self.dims().len() {
-            let mut bytes = 0;
-            let Some(mut labels) = self.labels(mode)? else { continue };
-            labels.for_each(|_, label| {
-                bytes += label.len() as u64;
-                Ok(true)
-            })?;
-            let facts = self.modes_info().and_then(|info| info.modes[mode].file);
-            if facts.is_some_and(|facts| facts.text_bytes != bytes) {
-                let what = "corrupt: its texts have another length than the manifest says";
-                return Err(Error::corrupt(self.path.join(file_name(mode)), what).breaks("labels"));
-            }
+        (0..self.dims().len()).try_for_each(|mode| self.check_mode(mode).map(drop))
+    }
+
+    /// Reads all labels of `mode`; whether it has some.
+    fn check_mode(&self, mode: usize) -> Result<bool> {
+        let mut bytes = 0;
+        let Some(mut labels) = self.labels(mode)? else { return Ok(false) };
+        labels.for_each(|_, label| {
+            bytes += label.len() as u64;
+            Ok(true)
+        })?;
+        let facts = self.modes_info().and_then(|info| info.modes[mode].file);
+        if facts.is_some_and(|facts| facts.text_bytes != bytes) {
+            let what = "corrupt: its texts have another length than the manifest says";
+            return Err(Error::corrupt(self.path.join(file_name(mode)), what).breaks("labels"));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The labels of `mode`, from 0; `None` if it has none.

@@ -24,6 +24,7 @@ pub fn labels_of_files(
     let mut labels = NewLabels {
         info: ModesInfo { value_name: String::new(), modes },
         files: names.iter().map(|_| None).collect(),
+        lost: Vec::new(),
         keeps: None,
     };
     for (mode, path) in files {

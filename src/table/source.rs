@@ -117,7 +117,7 @@ impl Table {
         Shape::new(&dims).map_err(|e| Error::input(&name, e.to_string()))?;
         let value_name = rules.value.map_or_else(String::new, |at| rules.names[at].clone());
         let info = ModesInfo { value_name, modes: infos };
-        let labels = Arc::new(NewLabels { info, files, keeps });
+        let labels = Arc::new(NewLabels { info, files, lost: Vec::new(), keeps });
         Ok(Self {
             sys: sys.clone(),
             name,

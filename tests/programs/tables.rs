@@ -278,6 +278,17 @@ fn labels_survive_to_the_store_and_back() {
             "{said}"
         );
     }
+    // What is intact is repaired: nonzeros, names, and the other labels; from a whole store all of it.
+    let repaired = run("blco-info", dir.path(), &["a.blco", "--repair", "saved.blco"]);
+    let said = String::from_utf8(repaired.stdout).unwrap();
+    assert!(repaired.status.code() == Some(1) && said.contains("the labels of mode 2"), "{said}");
+    assert_eq!(labels(dir.path(), "saved.blco", "user"), labels(dir.path(), "a.blco", "user"));
+    std::fs::write(&file, whole).unwrap();
+    program("blco-info", dir.path(), &["a.blco", "--repair", "whole.blco"]);
+    assert!(bytes(&path("a.blco")) == bytes(&path("whole.blco")));
+    // Modes by their names.
+    let by_name = program("blco-run", dir.path(), &["a.blco", "--modes", modes, "--backend", "cpu"]);
+    assert_eq!(by_name["modes"].as_array().map(Vec::len), Some(2), "{by_name}");
 }
 
 /// What becomes of values with the same labels: a rule's name, and the rule.

@@ -16,6 +16,7 @@
 //!   2^32 - 1. Values: finite decimal numbers, read to the nearest f64; one written as an integer must be
 //!   exact in f64, and only a zero may be read as zero.
 //! * Lines end in LF. A file whose lines end in CR alone is refused: it would be one line.
+//! * Or a Matrix Market file: coordinates of a general matrix of real numbers or integers.
 //! * Optionally a header before the first row: that of the Tensor Toolbox (`sptensor`, order, dims, nnz, each
 //!   on its line; the nnz must hold), or two lines, the order and the dims. Without one the order is that of
 //!   the first row and the dims are the largest indices met.
