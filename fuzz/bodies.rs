@@ -230,6 +230,7 @@ fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_by
         partitions: vec![Partition::whole(format, shape.order(), 1, extent.nnz, Some(0), None)],
         chunks: vec![entry],
         part: None,
+        modes: None,
         shape,
     }
 }

@@ -99,7 +99,7 @@ fn decompose(dir: &Path, iterations: &str, resume: bool) -> Result<()> {
             .to_vec();
     arguments
         .extend(["--tol", "0", "--every", "1", "--max-iters", iterations, "--checkpoint"].map(str::to_owned));
-    arguments.extend([path("c"), path("s"), "--report".into(), path("page.html")]);
+    arguments.extend([path("c"), path("s"), "--no-output".into(), "--report".into(), path("page.html")]);
     arguments.extend(resume.then(|| "--resume".to_owned()));
     Cpd::try_parse_from(arguments).expect("right arguments").run(&Sys::default()).map(drop)
 }

@@ -90,6 +90,7 @@ mod shape;
 mod store;
 mod stream;
 mod sys;
+mod table;
 
 pub use backend::device::{DeviceOrder, Facts};
 pub use backend::host::{HostOp, Tiles};
@@ -116,8 +117,10 @@ pub use op::inspect::{ModeStatistics, StoreStatistics};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};
 pub use shape::{ModeOrder as LevelOrder, Shape};
+pub use store::labels::{LabelKind, Labels, ModeInfo, ModesInfo, NewLabels};
 pub use store::{Codec, Store, StoreSummary};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
+pub use table::{Nulls, NumberBins, Table, TableMode, TableOptions, TimeBins, Treatment, csv::CsvOptions};
 
 /// Everything, as tests and benchmarks need it: no part of the interface.
 #[cfg(feature = "internals")]
@@ -127,6 +130,6 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     all_of! {
-        backend chunk coo decomp dense encoding engine error format linear op pack publish random shape store stream sys
+        backend chunk coo decomp dense encoding engine error format linear op pack publish random shape store stream sys table
     }
 }

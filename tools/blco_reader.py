@@ -53,7 +53,7 @@ READER_RULES = (
     "chunk-version", "chunk-sections", "chunk-identity", "chunk-stored", "chunk-payload", "chunk-padding",
     "chunk-frame", "image-shape", "image-gap", "image-section", "image-index", "image-value", "image-tree",
 )  # fmt: skip
-VERIFIER_RULES = ("order", "ranges", "slots", "encoding", "cut", "hash", "statistics")
+VERIFIER_RULES = ("order", "ranges", "slots", "encoding", "cut", "hash", "statistics", "labels")
 RANK = {rule: rank for rank, rule in enumerate(READER_RULES + VERIFIER_RULES)}
 
 BLCO, HOCFS, CSF, B_CSF, HB_CSF, MM_CSF, F_COO = range(1, 8)
@@ -400,10 +400,14 @@ class Partition:
 
 
 @dataclass
-class Label:
-    count: int
+class ModeInfo:
+    kind: int
+    steps: int
+    blocks: int
     bytes: int
     checksum: int
+    text_bytes: int
+    name: str = ""
 
 
 @dataclass
@@ -435,7 +439,8 @@ class Manifest:
     chunk_bytes: int
     partitions: list[Partition]
     statistics: bytes | None = None
-    labels: list[Label] | None = None
+    modes: list[ModeInfo] | None = None
+    value_name: str = ""
     part: Part | None = None
 
     @property
@@ -521,7 +526,7 @@ def parse_manifest(data: bytes) -> Manifest:
 # name: whether it is critical, whether it is always there
 SECTIONS = {
     b"chunks": (1, True),
-    b"labels": (0, False),
+    b"modes": (0, False),
     b"parameters": (1, True),
     b"part": (1, False),
     b"partitions": (1, True),
@@ -603,8 +608,8 @@ def parse_body(body: bytes, digest: int) -> Manifest:
             len(manifest.statistics) == (328 + 64 * order) * len(manifest.partitions),
             f"section statistics has {len(manifest.statistics)} bytes",
         )
-    if b"labels" in sections:
-        manifest.labels = parse_labels(sections[b"labels"], manifest.dims)
+    if b"modes" in sections:
+        manifest.value_name, manifest.modes = parse_modes_section(sections[b"modes"], manifest.dims)
     check_covers(manifest, chunks, counts)
     return manifest
 
@@ -750,15 +755,85 @@ def parse_part(section: bytes, manifest: Manifest) -> Part:
     return Part(number, parts, nnz, total, low0 | low1 << 64, high0 | high1 << 64)
 
 
-def parse_labels(section: bytes, dims: Sequence[int]) -> list[Label]:
-    require(len(section) == 24 * len(dims), f"section labels has {len(section)} bytes")
-    labels = [Label(*record) for record in struct.iter_unpack("<QQQ", section)]
-    for mode, (label, dim) in enumerate(zip(labels, dims, strict=True)):
-        if label.count == 0:
-            require(not label.bytes and not label.checksum, f"labels: mode {mode} has none, and fields that are not 0")
+def parse_modes_section(section: bytes, dims: Sequence[int]) -> tuple[str, list[ModeInfo]]:
+    """The values' name, and what the store says of each mode."""
+    names_at = 8 + 40 * len(dims)
+    require(len(section) >= names_at, f"section modes has {len(section)} bytes")
+    value_length, reserved = struct.unpack_from("<II", section)
+    require(not reserved, "modes: a reserved field is not zero")
+    modes: list[ModeInfo] = []
+    lengths = [value_length]
+    for mode, dim in enumerate(dims):
+        kind, steps, length, blocks, size, checksum, text = struct.unpack_from("<IIIIQQQ", section, 8 + 40 * mode)
+        require(kind <= 4 and steps <= 1, f"modes: mode {mode} has kind {kind}, steps {steps}")
+        if kind == 0:
+            require(not any((steps, blocks, size, checksum, text)), f"modes: mode {mode} has no labels, and fields that are not 0")
         else:
-            require(label.count == dim, f"labels: mode {mode} has {label.count} for {dim} indices")
-            require(label.bytes >= 8 * (dim + 1), f"labels: a file of mode {mode} of {label.bytes} bytes")
+            require(1 <= blocks <= dim and size >= 32 * blocks, f"modes: mode {mode} has {blocks} blocks in {size} bytes")
+        lengths.append(length)
+        modes.append(ModeInfo(kind, steps, blocks, size, checksum, text))
+    names: list[str] = []
+    for length in lengths:
+        require(length <= 4096 and names_at + length <= len(section), "modes: a name is too long")
+        try:
+            names.append(section[names_at : names_at + length].decode())
+        except UnicodeDecodeError:
+            require(False, "modes: a name is not UTF-8")
+        names_at += length
+    require(names_at == len(section), f"section modes has {len(section)} bytes")
+    for mode_info, name in zip(modes, names[1:], strict=True):
+        mode_info.name = name
+    return names[0], modes
+
+
+def read_labels(directory: Directory, info: ModeInfo, mode: int, dim: int) -> list[str]:
+    """The labels of a mode."""
+    file = f"labels-{mode}.bin"
+
+    def refuse(text: str) -> NoReturn:
+        fail("labels", file, text)
+
+    import zstandard
+
+    try:
+        data = directory.read(file, info.bytes)
+    except (FileNotFoundError, IsADirectoryError):
+        refuse("the manifest names labels whose file is not there")
+    if isinstance(data, int):
+        refuse(f"{data} bytes where the manifest says {info.bytes}")
+    table = data[info.bytes - 32 * info.blocks :]
+    if xxh3_64(table) != info.checksum:
+        refuse("checksum of the table")
+    labels: list[str] = []
+    at = 0
+    for first, count, stored, raw_bytes, reserved, checksum in struct.iter_unpack("<QIIIIQ", table):
+        if first != len(labels) or not 1 <= count <= 4096 or reserved or raw_bytes > 2**20 + 2**16 + 2**14:
+            refuse("the table of blocks")
+        frame = data[at : at + stored]
+        if at + stored > info.bytes - len(table) or xxh3_64(frame) != checksum:
+            refuse(f"checksum of the block at byte {at}")
+        try:
+            raw = zstandard.ZstdDecompressor().decompress(frame, max_output_size=raw_bytes)
+        except zstandard.ZstdError:
+            refuse(f"zstd frame at byte {at}")
+        if len(raw) != raw_bytes or raw_bytes < 4 * count:
+            refuse(f"lengths of the block at byte {at}")
+        end = 4 * count
+        for length in struct.unpack_from(f"<{count}I", raw):
+            try:
+                labels.append(raw[end : end + length].decode())
+            except UnicodeDecodeError:
+                refuse(f"a label of the block at byte {at} is not UTF-8")
+            if length > 2**20:
+                refuse(f"a label of the block at byte {at} is too long")
+            end += length
+        if end != raw_bytes:
+            refuse(f"lengths of the block at byte {at}")
+        at += stored
+    if at != info.bytes - len(table) or len(labels) != dim:
+        refuse("the table of blocks")
+    if sum(len(label.encode()) for label in labels) != info.text_bytes:
+        refuse("text bytes")
     return labels
 
 
@@ -2312,35 +2387,13 @@ def statistics_of(nonzeros: Nonzeros, order: int) -> bytes:
     return struct.pack(f"<41Q{8 * order}Q", sampled, *nodes, *lengths, *flat)
 
 
-def verify_labels(findings: Findings, directory: Directory, labels: list[Label]) -> None:
-    for mode, label in enumerate(labels):
-        if not label.count:
-            continue
-        file = f"labels-{mode}.bin"
-        try:
-            data = directory.read(file, label.bytes)
-        except (FileNotFoundError, IsADirectoryError):
-            findings.note("statistics", file, "the manifest names labels whose file is not there")
-            continue
-        if isinstance(data, int):
-            findings.note("statistics", file, f"{data} bytes where the manifest says {label.bytes}")
-        elif xxh3_64(data) != label.checksum:
-            findings.note("statistics", file, "the checksum of the labels does not match")
-        else:
-            ends = np.frombuffer(data, "<u8", label.count + 1)
-            text = data[8 * (label.count + 1) :]
-            if int(ends[0]) or int(ends[-1]) != len(text) or (ends[1:] < ends[:-1]).any():
-                findings.note("statistics", file, "the labels' list does not ascend from 0 to the end of the texts")
-                continue
+def verify_labels(findings: Findings, directory: Directory, manifest: Manifest) -> None:
+    for mode, (info, dim) in enumerate(zip(manifest.modes or [], manifest.dims, strict=False)):
+        if info.kind:
             try:
-                text.decode()
-                # A label must not end inside a character.
-                at = ends[ends < len(text)].astype(np.int64)
-                good = not (np.frombuffer(text, np.uint8)[at] & 0xC0 == 0x80).any()
-            except UnicodeDecodeError:
-                good = False
-            if not good:
-                findings.note("statistics", file, "a label is not UTF-8")
+                read_labels(directory, info, mode, dim)
+            except StoreError as error:
+                findings.note(error.rule, error.file, error.text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -2424,8 +2477,7 @@ def verify(directory: Directory, manifest: Manifest, parts: list[Nonzeros]) -> S
     if part is not None and part.parts == 1 and (part.nnz, part.hash) != (manifest.nnz, manifest.hash):
         findings.note("hash", MANIFEST, "part: the only part is not the whole tensor")
     verify_statistics(findings, manifest, parts)
-    if manifest.labels is not None:
-        verify_labels(findings, directory, manifest.labels)
+    verify_labels(findings, directory, manifest)
     return findings.first
 
 

@@ -1002,15 +1002,43 @@ def label_name(mode: int) -> str:
     return f"labels-{mode}.bin"
 
 
-def label_file(labels: Sequence[str]) -> bytes:
-    texts = [label.encode() for label in labels]
-    starts = [sum(map(len, texts[:number])) for number in range(len(texts) + 1)]
-    return struct.pack(f"<{len(starts)}Q", *starts) + b"".join(texts)
+def label_blocks(labels: Sequence[str], block: int) -> tuple[bytes, bytes]:
+    """The blocks of a file of labels, so many in each, and their table."""
+    blocks = table = b""
+    for first in range(0, len(labels), block):
+        texts = [label.encode() for label in labels[first : first + block]]
+        raw = struct.pack(f"<{len(texts)}I", *map(len, texts)) + b"".join(texts)
+        frame = zstd_frame(raw)
+        blocks += frame
+        table += struct.pack("<QIIIIQ", first, len(texts), len(frame), len(raw), 0, xxh3_64(frame))
+    return blocks, table
+
+
+@dataclass(frozen=True)
+class ModeLabels:
+    """What the section `modes` says of a mode, and its labels."""
+
+    name: str = ""
+    kind: int = 0
+    steps: int = 0
+    labels: Sequence[str] = ()
+
+
+def modes_section(modes: Sequence[ModeLabels], value_name: str, block: int, files: dict[str, bytearray]) -> bytes:
+    """The section, whose files of labels go to `files`."""
+    section = struct.pack("<II", len(value_name.encode()), 0)
+    for number, mode in enumerate(modes):
+        blocks, table = label_blocks(mode.labels, block)
+        if mode.kind:
+            files[label_name(number)] = bytearray(blocks + table)
+        facts = (len(blocks + table), xxh3_64(table), sum(len(t.encode()) for t in mode.labels)) if mode.kind else (0, 0, 0)
+        section += struct.pack("<IIIIQQQ", mode.kind, mode.steps, len(mode.name.encode()), len(table) // 32, *facts)
+    return section + value_name.encode() + b"".join(mode.name.encode() for mode in modes)
 
 
 def build_store(
     partitions: Sequence[Partition],
-    labels: dict[int, Sequence[str]] | None = None,
+    modes: Sequence[ModeLabels] = (),
     others: Sequence[ManifestSection] = (),
 ) -> Draft:
     """All files, sealed."""
@@ -1042,15 +1070,8 @@ def build_store(
         "chunks": of_chunks, "parameters": parameters, "partitions": of_partitions, "statistics": statistics,
         "storage": storage, "tensor": tensor,
     }
-    if labels:
-        contents["labels"] = b""
-        for mode in range(len(dims)):
-            if mode in labels:
-                data = label_file(labels[mode])
-                files[label_name(mode)] = bytearray(data)
-                contents["labels"] += struct.pack("<3Q", len(labels[mode]), len(data), xxh3_64(data))
-            else:
-                contents["labels"] += bytes(24)
+    if modes:
+        contents["modes"] = modes_section(modes, "Wert", 3, files)
     sections = [ManifestSection(name, content, int(name in CRITICAL)) for name, content in contents.items()]
     draft = Draft(files, len(dims), [header_bytes(struct.unpack_from("<I", files[chunk_name(n)], 64)[0])
                                      for n in range(number)])
@@ -1107,12 +1128,12 @@ class HandMade:
     name: str
     partitions: Sequence[Partition]
     about: str
-    labels: dict[int, Sequence[str]] = field(default_factory=dict)
+    modes: Sequence[ModeLabels] = ()
     others: Sequence[ManifestSection] = ()
     change: Callable[[Draft], None] | None = None
 
     def draft(self) -> Draft:
-        draft = build_store(self.partitions, self.labels, self.others)
+        draft = build_store(self.partitions, self.modes, self.others)
         if self.change:
             self.change(draft)
             draft.seal()
@@ -1438,9 +1459,14 @@ def hybrid(mode: int) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
 def labelled() -> HandMade:
     dims = (5, 4, 3)
     nonzeros = with_values(dims, 30, lambda i: i % 6)
-    labels: dict[int, Sequence[str]] = {0: ["a", "", "Zürich", "日本", "a"], 2: ["x y", "\u00e9", ""]}
+    modes = (
+        ModeLabels("Ort", 1, 0, ["", "a", "b,\"c\"\n", "Zürich", "日本"]),
+        ModeLabels(),
+        ModeLabels("Monat", 3, 1, ["1969-12", "1970-01", "1970-02"]),
+    )
     partition = Partition(dims, nonzeros, Kind(), Options(), Twist())
-    return HandMade("labels", [partition], "a BLCO store with labels of modes 0 and 2, some empty, some not ASCII", labels)
+    about = "a BLCO store with names and labels of modes 0 and 2, one empty, some not ASCII, in blocks of three"
+    return HandMade("labels", [partition], about, modes)
 
 
 PART_DIMS = (30, 20, 50)
@@ -1894,8 +1920,9 @@ def invalid_fields() -> Iterator[Invalid]:
     yield vector("parameters-short", "`parameters` is shorter than the partition's", _TREE, longer("parameters", -4))
     yield vector("part-long", "`part` has 64 bytes", part_base(), longer("part", 8))
     yield vector("part-short", "`part` has 48 bytes", part_base(), longer("part", -8))
-    yield vector("labels-long", "`labels` has an entry for a mode that is not there", labelled(), longer("labels", 24))
-    yield vector("labels-short", "`labels` has no entry for the last mode", labelled(), longer("labels", -24))
+    yield vector("modes-long", "`modes` has bytes behind its names", labelled(), longer("modes", 1))
+    yield vector("modes-short", "`modes` ends inside of a name", labelled(), longer("modes", -1))
+    yield vector("modes-empty", "`modes` is empty", labelled(), resized("modes", 0))
 
     for order in (0, 1, 9, 2**32 - 1):
         length = TENSOR_BYTES + MODE_BYTES * min(order, 9)
@@ -2014,10 +2041,20 @@ def invalid_fields() -> Iterator[Invalid]:
         ("none", "part 0 of 0", 0, "<2I", (0, 0)),
         ("nnz", "the whole tensor has fewer nonzeros than the part", 8, "<Q", (1,)),
     ])
-    yield from field_of("labels", labelled(), [
-        ("count", "4 labels of a mode of 5 indices", 0, "<Q", (4,)),
-        ("none-bytes", "a mode without labels has bytes", 24 + 8, "<Q", (8,)),
-        ("none-checksum", "a mode without labels has a checksum", 24 + 16, "<Q", (1,)),
+    yield from field_of("modes", labelled(), [
+        ("reserved", "a reserved field of `modes` is 1", 4, "<I", (1,)),
+        ("kind", "labels of kind 5", 8, "<I", (5,)),
+        ("steps", "steps is 2", 8 + 4, "<I", (2,)),
+        ("name-length", "a name of 4097 bytes", 8 + 8, "<I", (4097,)),
+        ("blocks-none", "labels in no blocks", 8 + 12, "<I", (0,)),
+        ("blocks-many", "6 blocks of 5 labels", 8 + 12, "<I", (6,)),
+        ("bytes", "a file of labels that is shorter than its table", 8 + 16, "<Q", (63,)),
+        ("none-steps", "a mode without labels has steps", 48 + 4, "<I", (1,)),
+        ("none-blocks", "a mode without labels has a block", 48 + 12, "<I", (1,)),
+        ("none-bytes", "a mode without labels has bytes", 48 + 16, "<Q", (32,)),
+        ("none-checksum", "a mode without labels has a checksum", 48 + 24, "<Q", (1,)),
+        ("none-text", "a mode without labels has text", 48 + 32, "<Q", (1,)),
+        ("name", "a name that is not UTF-8", 8 + 3 * 40, "<B", (255,)),
     ])
 
 
@@ -2649,6 +2686,10 @@ def unverified_statistics() -> Iterator[Invalid]:
     yield field_of("value-min", "another value min", "tensor", 32, "<d", 1.0)
     yield field_of("value-max", "another value max", "tensor", 40, "<d", 100.0)
     yield field_of("longest-row", "another longest row bound of mode 0", "tensor", 64, "<Q", 7)
+    last = lambda d, file: len(d.files[file]) - 1  # noqa: E731
+    yield vector("labels-block", "labels", "a bit of a block of labels", lambda d: d.flip("labels-0.bin", 9), labelled(), "labels-0.bin")
+    yield vector("labels-table", "labels", "a bit of the table of blocks of labels",
+                 lambda d: d.flip("labels-2.bin", last(d, "labels-2.bin")), labelled(), "labels-2.bin")
     yield field_of("sampled", "29 nonzeros sampled of 30", "statistics", 0, "<Q", 29)
     yield field_of("distinct", "another number of distinct indices of mode 0", "statistics", STATISTICS_BYTES, "<Q", 6)
     yield field_of("distinct-last", "another number of distinct indices of mode 1 in groups of 65536", "statistics",

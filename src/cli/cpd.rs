@@ -1,8 +1,9 @@
 //! `blco-cpd`.
 
+use super::components::{components_csv, shown_modes};
 use super::cpd_report::{self, CpdReport};
 use super::engine::{EngineArgs, host_engine};
-use super::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
+use super::outputs::{Outputs, ends_in, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Bar;
 use super::{Common, Program, Report, machine, options_of};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
@@ -35,11 +36,12 @@ const NOTHING_ASKED: &str =
     mut_arg("kernel", |a| a.help(KERNEL).long_help(KERNEL)),
     name = "blco-cpd",
     version,
-    after_help = "Examples:\n  blco-cpd movies.blco --rank 16 --output A             # A/mode-1.npy …, A/lambda.npy, A/report.json\n  \
+    after_help = "Examples:\n  blco-cpd movies.blco                                  # movies.cp: factors, components.csv, report.html\n  \
+                  blco-cpd movies.blco --rank 16 --output A             # the same in A\n  \
                   blco-cpd movies.blco --rank 16 --starts 5 --nonneg\n  \
                   blco-cpd movies.blco --rank 16 --max-iters 200 --checkpoint C    # then the same with --resume\n  \
                   blco-cpd movies.blco --factors A --tol 1e-6           # starts from A\n  \
-                  blco-cpd movies.blco --report movies.html             # to look at\n  \
+                  blco-cpd movies.blco --no-output --report movies.html # the page alone\n  \
                   blco-cpd --score A B                                  # how well two results agree"
 )]
 pub struct Cpd {
@@ -86,10 +88,17 @@ struct CpArgs {
     /// Allow no negative numbers in factors (HALS)
     #[arg(long)]
     nonneg: bool,
-    /// Write mode-1.npy, …, lambda.npy and report.json to this directory, all at once
+    /// Write the result to this directory, all at once: mode-1.npy, …, lambda.npy, components.csv, report.json, and report.html, a
+    /// page to look at [default: the store's name with .cp, in the working directory]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Write a page of HTML here: fit by iteration, weights, each component's largest rows, similarity of components
+    /// Write no directory of results
+    #[arg(long, conflicts_with = "output")]
+    no_output: bool,
+    /// Labels listed of each component and mode, in components.csv and on the page
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    top: u32,
+    /// Write the page here too
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     report: Option<PathBuf>,
     /// Replace an earlier result at --output and an existing --report
@@ -159,12 +168,18 @@ impl Cpd {
         if args.plan {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
-        let names = (0..shape.order()).map(mode_file).chain([LAMBDA_FILE.into(), "report.json".into()]);
-        let (output, page) = (args.output.as_deref(), args.report.as_deref());
+        let files = [LAMBDA_FILE, "report.json", "components.csv", "report.html"];
+        let names = (0..shape.order()).map(mode_file).chain(files.map(str::to_owned));
+        let default = default_output(path);
+        let output = if args.no_output { None } else { Some(args.output.as_deref().unwrap_or(&default)) };
+        let page = args.report.as_deref();
         let outputs = Outputs::create(sys, output, names, page, args.force)?;
         let identity = self.identity::<T>(&report);
         let open = |dir| Checkpointer::open(sys, dir, args.every as usize, identity, args.resume);
         let checkpoint = args.checkpoint.as_deref().map(open).transpose()?;
+        if let Some(dir) = &args.checkpoint {
+            super::continue_with(dir);
+        }
         let init = match &args.factors {
             Some(dir) => Init::Given(load_factors::<T>(sys, dir, &shape)?),
             None => Init::Seeded { seed, starts: args.starts },
@@ -177,14 +192,22 @@ impl Cpd {
         report.head.used(used);
         report.kernels = kernels;
         report.fill(&outcome);
-        let out = Report::new::<Self>(cpd_report::text(&report), &report)?;
-        let write = |i: usize, file: &File| match outcome.model.factors.get(i) {
-            Some(factor) => factor.write(file),
-            None if i == shape.order() => outcome.model.lambda.write_vector(file),
-            None => write_json(file, &out.json),
+        let mut out = Report::new::<Self>(cpd_report::text(&report), &report)?;
+        let modes = shown_modes(&store, &outcome.model, args.top as usize)?;
+        let page = |file: &File| file.write_all_at(cpd_report::page(&report, &outcome, &modes).as_bytes(), 0);
+        let order = shape.order();
+        let write = |i: usize, file: &File| match (outcome.model.factors.get(i), i.saturating_sub(order)) {
+            (Some(factor), _) => factor.write(file),
+            (_, 0) => outcome.model.lambda.write_vector(file),
+            (_, 1) => write_json(file, &out.json),
+            (_, 2) => file.write_all_at(&components_csv(&outcome.model, &modes), 0),
+            _ => page(file),
         };
-        let page = |file: &File| file.write_all_at(cpd_report::page(&report, &outcome).as_bytes(), 0);
         outputs.publish(write, page)?;
+        if let Some(output) = output {
+            let line = format!("  {}: components.csv, report.html, factors\n", output.display());
+            out.text.push_str(&line);
+        }
         Ok(out)
     }
 
@@ -215,6 +238,11 @@ impl Cpd {
             what = format!("start {} of {}, {what}", at.start + 1, cp.starts);
         }
         if let Some(last) = at.last {
+            let start = if cp.starts > 1 { format!("start {}, ", at.start + 1) } else { String::new() };
+            progress.iterated(at.start, last.iteration, || {
+                let (iteration, fit, change, seconds) = (last.iteration, last.fit, last.change, last.seconds);
+                format!("{start}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s")
+            });
             let left = last.seconds
                 * f64::from(cp.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
             let left =
@@ -223,6 +251,16 @@ impl Cpd {
         }
         progress.iterate(&what, at.mode as u64 * nnz + at.nnz, order * nnz);
     }
+}
+
+/// `movies.cp` for `data/movies.blco`.
+fn default_output(store: &Path) -> PathBuf {
+    let named = std::path::absolute(store).unwrap_or_else(|_| store.to_path_buf());
+    let name = PathBuf::from(named.file_name().unwrap_or_default());
+    let is_store = ["blco", "hocfs"].iter().any(|end| ends_in(&name, end));
+    let mut stem = if is_store { name.with_extension("").into_os_string() } else { name.into_os_string() };
+    stem.push(".cp");
+    stem.into()
 }
 
 /// The score of the models in two directories.

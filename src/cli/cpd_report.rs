@@ -1,5 +1,6 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
+use super::components::ShownMode;
 use super::device;
 use super::model_page::{html, number};
 use super::report::{ReportHead, kept_text, memory_text};
@@ -29,6 +30,8 @@ struct Found {
     /// The start and the iteration of the checkpoint that was continued.
     resumed: Option<(u32, usize)>,
     starts: Vec<StartReport>,
+    /// How well the components of starts match on average, from 0 to 1.
+    stability: Option<f64>,
     /// The best start, from 1.
     best: u32,
     stop: Option<Stop>,
@@ -52,6 +55,7 @@ impl CpdReport {
         self.found = Found {
             resumed: outcome.resumed,
             starts: outcome.starts.clone(),
+            stability: stability(&outcome.starts),
             best: u32::try_from(outcome.best + 1).unwrap_or(0),
             stop: best.map(|best| best.stop),
             fit: outcome.als.fit(),
@@ -80,7 +84,7 @@ impl CpdReport {
 }
 
 /// The report as a page of HTML.
-pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
+pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[ShownMode]) -> String {
     let CpdReport { head, found, .. } = report;
     let dims: Vec<String> = head.dims.iter().map(u32::to_string).collect();
     let seconds: f64 = found.iterations.iter().map(|i| i.seconds).sum();
@@ -90,6 +94,7 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
     };
     let starts: Vec<String> = found.starts.iter().map(start).collect();
     let mut facts = vec![
+        ("command", super::command_line()),
         ("store", head.store.display().to_string()),
         ("digest", head.digest.clone()),
         ("shape", format!("{}, {} nonzeros", dims.join(" x "), head.nnz)),
@@ -98,10 +103,20 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>) -> String {
         ("computed", format!("in {}, on {}", head.precision.name(), head.place)),
         ("starts", starts.join(", ")),
     ];
+    if let Some(stability) = stability(&found.starts) {
+        let what = "on average components of a start match those of the best one before it";
+        facts.push(("stability", format!("{stability:.4}: {what} so well (1: the same)")));
+    }
     facts.extend(head.notes.iter().map(|note| ("note", note.clone())));
     let store = head.store.file_name().unwrap_or_default().to_string_lossy();
     let title = format!("{store}: CP of rank {}", report.settings.rank);
-    html(&title, &facts, &found.iterations, &outcome.model)
+    html(&title, &facts, &found.iterations, &outcome.model, modes)
+}
+
+/// How well the components of starts match on average; `None` of one start.
+fn stability(starts: &[StartReport]) -> Option<f64> {
+    let agreements: Vec<f64> = starts.iter().filter_map(|start| start.agreement).collect();
+    (!agreements.is_empty()).then(|| agreements.iter().sum::<f64>() / agreements.len() as f64)
 }
 
 fn stop_text(report: &CpdReport) -> String {
@@ -141,9 +156,13 @@ pub fn text(report: &CpdReport) -> String {
         seconds(|i| i.update_seconds),
         seconds(|i| i.solve_seconds),
     );
-    if found.starts.len() > 1 {
+    if let Some(stability) = stability(&found.starts) {
         let fits: Vec<String> = found.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
-        text = format!("{text}  best of {} starts, with fits {}\n", fits.len(), fits.join(", "));
+        text = format!(
+            "{text}  best of {} starts, with fits {}; their components match to {stability:.3} on average\n",
+            fits.len(),
+            fits.join(", ")
+        );
     }
     let shown: Vec<String> = found.lambda.iter().take(8).map(|&l| number(l)).collect();
     let more = if found.lambda.len() > 8 { ", …" } else { "" };

@@ -1,6 +1,7 @@
 //! `blco-export`.
 
 use super::engine::host_engine;
+use super::export_table::TableRows;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Bar;
 use super::{Common, Program, Report, STDOUT, nonzeros, refuse_json_beside_output, size};
@@ -16,22 +17,23 @@ use std::cell::Cell;
 use std::io::{BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a store back as coordinate text or as a NumPy archive
+/// Writes a store back: a table, coordinate text, a NumPy archive, or a matrix
 ///
-/// Text has one nonzero a line: indices from 1, then the value with the fewest digits that read back the same bits. An
-/// archive (.npz) holds `indices` (nnz x order, u4, from 0), `values` (f8) and `dims` (u8). Nonzeros come in the store's order.
-/// Memory does not grow with the tensor.
+/// A table (.csv, .tsv) has a column for each mode, with labels where the store has them, and the values. Text has one nonzero a line: indices from 1, then the value with the fewest digits that read back the same bits. An
+/// archive (.npz) holds `indices` (nnz x order, u4, from 0), `values` (f8) and `dims` (u8). A
+/// store of order 2 becomes a Matrix Market file (.mtx) too. Nonzeros come in the store's order.
+/// Memory does not grow with the tensor, but with the labels where a table is written.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-export",
     version,
-    after_help = "Examples:\n  blco-export movies.blco movies.tns\n  blco-export movies.blco - | sort -n | head\n  \
+    after_help = "Examples:\n  blco-export movies.blco movies.csv\n  blco-export movies.blco movies.tns\n  blco-export movies.blco - | sort -n | head\n  \
                   blco-export movies.blco movies.npz"
 )]
 pub struct Export {
     /// The store
     store: PathBuf,
-    /// The output: a file that ends in .npz, any other file for text, or - for text on standard output
+    /// The output: a file that ends in .csv, .tsv, .npz or .mtx, any other file for text, or - for text on standard output
     output: PathBuf,
     /// Replace an existing file
     #[arg(long)]
@@ -165,6 +167,36 @@ fn write_array<T: npyz::AutoSerialize, W: Write>(
     writer.finish()
 }
 
+/// What is written.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Text,
+    Archive,
+    /// With this between fields.
+    Table(u8),
+    Matrix,
+}
+
+impl Kind {
+    /// What the name of an output says.
+    fn of(path: &Path) -> Self {
+        let ends = |end| ends_in(path, end);
+        match path {
+            _ if ends("npz") => Self::Archive,
+            _ if ends("csv") => Self::Table(b','),
+            _ if ends("tsv") || ends("tab") => Self::Table(b'\t'),
+            _ if ends("mtx") => Self::Matrix,
+            _ => Self::Text,
+        }
+    }
+}
+
+/// What a Matrix Market file begins with.
+fn matrix_head(store: &Store) -> String {
+    let (dims, nnz) = (store.dims(), store.nnz());
+    format!("%%MatrixMarket matrix coordinate real general\n{} {} {nnz}\n", dims[0], dims[1])
+}
+
 impl Program for Export {
     fn common(&self) -> &Common {
         &self.common
@@ -172,13 +204,26 @@ impl Program for Export {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         check_tensor_name(&self.output)?;
-        if !ends_in(&self.output, "npz") {
+        let kind = Kind::of(&self.output);
+        if matches!(kind, Kind::Text) {
             check_text_name(&self.output)?;
         }
         let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = host_engine(sys, self.common, self.memory, &progress)?;
         let store = engine.open(&self.store)?;
-        let plan = engine.plan_stream(&store, [WRITER_BYTES, 0])?;
+        let rows =
+            if let Kind::Table(delimiter) = kind { Some(TableRows::new(&store, delimiter)) } else { None };
+        let held = rows.as_ref().map_or(0, TableRows::host_bytes);
+        let plan = engine.plan_stream(&store, [WRITER_BYTES + held, 0])?;
+        let rows = rows.map(|rows| rows.load(&store)).transpose()?;
+        if matches!(kind, Kind::Matrix) && store.dims().len() != 2 {
+            let what = format!(
+                "a Matrix Market file holds a matrix; {} is of order {}",
+                self.store.display(),
+                store.dims().len()
+            );
+            return Err(Error::request(format!("{}: {what}; write .csv or .tns", self.output.display())));
+        }
         let pass = |op: &mut TileSink<'_>| engine.stream_by(&store, op, &plan, "exporting").map(drop);
         let write_text = |mut text: WriteText<'_, Box<dyn Write + '_>>| {
             engine.stream_by(&store, &mut text, &plan, "exporting")?;
@@ -192,10 +237,24 @@ impl Program for Export {
         }
         let out = Pending::create(sys, &self.output, self.force)?;
         engine.install(|| {
-            if ends_in(&self.output, "npz") {
-                write_arrays(&store, &out, &pass)
-            } else {
-                write_text(WriteText::new(Box::new(out.file()), out.target()))
+            let file = || -> Box<dyn Write + '_> { Box::new(out.file()) };
+            let head =
+                |text: String| file().write_all(text.as_bytes()).map_err(Error::io(out.target(), "write"));
+            match (kind, &rows) {
+                (Kind::Archive, _) => write_arrays(&store, &out, &pass),
+                (Kind::Table(_), Some(rows)) => {
+                    head(rows.header())?;
+                    write_text(WriteText::with(
+                        &|tile, text| rows.append_tile(tile, text),
+                        file(),
+                        out.target(),
+                    ))
+                }
+                (Kind::Matrix, _) => {
+                    head(matrix_head(&store))?;
+                    write_text(WriteText::new(file(), out.target()))
+                }
+                _ => write_text(WriteText::new(file(), out.target())),
             }
         })?;
         progress.end();

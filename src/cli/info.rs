@@ -4,6 +4,7 @@ use super::engine::host_engine;
 use super::outputs::check_temp_dir;
 use super::progress::Bar;
 use super::repair::{RepairArgs, repair};
+use super::table::{ModeReport, mode_of, mode_reports, modes_text, short};
 use super::{Common, Program, Report, nonzeros, text_of, told};
 use crate::backend::host::decoded_bytes;
 use crate::engine::Engine;
@@ -50,6 +51,12 @@ pub struct Info {
     /// Where temporary files of --storage go [default: the system's directory for them]
     #[arg(long, value_name = "DIR", requires = "storage")]
     storage_dir: Option<PathBuf>,
+    /// Print the labels of a mode, by its name or number: index from 1, tab, label
+    #[arg(long, value_name = "MODE", conflicts_with_all = ["verify", "quick", "storage", "repair", "upgrade"])]
+    labels: Option<String>,
+    /// Print those that contain this text alone, upper and lower case alike
+    #[arg(long, value_name = "TEXT", requires = "labels")]
+    find: Option<String>,
     #[command(flatten)]
     repair: RepairArgs,
     #[command(flatten)]
@@ -86,6 +93,10 @@ struct InfoReport {
     chunks: ChunkSizes,
     bytes: u64,
     bytes_per_nnz: BytesPerNnz,
+    /// What the store says of its modes.
+    modes: Vec<ModeReport>,
+    /// The name of the values.
+    value_name: Option<String>,
     statistics: Option<StoreStatistics>,
     storage: Option<Vec<StorageUnits>>,
     verified: Option<bool>,
@@ -167,6 +178,11 @@ impl InfoReport {
                 total: bytes as f64 / m.nnz as f64,
                 raw_blco: 16.0,
             },
+            modes: mode_reports(store)?,
+            value_name: store
+                .modes_info()
+                .map(|info| info.value_name.clone())
+                .filter(|name| !name.is_empty()),
             statistics: None,
             storage: None,
             verified: None,
@@ -199,7 +215,9 @@ impl InfoReport {
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
         let norm = self.norm.map_or("not known without a look at all values".to_owned(), shown);
         let (min, max) = (shown(self.value_min), shown(self.value_max));
-        writeln!(out, "  values    {min} to {max}, norm {norm}{repeat}")?;
+        let name = self.value_name.as_deref().map_or_else(String::new, |name| format!("{}: ", short(name)));
+        writeln!(out, "  values    {name}{min} to {max}, norm {norm}{repeat}")?;
+        out.push_str(&modes_text(&self.modes));
         let format = match &self.levels {
             None => format!("BLCO, {}", self.encoding),
             Some(levels) => {
@@ -306,7 +324,44 @@ fn storage_table(units: &[StorageUnits]) -> Table {
     table
 }
 
+/// A label that was found.
+#[derive(Debug, Serialize)]
+struct LabelFound {
+    /// From 1.
+    index: u64,
+    label: String,
+}
+
 impl Info {
+    /// The labels of a mode, those that contain what is looked for.
+    fn list_labels(&self, store: &Store, mode: &str) -> Result<Report> {
+        let at = mode_of("--labels", mode, store)?;
+        let Some(mut labels) = store.labels(at)? else {
+            return Err(Error::request(format!("{}: mode {mode} has no labels", store.path().display())));
+        };
+        let wanted = self.find.as_deref().map(str::to_lowercase);
+        let (mut text, mut found) = (String::new(), Vec::new());
+        labels.for_each(|index, label| {
+            if wanted.as_deref().is_none_or(|wanted| label.to_lowercase().contains(wanted)) {
+                let index = u64::from(index) + 1;
+                if self.common.json {
+                    found.push(LabelFound { index, label: label.to_owned() });
+                } else {
+                    let line = label
+                        .replace('\\', "\\\\")
+                        .replace('\n', "\\n")
+                        .replace('\t', "\\t")
+                        .replace('\r', "\\r");
+                    let line = format!("{index}\t{line}\n");
+                    text.push_str(&line);
+                }
+            }
+            Ok(true)
+        })?;
+        let report = serde_json::json!({ "store": store.path(), "mode": at + 1, "labels": found });
+        Report::new::<Self>(text, &report)
+    }
+
     /// The units of storage, from one pass.
     fn count(&self, store: &Store, engine: &Engine) -> Result<Vec<StorageUnits>> {
         let memory = engine.room(store, decoded_bytes(store.manifest().shape.order(), 1))?;
@@ -406,6 +461,9 @@ impl Program for Info {
             Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),
             store => store?,
         };
+        if let Some(mode) = &self.labels {
+            return self.list_labels(&store, mode);
+        }
         let mut info = InfoReport::new(&store)?;
         if !self.quick {
             match engine.install(|| self.look(&store, &engine)) {

@@ -4,11 +4,13 @@
 //! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
 //! error. 130: interrupted.
 
+mod components;
 pub mod cpd;
 mod cpd_report;
 mod device;
 mod engine;
 pub mod export;
+mod export_table;
 pub mod generate;
 pub mod info;
 mod machine;
@@ -21,6 +23,7 @@ mod repair;
 mod report;
 pub mod run;
 mod signals;
+mod table;
 
 use crate::error::{Damage, Error, Result};
 use crate::sys::Sys;
@@ -30,9 +33,10 @@ use clap::{ArgMatches, Args, Command, Id, Parser};
 use serde::Serialize;
 use std::cell::Cell;
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A program: its arguments, and what it does with them.
@@ -164,6 +168,28 @@ fn interrupt(sys: &Sys, name: &str) {
     });
 }
 
+/// The checkpoint from which an interrupted program can be continued, and the command that does.
+static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
+
+/// Has an interrupt say how to go on from the checkpoint `dir`.
+pub(crate) fn continue_with(dir: &Path) {
+    let line = command_line();
+    let resume = if line.split(' ').any(|word| word == "--resume") { "" } else { " --resume" };
+    let way = (dir.to_path_buf(), format!("{line}{resume}"));
+    *CONTINUE.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
+}
+
+/// What an interrupt says beside that there is no result.
+fn continued_by() -> String {
+    let way = CONTINUE.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*way {
+        Some((dir, command)) if dir.exists() => {
+            format!("; {} is a checkpoint, from which this continues: {command}", dir.display())
+        }
+        _ => String::new(),
+    }
+}
+
 /// Ends the program under the feet of its work.
 fn end_now(sys: &Sys, name: &str) -> ! {
     let tells = tells();
@@ -171,19 +197,20 @@ fn end_now(sys: &Sys, name: &str) -> ! {
     if tells {
         // Progress may stand in this line of a terminal.
         let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
-        drop(writeln!(std::io::stderr(), "{line}{name}: {}", Error::Cancelled));
+        drop(writeln!(std::io::stderr(), "{line}{name}: {}{}", Error::Cancelled, continued_by()));
     }
     std::process::exit(130)
 }
 
 fn fail(name: &str, error: &Error) -> ExitCode {
+    let way = if matches!(error, Error::Cancelled) { continued_by() } else { String::new() };
     // Nobody is left to tell if this cannot be written.
-    drop(writeln!(std::io::stderr(), "{name}: {}", told(error)));
+    drop(writeln!(std::io::stderr(), "{name}: {}{way}", told(error)));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
 /// What the library calls options and their values, between backticks, and the command line otherwise.
-const OPTIONS: [(&str, &str); 22] = [
+const OPTIONS: [(&str, &str); 25] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Duplicates::Sum`", "--duplicates sum"),
@@ -195,7 +222,9 @@ const OPTIONS: [(&str, &str); 22] = [
     ("`f32`", "--precision f32"),
     ("`f64`", "--precision f64"),
     ("`index_base`", "--index-base"),
+    ("`labels_from`", "--labels-from"),
     ("`memory`", "--memory"),
+    ("`modes`", "--modes"),
     ("`nnz`", "--nnz"),
     ("`nonneg`", "--nonneg"),
     ("`replace`", "--force"),
@@ -204,6 +233,7 @@ const OPTIONS: [(&str, &str); 22] = [
     ("`target`", "-o"),
     ("`temp_dir`", "--temp-dir"),
     ("`threads`", "--threads"),
+    ("`timezone`", "--timezone"),
     ("`workers`", "--workers"),
     ("`zstd`", "--zstd"),
 ];
@@ -296,6 +326,23 @@ pub(crate) fn provenance(input: &str, repaired: Option<serde_json::Value>) -> St
         provenance["repaired"] = repaired;
     }
     format!("{provenance:#}\n")
+}
+
+/// The command as it was given, for a shell.
+pub(crate) fn command_line() -> String {
+    let mut words = std::env::args_os();
+    let program = words.next().unwrap_or_default();
+    let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let quoted = |word: std::ffi::OsString| {
+        let word = word.to_string_lossy().into_owned();
+        let plain = |c: char| c.is_alphanumeric() || "-_./=,:+@%".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    };
+    std::iter::once(program).chain(words.map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
 /// `1 nonzero`, `2 nonzeros`.

@@ -1,8 +1,10 @@
 //! A decomposition as one page of HTML that needs nothing else: how the fit grew, the weights, each component's columns, and how similar
 //! components are. Drawings are SVG; there is no script.
 //!
-//! Of a short mode (at most 64 rows) all of a column is drawn, of others the ten numbers of largest magnitude. Indices count from 1.
+//! Of a mode whose labels are a range or a cycle all of a column is drawn as a line, of a short mode without labels (at most 64 rows)
+//! as bars; of others the numbers of largest magnitude are listed, with their labels or indices from 1.
 
+use super::components::ShownMode;
 use crate::decomp::score::similarities;
 use crate::decomp::{Iteration, Model};
 use crate::dense::{Matrix, Real};
@@ -10,10 +12,12 @@ use std::fmt::Display;
 
 /// Modes of up to so many rows are drawn whole.
 const SHORT_ROWS: usize = 64;
-/// Numbers that are listed of a column of any other mode.
-const TOP: usize = 10;
 /// Components whose columns are shown unasked.
 const OPEN: usize = 8;
+/// Components that are shown; the others are in components.csv.
+const SHOWN: usize = 128;
+/// The similarity of up to so many components is drawn.
+const SIMILAR: usize = 256;
 /// Drawings' width.
 const WIDTH: f64 = 640.0;
 
@@ -26,12 +30,19 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em; margin-top: 2em; } h3 { font-size: 1em; margin: 0.6em 0 0.2em; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1em 1.2em; } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 svg { max-width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
+.point { fill: var(--ink); fill-opacity: 0; } .point:hover { fill-opacity: 0.12; } h3 small { color: var(--soft); font-weight: normal; }
+.mode { min-width: 0; max-width: 100%; overflow-x: auto; } .mode th { text-align: left; max-width: 22em; overflow: hidden; text-overflow: ellipsis; color: var(--ink); }
 .axis { stroke: var(--line); } .curve { fill: none; stroke: var(--mark); stroke-width: 2; } .dot, .more { fill: var(--mark); } .less { fill: var(--less); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } td, th { padding: 0 0.7em 0 0; text-align: right; white-space: nowrap; font-weight: normal; }
 th { color: var(--soft); } td.bar { text-align: left; } td.bar div { height: 0.7em; background: var(--mark); } td.bar div.less { background: var(--less); }
 details { border-top: 1px solid var(--line); padding: 0.4em 0; } summary { cursor: pointer; } .modes { display: flex; flex-wrap: wrap; gap: 0 2.5em; }
 footer { color: var(--soft); margin: 3em 0 1em; }
 ";
+
+const FIT: &str = "Fit is 1 minus the length of what the model leaves over, relative to the tensor's length: 1 reproduces \
+                   every cell, 0 is no better than an empty model. Cells that are not in the file count as zeros.";
+const COLUMNS: &str = "A component is the product of one column for each mode, times its weight. Columns have length one: a number \
+                       says how strongly a label takes part. Point at a drawing for its numbers.";
 
 /// A number for people: as it is where that is short, with an exponent where it is very large or small.
 pub fn number(x: f64) -> String {
@@ -45,21 +56,23 @@ pub fn html<T: Real>(
     facts: &[(&str, String)],
     iterations: &[Iteration],
     model: &Model<T>,
+    modes: &[ShownMode],
 ) -> String {
     let title = escaped(title);
     let fact =
         |(name, value): &(&str, String)| format!("<dt>{}</dt><dd>{}</dd>\n", escaped(name), escaped(value));
     let facts: String = facts.iter().map(fact).collect();
     let lambda = model.lambda.data();
-    let weights = table(lambda.iter().copied().enumerate(), lambda.iter().copied().fold(0.0, f64::max));
+    let weights = lambda.iter().enumerate().map(|(r, &x)| ((r + 1).to_string(), x));
+    let weights = table(weights, lambda.iter().copied().fold(0.0, f64::max));
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<dl>\n{facts}</dl>\n<h2>Fit</h2>\n{}\
-         <h2>Weights</h2>\n{weights}<h2>Components</h2>\n<p>Columns have length one.</p>\n{}<h2>Similarity of components</h2>\n\
+         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<dl>\n{facts}</dl>\n<h2>Fit</h2>\n<p>{FIT}</p>\n{}\
+         <h2>Components</h2>\n<p>{COLUMNS}</p>\n{}<h2>Weights</h2>\n{weights}<h2>Similarity of components</h2>\n\
          <p>The product over the modes of the cosines between two components' columns, without signs. Pairs near 1 \
          describe the same part of the tensor: a smaller rank may do.</p>\n{}<footer>blco {}</footer>\n</body>\n</html>\n",
         fit_curve(iterations),
-        components(model),
+        components(model, modes),
         similarity(model),
         env!("CARGO_PKG_VERSION"),
     )
@@ -128,28 +141,94 @@ fn fit_curve(iterations: &[Iteration]) -> String {
     format!("{out}<polyline class=\"curve\" points=\"{}\"/>\n{dots}</svg>\n", points.join(" "))
 }
 
-/// A table of numbers by what they count from 0, each with a bar of its size relative to `largest`.
-fn table(numbers: impl Iterator<Item = (usize, f64)>, largest: f64) -> String {
-    let row = |(at, x): (usize, f64)| {
+/// A table of numbers by what they are of, each with a bar of its size relative to `largest`.
+fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> String {
+    let row = |(name, x): (String, f64)| {
         let pixels = if largest > 0.0 { 200.0 * x.abs() / largest } else { 0.0 };
         let class = if x < 0.0 { " class=\"less\"" } else { "" };
         let bar = format!("<div{class} style=\"width:{pixels:.0}px\"></div>");
-        format!("<tr><th>{}</th><td>{}</td><td class=\"bar\">{bar}</td></tr>\n", at + 1, number(x))
+        format!("<tr><th>{}</th><td>{}</td><td class=\"bar\">{bar}</td></tr>\n", label_cell(&name), number(x))
     };
     let rows: String = numbers.map(row).collect();
     format!("<table>\n{rows}</table>\n")
 }
 
-fn components<T: Real>(model: &Model<T>) -> String {
-    let tops: Vec<_> =
-        model.factors.iter().map(|f| if f.rows() > SHORT_ROWS { top(f) } else { Vec::new() }).collect();
+/// A label for people: cut where it is long, its whole text where it is pointed at.
+fn label_cell(label: &str) -> String {
+    const SHOWN: usize = 48;
+    let short: String = label.chars().take(SHOWN).collect();
+    match short.len() < label.len() {
+        _ if label.is_empty() => "(empty)".into(),
+        true => {
+            let title: String = label.chars().take(1000).collect();
+            format!("<span title=\"{}\">{}…</span>", escaped(&title), escaped(&short))
+        }
+        false => escaped(label),
+    }
+}
+
+/// Column `r` of an ordered mode as a line over its whole range. Of many rows, the number of largest magnitude of each of
+/// some stretches.
+fn line<T: Real>(mode: &ShownMode, factor: &Matrix<T>, r: usize) -> String {
+    const POINTS: usize = 320;
+    let (width, height, left) = (420.0, 110.0, 4.0);
+    let stretch = factor.rows().div_ceil(POINTS);
+    let peak = |first: usize| {
+        let rows = first..(first + stretch).min(factor.rows());
+        let numbers = rows.map(|row| (row, factor.row(row)[r].widen()));
+        numbers.reduce(|a, b| if b.1.abs() > a.1.abs() { b } else { a }).unwrap_or((first, 0.0))
+    };
+    let points: Vec<(usize, f64)> = (0..factor.rows()).step_by(stretch).map(peak).collect();
+    let (low, high) = points.iter().fold((0.0f64, 0.0f64), |(l, h), &(_, x)| (l.min(x), h.max(x)));
+    let span = if high > low { high - low } else { 1.0 };
+    let step = (width - 2.0 * left) / (points.len().max(2) - 1) as f64;
+    let x = |at: usize| left + at as f64 * step;
+    let y = |value: f64| 6.0 + (high - value) / span * height;
+    let curve: Vec<String> =
+        points.iter().enumerate().map(|(at, &(_, value))| format!("{:.1},{:.1}", x(at), y(value))).collect();
+    let area = |(at, &(row, value)): (usize, &(usize, f64))| {
+        let title = format!("{}: {}", escaped(&mode.label(row)), number(value));
+        rectangle("class=\"point\"", [x(at) - step / 2.0, 0.0, step, height + 12.0], &title)
+    };
+    let areas: String = points.iter().enumerate().map(area).collect();
+    let shown = |row: usize| escaped(&mode.label(row));
+    let last = factor.rows() - 1;
+    let mut ends = label(0.0, height + 28.0, "start", shown(0));
+    if last > 0 {
+        ends += &label(width, height + 28.0, "end", shown(last));
+    }
+    if last > 1 {
+        ends += &label(width / 2.0, height + 28.0, "middle", shown(points[points.len() / 2].0));
+    }
+    let about = format!("{} by {}", "loading", escaped(&mode.title));
+    svg(width, height + 34.0, &about)
+        + &level(0.0, width, y(0.0))
+        + &format!("<polyline class=\"curve\" points=\"{}\"/>\n", curve.join(" "))
+        + &areas
+        + &ends
+        + "</svg>\n"
+}
+
+fn components<T: Real>(model: &Model<T>, modes: &[ShownMode]) -> String {
     let component = |(r, weight): (usize, &f64)| {
         let mode = |(mode, factor): (usize, &Matrix<T>)| {
-            let column = match tops[mode].get(r) {
-                None => whole(factor, r),
-                Some(top) => table(top.iter().copied(), top[0].1.abs()),
+            let shown = &modes[mode];
+            let column = if shown.is_line {
+                line(shown, factor, r)
+            } else if !shown.has_labels && factor.rows() <= SHORT_ROWS {
+                whole(factor, r)
+            } else {
+                let top = &shown.tops[r];
+                table(
+                    top.iter().map(|&(row, x)| (shown.label(row), x)),
+                    top.first().map_or(0.0, |top| top.1.abs()),
+                )
             };
-            format!("<div><h3>Mode {}: {} rows</h3>\n{column}</div>\n", mode + 1, factor.rows())
+            let (what, rows) = (if shown.has_labels { "labels" } else { "rows" }, factor.rows());
+            format!(
+                "<div class=\"mode\"><h3>{} <small>{rows} {what}</small></h3>\n{column}</div>\n",
+                escaped(&shown.title)
+            )
         };
         let modes: String = model.factors.iter().enumerate().map(mode).collect();
         let (open, name) = (if r < OPEN { " open" } else { "" }, r + 1);
@@ -158,25 +237,13 @@ fn components<T: Real>(model: &Model<T>) -> String {
             "<details{open}><summary>Component {name}, weight {weight}</summary>\n<div class=\"modes\">\n{modes}</div></details>\n"
         )
     };
-    model.lambda.data().iter().enumerate().map(component).collect()
-}
-
-/// The rows of largest magnitude of each column, with their numbers; the lower row of equals.
-fn top<T: Real>(factor: &Matrix<T>) -> Vec<Vec<(usize, f64)>> {
-    let mut tops = vec![Vec::with_capacity(TOP + 1); factor.columns()];
-    for row in 0..factor.rows() {
-        for (top, x) in tops.iter_mut().zip(factor.row(row)) {
-            let x = x.widen();
-            let full = top.len() == TOP;
-            if full && top.last().is_some_and(|&(_, least): &(usize, f64)| x.abs() <= least.abs()) {
-                continue;
-            }
-            let at = top.partition_point(|&(_, other)| other.abs() >= x.abs());
-            top.insert(at, (row, x));
-            top.truncate(TOP);
-        }
-    }
-    tops
+    let (lambda, rank) = (model.lambda.data(), model.lambda.rows());
+    let more = if rank > SHOWN {
+        format!("<p>The {} others are in components.csv.</p>\n", rank - SHOWN)
+    } else {
+        String::new()
+    };
+    lambda.iter().take(SHOWN).enumerate().map(component).collect::<String>() + &more
 }
 
 /// All of column `r`, as bars from a line of zero.
@@ -200,6 +267,9 @@ fn whole<T: Real>(factor: &Matrix<T>, r: usize) -> String {
 
 fn similarity<T: Real>(model: &Model<T>) -> String {
     let rank = model.lambda.rows();
+    if rank > SIMILAR {
+        return format!("<p>Not drawn of more than {SIMILAR} components.</p>\n");
+    }
     let margin = 30.0;
     let cell = ((WIDTH - 40.0) / rank as f64).min(36.0);
     let (side, at) = (margin + cell * rank as f64, |k: usize| margin + k as f64 * cell);
@@ -228,14 +298,17 @@ mod tests {
         Model { lambda: Matrix::from_rows(2, 1, vec![3.0, 0.0]), factors }
     }
 
-    #[test]
-    fn top_rows_are_those_of_a_sort() {
-        let factor = &model().factors[0];
-        for (r, top) in top(factor).into_iter().enumerate() {
-            let mut wanted: Vec<(usize, f64)> = (0..100).map(|i| (i, factor.row(i)[r])).collect();
-            wanted.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
-            assert_eq!(top, wanted[..TOP]);
-        }
+    fn modes() -> Vec<ShownMode> {
+        let model = model();
+        let mode = |(at, factor): (usize, &Matrix<f64>)| ShownMode {
+            title: format!("<mode> & {at}"),
+            name: at.to_string(),
+            is_line: at == 1,
+            has_labels: at == 0,
+            tops: super::super::components::tops(factor, 10),
+            labels: std::iter::once((1, "a \"<b>\" & c".repeat(9))).collect(),
+        };
+        model.factors.iter().enumerate().map(mode).collect()
     }
 
     #[test]
@@ -257,7 +330,7 @@ mod tests {
                 })
                 .collect();
             let facts = [("store", "a<b>&c.blco".to_owned())];
-            let page = html("CP", &facts, &history, &model());
+            let page = html("CP", &facts, &history, &model(), &modes());
             assert!(page.contains("a&lt;b&gt;&amp;c.blco") && !page.contains("NaN") && !page.contains("inf"));
             assert!(!page.contains("http") && !page.contains("<script") && !page.contains("src="));
             for tag in [

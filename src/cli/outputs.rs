@@ -29,7 +29,7 @@ pub fn check_tensor_name(path: &Path) -> Result<()> {
 }
 
 /// Endings of what is no coordinate text.
-const NO_TEXT: [&str; 5] = ["npz", "npy", "blco", "hocfs", "mtx"];
+const NO_TEXT: [&str; 7] = ["npz", "npy", "blco", "hocfs", "parquet", "arrow", "feather"];
 
 /// An error where coordinate text is to be written to `path`, and that name says that something else is there.
 pub fn check_text_name(path: &Path) -> Result<()> {

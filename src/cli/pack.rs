@@ -1,8 +1,9 @@
 //! `blco-pack`.
 
 use super::engine::host_engine;
-use super::outputs::{ends_in, refuse_dash_for_directory};
+use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
 use super::progress::Bar;
+use super::table::{ModeReport, TableArgs, mode_reports, modes_text, temp_dir};
 use super::{Common, Program, Report, count, counted, nonzeros, provenance, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
@@ -14,9 +15,12 @@ use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, ValueEnum};
+use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Packs a sparse tensor in coordinate text into a store
 ///
@@ -47,6 +51,9 @@ pub struct Pack {
     plan: bool,
     #[command(flatten)]
     common: Common,
+    // With a heading of its own, which holds for all that follows.
+    #[command(flatten)]
+    table: TableArgs,
 }
 
 /// How coordinate text is read.
@@ -99,7 +106,7 @@ pub struct StoreArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     chunk_bytes: Option<u64>,
     /// What to do with nonzeros that have the same coordinates [default: sum]
-    #[arg(long, value_parser = named(&[("sum", Duplicates::Sum), ("keep", Duplicates::Keep), ("error", Duplicates::Error)]))]
+    #[arg(long, value_parser = named(&Duplicates::ALL))]
     duplicates: Option<Duplicates>,
     /// Take at most this much memory, at least 64MiB; where it is little, fewer threads work, and what takes more is
     /// refused before anything is read [default: half of what is available]
@@ -194,7 +201,7 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     }
     let name = input.file_name().unwrap_or_default().as_bytes();
     let stem = without(name, &[".gz", ".zst", ".zstd"]);
-    let stem = without(stem, &[".tns", ".txt", ".coo"]);
+    let stem = without(stem, &[".tns", ".txt", ".coo", ".mtx", ".csv", ".tsv", ".tab"]);
     let end: &[u8] = if format == Some(FormatArg::Hocfs) { b".hocfs" } else { b".blco" };
     Ok(OsString::from_vec([stem, end].concat()).into())
 }
@@ -214,9 +221,19 @@ impl Program for Pack {
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_dash_for_directory("-o", self.output.as_deref(), "a store is files")?;
         let target = self.output.clone().map_or_else(|| default_store(&self.input, self.store.format), Ok)?;
-        let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
-        let options = self.store.options(&source, &target)?;
+        check_temp_dir("--temp-dir", self.store.temp_dir.as_deref())?;
+        let temp_dir = temp_dir(self.store.temp_dir.as_deref(), &target)?;
         let progress = Bar::new(self.common.quiet || self.common.json);
+        if self.table.is_table(&self.input) {
+            return self.pack_table(sys, &target, temp_dir, &progress);
+        }
+        if let Some(option) = self.table.of_tables() {
+            let what = "is an option of tables, whose names end in .csv or .tsv, or which --modes makes of any other";
+            return Err(Error::request(format!("{option} {what}")));
+        }
+        let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
+        let mut options = self.store.options(&source, &target)?;
+        options.labels = self.table.labels(sys, &temp_dir)?.map(Arc::new);
         let engine = host_engine(sys, self.common, self.store.memory, &progress)?;
         if self.plan {
             let plan = engine.plan_pack(&mut source, &options)?;
@@ -225,6 +242,64 @@ impl Program for Pack {
         let report = engine.pack(&mut source, &options)?;
         Report::new::<Self>(text(&report), &report)
     }
+}
+
+/// What is reported of a table.
+#[derive(Debug, Serialize)]
+struct TableReport {
+    #[serde(flatten)]
+    pack: PackReport,
+    /// Seconds in which the table was read, before it was packed.
+    table_seconds: f64,
+    /// Rows that were left out because a label or the value was not there.
+    rows_dropped: u64,
+    modes: Vec<ModeReport>,
+    notes: Vec<String>,
+}
+
+impl Pack {
+    /// Packs a table.
+    fn pack_table(&self, sys: &Sys, target: &Path, temp_dir: PathBuf, progress: &Bar) -> Result<Report> {
+        if let Some(option) = self.text.given().or(self.table.of_text()) {
+            return Err(Error::request(format!(
+                "{option} is an option of coordinate text, and this is a table"
+            )));
+        }
+        let start = Instant::now();
+        let engine = host_engine(sys, self.common, self.store.memory, progress)?;
+        refuse_existing(target, &self.store)?;
+        let mut table = engine.read_table(&self.input, &self.table.options(&self.input, temp_dir)?)?;
+        let table_seconds = start.elapsed().as_secs_f64();
+        let mut options = self.store.options(&table, target)?;
+        options.labels = Some(table.labels());
+        if self.plan {
+            let plan = engine.plan_pack(&mut table, &options)?;
+            return Report::new::<Self>(plan_text(target, &plan), &plan);
+        }
+        let pack = engine.pack(&mut table, &options)?;
+        let mut notes = Vec::new();
+        if table.dropped() > 0 {
+            notes.push(format!("{} rows without a label or value were left out", table.dropped()));
+        }
+        if table.has_values() && self.store.duplicates.is_none() && pack.duplicates_summed > 0 {
+            let repeated = pack.duplicates_summed;
+            notes.push(format!("{repeated} rows repeat the labels of another; their values were added up (--duplicates mean, min, max, count, keep or error does otherwise)"));
+        }
+        let modes = mode_reports(&engine.open(target)?)?;
+        let report = TableReport { pack, table_seconds, rows_dropped: table.dropped(), modes, notes };
+        let notes: Vec<String> = report.notes.iter().map(|note| format!("  note: {note}\n")).collect();
+        let text = format!("{}{}{}", text(&report.pack), modes_text(&report.modes), notes.concat());
+        Report::new::<Self>(text, &report)
+    }
+}
+
+/// An error where the store is there already: before the table is read.
+fn refuse_existing(target: &Path, store: &StoreArgs) -> Result<()> {
+    if target.exists() && !store.force && !store.resume {
+        let what = "is there already; --force replaces a store, -o names another";
+        return Err(Error::request(format!("{}: {what}", target.display())));
+    }
+    Ok(())
 }
 
 /// The plan for people.

@@ -1,12 +1,27 @@
-//! Progress on a terminal: nothing where standard error is not one.
+//! Progress on a terminal; where standard error is none, a line for an iteration now and then.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Elsewhere than on a terminal a line is written at most so often.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// A bar, or nothing; a clone is the same bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
     bar: ProgressBar,
+    /// `None` with `quiet`.
+    lines: Option<Arc<Mutex<Lines>>>,
+}
+
+/// Lines about iterations.
+#[derive(Debug)]
+struct Lines {
+    /// The start and iteration that the last one was about.
+    last: (u32, usize),
+    written: Instant,
 }
 
 impl Bar {
@@ -14,7 +29,27 @@ impl Bar {
     pub fn new(quiet: bool) -> Self {
         let shown = !quiet && std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
-        Self { bar: ProgressBar::with_draw_target(None, target) }
+        let lines = Lines { last: (0, 0), written: Instant::now() };
+        let lines = (!quiet).then(|| Arc::new(Mutex::new(lines)));
+        Self { bar: ProgressBar::with_draw_target(None, target), lines }
+    }
+
+    /// Writes the line about an iteration of a start, if it has not been written: on a terminal, where it stays above the bar, or
+    /// on standard error at most every ten seconds.
+    pub fn iterated(&self, start: u32, iteration: usize, line: impl FnOnce() -> String) {
+        let Some(lines) = &self.lines else { return };
+        let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.last == (start, iteration) {
+            return;
+        }
+        lines.last = (start, iteration);
+        if !self.bar.is_hidden() {
+            self.bar.println(line());
+        } else if lines.written.elapsed() >= PAUSE {
+            lines.written = Instant::now();
+            // Nobody is left to tell if this cannot be written.
+            drop(writeln!(std::io::stderr(), "{}", line()));
+        }
     }
 
     /// Takes the bar away until more is shown.

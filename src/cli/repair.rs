@@ -47,6 +47,8 @@ struct RepairReport {
     nnz_lost: Option<u64>,
     #[serde(flatten)]
     findings: Findings,
+    /// Modes, from 1, whose labels are damaged, and are left out.
+    labels_lost: Vec<usize>,
     duplicates_may_occur: bool,
     chunk_bytes: u64,
     zstd_level: Option<i32>,
@@ -92,7 +94,7 @@ pub(super) fn repair<P: Program>(
     progress.end();
     let report = RepairReport::new(store, salvage.findings().clone(), provenance_problem, &options, packed);
     let mut finished = Report::new::<P>(text_of(|out| report.write_text(out))?, &report)?;
-    finished.failed = report.nnz_lost != Some(0);
+    finished.failed = report.nnz_lost != Some(0) || !report.labels_lost.is_empty();
     Ok(finished)
 }
 
@@ -148,6 +150,7 @@ impl RepairReport {
             chunks_lost: findings.chunks_lost(),
             nnz_lost: findings.nnz_lost(),
             findings,
+            labels_lost: options.labels.iter().flat_map(|labels| &labels.lost).map(|mode| mode + 1).collect(),
             duplicates_may_occur: options.duplicates == Duplicates::Keep,
             chunk_bytes: options.chunk_bytes,
             zstd_level: options.codec.level(),
@@ -163,6 +166,7 @@ impl RepairReport {
             (None, Some(0), _) if !found.misplaced.is_empty() => {
                 "chunk files are not where they should be; no nonzero is lost".to_owned()
             }
+            (None, Some(0), None) if !self.labels_lost.is_empty() => "only labels are damaged".to_owned(),
             (None, Some(0), None) => "nothing is damaged".to_owned(),
             (None, Some(0), Some(_)) => "only provenance.json is damaged".to_owned(),
             (Some(what), Some(0), _) => format!("the manifest is damaged: {what}; no nonzero is lost"),
@@ -173,6 +177,9 @@ impl RepairReport {
         found.losses.iter().try_for_each(|loss| writeln!(out, "  lost      {}", lost(loss)))?;
         if let Some(what) = &self.provenance_problem {
             writeln!(out, "  lost      provenance.json: {what}")?;
+        }
+        for mode in &self.labels_lost {
+            writeln!(out, "  lost      labels-{}.bin: the labels of mode {mode}", mode - 1)?;
         }
         for misplaced in &found.misplaced {
             writeln!(out, "  misplaced {}: holds chunk {}", misplaced.file, misplaced.chunk)?;

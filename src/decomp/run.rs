@@ -2,6 +2,7 @@
 
 use super::checkpoint::{Checkpointer, Expected, Saved};
 use super::cp_als::{Als, AlsBackend, Iteration, Problem, Settings};
+use super::score::matched;
 use super::starts::{Start, StartReport, Stop};
 use super::update::{FLOOR, gram};
 use super::{Model, check_non_negative};
@@ -174,6 +175,22 @@ impl CpJob<'_> {
     }
 }
 
+/// How well the components of two starts match, whatever their weights.
+fn agreement<T: Real>(a: &mut Start<T>, b: &mut Start<T>) -> f64 {
+    let model = |start: &mut Start<T>| {
+        let lambda = start.als.lambda.clone();
+        Model {
+            lambda: Matrix::from_rows(lambda.len(), 1, lambda),
+            factors: std::mem::take(&mut start.factors),
+        }
+    };
+    let models = [model(a), model(b)];
+    let score = matched(&models[0], &models[1], false).score;
+    let [of_a, of_b] = models;
+    (a.factors, b.factors) = (of_a.factors, of_b.factors);
+    score
+}
+
 /// Decomposes from each start in turn and keeps the model of the best fit, the first of equals.
 ///
 /// The result depends on the tensor, the job and the initial factors, and on what [`AlsBackend`] says of itself; a checkpoint at any
@@ -232,16 +249,19 @@ pub fn run_watched<T: Real>(
             }
         };
         let iterations = als.history().len();
+        let mut ended = Start { number: start, als, factors: backend.take()? };
+        let agreement = best.as_mut().map(|best| agreement(best, &mut ended));
+        let Start { als, .. } = &ended;
         starts.push(StartReport {
             start: start + 1,
             seed: init.seed(start),
             iterations,
             fit: als.fit(),
             stop,
+            agreement,
         });
-        let factors = backend.take()?;
-        if best.as_ref().is_none_or(|best: &Start<T>| als.fit() > best.als.fit()) {
-            best = Some(Start { number: start, als, factors });
+        if best.as_ref().is_none_or(|best: &Start<T>| ended.als.fit() > best.als.fit()) {
+            best = Some(ended);
         }
         if asked.is_break() {
             break;

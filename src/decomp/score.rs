@@ -10,6 +10,7 @@
 use super::{Model, peaks};
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
+use crate::shape::Shape;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -42,6 +43,14 @@ const ROWS: usize = 1 << 14;
 pub fn host_bytes(models: u64, ranks: u64) -> u64 {
     let parts = models / (2 * ROWS * size_of::<f64>()) as u64 + 2;
     models.saturating_add(ranks.saturating_mul((4 + parts) * size_of::<f64>() as u64))
+}
+
+/// Bytes that matching the components of two models of `shape` and `rank` takes beside the models.
+#[must_use]
+pub fn match_bytes(shape: &Shape, rank: usize) -> u64 {
+    let longest = shape.dims().iter().max().map_or(0, |&dim| u64::from(dim));
+    let parts = longest / ROWS as u64 + 2;
+    (rank * rank * size_of::<f64>()) as u64 * (4 + parts)
 }
 
 /// A magnitude `number * 2^exponent`, so that products of any magnitudes neither overflow nor vanish. `number` is in [1, 2), or 0.
@@ -163,8 +172,13 @@ pub fn score(a: &Model<f64>, b: &Model<f64>) -> Result<Score> {
             dims(b)
         )));
     }
+    Ok(matched(a, b, true))
+}
+
+/// Matches the components of two models of the same shape. With `weights`, these count.
+pub(crate) fn matched<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Score {
     let (p, q) = (a.lambda.rows(), b.lambda.rows());
-    let scores = similarities(a, b, true);
+    let scores = similarities(a, b, weights);
     let (mut free_a, mut free_b) = (vec![true; p], vec![true; q]);
     let mut pairs = Vec::with_capacity(p.min(q));
     let mut order: Vec<usize> = (0..p * q).collect();
@@ -177,7 +191,7 @@ pub fn score(a: &Model<f64>, b: &Model<f64>) -> Result<Score> {
         }
     }
     let mean = pairs.iter().map(|pair| pair.score).sum::<f64>() / pairs.len() as f64;
-    Ok(Score { score: mean, pairs })
+    Score { score: mean, pairs }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::decomp::checkpoint::Checkpointer;
 #[cfg(feature = "cuda")]
 use crate::decomp::cuda::DeviceAls;
 use crate::decomp::host::{HostAls, host_bytes};
+use crate::decomp::score::match_bytes;
 use crate::decomp::{
     self, CpJob, CpWatch, CpWatchers, Decomposition, Init, Iteration, Problem, Settings, factor_bytes, solve,
 };
@@ -110,7 +111,8 @@ impl<'a> Demand<'a> {
         let factors = factor_bytes::<T>(shape, rank);
         // The best start's factors, besides those of the present one.
         let best = if starts > 1 { factors } else { 0 };
-        let held = best + solve::host_bytes(shape.order(), rank, starts);
+        let matching = if starts > 1 { match_bytes(shape, rank) } else { 0 };
+        let held = best + matching + solve::host_bytes(shape.order(), rank, starts);
         Self {
             modes,
             rank,

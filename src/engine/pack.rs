@@ -11,6 +11,7 @@ use crate::pack::{
     threads_within,
 };
 use crate::sys::Sys;
+use crate::table::{Table, TableOptions};
 use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,24 @@ impl Engine {
     /// tensor has.
     pub fn read_text(&self, path: impl AsRef<Path>, options: ReadOptions) -> Result<TnsReader> {
         TnsReader::open(self.sys(), path.as_ref(), options)
+    }
+
+    /// Reads a table, plain or compressed by gzip or zstd, or standard input where the path is `-`: a source for
+    /// [`Engine::pack`], whose labels go into [`PackOptions::labels`]. Without `options.memory` it takes what packing may.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`](crate::Error::Input) for what is no table, with line, row, column and what to do;
+    /// [`Error::Request`](crate::Error::Request) for less memory than it takes.
+    pub fn read_table(&self, path: impl AsRef<Path>, options: &TableOptions) -> Result<Table> {
+        let mut options = options.clone();
+        if options.memory == 0 {
+            options.memory = self.packing_memory()?;
+        }
+        let older = options.labels_from.as_deref().map(|store| self.open(store)).transpose()?;
+        let watch = |rows| self.tell("reading", rows, None);
+        let path = path.as_ref();
+        self.install(|| Table::read(self.sys(), path, &options, older.as_ref(), &watch))
     }
 
     /// Packs a tensor into a new store. `options.memory` is what the packer takes; without it, what this engine may, or half of

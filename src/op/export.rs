@@ -26,17 +26,28 @@ const GROUP_TILES: usize = 16;
 pub const WRITER_BYTES: u64 = 1 << 20;
 
 /// Writes nonzeros as text, made on the current rayon pool.
-#[derive(Debug)]
 pub struct WriteText<'a, W: Write> {
+    append: &'a (dyn Fn(&DecodedTile<'_>, &mut Vec<u8>) + Sync),
     out: W,
     path: &'a Path,
     texts: Vec<Vec<u8>>,
 }
 
+impl<W: Write> std::fmt::Debug for WriteText<'_, W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WriteText").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 impl<'a, W: Write> WriteText<'a, W> {
     /// Writes to `out`, which messages call `path`.
     pub fn new(out: W, path: &'a Path) -> Self {
-        Self { out, path, texts: vec![Vec::new(); GROUP_TILES] }
+        Self::with(&append_tile, out, path)
+    }
+
+    /// The same, where `append` appends the text of a tile.
+    pub fn with(append: &'a (dyn Fn(&DecodedTile<'_>, &mut Vec<u8>) + Sync), out: W, path: &'a Path) -> Self {
+        Self { append, out, path, texts: vec![Vec::new(); GROUP_TILES] }
     }
 
     /// Writes what waits in what is written to.
@@ -47,10 +58,13 @@ impl<'a, W: Write> WriteText<'a, W> {
 
 impl<W: Write> HostOp for WriteText<'_, W> {
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
-        let Self { out, path, texts } = self;
+        let Self { append, out, path, texts } = self;
         for first in (0..batch.tiles()).step_by(GROUP_TILES) {
             let texts = &mut texts[..GROUP_TILES.min(batch.tiles() - first)];
-            texts.par_iter_mut().enumerate().for_each(|(t, text)| append_tile(&batch.tile(first + t), text));
+            texts.par_iter_mut().enumerate().for_each(|(t, text)| {
+                text.clear();
+                append(&batch.tile(first + t), text);
+            });
             texts.iter().try_for_each(|text| out.write_all(text).map_err(Error::io(&*path, "write")))?;
         }
         Ok(())
@@ -60,7 +74,6 @@ impl<W: Write> HostOp for WriteText<'_, W> {
 /// Makes `text` that of a tile.
 fn append_tile(tile: &DecodedTile<'_>, text: &mut Vec<u8>) {
     let order = tile.order();
-    text.clear();
     text.reserve_exact(TILE_NNZ * row_bytes_max(order));
     for (i, &value) in tile.values.iter().enumerate() {
         append_row((0..order).map(|m| tile.indices[m * TILE_NNZ + i]), value, text);

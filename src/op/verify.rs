@@ -115,11 +115,10 @@ impl<'a> Verify<'a> {
                 Error::unusable(path, "the statistics are not those of the nonzeros").breaks("statistics")
             );
         }
-        if is_within_part(manifest) {
-            Ok(())
-        } else {
-            Err(Error::unusable(path, "nonzeros of another part").breaks("ranges"))
+        if !is_within_part(manifest) {
+            return Err(Error::unusable(path, "nonzeros of another part").breaks("ranges"));
         }
+        store.check_labels()
     }
 
     /// Takes `tiles` of a batch: gathers their nonzeros in parallel, checks the order within each and with what came before, and cuts them.

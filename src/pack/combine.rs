@@ -12,8 +12,9 @@ pub struct Combiner<K> {
     must_be_finite: bool,
     linearizer: Linearizer<K>,
     order: usize,
-    /// The nonzero that the next ones may still belong to.
+    /// The nonzero that the next ones may still belong to, and how many belong to it so far.
     open: Option<Nonzero<K>>,
+    members: u64,
     settled: Vec<Nonzero<K>>,
     summed: u64,
     kept: u64,
@@ -27,6 +28,7 @@ impl<K: Key> Combiner<K> {
             linearizer: Linearizer::new(layout),
             order: layout.order(),
             open: None,
+            members: 0,
             settled: Vec::new(),
             summed: 0,
             kept: 0,
@@ -57,12 +59,14 @@ impl<K: Key> Combiner<K> {
     ) -> Result<()> {
         while !sorted.is_empty() {
             let (part, rest) = sorted.split_at(sorted.len().min(PENDING_NNZ));
-            if self.open.is_none() && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
+            let as_it_is = self.duplicates != Duplicates::Count;
+            if as_it_is && self.open.is_none() && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
                 sink(part, part.len())?;
             } else {
                 self.settle(part)?;
                 if rest.first().is_some_and(|next| self.open.is_some_and(|open| open.linear != next.linear)) {
-                    self.settled.extend(self.open.take());
+                    let closed = self.close();
+                    self.settled.extend(closed);
                 }
                 sink(&self.settled, part.len())?;
             }
@@ -73,37 +77,61 @@ impl<K: Key> Combiner<K> {
 
     /// Hands over the last nonzero, once no more come.
     pub fn finish(&mut self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>) -> Result<()> {
-        self.open.take().map_or(Ok(()), |last| sink(&[last]))
+        self.close().map_or(Ok(()), |last| sink(&[last]))
     }
 
     /// Settles what comes before the last of `sorted`.
     fn settle(&mut self, sorted: &[Nonzero<K>]) -> Result<()> {
         self.settled.clear();
         for &next in sorted {
-            match &mut self.open {
-                Some(open) if open.linear == next.linear => match self.duplicates {
-                    Duplicates::Sum => {
-                        open.value += next.value;
-                        self.summed += 1;
-                        if self.must_be_finite && !open.value.is_finite() {
-                            return Err(
-                                self.refuse(next.linear, "the values given for it add up to infinity")
-                            );
-                        }
-                    }
-                    Duplicates::Keep => {
-                        self.kept += 1;
-                        self.settled.push(std::mem::replace(open, next));
-                    }
-                    Duplicates::Error => {
-                        let what = "it occurs more than once; `duplicates` sum adds up, keep keeps each";
-                        return Err(self.refuse(next.linear, what));
-                    }
-                },
-                open => self.settled.extend(open.replace(next)),
+            let joins = self.open.is_some_and(|open| open.linear == next.linear);
+            if !joins {
+                let closed = self.close();
+                self.settled.extend(closed);
+                (self.open, self.members) = (Some(next), 1);
+                continue;
             }
+            self.members += 1;
+            self.join(next)?;
         }
         Ok(())
+    }
+
+    /// Adds a nonzero to the open one, which has the same coordinates. They come in the order of their values.
+    fn join(&mut self, next: Nonzero<K>) -> Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        match self.duplicates {
+            Duplicates::Sum | Duplicates::Mean => {
+                open.value += next.value;
+                if self.must_be_finite && !open.value.is_finite() {
+                    return Err(self.refuse(next.linear, "the values given for it add up to infinity"));
+                }
+            }
+            Duplicates::Min | Duplicates::Count => {}
+            Duplicates::Max => open.value = next.value,
+            Duplicates::Keep => {
+                self.kept += 1;
+                self.settled.push(std::mem::replace(open, next));
+                return Ok(());
+            }
+            Duplicates::Error => {
+                let what = "it occurs more than once; `duplicates` sum adds up, keep keeps each";
+                return Err(self.refuse(next.linear, what));
+            }
+        }
+        self.summed += 1;
+        Ok(())
+    }
+
+    /// The open nonzero, as all that belong to it make it.
+    fn close(&mut self) -> Option<Nonzero<K>> {
+        let mut closed = self.open.take()?;
+        match self.duplicates {
+            Duplicates::Count => closed.value = self.members as f64,
+            Duplicates::Mean if self.members > 1 => closed.value /= self.members as f64,
+            _ => {}
+        }
+        Some(closed)
     }
 
     fn refuse(&self, key: K, what: &str) -> Error {
@@ -189,6 +217,21 @@ mod tests {
                     assert_eq!(combiner.kept(), repeated.len() as u64);
                 }
             }
+        }
+    }
+
+    /// The other rules, wherever slices end.
+    #[test]
+    fn duplicates_follow_their_rule() {
+        let sorted = [(1, 1.5), (3, -2.0), (3, 0.5), (3, 3.0), (9, 1.0), (9, 2.0)];
+        for (rule, values) in [
+            (Duplicates::Mean, [1.5, 0.5, 1.5]),
+            (Duplicates::Min, [1.5, -2.0, 1.0]),
+            (Duplicates::Max, [1.5, 3.0, 2.0]),
+            (Duplicates::Count, [1.0, 3.0, 2.0]),
+        ] {
+            let settled = combine(rule, &sorted).unwrap();
+            assert_eq!(settled, [1, 3, 9].into_iter().zip(values).collect::<Vec<_>>(), "{rule:?}");
         }
     }
 

@@ -92,6 +92,9 @@ pub fn pack(
         let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
         (PackInput::Staged(stage, extent), shape)
     };
+    if let Some(labels) = &options.labels {
+        labels.check(shape.dims(), &source.name())?;
+    }
     let format = options.format.resolve(shape.order())?;
     if options.formats.read(&format.record(), shape.order()) != Ok(format.clone()) {
         let what = "is not one that this engine reads; register it by `EngineBuilder::format`";
@@ -202,13 +205,15 @@ impl PackJob<'_> {
         })?;
         seconds.write = clock.lap();
 
-        let published = staging.publish(&manifest, self.options.provenance.as_bytes(), |id| Complete {
-            job: self.identity.clone(),
-            digest: format!("{id:016x}"),
-            input_nnz,
-            summed: combiner.summed(),
-            kept: combiner.kept(),
-        })?;
+        let labels = self.options.labels.as_deref();
+        let published =
+            staging.publish(&manifest, self.options.provenance.as_bytes(), labels, |id| Complete {
+                job: self.identity.clone(),
+                digest: format!("{id:016x}"),
+                input_nnz,
+                summed: combiner.summed(),
+                kept: combiner.kept(),
+            })?;
         // Only now, so that a job that is killed while it publishes can be resumed; and before the journal goes.
         drop(sorted);
         drop(staging);
@@ -309,6 +314,7 @@ impl PackJob<'_> {
             partitions: vec![partition],
             chunks,
             part: None,
+            modes: self.options.labels.as_ref().map(|labels| labels.info.clone()),
         })
     }
 }

@@ -4,10 +4,12 @@ use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
 use crate::format;
 use crate::shape::ModeOrder;
+use crate::store::labels::NewLabels;
 use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format, Formats};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What to do with nonzeros that have the same coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -16,10 +18,37 @@ use std::path::PathBuf;
 pub enum Duplicates {
     /// Add them up, in the total order of their values, starting from the first.
     Sum,
+    /// The mean of their values.
+    Mean,
+    /// The least of their values.
+    Min,
+    /// The greatest of their values.
+    Max,
+    /// How many there are, whatever their values.
+    Count,
     /// Keep each.
     Keep,
     /// Refuse the input.
     Error,
+}
+
+impl Duplicates {
+    /// All of them, by the names that command lines have.
+    pub const ALL: [(&str, Self); 7] = [
+        ("sum", Self::Sum),
+        ("mean", Self::Mean),
+        ("min", Self::Min),
+        ("max", Self::Max),
+        ("count", Self::Count),
+        ("keep", Self::Keep),
+        ("error", Self::Error),
+    ];
+
+    /// Its name on command lines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
+    }
 }
 
 /// A format, or what can be said of it before the tensor's order is known.
@@ -92,6 +121,8 @@ pub struct PackOptions {
     pub temp_dir: Option<PathBuf>,
     /// The contents of `provenance.json`.
     pub provenance: String,
+    /// Names, kinds and labels of the modes.
+    pub labels: Option<Arc<NewLabels>>,
     /// The formats that a store which is there may be of: the engine's.
     #[doc(hidden)]
     pub formats: Formats,
@@ -112,6 +143,7 @@ impl PackOptions {
             memory: u64::MAX,
             temp_dir: None,
             provenance: "{}\n".into(),
+            labels: None,
             formats: Formats::default(),
         }
     }
@@ -146,11 +178,7 @@ impl PackOptions {
             Codec::None => String::new(),
             Codec::Zstd(level) => format!(" --zstd {level}"),
         };
-        let duplicates = match self.duplicates {
-            Duplicates::Sum => "sum",
-            Duplicates::Keep => "keep",
-            Duplicates::Error => "error",
-        };
+        let duplicates = self.duplicates.name();
         format!("{format}{codec} --chunk-bytes {} --duplicates {duplicates}", self.chunk_bytes)
     }
 }

@@ -2,6 +2,7 @@
 //! (formats-spec/container.md). Knows bytes, checksums and durability; what chunks hold is `format`'s.
 
 mod file;
+pub mod labels;
 mod load;
 pub mod manifest;
 mod publish;
@@ -51,9 +52,13 @@ pub(crate) fn chunk_name(number: usize) -> String {
 
 /// Whether a file of a store may be called `name`.
 fn is_part(name: &str) -> bool {
-    let number = name.strip_prefix("chunk-").and_then(|rest| rest.strip_suffix(".bin"));
+    let number = |prefix: &str| name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(".bin"));
     let is_number = |digits: &str| digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
-    name == MANIFEST || name == PROVENANCE || number.is_some_and(is_number)
+    let is_mode = |digits: &str| digits.len() == 1 && ("0".."8").contains(&digits);
+    name == MANIFEST
+        || name == PROVENANCE
+        || number("chunk-").is_some_and(is_number)
+        || number("labels-").is_some_and(is_mode)
 }
 
 /// Whether `dir` holds a store: a manifest is in it. An error where that must not be looked at.
@@ -270,6 +275,7 @@ impl Store {
     pub fn bytes(&self) -> Result<u64> {
         let manifest = self.dir.file_bytes(MANIFEST)?;
         let manifest = manifest.ok_or_else(|| Error::corrupt(self.path.join(MANIFEST), "missing"))?;
-        Ok(manifest + self.manifest.chunks.iter().map(|c| c.file_bytes).sum::<u64>())
+        let chunks = self.manifest.chunks.iter().map(|c| c.file_bytes).sum::<u64>();
+        Ok(manifest + chunks + self.manifest.label_bytes())
     }
 }

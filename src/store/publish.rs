@@ -1,5 +1,6 @@
 //! Publication: chunks and manifest are written and synced in `STORE.partial/store`, which then gets the store's name.
 
+use super::labels::{self, NewLabels};
 use super::manifest::{ChunkEntry, Codec, Manifest};
 use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest, is_part};
 use crate::chunk::ChunkHeader;
@@ -141,6 +142,7 @@ impl Staging {
         &mut self,
         manifest: &Manifest,
         provenance: &[u8],
+        labels: Option<&NewLabels>,
         job: impl FnOnce(u64) -> J,
     ) -> Result<Published> {
         let (bytes, id) = manifest.encode();
@@ -152,6 +154,13 @@ impl Staging {
             file.write_all_at(&header.encode(), 0)?;
             file.sync()
         })?;
+        for mode in 0..labels.map_or(0, |labels| labels.files.len()) {
+            if let Some(labels) = labels.filter(|labels| labels.files[mode].is_some()) {
+                let file = self.sys.create(&self.file(&labels::file_name(mode)))?;
+                labels.copy(mode, &file)?;
+                file.sync()?;
+            }
+        }
         for (name, contents) in [(MANIFEST, &bytes[..]), (PROVENANCE, provenance)] {
             let file = self.sys.create(&self.file(name))?;
             file.write_all_at(contents, 0)?;
@@ -160,7 +169,7 @@ impl Staging {
         self.partial.prepare(&job(id))?;
         self.partial.publish()?;
         let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
-        Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes })
+        Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes + manifest.label_bytes() })
     }
 }
 

@@ -97,6 +97,8 @@ impl Place {
     /// The results that are there.
     fn written(&self) -> Tree {
         let mut results = tree(&self.path("o"));
+        // The page says how long things took, too.
+        assert!(results.remove(&PathBuf::from("report.html")).is_some());
         let report = results.remove(&PathBuf::from("report.json")).unwrap().unwrap();
         let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
         let same = ["fit", "lambda", "starts", "best", "stop"].map(|name| report[name].to_string());
@@ -188,7 +190,9 @@ fn an_interrupted_run_leaves_its_checkpoint() {
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(130), "{said}");
-        assert_eq!(said, "blco-cpd: interrupted; no result was written\n");
+        let told = "blco-cpd: interrupted; no result was written; c is a checkpoint, from which this continues: blco-cpd ";
+        assert!(said.starts_with(told) && said.ends_with("--max-iters 1000000 --resume\n"), "{said}");
+        assert_eq!(said.lines().count(), 1);
         place.is_clean(signal);
         let facts = std::fs::read(place.path("c/current/checkpoint.json")).unwrap();
         let facts: serde_json::Value = serde_json::from_slice(&facts).unwrap();

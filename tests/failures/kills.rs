@@ -337,6 +337,7 @@ fn written(dir: &Path) -> Option<Tree> {
     }
     path.exists().then(|| {
         let mut all = tree(&path);
+        all.remove(Path::new("report.html"));
         if let Some(report) = all.get_mut(Path::new("report.json")) {
             let text: serde_json::Value = serde_json::from_slice(report.as_ref().unwrap()).unwrap();
             *report = Some(text["lambda"].to_string().into_bytes());

@@ -111,7 +111,8 @@ type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 fn state(dir: &Path) -> Tree {
     let mut all = tree(&dir.join("out"));
     all.retain(|path, _| {
-        path.file_name().is_none_or(|name| name != "provenance.json" && name != "report.json")
+        path.file_name()
+            .is_none_or(|name| name != "provenance.json" && name != "report.json" && name != "report.html")
     });
     all.extend(tree(&dir.join("temp")));
     all

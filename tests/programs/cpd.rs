@@ -109,7 +109,7 @@ fn what_goes_wrong_is_told() {
     let (status, said) = run("t.blco --rank 9 --output o --report r.html --quiet", "");
     assert_eq!((status, said.as_str()), (Some(0), ""));
     assert!(std::fs::read_to_string(dir.path().join("r.html")).unwrap().contains("Component 9, weight"));
-    assert_eq!(std::fs::read_dir(dir.path().join("o")).unwrap().count(), 6, "a marker too");
+    assert_eq!(std::fs::read_dir(dir.path().join("o")).unwrap().count(), 8, "a marker too");
     let weights = std::fs::read(dir.path().join("o/lambda.npy")).unwrap();
     assert!(String::from_utf8_lossy(&weights[..128]).contains("'shape': (9, )"));
 }

@@ -14,4 +14,5 @@ mod cpd;
 mod gpu;
 mod replacing;
 mod surroundings;
+mod tables;
 mod ttv;

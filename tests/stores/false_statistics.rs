@@ -28,7 +28,7 @@ fn refused(name: &str, dir: &Path, args: &[&str], why: &str) {
 
 #[test]
 fn a_false_sum_of_squares_gives_no_fit() {
-    const CPD: [&str; 6] = ["--rank", "2", "--max-iters", "2", "--backend", ""];
+    const CPD: [&str; 7] = ["--rank", "2", "--max-iters", "2", "--no-output", "--backend", ""];
     for (kind, value) in [
         (Kind::Tiled, values::integer as fn(u64) -> f64),
         (Kind::Raw, values::fraction),
@@ -39,7 +39,7 @@ fn a_false_sum_of_squares_gives_no_fit() {
         let honest = store(dir.path(), kind, value);
         let sum = honest.manifest().sum_squares;
         for backend in backends() {
-            let args: Vec<&str> = ["store"].iter().chain(&CPD[..5]).chain(&[backend]).copied().collect();
+            let args: Vec<&str> = ["store"].iter().chain(&CPD[..6]).chain(&[backend]).copied().collect();
             program("blco-cpd", dir.path(), &args);
             for lie in [1e6 * sum, sum * (1.0 + 1e-9), sum / 2.0] {
                 with_manifest(&honest, |manifest| manifest.sum_squares = lie);

@@ -19,8 +19,10 @@ use crate::error::{Error, Result};
 use crate::op::mttkrp::ModeMatrix;
 use crate::op::oracle::{self, Comparison, OracleMode};
 use crate::shape::Shape;
+use crate::store::Store;
 use crate::stream::Span;
 use crate::sys::{File, Sys};
+use crate::table::parse_names;
 use check::Checked;
 use clap::{ArgMatches, Args, Id, Parser};
 use mttkrp_report::{RunReport, plan_text, text};
@@ -130,14 +132,16 @@ struct TtvArgs {
     temp_dir: Option<PathBuf>,
 }
 
-/// The modes that `text` names, from 0.
-fn parse_modes(text: &str, order: usize) -> Result<Vec<usize>> {
+/// The modes of `store`, from 0, that `text` names or numbers.
+fn parse_modes(text: &str, store: &Store) -> Result<Vec<usize>> {
+    let order = store.dims().len();
     if text == "all" {
         return Ok((0..order).collect());
     }
     let mut modes = Vec::new();
-    for part in text.split(',') {
-        match part.trim().parse::<usize>() {
+    for part in parse_names(text) {
+        let named = store.modes_info().and_then(|info| info.mode(&part));
+        match named.map_or_else(|| part.trim().parse(), |mode| Ok(mode + 1)) {
             Ok(mode) if (1..=order).contains(&mode) && !modes.contains(&(mode - 1)) => modes.push(mode - 1),
             Ok(mode) if (1..=order).contains(&mode) => {
                 return Err(Error::request(format!("--modes {text}: names mode {mode} twice")));
@@ -194,7 +198,7 @@ impl Run {
         refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
         let store = engine.open(&self.store)?;
         let shape = store.manifest().shape.clone();
-        let modes = parse_modes(&self.modes, shape.order())?;
+        let modes = parse_modes(&self.modes, &store)?;
         let rank = match &self.mttkrp.factors {
             Some(dir) => factors_rank(sys, dir, &shape)?,
             None => self.mttkrp.rank.unwrap_or(16) as usize,

@@ -24,7 +24,7 @@ const RESULT: &str = "result.tns";
 pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
     let store = engine.open(&run.store)?;
     let manifest = store.manifest();
-    let &[mode] = &parse_modes(&run.modes, manifest.shape.order())?[..] else {
+    let &[mode] = &parse_modes(&run.modes, &store)?[..] else {
         return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
     };
     check_temp_dir("--temp-dir", run.ttv.temp_dir.as_deref())?;

@@ -1,8 +1,10 @@
 //! Bytes to text: recognises the compression by its magic bytes and names what is wrong with a stream.
 
 use crate::error::{Error, Result};
+use crate::sys::{File, FileState, Sys};
 use flate2::bufread::GzDecoder;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::path::Path;
 
 /// Bytes of compressed input that are read at once.
 const COMPRESSED_BYTES: usize = 1 << 18;
@@ -17,6 +19,11 @@ const WINDOW_BYTES: u64 = 8 << 20;
 /// The largest window that is read, as of the zstd program without `--long=28` or more.
 const WINDOW_BYTES_MAX: u64 = 1 << 27;
 
+/// Kinds of files that are not read.
+const PARQUET: &str = "a Parquet file";
+const ARROW: &str = "an Arrow file";
+const UTF_16: &str = "UTF-16 text";
+
 /// How an input is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compression {
@@ -25,8 +32,11 @@ enum Compression {
     Zstd,
 }
 
+/// A regular file, and its state when it was opened.
+pub(crate) type OpenedFile = (File, FileState);
+
 /// Decoded text, and what to call it in messages.
-pub(super) struct TextInput {
+pub struct TextInput {
     name: String,
     compression: Compression,
     /// The largest window of a zstd frame that is read.
@@ -35,13 +45,40 @@ pub(super) struct TextInput {
 }
 
 impl TextInput {
+    /// Opens `path`, or standard input where it is `-`: what messages call it, its text, and the file with its state if it is one.
+    pub(crate) fn open(sys: &Sys, path: &Path) -> Result<(String, Self, Option<OpenedFile>)> {
+        if path == Path::new("-") {
+            let name = "standard input".to_owned();
+            return Ok((name.clone(), Self::sniff(Box::new(io::stdin()), &name)?, None));
+        }
+        let name = path.display().to_string();
+        let file = sys.open(path, false).map_err(|error| match error {
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Error::input(&name, "no such file; check the path")
+            }
+            other => other,
+        })?;
+        let facts = file.metadata()?;
+        if facts.is_dir() {
+            return Err(Error::input(name, "is a directory; give a file"));
+        }
+        let regular = if facts.is_file() { Some((file.duplicate()?, file.state()?)) } else { None };
+        let input = Self::sniff(Box::new(file), &name)?;
+        Ok((name, input, regular))
+    }
+
     /// Reads the first bytes of `raw` and puts the right decoder in front of it.
     pub(super) fn sniff(raw: Box<dyn Read + Send>, name: &str) -> Result<Self> {
         let mut raw = Retry(raw);
         let mut head = Vec::with_capacity(HEAD_BYTES);
         raw.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(Error::io(name, "read"))?;
         let compression = recognise(&head[..head.len().min(MAGIC_BYTES)]).map_err(|kind| {
-            Error::input(name, format!("is {kind}; only plain, gzip and zstd text is read: unpack it first"))
+            let way = match kind {
+                PARQUET | ARROW => "write it as CSV first",
+                UTF_16 => "convert it first: iconv -f UTF-16 -t UTF-8",
+                _ => "unpack it first",
+            };
+            Error::input(name, format!("is {kind}; only plain, gzip and zstd text is read: {way}"))
         })?;
         let window_bytes = match compression {
             Compression::Zstd => first_window(&head).clamp(WINDOW_BYTES, WINDOW_BYTES_MAX),
@@ -63,7 +100,7 @@ impl TextInput {
     }
 
     /// Bytes of memory that decoding takes.
-    pub(super) fn decoder_bytes(&self) -> u64 {
+    pub(crate) fn decoder_bytes(&self) -> u64 {
         if self.is_plain() { 0 } else { self.window_bytes + DECODER_BYTES }
     }
 
@@ -74,7 +111,7 @@ impl TextInput {
 
     /// Fills `buf` and returns the bytes read, fewer only at the end of the text, and what went wrong after
     /// them.
-    pub(super) fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<Error>) {
+    pub(crate) fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<Error>) {
         let mut done = 0;
         while done < buf.len() {
             match self.text.read(&mut buf[done..]) {
@@ -164,7 +201,9 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
         [0xfd, b'7', b'z', b'X', b'Z', 0] => Err("compressed by xz"),
         [b'P', b'K', 3, 4, ..] => Err("a zip archive"),
         [0x04, 0x22, 0x4d, 0x18, ..] => Err("compressed by lz4"),
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Err("UTF-16 text"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Err(UTF_16),
+        [b'P', b'A', b'R', b'1', ..] => Err(PARQUET),
+        [b'A', b'R', b'R', b'O', b'W', b'1'] => Err(ARROW),
         _ => Ok(Compression::None),
     }
 }

@@ -8,6 +8,8 @@ use crate::shape::{DIM_MAX, ORDER_MAX, ORDER_MIN, Shape};
 use memchr::memchr;
 use std::result::Result as StdResult;
 
+/// How a Matrix Market file begins.
+const MARKET: &[u8] = b"%%MatrixMarket";
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Headers of the Tensor Toolbox that do not announce coordinates.
@@ -34,6 +36,8 @@ enum Expect {
     Order,
     Dims,
     Nnz,
+    /// Rows, columns and the nnz of a Matrix Market file, behind comments.
+    Market,
     Row,
 }
 
@@ -88,7 +92,16 @@ impl HeaderScan<'_> {
             return Ok(false);
         };
         not_text(line)?;
+        if self.expect == Expect::Anything
+            && first.get(..MARKET.len()).is_some_and(|word| word.eq_ignore_ascii_case(MARKET))
+        {
+            check_market(line)?;
+            (self.expect, self.toolbox) = (Expect::Market, true);
+            return Ok(false);
+        }
         match self.expect {
+            Expect::Market if first.starts_with(b"%") => {}
+            Expect::Market => self.read_market(line)?,
             Expect::Row if n_fields == 1 && !self.toolbox && whole_number(first, "a count").is_ok() => {
                 let what = "looks like a count of nonzeros, which a header of order and dims does not have";
                 return Err(format!("{} {what}; remove the line", quoted(first)));
@@ -129,6 +142,24 @@ impl HeaderScan<'_> {
             }
         }
         Ok(false)
+    }
+
+    /// The line of rows, columns and the nnz.
+    fn read_market(&mut self, line: &[u8]) -> StdResult<(), String> {
+        let numbers = fields(line).map(|field| whole_number(field, "a number of rows, columns or nonzeros"));
+        let numbers = numbers.collect::<StdResult<Vec<_>, _>>()?;
+        let [rows, columns, nnz] = numbers[..] else {
+            return Err("rows, columns and the number of nonzeros must stand here; correct the header".into());
+        };
+        if let Some(given) = self.options.dims.as_ref().map(Vec::len).filter(|&given| given != 2) {
+            return Err(format!("a matrix has two dims; `dims` gives {given}"));
+        }
+        if self.options.dims.is_none() {
+            Shape::new(&[rows, columns]).map_err(|e| format!("the header's dims cannot be used: {e}"))?;
+        }
+        (self.order, self.dims, self.nnz) = (Some(2), Some(vec![rows, columns]), Some(nnz));
+        self.expect = Expect::Row;
+        Ok(())
     }
 
     fn read_order(&self, line: &[u8]) -> StdResult<usize, String> {
@@ -200,6 +231,24 @@ impl HeaderScan<'_> {
             IndexBase::One => 1,
         };
         Ok(TextHeader { rules: Rules { order, base, limits, declared }, dims, nnz: self.nnz, lines })
+    }
+}
+
+/// An error where the first line of a Matrix Market file announces what is not read.
+fn check_market(line: &[u8]) -> StdResult<(), String> {
+    let words: Vec<String> =
+        fields(line).skip(1).map(|word| String::from_utf8_lossy(word).to_ascii_lowercase()).collect();
+    let word = |at: usize| words.get(at).map_or("", String::as_str);
+    let only = "only coordinate matrices of real numbers or integers, general, are read";
+    match (word(0), word(1), word(2), word(3)) {
+        ("matrix", "coordinate", "real" | "integer" | "double", "general") => Ok(()),
+        ("matrix", "coordinate", "pattern", _) => {
+            Err(format!("a pattern has no values: {only}; add a 1 to each row and write real"))
+        }
+        ("matrix", "coordinate", _, "symmetric" | "skew-symmetric" | "hermitian") => {
+            Err(format!("half of a {} matrix is left out: {only}; write all of it", word(3)))
+        }
+        _ => Err(format!("{:?}: {only}", words.join(" "))),
     }
 }
 

@@ -16,6 +16,7 @@
 //!   2^32 - 1. Values: finite decimal numbers, read to the nearest f64; one written as an integer must be
 //!   exact in f64, and only a zero may be read as zero.
 //! * Lines end in LF. A file whose lines end in CR alone is refused: it would be one line.
+//! * Or a Matrix Market file: coordinates of a general matrix of real numbers or integers.
 //! * Optionally a header before the first row: that of the Tensor Toolbox (`sptensor`, order, dims, nnz, each
 //!   on its line; the nnz must hold), or two lines, the order and the dims. Without one the order is that of
 //!   the first row and the dims are the largest indices met.
@@ -29,6 +30,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use decode::TextInput;
 pub use write::{TnsWriter, append_row, decimal, row_bytes_max, text_of};
 
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
@@ -36,7 +38,6 @@ use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use crate::sys::{File, FileState, Sys};
-use decode::TextInput;
 use header::TextHeader;
 use parse::{Parsed, Rules};
 use pieces::{Pieces, TextPiece};
@@ -137,22 +138,9 @@ impl TnsReader {
     /// [`Error::Request`] for dims that no tensor can have; [`Error::Input`] for a missing file, a directory
     /// and a kind of compression that is not read; otherwise what the system says.
     pub fn open(sys: &Sys, path: &Path, options: ReadOptions) -> Result<Self> {
-        if path == Path::new("-") {
-            return Self::from_read(sys, Box::new(std::io::stdin()), "standard input", options);
-        }
-        let name = path.display().to_string();
-        let file = sys.open(path, false).map_err(|error| match error {
-            Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                Error::input(&name, "no such file; check the path")
-            }
-            other => other,
-        })?;
-        let facts = file.metadata()?;
-        if facts.is_dir() {
-            return Err(Error::input(name, "is a directory; give a file"));
-        }
-        let regular = if facts.is_file() { Some((file.duplicate()?, file.state()?)) } else { None };
-        Ok(Self { file: regular, ..Self::from_read(sys, Box::new(file), &name, options)? })
+        check_dims(&options)?;
+        let (name, input, file) = TextInput::open(sys, path)?;
+        Ok(Self { file, ..Self::of_input(sys, input, &name, options) })
     }
 
     /// Reads `text`, which messages call `name`.
@@ -166,11 +154,12 @@ impl TnsReader {
         name: &str,
         options: ReadOptions,
     ) -> Result<Self> {
-        if let Some(dims) = &options.dims {
-            Shape::new(dims).map_err(|e| Error::request(format!("`dims`: {e}")))?;
-        }
-        let input = TextInput::sniff(text, name)?;
-        Ok(Self {
+        check_dims(&options)?;
+        Ok(Self::of_input(sys, TextInput::sniff(text, name)?, name, options))
+    }
+
+    fn of_input(sys: &Sys, input: TextInput, name: &str, options: ReadOptions) -> Self {
+        Self {
             sys: sys.clone(),
             name: name.to_string(),
             options,
@@ -181,7 +170,7 @@ impl TnsReader {
             begun: None,
             piece_bytes: PIECE_BYTES,
             file: None,
-        })
+        }
     }
 
     /// Reads up to the first row.
@@ -195,6 +184,11 @@ impl TnsReader {
         let head = header::read(&mut pieces, &self.name, &self.options)?;
         Ok(Begun { pieces, head })
     }
+}
+
+fn check_dims(options: &ReadOptions) -> Result<()> {
+    let Some(dims) = &options.dims else { return Ok(()) };
+    Shape::new(dims).map(drop).map_err(|e| Error::request(format!("`dims`: {e}")))
 }
 
 /// An input whose header has been read.
@@ -221,7 +215,7 @@ fn estimate(file: &File) -> Result<Option<Size>> {
 }
 
 /// Length, time and a hash of three samples of a file.
-fn file_identity(file: &File) -> Result<String> {
+pub(crate) fn file_identity(file: &File) -> Result<String> {
     const SAMPLE: usize = 1 << 16;
     let facts = file.metadata()?;
     let mut sample = vec![0; SAMPLE];

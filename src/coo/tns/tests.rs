@@ -326,6 +326,25 @@ fn bad_headers() {
 }
 
 #[test]
+fn matrix_market_files() {
+    let head = "%%MatrixMarket matrix coordinate real general\n% a comment\n%\n";
+    let contents = read(&format!("{head}3 4 2\n1 1 0.5\n3 2 -1e3\n")).unwrap();
+    let plain = read_as(b"1 1 0.5\n3 2 -1e3\n", &with_dims(&[3, 4])).unwrap();
+    assert_eq!(format!("{contents:?}"), format!("{plain:?}"));
+    for (text, place, fragments) in [
+        (format!("{head}3 4 3\n1 1 0.5\n"), "t.tns", &["declares 3 nonzeros", "1 rows"][..]),
+        (format!("{head}3 4\n1 1 0.5\n"), "t.tns:4", &["rows, columns"]),
+        (format!("{head}0 4 0\n"), "t.tns:4", &["dims cannot be used"]),
+        (format!("{head}3 4 1\n4 1 1\n"), "t.tns:5", &["index 4"]),
+        (head.replace("real", "pattern"), "t.tns:1", &["no values"]),
+        (head.replace("general", "symmetric"), "t.tns:1", &["symmetric", "write all"]),
+        (head.replace("coordinate", "array"), "t.tns:1", &["only coordinate"]),
+    ] {
+        assert_bad(read(&text), place, fragments);
+    }
+}
+
+#[test]
 fn no_nonzeros() {
     for text in [
         "",

@@ -10,6 +10,7 @@ use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::pack::{Duplicates, FormatOption, PackOptions};
 use crate::shape::Shape;
+use crate::store::labels::NewLabels;
 use crate::store::{
     CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, Formats, MANIFEST, Manifest, Store,
 };
@@ -20,6 +21,7 @@ pub use examine::damage;
 use examine::{Contents, Examined, Examiner};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The zstd level that is taken where none is known.
 const ZSTD_LEVEL: i32 = 3;
@@ -155,7 +157,7 @@ impl Salvage {
         let used: Vec<_> = sorted.used.iter().filter_map(|&i| Used::new(&examined[i])).collect();
         let Some(first) = used.first() else { return Err(nothing(store, &examined)) };
         let options = match &manifest {
-            Some(store) => known(store, &used),
+            Some(store) => PackOptions { labels: NewLabels::of(store)?.map(Arc::new), ..known(store, &used) },
             None => guess(first, &used, &sorted.losses, &examined, chunk_bytes),
         };
         let findings = Findings {
@@ -183,8 +185,8 @@ impl Salvage {
     /// unless there are some.
     #[must_use]
     pub fn options(&self, options: PackOptions) -> PackOptions {
-        let PackOptions { format, codec, chunk_bytes, duplicates, .. } = self.options.clone();
-        PackOptions { format, codec, chunk_bytes, duplicates, ..options }
+        let PackOptions { format, codec, chunk_bytes, duplicates, labels, .. } = self.options.clone();
+        PackOptions { format, codec, chunk_bytes, duplicates, labels, ..options }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::{ChunkRanges, Format, Formats, PartitionStatistics};
 use crate::shape::{ORDER_MAX, Shape};
+use crate::store::labels::ModesInfo;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -155,6 +156,8 @@ pub struct Manifest {
     pub chunks: Vec<ChunkEntry>,
     /// Which part of a tensor this is, where it is not all of it.
     pub part: Option<PartOf>,
+    /// Names, kinds and labels of the modes.
+    pub modes: Option<ModesInfo>,
 }
 
 impl Partition {
@@ -379,6 +382,7 @@ mod tests {
             partitions: vec![Partition::whole(format, 3, 1, 12, Some(5), Some(statistics))],
             chunks: vec![entry],
             part: None,
+            modes: None,
         }
     }
 

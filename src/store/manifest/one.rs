@@ -86,6 +86,7 @@ pub(super) fn decode(formats: &Formats, archive: &[u8]) -> Result<Manifest, Refu
         partitions: vec![Partition::whole(format, dims.len(), chunks.len() as u64, nnz, None, None)],
         chunks,
         part: None,
+        modes: None,
     };
     manifest.check_common()?;
     Ok(manifest)

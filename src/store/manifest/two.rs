@@ -6,6 +6,7 @@ use crate::format::{
     FIBER_LENGTHS, FormatRecord, Formats, GROUP_SIZES, Layout, PRIVATE_CODE, PartitionStatistics,
 };
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
+use crate::store::labels::{LabelFile, LabelKind, ModesInfo, NAME_BYTES_MAX};
 
 /// Bytes of a section's name.
 const NAME_BYTES: usize = 12;
@@ -24,12 +25,12 @@ const PARTITIONS_MAX: usize = 65536;
 /// Bytes of records.
 const PARTITION_BYTES: usize = 64;
 const CHUNK_BYTES: usize = 144;
-const LABELS_BYTES: usize = 24;
+const MODE_BYTES: usize = 40;
 
 /// The sections, ascending by name, and whether they are critical.
 const SECTIONS: [(&str, bool); 8] = [
     ("chunks", true),
-    ("labels", false),
+    ("modes", false),
     ("parameters", true),
     ("part", true),
     ("partitions", true),
@@ -122,6 +123,7 @@ pub(super) fn encode(manifest: &Manifest) -> Vec<u8> {
             let bytes = match name {
                 "chunks" => chunks(&manifest.chunks),
                 "parameters" => std::mem::take(&mut parameters),
+                "modes" => modes(manifest.modes.as_ref()?),
                 "part" => part(manifest.part.as_ref()?),
                 "partitions" => std::mem::take(&mut partitions.0),
                 "statistics" => statistics(manifest)?,
@@ -242,7 +244,7 @@ fn sections(body: &[u8]) -> Result<[Option<&[u8]>; SECTIONS.len()], Refusal> {
         }
     }
     check(end == body.len(), WRONG)?;
-    let optional = ["labels", "part", "statistics"];
+    let optional = ["modes", "part", "statistics"];
     let all =
         SECTIONS.iter().zip(&found).all(|((name, _), found)| found.is_some() || optional.contains(name));
     check(all, WRONG)?;
@@ -258,7 +260,7 @@ fn sections(body: &[u8]) -> Result<[Option<&[u8]>; SECTIONS.len()], Refusal> {
 /// Reads and checks a body.
 pub(super) fn decode(formats: &Formats, body: &[u8]) -> Result<Manifest, Refusal> {
     let found = sections(body)?;
-    let [_, labels, _, part, _, statistics, ..] = found;
+    let [_, modes, _, part, _, statistics, ..] = found;
     let [chunks, _, parameters, _, partitions, _, storage, tensor] = found.map(Option::unwrap_or_default);
     let mut codes = partitions.chunks_exact(PARTITION_BYTES).map(|record| Cursor(record).u32());
     if let Some(code) = codes.find(|&code| !formats.is_known(code)) {
@@ -309,6 +311,7 @@ pub(super) fn decode(formats: &Formats, body: &[u8]) -> Result<Manifest, Refusal
         partitions: read_partitions(formats, partitions, parameters, &shape)?,
         chunks,
         part: part.map(read_part).transpose()?,
+        modes: None,
         shape,
     };
     manifest.check_common()?;
@@ -316,7 +319,7 @@ pub(super) fn decode(formats: &Formats, body: &[u8]) -> Result<Manifest, Refusal
     if let Some(section) = statistics {
         read_statistics(section, &mut manifest)?;
     }
-    labels.map_or(Ok(()), |section| check_labels(section, &manifest.shape))?;
+    manifest.modes = modes.map(|section| read_modes(section, &manifest.shape)).transpose()?;
     check_cover(manifest.hash() == Some(hash), "hash")?;
     Ok(manifest)
 }
@@ -412,12 +415,59 @@ fn read_statistics(section: &[u8], manifest: &mut Manifest) -> Result<(), &'stat
     Ok(())
 }
 
-fn check_labels(section: &[u8], shape: &Shape) -> Result<(), &'static str> {
-    check(section.len() == LABELS_BYTES * shape.order(), "length of `labels`")?;
-    for (record, &dim) in section.chunks_exact(LABELS_BYTES).zip(shape.dims()) {
-        let [count, bytes, checksum] = Cursor(record).u64s();
-        let none = [count, bytes, checksum] == [0; 3];
-        check(none || count == u64::from(dim) && bytes / 8 > count, "field of `labels`")?;
+fn modes(info: &ModesInfo) -> Vec<u8> {
+    let mut out = Fields::default();
+    let length = |name: &str| u32::try_from(name.len()).unwrap_or(u32::MAX);
+    out.u32(length(&info.value_name)).u32(0);
+    for mode in &info.modes {
+        let (blocks, file) = mode
+            .file
+            .map_or((0, [0; 3]), |file| (file.blocks, [file.bytes, file.table_checksum, file.text_bytes]));
+        out.u32(mode.kind.code()).u32(mode.steps.into()).u32(length(&mode.name)).u32(blocks);
+        out.u64s(file);
     }
-    Ok(())
+    let names = info.modes.iter().map(|mode| &mode.name);
+    std::iter::once(&info.value_name).chain(names).for_each(|name| out.0.extend_from_slice(name.as_bytes()));
+    out.0
+}
+
+fn read_modes(section: &[u8], shape: &Shape) -> Result<ModesInfo, &'static str> {
+    const WRONG: &str = "field of `modes`";
+    let records = 8 + MODE_BYTES * shape.order();
+    let (records, names) = section.split_at_checked(records).ok_or("length of `modes`")?;
+    let mut fields = Cursor(records);
+    let mut lengths = vec![fields.u32()];
+    fields.reserved(4).map_err(|_| WRONG)?;
+    let mut info = ModesInfo::unnamed(shape.order());
+    for (mode, &dim) in info.modes.iter_mut().zip(shape.dims()) {
+        let [kind, steps, length, blocks] = fields.u32s();
+        let [bytes, table_checksum, text_bytes] = fields.u64s();
+        lengths.push(length);
+        mode.kind = LabelKind::of_code(kind).ok_or(WRONG)?;
+        mode.steps = steps == 1;
+        let has_labels = mode.kind != LabelKind::None;
+        check(steps <= u32::from(has_labels) && (blocks > 0) == has_labels && blocks <= dim, WRONG)?;
+        // The table's entries have 32 bytes.
+        let fits = if has_labels {
+            bytes / 32 >= u64::from(blocks)
+        } else {
+            [bytes, table_checksum, text_bytes] == [0; 3]
+        };
+        check(fits, WRONG)?;
+        mode.file = has_labels.then_some(LabelFile { blocks, bytes, table_checksum, text_bytes });
+    }
+    let mut rest = names;
+    let mut name = |length: u32| -> Result<String, &'static str> {
+        let length = length as usize;
+        check(length <= NAME_BYTES_MAX, WRONG)?;
+        let (name, behind) = rest.split_at_checked(length).ok_or("length of `modes`")?;
+        rest = behind;
+        std::str::from_utf8(name).map(str::to_owned).map_err(|_| WRONG)
+    };
+    info.value_name = name(lengths[0])?;
+    for (mode, &length) in info.modes.iter_mut().zip(&lengths[1..]) {
+        mode.name = name(length)?;
+    }
+    check(rest.is_empty(), "length of `modes`")?;
+    Ok(info)
 }

@@ -379,6 +379,7 @@ mod tests {
             )],
             chunks: Vec::new(),
             part: None,
+            modes: None,
         }
     }
 

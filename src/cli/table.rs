@@ -1,0 +1,277 @@
+//! What the command line says of tables and labels, and what is reported of them.
+
+use super::outputs::ends_in;
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::store::labels::{LabelKind, NewLabels};
+use crate::sys::{Sys, behind_links, directory};
+use crate::table::csv::CsvOptions;
+use crate::table::{Nulls, TableOptions, labels_of_files, parse_modes, parse_names};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// How tables are read, and what labels go with coordinate text.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Options of tables")]
+pub struct TableArgs {
+    /// Columns that become modes, by name or by number from 1, such as user,title,timestamp:month. Time: :year :month :week :day
+    /// :hour :minute, cyclic :hour-of-day :day-of-week :month-of-year; numbers: :bins=N :quantiles=N :log2; labels of a kind:
+    /// :text :number :time. A backslash escapes , and : in names
+    #[arg(long, value_name = "COLUMNS")]
+    modes: Option<String>,
+    /// The column of the values [default: none; each row counts 1]
+    #[arg(long, value_name = "COLUMN")]
+    value: Option<String>,
+    /// What to do with rows whose label or value is empty [default: error]
+    #[arg(long, value_enum, value_name = "error|drop", hide_possible_values = true)]
+    nulls: Option<NullsArg>,
+    /// The time zone whose clock bins of time follow, such as Europe/Zurich [default: UTC]
+    #[arg(long, value_name = "ZONE")]
+    timezone: Option<String>,
+    /// The character between fields, or tab [default: found out]
+    #[arg(long, value_name = "CHAR", value_parser = character)]
+    delimiter: Option<u8>,
+    /// The character that quotes fields, or none [default: "]
+    #[arg(long, value_name = "CHAR", value_parser = quote)]
+    quote: Option<Quote>,
+    /// Whether the first line names the columns [default: found out]
+    #[arg(long, value_name = "yes|no", value_parser = super::one_of([("yes", true), ("no", false)]), hide_possible_values = true)]
+    header: Option<bool>,
+    /// Keep the indices that labels have in this store; new labels get the indices behind them
+    #[arg(long, value_name = "STORE")]
+    labels_from: Option<PathBuf>,
+    /// Names of the modes of coordinate text, in order
+    #[arg(long, value_name = "NAMES", conflicts_with = "modes")]
+    mode_names: Option<String>,
+    /// Labels of a mode of coordinate text, by its name or number: a file with one on each line
+    #[arg(long, value_name = "MODE=FILE", conflicts_with = "modes")]
+    labels: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum NullsArg {
+    Error,
+    Drop,
+}
+
+/// What quotes fields: nothing, or a character.
+#[derive(Clone, Copy, Debug)]
+struct Quote(Option<u8>);
+
+fn character(text: &str) -> std::result::Result<u8, String> {
+    match text.as_bytes() {
+        _ if matches!(text, "tab" | "\\t") => Ok(b'\t'),
+        [byte] if byte.is_ascii() && !matches!(byte, b'\n' | b'\r' | b'"') => Ok(*byte),
+        _ => Err("give one character, or tab".into()),
+    }
+}
+
+fn quote(text: &str) -> std::result::Result<Quote, String> {
+    match text.as_bytes() {
+        b"none" => Ok(Quote(None)),
+        [byte] if byte.is_ascii_punctuation() => Ok(Quote(Some(*byte))),
+        _ => Err("give one character, or none".into()),
+    }
+}
+
+/// Endings of tables.
+pub const TABLES: [&str; 3] = ["csv", "tsv", "tab"];
+
+/// The name of `path` without an ending that says how it is compressed.
+fn uncompressed(path: &Path) -> PathBuf {
+    let packed = ["gz", "zst", "zstd"].iter().any(|end| ends_in(path, end));
+    if packed { path.with_extension("") } else { path.to_path_buf() }
+}
+
+impl TableArgs {
+    /// Whether `input` is a table: by its name, or because modes are named.
+    pub fn is_table(&self, input: &Path) -> bool {
+        let name = uncompressed(input);
+        let is = |ends: &[&str]| ends.iter().any(|end| ends_in(&name, end));
+        is(&TABLES) || self.modes.is_some() && !is(&["tns", "coo"])
+    }
+
+    /// An option of tables that is given.
+    pub fn of_tables(&self) -> Option<&'static str> {
+        let given = [
+            (self.modes.is_some(), "--modes"),
+            (self.value.is_some(), "--value"),
+            (self.nulls.is_some(), "--nulls"),
+            (self.timezone.is_some(), "--timezone"),
+            (self.delimiter.is_some(), "--delimiter"),
+            (self.quote.is_some(), "--quote"),
+            (self.header.is_some(), "--header"),
+            (self.labels_from.is_some(), "--labels-from"),
+        ];
+        given.iter().find(|(given, _)| *given).map(|(_, option)| *option)
+    }
+
+    /// An option of coordinate text that is given.
+    pub fn of_text(&self) -> Option<&'static str> {
+        self.mode_names.as_ref().map(|_| "--mode-names").or(self.labels.first().map(|_| "--labels"))
+    }
+
+    /// How the table `input` is read; temporary files go to `temp_dir`.
+    pub fn options(&self, input: &Path, temp_dir: PathBuf) -> Result<TableOptions> {
+        let by_name = ends_in(&uncompressed(input), "csv");
+        let tabs = !by_name && TABLES.iter().any(|end| ends_in(&uncompressed(input), end));
+        let csv = CsvOptions {
+            delimiter: self.delimiter.or(tabs.then_some(b'\t')),
+            quote: self.quote.map(|Quote(quote)| quote),
+            header: self.header,
+        };
+        Ok(TableOptions {
+            modes: self.modes.as_deref().map_or(Ok(Vec::new()), parse_modes)?,
+            value: self.value.as_deref().and_then(|name| parse_names(name).into_iter().next()),
+            nulls: match self.nulls {
+                Some(NullsArg::Drop) => Nulls::Drop,
+                _ => Nulls::Error,
+            },
+            timezone: self.timezone.clone(),
+            csv,
+            labels_from: self.labels_from.clone(),
+            temp_dir,
+            memory: 0,
+        })
+    }
+
+    /// Names and labels of coordinate text; `None` where none are given.
+    pub fn labels(&self, sys: &Sys, temp_dir: &Path) -> Result<Option<NewLabels>> {
+        if self.of_text().is_none() {
+            return Ok(None);
+        }
+        let Some(names) = self.mode_names.as_deref().map(parse_names) else {
+            return Err(Error::request("--labels: name all modes too, as in --mode-names user,title,month"));
+        };
+        let file = |text: &String| {
+            let (mode, file) = text.rsplit_once('=').ok_or_else(|| {
+                Error::request(format!("--labels {text}: give a mode and a file, as in title=titles.txt"))
+            })?;
+            Ok((find_mode("--labels", mode, names.len(), |at| Some(&names[at]))?, PathBuf::from(file)))
+        };
+        let files: Vec<(usize, PathBuf)> = self.labels.iter().map(file).collect::<Result<_>>()?;
+        labels_of_files(sys, &names, &files, temp_dir).map(Some)
+    }
+}
+
+/// Where temporary files of a job that writes `target` go.
+pub fn temp_dir(given: Option<&Path>, target: &Path) -> Result<PathBuf> {
+    Ok(match given {
+        Some(dir) => dir.to_path_buf(),
+        None => directory(&behind_links(target)?).to_path_buf(),
+    })
+}
+
+/// The mode, from 0, that `text` names or numbers from 1, of `order` modes with these names.
+pub fn find_mode<'a>(
+    option: &str,
+    text: &str,
+    order: usize,
+    name: impl Fn(usize) -> Option<&'a String>,
+) -> Result<usize> {
+    let wanted = text;
+    let named = (0..order).find(|&mode| name(mode).is_some_and(|name| !name.is_empty() && name == wanted));
+    let numbered =
+        || text.parse::<usize>().ok().filter(|number| (1..=order).contains(number)).map(|number| number - 1);
+    named.or_else(numbered).ok_or_else(|| {
+        let names: Vec<String> = (0..order)
+            .map(|mode| name(mode).filter(|name| !name.is_empty()).cloned().unwrap_or((mode + 1).to_string()))
+            .collect();
+        Error::request(format!(
+            "{option}: there is no mode {text:?}; there are {}",
+            crate::table::listed(&names)
+        ))
+    })
+}
+
+/// The mode of `store`, from 0, that `text` names or numbers.
+pub fn mode_of(option: &str, text: &str, store: &Store) -> Result<usize> {
+    let info = store.modes_info();
+    find_mode(option, text, store.dims().len(), |mode| Some(&info?.modes[mode].name))
+}
+
+/// What is reported of a mode with a name or labels.
+#[derive(Debug, Serialize)]
+pub struct ModeReport {
+    /// From 1.
+    pub mode: usize,
+    /// Its name.
+    pub name: String,
+    /// What its labels are.
+    pub kind: LabelKind,
+    /// Whether they are consecutive steps of a range.
+    pub steps: bool,
+    /// How many there are.
+    pub dim: u32,
+    /// The first labels, and the last if there are more.
+    pub labels: Vec<String>,
+    /// The last label.
+    pub last: Option<String>,
+}
+
+/// Labels of each mode that are shown.
+const SHOWN: u32 = 5;
+
+/// What is reported of the modes of `store`; nothing where it says nothing of them.
+pub fn mode_reports(store: &Store) -> Result<Vec<ModeReport>> {
+    let Some(info) = store.modes_info() else { return Ok(Vec::new()) };
+    let mut reports = Vec::new();
+    for (mode, info) in info.modes.iter().enumerate() {
+        let dim = store.dims()[mode];
+        let mut first = Vec::new();
+        let mut last = None;
+        if let Some(labels) = &mut store.labels(mode)? {
+            for index in 0..dim.min(SHOWN) {
+                first.push(labels.get(index)?.to_owned());
+            }
+            last = Some(labels.get(dim - 1)?.to_owned()).filter(|_| dim > SHOWN);
+        }
+        reports.push(ModeReport {
+            mode: mode + 1,
+            name: info.name.clone(),
+            kind: info.kind,
+            steps: info.steps,
+            dim,
+            labels: first,
+            last,
+        });
+    }
+    Ok(reports)
+}
+
+/// The modes for people, a line for each.
+pub fn modes_text(reports: &[ModeReport]) -> String {
+    let line = |report: &ModeReport| {
+        let ModeReport { mode, name, kind, dim, labels, last, .. } = report;
+        let what = match (kind, report.steps) {
+            (LabelKind::None, _) => "indices",
+            (LabelKind::Text, _) => "labels",
+            (LabelKind::Number, false) => "numbers",
+            (LabelKind::Number, true) => "bins",
+            (LabelKind::Time, false) => "times",
+            (LabelKind::Time, true) => "bins of time",
+            (LabelKind::Cyclic, _) => "in a cycle",
+        };
+        let mut shown: Vec<String> = labels.iter().map(|label| short(label)).collect();
+        if let Some(last) = last {
+            shown.extend(["…".into(), short(last)]);
+        }
+        let colon = if shown.is_empty() { "" } else { ": " };
+        let name = if name.is_empty() { String::new() } else { format!("{}, ", short(name)) };
+        format!("  mode {mode}    {name}{dim} {what}{colon}{}\n", shown.join(", "))
+    };
+    reports.iter().map(line).collect()
+}
+
+/// A label in a line of text.
+pub fn short(label: &str) -> String {
+    const SHOWN: usize = 32;
+    let plain: String =
+        label.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(SHOWN).collect();
+    match (label.chars().count() > SHOWN, label.is_empty()) {
+        (true, _) => format!("{plain}…"),
+        (_, true) => "\"\"".into(),
+        _ => plain,
+    }
+}

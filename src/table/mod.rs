@@ -1,0 +1,39 @@
+//! Tables: rows with labels, times and numbers become nonzeros with indices.
+//!
+//! [`Table::read`] takes a table in and learns everything; [`Table`] is then a [`Source`] of its nonzeros, with what a store
+//! says of its modes ([`Table::labels`]).
+//!
+//! ```text
+//! csv: pieces of whole records -> piece::parse, in parallel -> dictionary: labels to numbers, by column and shard
+//!   -> rows (numbers, times, values) wait in scratch
+//! dictionary::merge: sorted labels -> indices -> labels-M.bin
+//! rows -> numbers to indices, times to bins -> batches
+//! ```
+//!
+//! Indices follow the labels' natural order, so they do not depend on the order of rows, nor on memory and threads.
+
+pub mod csv;
+mod dictionary;
+mod lines;
+mod number;
+mod options;
+mod piece;
+mod read;
+mod scratch;
+mod source;
+mod time;
+
+pub use lines::labels_of_files;
+pub use number::NumberBins;
+pub(crate) use options::listed;
+pub use options::{Nulls, TableMode, TableOptions, Treatment, parse_modes, parse_names};
+pub use source::Table;
+pub use time::TimeBins;
+
+/// A field as messages show it: in quotes, short, without what would break the line.
+pub(crate) fn shown(field: &[u8]) -> String {
+    const SHOWN: usize = 40;
+    let text = String::from_utf8_lossy(field);
+    let cut: String = text.chars().take(SHOWN).collect();
+    if cut.len() < text.len() { format!("{cut:?}…") } else { format!("{cut:?}") }
+}

@@ -1,0 +1,345 @@
+//! A piece of a table, taken apart by one thread: for each mode labels with their hashes, times or numbers; values; and the
+//! first thing that is wrong.
+
+use super::csv::{Dialect, Fault, Field, RECORD_BYTES_MAX};
+use super::number::{NumberBins, parse_value};
+use super::options::{Nulls, Treatment};
+use super::time::{self, Moment};
+use super::{number, shown};
+use crate::store::labels::{LABEL_BYTES_MAX, LabelKind};
+use jiff::tz::TimeZone;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What rows are made into.
+#[derive(Debug)]
+pub struct Rules {
+    /// How text is divided.
+    pub dialect: Dialect,
+    /// Names of the columns, from the header or numbers.
+    pub names: Vec<String>,
+    /// Whether the table has a header.
+    pub has_header: bool,
+    /// For each mode its column and what becomes of it.
+    pub modes: Vec<(usize, Treatment)>,
+    /// The column of the values.
+    pub value: Option<usize>,
+    /// What becomes of rows without a label or value.
+    pub nulls: Nulls,
+    /// Whose clock time follows.
+    pub zone: TimeZone,
+    /// Of labels' hashes.
+    pub seed: u64,
+}
+
+/// Numbers from the least to the greatest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range<T> {
+    /// The least.
+    pub low: T,
+    /// The greatest.
+    pub high: T,
+}
+
+impl<T: PartialOrd + Copy> Range<T> {
+    /// Both ranges and what lies between.
+    pub fn join(a: Option<Self>, b: Option<Self>) -> Option<Self> {
+        match (a, b) {
+            (Some(a), Some(b)) => Some(Self {
+                low: if b.low < a.low { b.low } else { a.low },
+                high: if b.high > a.high { b.high } else { a.high },
+            }),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// With `x`.
+    pub fn add(range: &mut Option<Self>, x: T) {
+        *range = Self::join(*range, Some(Self { low: x, high: x }));
+    }
+}
+
+/// A column of a piece.
+#[derive(Debug)]
+pub enum PieceColumn {
+    /// Labels, one behind the other, where each ends, and their hashes.
+    Labels {
+        /// Their bytes.
+        bytes: Vec<u8>,
+        /// Where each ends.
+        ends: Vec<u32>,
+        /// Of each.
+        hashes: Vec<u64>,
+    },
+    /// Civil seconds, or numbers, as the piece's first row has it.
+    Times {
+        /// Of each row.
+        times: Vec<i64>,
+        /// Whether they are numbers.
+        numbers: Option<bool>,
+        /// From the first to the last.
+        range: Option<Range<i64>>,
+    },
+    /// Numbers.
+    Numbers {
+        /// Of each row.
+        numbers: Vec<f64>,
+        /// From the least to the greatest.
+        range: Option<Range<f64>>,
+    },
+}
+
+/// Where something is wrong: a row and a line of the piece, from 0; a column; and what is wrong.
+#[derive(Clone, Debug)]
+pub struct PieceFault {
+    /// Rows before it.
+    pub row: u64,
+    /// Lines before it.
+    pub line: u64,
+    /// The column.
+    pub column: Option<usize>,
+    /// What is wrong and what to do.
+    pub what: String,
+}
+
+/// Fields without a label or value, of one column.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NullCount {
+    /// How many.
+    pub count: u64,
+    /// Rows and lines before the first.
+    pub first: Option<(u64, u64)>,
+}
+
+/// What is in a piece.
+#[derive(Debug)]
+pub struct Piece {
+    /// Rows, those that are left out too.
+    pub rows: u64,
+    /// Lines.
+    pub lines: u64,
+    /// Rows that are kept.
+    pub kept: usize,
+    /// Each mode.
+    pub columns: Vec<PieceColumn>,
+    /// Values, if a column holds them.
+    pub values: Vec<f64>,
+    /// For each mode, and the values, what is not there.
+    pub nulls: Vec<NullCount>,
+    /// Rows that are left out.
+    pub dropped: u64,
+    /// The first thing that is wrong.
+    pub fault: Option<PieceFault>,
+}
+
+impl Piece {
+    fn new(rules: &Rules, bytes: usize) -> Self {
+        let rows = bytes / 24;
+        let column = |&(_, treatment): &(usize, Treatment)| match treatment {
+            Treatment::Labels | Treatment::Kind(_) | Treatment::Quantiles(_) => PieceColumn::Labels {
+                bytes: Vec::with_capacity(bytes / 4),
+                ends: Vec::with_capacity(rows),
+                hashes: Vec::with_capacity(rows),
+            },
+            Treatment::Time(_) => {
+                PieceColumn::Times { times: Vec::with_capacity(rows), numbers: None, range: None }
+            }
+            Treatment::Number(_) => PieceColumn::Numbers { numbers: Vec::with_capacity(rows), range: None },
+        };
+        Self {
+            rows: 0,
+            lines: 0,
+            kept: 0,
+            columns: rules.modes.iter().map(column).collect(),
+            values: Vec::new(),
+            nulls: vec![NullCount::default(); rules.modes.len() + 1],
+            dropped: 0,
+            fault: None,
+        }
+    }
+}
+
+/// Takes a piece's text apart, up to the first thing that is wrong.
+pub fn parse(rules: &Rules, text: &[u8]) -> Piece {
+    let mut piece = Piece::new(rules, text.len());
+    // Checked at once: each field then is, too.
+    let valid = std::str::from_utf8(text).map_or_else(|e| e.valid_up_to(), str::len);
+    let (mut at, mut fields, mut buffer) = (0, Vec::new(), Vec::new());
+    while at < text.len() {
+        let next = rules.dialect.split(text, at, &mut fields);
+        let record = match next {
+            Ok(next) => next,
+            Err(Fault { field, what }) => {
+                // A quote opens on the line where its field begins.
+                let before = fields.last().map_or(at, |last: &Field| last.end);
+                let lines = count_lines(&text[at..before]);
+                piece.fault = Some(PieceFault {
+                    row: piece.rows,
+                    line: piece.lines + lines,
+                    column: Some(field),
+                    what,
+                });
+                return piece;
+            }
+        };
+        let blank =
+            fields.len() == 1 && fields[0].is_null() && (rules.names.len() > 1 || text[at..].len() <= 1);
+        if !blank {
+            let checked = check_record(rules, &fields, text, (at, record), valid)
+                .and_then(|()| row(rules, &fields, text, &mut piece, &mut buffer));
+            if let Err((column, what)) = checked {
+                piece.fault = Some(PieceFault { row: piece.rows, line: piece.lines, column, what });
+                return piece;
+            }
+            piece.rows += 1;
+        }
+        piece.lines += count_lines(&text[at..record]);
+        at = record;
+    }
+    piece
+}
+
+fn count_lines(text: &[u8]) -> u64 {
+    memchr::memchr_iter(b'\n', text).count() as u64
+}
+
+/// A column, if one is at fault, and what is wrong.
+type Wrong = (Option<usize>, String);
+
+/// What a whole record must be: `at` is where it begins and where the next one does.
+fn check_record(
+    rules: &Rules,
+    fields: &[Field],
+    text: &[u8],
+    at: (usize, usize),
+    valid: usize,
+) -> Result<(), Wrong> {
+    if at.1 > valid {
+        let column = fields.iter().position(|field| field.end > valid).unwrap_or(fields.len() - 1);
+        let what = "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8";
+        return Err((Some(column), what.into()));
+    }
+    if at.1 - at.0 > RECORD_BYTES_MAX {
+        let what = "a row of more than 16 MiB; a quote may not be closed: close it, or give --quote none";
+        return Err((None, what.into()));
+    }
+    let (there, wanted) = (fields.len(), rules.names.len());
+    if there != wanted {
+        let of = if rules.has_header { "the header" } else { "the first row" };
+        let fields = |n: usize| format!("{n} field{}", if n == 1 { "" } else { "s" });
+        let way = if there > wanted {
+            "quote fields that hold the delimiter"
+        } else {
+            "complete the row, or remove it"
+        };
+        return Err((None, format!("has {}, {of} has {wanted}; {way}", fields(there))));
+    }
+    let repeats = rules.has_header
+        && fields
+            .iter()
+            .zip(&rules.names)
+            .all(|(field, name)| text[field.start..field.end] == *name.as_bytes());
+    if repeats {
+        return Err((None, "repeats the header; remove the line".into()));
+    }
+    Ok(())
+}
+
+/// Adds a row to the piece.
+fn row(
+    rules: &Rules,
+    fields: &[Field],
+    text: &[u8],
+    piece: &mut Piece,
+    buffer: &mut Vec<u8>,
+) -> Result<(), Wrong> {
+    let mut is_whole = true;
+    let columns = rules.modes.iter().map(|&(column, _)| column).chain(rules.value);
+    for (at, column) in columns.enumerate() {
+        if fields[column].is_null() {
+            let null = &mut piece.nulls[if at < rules.modes.len() { at } else { rules.modes.len() }];
+            null.count += 1;
+            null.first.get_or_insert((piece.rows, piece.lines));
+            is_whole = false;
+        }
+    }
+    if !is_whole {
+        piece.dropped += 1;
+        return Ok(());
+    }
+    for (&(column, treatment), out) in rules.modes.iter().zip(&mut piece.columns) {
+        let field = fields[column].bytes(text, rules.dialect.quote, buffer);
+        let wrong = |what: String| (Some(column), format!("{} {what}", shown(field)));
+        match out {
+            PieceColumn::Labels { bytes, ends, hashes } => {
+                check_label(field, treatment, rules).map_err(wrong)?;
+                bytes.extend_from_slice(field);
+                ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+                hashes.push(xxh3_64_with_seed(field, rules.seed));
+            }
+            PieceColumn::Times { times, numbers, range } => {
+                let (time, is_number) = match time::parse(field, &rules.zone) {
+                    Some(Moment::Civil(seconds, _)) => (seconds, false),
+                    Some(Moment::Number(number)) => (number, true),
+                    None => return Err(wrong(no_time(field))),
+                };
+                if *numbers.get_or_insert(is_number) != is_number {
+                    return Err(wrong(mixed_times(is_number)));
+                }
+                times.push(time);
+                Range::add(range, time);
+            }
+            PieceColumn::Numbers { numbers, range } => {
+                let x = parse_value(field).map_err(wrong)?;
+                if treatment == Treatment::Number(NumberBins::Log2) && x <= 0.0 {
+                    return Err(wrong(
+                        "has no logarithm; use :bins=N, or leave out rows that are not above 0".into(),
+                    ));
+                }
+                numbers.push(x);
+                Range::add(range, x);
+            }
+        }
+    }
+    if let Some(column) = rules.value {
+        let field = fields[column].bytes(text, rules.dialect.quote, buffer);
+        let value = parse_value(field).map_err(|what| (Some(column), format!("{} {what}", shown(field))))?;
+        piece.values.push(value);
+    }
+    piece.kept += 1;
+    Ok(())
+}
+
+/// What is told of a date among numbers, or the other way.
+pub fn mixed_times(is_number: bool) -> String {
+    let (this, others) = if is_number { ("a number", "dates") } else { ("a date", "numbers") };
+    format!("is {this}, and rows above hold {others}; write all alike")
+}
+
+fn no_time(field: &[u8]) -> String {
+    let slashes = field.contains(&b'/') || memchr::memchr_iter(b'.', field).count() > 1;
+    let way = if slashes { "; write dates as 2024-03-05, year first" } else { "" };
+    format!(
+        "is no date or time{way}; dates look like 2024-03-05, 2024-03-05 14:30:00 or 2024-03-05T14:30:00Z, or are seconds since 1970"
+    )
+}
+
+fn check_label(field: &[u8], treatment: Treatment, rules: &Rules) -> Result<(), String> {
+    if field.len() > LABEL_BYTES_MAX {
+        return Err(format!("is longer than {LABEL_BYTES_MAX} bytes; shorten it, or leave the column out"));
+    }
+    let is_number = || number::append_key(field.trim_ascii(), &mut Vec::new());
+    let good = match treatment {
+        Treatment::Kind(LabelKind::Number) | Treatment::Quantiles(_) => is_number(),
+        Treatment::Kind(LabelKind::Time) => {
+            matches!(time::parse(field, &rules.zone), Some(Moment::Civil(..)))
+        }
+        _ => true,
+    };
+    match (good, treatment) {
+        (true, _) => Ok(()),
+        (false, Treatment::Kind(LabelKind::Time)) => Err(no_time(field)),
+        (false, _) => {
+            Err("is not a number; correct it, or use the column without :number or :quantiles".into())
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Takes a table in: all of its rows, with labels as numbers, wait in scratch when this is done.
+
+use super::csv::{CsvPiece, CsvPieces, sniff};
+use super::dictionary::{Dictionary, Found, SHARDS, Shard, Wanted, shard_of};
+use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
+use super::piece::{self, NullCount, Piece, PieceColumn, PieceFault, Range, Rules};
+use super::scratch::{Extent, Scratch};
+use super::time;
+use crate::coo::tns::TextInput;
+use crate::error::{Error, Result};
+use crate::store::labels::LabelKind;
+use crate::sys::Sys;
+use crate::sys::sync::{Receiver, Sender, bounded, scope};
+use rayon::prelude::*;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// Bytes of text that are taken apart by one task.
+const PIECE_BYTES: usize = 1 << 19;
+/// Pieces of a group for each thread.
+const PIECES_PER_THREAD: usize = 4;
+/// Bytes that a piece of a group takes: its text, that of a piece of the next group, and its columns.
+const GROUPED_BYTES: u64 = 5 * PIECE_BYTES as u64;
+
+/// Rows that wait: how many there are, in which epoch, and their columns one behind the other.
+#[derive(Debug)]
+pub struct Frame {
+    /// Rows.
+    pub rows: usize,
+    /// The epoch whose numbers they hold.
+    pub epoch: usize,
+    /// For each mode numbers of labels (u32), times (i64) or numbers (f64), then values (f64).
+    pub extent: Extent,
+}
+
+/// A mode's column, when all rows have been read.
+#[derive(Debug)]
+pub enum ReadColumn {
+    /// Labels.
+    Labels(Dictionary),
+    /// Times: whether they are numbers rather than civil seconds, and from which to which.
+    Times(bool, Option<Range<i64>>),
+    /// Numbers, from which to which.
+    Numbers(Option<Range<f64>>),
+}
+
+/// A table that has been read.
+#[derive(Debug)]
+pub struct ReadTable {
+    /// How it was read.
+    pub rules: Rules,
+    /// The modes' columns.
+    pub columns: Vec<ReadColumn>,
+    /// The rows.
+    pub frames: Vec<Frame>,
+    /// Rows that are kept.
+    pub rows: u64,
+    /// Rows that were left out.
+    pub dropped: u64,
+    /// The most labels of an epoch, in all columns.
+    pub epoch_labels: u64,
+}
+
+/// How many pieces are in a group, and what the tables of labels may take.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadMemory {
+    group: usize,
+    tables: u64,
+    /// What rows and runs may take until they go to a file.
+    pub kept: u64,
+}
+
+impl ReadMemory {
+    /// Of `memory` bytes, where decoding takes `decoder`; an error where that is too little.
+    pub fn new(memory: u64, decoder: u64, threads: usize, name: &str) -> Result<Self> {
+        /// The program, and each thread.
+        const PROGRAM_BYTES: u64 = 10 << 20;
+        const THREAD_BYTES: u64 = 2 << 20;
+        const TABLES_MIN: u64 = 8 << 20;
+        let fixed = PROGRAM_BYTES + THREAD_BYTES * threads as u64 + decoder + 2 * PIECE_BYTES as u64;
+        let room = memory.saturating_sub(fixed);
+        let group = usize::try_from(room / 5 / GROUPED_BYTES).unwrap_or(usize::MAX);
+        let group = group.clamp(1, PIECES_PER_THREAD * threads);
+        let room = room.saturating_sub(group as u64 * GROUPED_BYTES);
+        if room < TABLES_MIN && memory >= crate::pack::MEMORY_MIN {
+            let least = bytesize::ByteSize(
+                (fixed + GROUPED_BYTES * 5 / 4 + TABLES_MIN * 5 / 4).next_multiple_of(1 << 20),
+            );
+            let given = bytesize::ByteSize(memory);
+            return Err(Error::request(format!(
+                "`memory` {given} is too little: reading {name} takes at least {least}"
+            )));
+        }
+        // Tables grow by doubling, and are sorted beside an order of theirs.
+        Ok(Self { group, tables: room * 2 / 5, kept: room / 5 })
+    }
+}
+
+/// Reads the table `input`, called `name`.
+pub fn read(
+    sys: &Sys,
+    input: TextInput,
+    name: &str,
+    options: &TableOptions,
+    memory: ReadMemory,
+    scratch: &Scratch,
+    watch: &(dyn Fn(u64) + Sync),
+) -> Result<ReadTable> {
+    let mut pieces = CsvPieces::new(sys, input, PIECE_BYTES);
+    let wanted: Vec<&str> =
+        options.modes.iter().map(|mode| &mode.column[..]).chain(options.value.as_deref()).collect();
+    let sniffed = sniff(options.csv, pieces.head()?, &wanted, name)?;
+    pieces.divide_by(sniffed.dialect);
+    if options.modes.is_empty() {
+        let names = sniffed.names.unwrap_or_else(|| (1..=sniffed.columns).map(|n| n.to_string()).collect());
+        let what = format!(
+            "say which columns are modes, and which holds values: --modes A,B,… --value C; the columns are {}",
+            listed(&names)
+        );
+        return Err(Error::input(name, what));
+    }
+    let column = |wanted: &str| find_column(wanted, sniffed.names.as_deref(), sniffed.columns, name);
+    let modes = options.modes.iter().map(|mode| Ok((column(&mode.column)?, mode.treatment)));
+    let zone = time::zone(options.timezone.as_deref().unwrap_or("UTC"))?;
+    let rules = Rules {
+        dialect: sniffed.dialect,
+        modes: modes.collect::<Result<_>>()?,
+        value: options.value.as_deref().map(column).transpose()?,
+        has_header: sniffed.names.is_some(),
+        names: sniffed
+            .names
+            .clone()
+            .unwrap_or_else(|| (1..=sniffed.columns).map(|n| n.to_string()).collect()),
+        nulls: options.nulls,
+        zone,
+        seed: RandomState::new().build_hasher().finish(),
+    };
+    let mut intake = Intake::new(sys, name, rules, memory, scratch);
+    intake.read_all(pieces, watch)?;
+    intake.finish()
+}
+
+/// What has been read.
+struct Intake<'a> {
+    sys: &'a Sys,
+    name: &'a str,
+    rules: Rules,
+    memory: ReadMemory,
+    scratch: &'a Scratch,
+    columns: Vec<ReadColumn>,
+    frames: Vec<Frame>,
+    epoch: usize,
+    epoch_labels: u64,
+    /// Rows and lines, the header's too.
+    rows: u64,
+    lines: u64,
+    kept: u64,
+    dropped: u64,
+    nulls: Vec<NullCount>,
+}
+
+impl<'a> Intake<'a> {
+    fn new(sys: &'a Sys, name: &'a str, rules: Rules, memory: ReadMemory, scratch: &'a Scratch) -> Self {
+        let column = |&(_, treatment): &(usize, Treatment)| {
+            let labels = |kind, quantiles| {
+                ReadColumn::Labels(Dictionary::new(Wanted { kind, quantiles }, &rules.zone))
+            };
+            match treatment {
+                Treatment::Labels => labels(None, None),
+                Treatment::Kind(kind) => labels(Some(kind), None),
+                Treatment::Quantiles(count) => labels(Some(LabelKind::Number), Some(count)),
+                Treatment::Time(_) => ReadColumn::Times(false, None),
+                Treatment::Number(_) => ReadColumn::Numbers(None),
+            }
+        };
+        let columns = rules.modes.iter().map(column).collect();
+        let nulls = vec![NullCount::default(); rules.modes.len() + 1];
+        Self {
+            sys,
+            name,
+            rules,
+            memory,
+            scratch,
+            columns,
+            frames: Vec::new(),
+            epoch: 0,
+            epoch_labels: 0,
+            rows: 0,
+            lines: 0,
+            kept: 0,
+            dropped: 0,
+            nulls,
+        }
+    }
+
+    fn read_all(&mut self, pieces: CsvPieces, watch: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        let (sys, group) = (self.sys, self.memory.group);
+        scope(|scope| {
+            let (full_sender, full) = bounded(group);
+            let (empty, empty_receiver) = bounded(2 * group + 2);
+            sys.spawn(scope, "read-table".into(), move || {
+                read_pieces(pieces, &full_sender, &empty_receiver);
+            })?;
+            let mut incoming = full.iter();
+            let mut skip = self.rules.has_header;
+            loop {
+                sys.check_cancelled()?;
+                let mut group: Vec<Result<CsvPiece>> = incoming.by_ref().take(group).collect();
+                let failure = group.iter().position(Result::is_err).map(|at| group.split_off(at));
+                let group: Vec<CsvPiece> = group.into_iter().flatten().collect();
+                if group.is_empty() {
+                    return failure.into_iter().flatten().find_map(Result::err).map_or(Ok(()), Err);
+                }
+                self.take(&group, skip)?;
+                skip = false;
+                watch(self.kept);
+                for piece in group {
+                    // Full only if the reading thread has ended; then nobody wants the buffer.
+                    let _ = empty.try_send(piece.into_buffer());
+                }
+                if let Some(failure) = failure.into_iter().flatten().find_map(Result::err) {
+                    return Err(failure);
+                }
+            }
+        })
+    }
+
+    /// Takes a group of pieces in; `skip`: the first begins with the header.
+    fn take(&mut self, group: &[CsvPiece], skip: bool) -> Result<()> {
+        let rules = &self.rules;
+        let mut header = (0, 0);
+        if skip {
+            let mut fields = Vec::new();
+            let text = group[0].text();
+            // Blank lines may stand above it.
+            loop {
+                let at = header.0;
+                let next = rules.dialect.split(text, at, &mut fields);
+                let next = next
+                    .map_err(|fault| Error::input(format!("{}:{}", self.name, header.1 + 1), fault.what))?;
+                header = (next, header.1 + memchr::memchr_iter(b'\n', &text[at..next]).count() as u64);
+                if fields.len() > 1 || !fields[0].is_null() || next >= text.len() {
+                    break;
+                }
+            }
+            self.lines = header.1;
+        }
+        let text = |(at, piece): (usize, &'_ CsvPiece)| -> Piece {
+            let text = piece.text();
+            piece::parse(rules, if at == 0 { &text[header.0..] } else { text })
+        };
+        let pieces: Vec<Piece> = group.par_iter().enumerate().map(text).collect();
+        for piece in &pieces {
+            self.check(piece)?;
+        }
+        let numbers = self.intern(&pieces);
+        let encode = |(at, piece): (usize, &Piece)| encode(piece, &numbers, at);
+        let encoded: Vec<Vec<u8>> = pieces.par_iter().enumerate().map(encode).collect();
+        for (piece, bytes) in pieces.iter().zip(encoded).filter(|(piece, _)| piece.kept > 0) {
+            let extent = self.scratch.put(bytes)?;
+            self.frames.push(Frame { rows: piece.kept, epoch: self.epoch, extent });
+        }
+        let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
+        if tables > self.memory.tables { self.seal() } else { Ok(()) }
+    }
+
+    fn dictionaries(&mut self) -> impl Iterator<Item = &mut Dictionary> {
+        self.columns.iter_mut().filter_map(|column| match column {
+            ReadColumn::Labels(dictionary) => Some(dictionary),
+            _ => None,
+        })
+    }
+
+    /// Ends an epoch.
+    fn seal(&mut self) -> Result<()> {
+        let scratch = self.scratch;
+        let mut labels = 0;
+        for dictionary in self.dictionaries() {
+            labels += dictionary.seal(scratch)?.iter().map(|&n| u64::from(n)).sum::<u64>();
+        }
+        self.epoch_labels = self.epoch_labels.max(labels);
+        self.epoch += 1;
+        Ok(())
+    }
+
+    /// Takes note of a piece; an error if something is wrong with it.
+    fn check(&mut self, piece: &Piece) -> Result<()> {
+        for (all, nulls) in self.nulls.iter_mut().zip(&piece.nulls) {
+            all.count += nulls.count;
+            let first = nulls.first.map(|(row, line)| (self.rows + row, self.lines + line));
+            all.first = all.first.or(first);
+        }
+        for (at, (all, column)) in self.columns.iter_mut().zip(&piece.columns).enumerate() {
+            match (all, column) {
+                (
+                    ReadColumn::Times(is_number, all),
+                    PieceColumn::Times { numbers: Some(numbers), range, .. },
+                ) => {
+                    if all.is_some() && *is_number != *numbers {
+                        let column = Some(self.rules.modes[at].0);
+                        let what = piece::mixed_times(*numbers);
+                        return Err(self.fault(&PieceFault { row: 0, line: 0, column, what }));
+                    }
+                    *is_number = *numbers;
+                    *all = Range::join(*all, *range);
+                }
+                (ReadColumn::Numbers(all), PieceColumn::Numbers { range, .. }) => {
+                    *all = Range::join(*all, *range);
+                }
+                _ => {}
+            }
+        }
+        if let Some(fault) = &piece.fault {
+            return Err(self.fault(fault));
+        }
+        self.rows += piece.rows;
+        self.lines += piece.lines;
+        self.kept += piece.kept as u64;
+        self.dropped += piece.dropped;
+        Ok(())
+    }
+
+    /// The error about a row.
+    fn fault(&self, fault: &PieceFault) -> Error {
+        let (row, line) = (self.rows + fault.row + 1, self.lines + fault.line + 1);
+        let column = fault
+            .column
+            .and_then(|at| self.rules.names.get(at))
+            .map_or_else(String::new, |name| format!(", column {}", super::shown(name.as_bytes())));
+        Error::input(format!("{}:{line}", self.name), format!("row {row}{column}: {}", fault.what))
+    }
+
+    /// The numbers of all labels of `pieces`: by column, shard and piece.
+    fn intern(&mut self, pieces: &[Piece]) -> Vec<Vec<Vec<Vec<u32>>>> {
+        let columns: Vec<_> = self
+            .columns
+            .par_iter_mut()
+            .enumerate()
+            .map(|(at, column)| {
+                let ReadColumn::Labels(dictionary) = column else { return Vec::new() };
+                let (shards, interning) = dictionary.interning();
+                let fill = |(number, shard): (usize, &mut Shard)| {
+                    let mut found: Option<Found> = None;
+                    let filled: Vec<Vec<u32>> = pieces
+                        .iter()
+                        .map(|piece| {
+                            let mut numbers = Vec::with_capacity(piece.kept / (SHARDS - 1));
+                            let here =
+                                interning.fill(&mut *shard, number, labels(&piece.columns[at]), &mut numbers);
+                            found = Some(found.map_or(here, |found| found.and(here)));
+                            numbers
+                        })
+                        .collect();
+                    (filled, found)
+                };
+                let filled: Vec<_> = shards.into_par_iter().enumerate().map(fill).collect();
+                for found in filled.iter().filter_map(|(_, found)| *found) {
+                    dictionary.narrow(found);
+                }
+                filled.into_iter().map(|(numbers, _)| numbers).collect::<Vec<_>>()
+            })
+            .collect();
+        columns
+    }
+
+    fn finish(mut self) -> Result<ReadTable> {
+        let missing: u64 = self.nulls.iter().map(|null| null.count).sum();
+        if missing > 0 && self.rules.nulls == Nulls::Error {
+            return Err(self.missing());
+        }
+        if self.kept == 0 {
+            let what = if self.rows > 0 {
+                "every row lacks a label or a value; name other columns"
+            } else {
+                "holds no rows below its header; give at least one"
+            };
+            return Err(Error::input(self.name, what));
+        }
+        self.seal()?;
+        Ok(ReadTable {
+            rules: self.rules,
+            columns: self.columns,
+            frames: self.frames,
+            rows: self.kept,
+            dropped: self.dropped,
+            epoch_labels: self.epoch_labels,
+        })
+    }
+
+    /// The error that counts what is not there.
+    fn missing(&self) -> Error {
+        let columns = self.rules.modes.iter().map(|&(column, _)| column).chain(self.rules.value);
+        let count = |(column, null): (usize, &NullCount)| {
+            let (row, line) = null.first.map_or((0, 0), |(row, line)| (row + 1, line + 1));
+            let name = super::shown(self.rules.names[column].as_bytes());
+            format!("column {name} lacks {}, the first in row {row} (line {line})", null.count)
+        };
+        let counts: Vec<String> =
+            columns.zip(&self.nulls).filter(|(_, null)| null.count > 0).map(count).collect();
+        let what = "--nulls drop leaves these rows out";
+        Error::input(
+            self.name,
+            format!("{} of {} rows are incomplete: {}; {what}", self.dropped, self.rows, counts.join(", ")),
+        )
+    }
+}
+
+/// The labels of a column, with their hashes.
+fn labels(column: &PieceColumn) -> Box<dyn Iterator<Item = (&[u8], u64)> + '_> {
+    let PieceColumn::Labels { bytes, ends, hashes } = column else { return Box::new(std::iter::empty()) };
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    Box::new(
+        starts
+            .zip(ends)
+            .zip(hashes)
+            .map(|((start, &end), &hash)| (&bytes[start as usize..end as usize], hash)),
+    )
+}
+
+/// The rows of a piece as they wait: `numbers` are those of its labels, by column, shard and piece; it is the `at`-th.
+fn encode(piece: &Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) -> Vec<u8> {
+    let bytes: usize = piece
+        .columns
+        .iter()
+        .map(|column| match column {
+            PieceColumn::Labels { .. } => 4,
+            _ => 8,
+        })
+        .sum();
+    let mut out = Vec::with_capacity(piece.kept * (bytes + 8));
+    for (column, shards) in piece.columns.iter().zip(numbers) {
+        match column {
+            PieceColumn::Labels { hashes, .. } => {
+                let mut next = [0; SHARDS];
+                for &hash in hashes {
+                    let shard = shard_of(hash);
+                    out.extend(shards[shard][at][next[shard]].to_le_bytes());
+                    next[shard] += 1;
+                }
+            }
+            PieceColumn::Times { times, .. } => out.extend(times.iter().flat_map(|x| x.to_le_bytes())),
+            PieceColumn::Numbers { numbers, .. } => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+        }
+    }
+    out.extend(piece.values.iter().flat_map(|x| x.to_le_bytes()));
+    out
+}
+
+/// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
+fn read_pieces(mut pieces: CsvPieces, full: &Sender<Result<CsvPiece>>, empty: &Receiver<Vec<u8>>) {
+    while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
+        let last = item.is_err();
+        if full.send(item).is_err() || last {
+            return;
+        }
+    }
+}

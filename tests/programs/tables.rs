@@ -1,0 +1,487 @@
+//! Establishes that tables become the tensors that they say, with their labels; that every wrong one is told with row, column
+//! and remedy; and that bytes depend neither on the order of rows nor on memory.
+
+use crate::programs::program;
+use assert_cmd::cargo::cargo_bin;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(name: &str, dir: &Path, args: &[&str]) -> Output {
+    Command::new(cargo_bin(name)).current_dir(dir).args(args).env("BLCO_MEMORY_MIN", "0").output().unwrap()
+}
+
+/// A field as CSV has it, always in quotes.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+/// All labels of a mode.
+fn labels(dir: &Path, store: &str, mode: &str) -> Vec<String> {
+    let report = program("blco-info", dir, &[store, "--labels", mode]);
+    let found = report["labels"].as_array().unwrap();
+    for (at, label) in found.iter().enumerate() {
+        assert_eq!(label["index"], at + 1);
+    }
+    found.iter().map(|label| label["label"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The nonzeros of a store by their labels, read from coordinate text: independent of how tables are written.
+fn nonzeros(dir: &Path, store: &str, modes: &[&str]) -> BTreeMap<Vec<String>, f64> {
+    let labels: Vec<Vec<String>> = modes.iter().map(|mode| labels(dir, store, mode)).collect();
+    let text = run("blco-export", dir, &[store, "-"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    let row = |line: &str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let (value, indices) = fields.split_last().unwrap();
+        let at = |(mode, index): (usize, &&str)| labels[mode][index.parse::<usize>().unwrap() - 1].clone();
+        (indices.iter().enumerate().map(at).collect(), value.parse().unwrap())
+    };
+    let rows: Vec<(Vec<String>, f64)> = text.lines().map(row).collect();
+    let all: BTreeMap<_, _> = rows.iter().cloned().collect();
+    assert_eq!(all.len(), rows.len(), "coordinates repeat");
+    all
+}
+
+/// The files of a store but for its provenance.
+fn bytes(store: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
+    let named = files
+        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap()));
+    named.filter(|(name, _)| name != "provenance.json").collect()
+}
+
+/// What is wrong with a table, or with what is said of it: the table, the options, and words of the line that tells it.
+type Wrong = (Vec<u8>, &'static str, &'static [&'static str]);
+
+const GOOD: &str = "user,title,rating,at\n1,a,3,2024-01-02\n2,b,4,2024-01-03\n";
+const USUAL: &str = "--modes user,title,at:day --value rating";
+
+fn with(row: &str) -> Vec<u8> {
+    format!("{GOOD}{row}\n").into_bytes()
+}
+
+/// Rows that are wrong.
+fn wrong_rows() -> Vec<Wrong> {
+    vec![
+        (with("3,c,5"), USUAL, &["t.csv:4: row 3: has 3 fields, the header has 4", "complete the row"]),
+        (with("3,c,5,2024-01-04,x"), USUAL, &["t.csv:4: row 3: has 5 fields", "quote fields"]),
+        (
+            with("3,c,many,2024-01-04"),
+            USUAL,
+            &["t.csv:4: row 3, column \"rating\": \"many\" is not a number", "correct it"],
+        ),
+        (with("3,c,\"3,5\",2024-01-04"), USUAL, &["row 3, column \"rating\"", "decimal point"]),
+        (with("3,c,NA,2024-01-04"), USUAL, &["row 3, column \"rating\"", "--nulls drop"]),
+        (with("3,c,inf,2024-01-04"), USUAL, &["row 3, column \"rating\"", "finite"]),
+        (with("3,c,1e999,2024-01-04"), USUAL, &["row 3, column \"rating\"", "finite"]),
+        (
+            with("3,c,,2024-01-04"),
+            USUAL,
+            &["1 of 3 rows", "column \"rating\" lacks 1, the first in row 3 (line 4)", "--nulls drop"],
+        ),
+        (
+            with("3,,5,2024-01-04\n,c,5,2024-01-04"),
+            USUAL,
+            &["2 of 4 rows", "\"user\" lacks 1", "\"title\" lacks 1"],
+        ),
+        (with("3,c,5,2024-02-30"), USUAL, &["row 3, column \"at\": \"2024-02-30\" is no date", "2024-03-05"]),
+        (with("3,c,5,03/15/2024"), USUAL, &["row 3, column \"at\"", "year first"]),
+        (with("3,c,5,yesterday"), USUAL, &["row 3, column \"at\"", "dates look like"]),
+        (with("3,c,5,2024-01-04T25:00"), USUAL, &["row 3, column \"at\""]),
+        (
+            with("3,c,5,1704326400"),
+            USUAL,
+            &["row 3, column \"at\"", "rows above hold dates", "write all alike"],
+        ),
+        (with("user,title,rating,at"), USUAL, &["t.csv:4: row 3: repeats the header; remove the line"]),
+        (
+            with("3,\"c,5,2024-01-04"),
+            USUAL,
+            &["t.csv:4: row 3, column \"title\": a quote opens here and is not closed", "--quote none"],
+        ),
+        (
+            with("3,\"c\"d,5,2024-01-04"),
+            USUAL,
+            &["row 3, column \"title\": text stands behind a closing quote", "two quotes"],
+        ),
+        (
+            [&with("3,")[..with("3,").len() - 1], b"caf\xe9,5,2024-01-04\n"].concat(),
+            USUAL,
+            &["t.csv:4: row 3, column \"title\": is not UTF-8", "iconv -f LATIN1"],
+        ),
+        (
+            GOOD.into(),
+            "--modes user,film --value rating",
+            &["there is no column \"film\"", "user,title,rating,at"],
+        ),
+        (
+            GOOD.into(),
+            "--modes user,Title --value rating",
+            &["there is no column \"Title\"; is \"title\" meant?"],
+        ),
+    ]
+}
+
+/// Requests that no table answers, and what is no table.
+fn wrong_requests() -> Vec<Wrong> {
+    vec![
+        (GOOD.into(), "--modes user,title --value stars", &["there is no column \"stars\""]),
+        (GOOD.into(), "--modes user,9", &["there is no column \"9\""]),
+        (GOOD.into(), "--value rating", &["say which columns are modes", "user,title,rating,at"]),
+        (GOOD.into(), "--modes user,user", &["\"user\" is named twice"]),
+        (GOOD.into(), "--modes user,at:fortnight", &["--modes at:fortnight", ":week", "\\:"]),
+        (GOOD.into(), "--modes user,at:bins=0", &["at least 1"]),
+        (GOOD.into(), "--modes user", &["order 1", "2 to 8"]),
+        (
+            GOOD.into(),
+            "--modes user,title:bins=3",
+            &["t.csv:2: row 1, column \"title\": \"a\" is not a number"],
+        ),
+        (GOOD.into(), "--modes user,title:number", &["row 1, column \"title\"", "without :number"]),
+        (
+            GOOD.into(),
+            "--modes user,at:day --timezone Mars/Olympus",
+            &["--timezone \"Mars/Olympus\"", "Europe/Zurich"],
+        ),
+        (GOOD.into(), "--modes user,title --labels a=b", &["--labels", "--modes"]),
+        (GOOD.replace('\n', "\r").into(), USUAL, &["t.csv:1", "CR alone", "tr"]),
+        (
+            GOOD.encode_utf16().flat_map(u16::to_le_bytes).collect(),
+            USUAL,
+            &["t.csv:1", "byte 0", "iconv -f UTF-16"],
+        ),
+        (
+            [b"\xff\xfe".to_vec(), GOOD.encode_utf16().flat_map(u16::to_le_bytes).collect()].concat(),
+            USUAL,
+            &["UTF-16", "iconv"],
+        ),
+        (Vec::new(), USUAL, &["is empty", "at least one row"]),
+        (b"\n\n".to_vec(), USUAL, &["blank lines alone"]),
+        (b"user,title,rating,at\n".to_vec(), USUAL, &["no rows below its header"]),
+        (
+            b"user,title,user,at\n1,2,3,4\n".to_vec(),
+            "--modes user,title",
+            &["columns 1 and 3 are both called \"user\"", "number"],
+        ),
+        (b"1,2,3\n4,5,6\n".to_vec(), "--modes user,title", &["no column \"user\"", "numbers from 1 to 3"]),
+        (
+            with("3,c,0,2024-01-04"),
+            "--modes user,rating:log2",
+            &["row 3, column \"rating\": \"0\" has no logarithm"],
+        ),
+        ([b"\x1f\x8b\x08".to_vec(), GOOD.into()].concat(), USUAL, &["gzip"]),
+        (b"PAR1....PAR1".to_vec(), USUAL, &["Parquet", "CSV"]),
+    ]
+}
+
+/// Every way in which a table can be wrong ends with status 2 and one line that says where, and what to do.
+#[test]
+fn wrong_tables_are_told_with_row_column_and_remedy() {
+    let cases = [wrong_rows(), wrong_requests()].concat();
+    assert!(cases.len() >= 30);
+    let dir = tempfile::tempdir().unwrap();
+    for (text, options, words) in cases {
+        std::fs::write(dir.path().join("t.csv"), text).unwrap();
+        let args: Vec<&str> = ["t.csv"].into_iter().chain(options.split(' ')).collect();
+        let output = run("blco-pack", dir.path(), &args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{word:?} is not in {said}");
+        }
+        // What the grammar of the command line refuses has its usage behind it.
+        assert!(said.trim_end().lines().count() == 1 || said.contains("Usage"), "{said}");
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
+        assert_eq!(left, ["t.csv"], "{words:?}");
+    }
+}
+
+/// Labels with all that CSV must quote, empty ones, long ones, come out as they went in; what is exported is packed to the same
+/// bytes; rows in another order, other line ends and a byte order mark make no difference.
+#[test]
+fn labels_survive_to_the_store_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "é".repeat(32 << 10);
+    let odd = [
+        "",
+        " ",
+        "\"",
+        "a,b",
+        "a\nb",
+        "a\r\nb",
+        "\"\"quoted\"\"",
+        "🎬🍿",
+        "tab\tbed",
+        "x",
+        "X",
+        "null",
+        long.as_str(),
+    ];
+    let rows: Vec<(String, String, f64)> = odd
+        .iter()
+        .enumerate()
+        .flat_map(|(at, label)| {
+            (0..3).map(move |user| {
+                ((user * 7 + at % 2).to_string(), (*label).to_owned(), 0.25 + (at * 3 + user) as f64)
+            })
+        })
+        .collect();
+    let text = |rows: &[(String, String, f64)], end: &str| {
+        let mut text = format!("user,\"the \"\"title\"\", in full\",value{end}");
+        for (user, title, value) in rows {
+            write!(text, "{user},{},{value}{end}", quoted(title)).unwrap();
+        }
+        text
+    };
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("a.csv"), text(&rows, "\n")).unwrap();
+    let modes = "user,the \"title\"\\, in full";
+    program("blco-pack", dir.path(), &["a.csv", "--modes", modes, "--value", "value"]);
+    let expected: BTreeMap<Vec<String>, f64> =
+        rows.iter().map(|(user, title, value)| (vec![user.clone(), title.clone()], *value)).collect();
+    assert_eq!(nonzeros(dir.path(), "a.blco", &["user", "2"]), expected);
+    let sorted: BTreeSet<&str> = odd.into_iter().collect();
+    assert_eq!(labels(dir.path(), "a.blco", "2"), sorted.into_iter().collect::<Vec<_>>());
+    assert_eq!(labels(dir.path(), "a.blco", "user"), ["0", "1", "7", "8", "14", "15"], "by size");
+
+    let reversed: Vec<_> = rows.iter().rev().cloned().collect();
+    std::fs::write(path("b.csv"), format!("\u{feff}{}", text(&reversed, "\r\n"))).unwrap();
+    program("blco-export", dir.path(), &["a.blco", "c.csv"]);
+    program("blco-export", dir.path(), &["a.blco", "d.tsv"]);
+    for other in ["b.csv", "c.csv", "d.tsv"] {
+        program(
+            "blco-pack",
+            dir.path(),
+            &[other, "--modes", modes, "--value", "value", "-o", "o.blco", "--force", "--memory", "0"],
+        );
+        assert!(bytes(&path("a.blco")) == bytes(&path("o.blco")), "{other}");
+    }
+    let verified = program("blco-info", dir.path(), &["a.blco", "--verify"]);
+    assert_eq!((&verified["verified"], &verified["modes"][1]["kind"]), (&true.into(), &"text".into()));
+    let found = program("blco-info", dir.path(), &["a.blco", "--labels", "2", "--find", "QUOT"]);
+    assert_eq!(found["labels"].as_array().unwrap().len(), 1);
+
+    // Every byte of a file of labels is under a checksum.
+    let file = path("a.blco/labels-1.bin");
+    let whole = std::fs::read(&file).unwrap();
+    for at in [0, whole.len() / 2, whole.len() - 20, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&file, damaged).unwrap();
+        let output = run("blco-info", dir.path(), &["a.blco", "--verify"]);
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains("labels-1.bin") && said.contains("(labels)"),
+            "{said}"
+        );
+    }
+    // What is intact is repaired: nonzeros, names, and the other labels; from a whole store all of it.
+    let repaired = run("blco-info", dir.path(), &["a.blco", "--repair", "saved.blco"]);
+    let said = String::from_utf8(repaired.stdout).unwrap();
+    assert!(repaired.status.code() == Some(1) && said.contains("the labels of mode 2"), "{said}");
+    assert_eq!(labels(dir.path(), "saved.blco", "user"), labels(dir.path(), "a.blco", "user"));
+    std::fs::write(&file, whole).unwrap();
+    program("blco-info", dir.path(), &["a.blco", "--repair", "whole.blco"]);
+    assert!(bytes(&path("a.blco")) == bytes(&path("whole.blco")));
+    // Modes by their names.
+    let by_name = program("blco-run", dir.path(), &["a.blco", "--modes", modes, "--backend", "cpu"]);
+    assert_eq!(by_name["modes"].as_array().map(Vec::len), Some(2), "{by_name}");
+}
+
+/// What becomes of values with the same labels: a rule's name, and the rule.
+type Rule = (&'static str, fn(&[f64]) -> f64);
+
+/// Many labels, in epochs that are merged: the same bytes, whatever the memory, threads, and order of rows; each rule for rows that
+/// repeat, against a computation of its own.
+#[test]
+fn duplicates_follow_their_rule_within_any_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = |i: u64| {
+        let mixed = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let user = format!("user-{}", mixed % 30_000);
+        (user, (mixed / 7 % 50).cast_signed() - 20, (i % 9) as f64 / 2.0 - 1.0)
+    };
+    let rows: Vec<_> = (0..60_000).map(|i| row(i % 50_000)).collect();
+    let mut groups: BTreeMap<Vec<String>, Vec<f64>> = BTreeMap::new();
+    for (user, level, value) in &rows {
+        groups.entry(vec![user.clone(), level.to_string()]).or_default().push(*value);
+    }
+    let write = |name: &str, rows: &mut dyn Iterator<Item = &(String, i64, f64)>| {
+        let mut text = String::from("user\tlevel\tx\n");
+        rows.for_each(|(user, level, value)| writeln!(text, "{user}\t{level}\t{value}").unwrap());
+        std::fs::write(dir.path().join(name), text).unwrap();
+    };
+    write("t.tsv", &mut rows.iter());
+    write("r.tsv", &mut rows.iter().rev());
+    let rules: [Rule; 5] = [
+        ("sum", |x| x.iter().sum()),
+        ("mean", |x| x.iter().sum::<f64>() / x.len() as f64),
+        ("min", |x| x.iter().copied().fold(f64::INFINITY, f64::min)),
+        ("max", |x| x.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+        ("count", |x| x.len() as f64),
+    ];
+    for (rule, expected) in rules {
+        let pack = |input: &str, store: &str, memory: &str| {
+            let args = [
+                input,
+                "--modes",
+                "user,level",
+                "--value",
+                "x",
+                "--duplicates",
+                rule,
+                "-o",
+                store,
+                "--force",
+                "--memory",
+                memory,
+            ];
+            program("blco-pack", dir.path(), &args)
+        };
+        pack("t.tsv", "a.blco", "1GiB");
+        let expected: BTreeMap<_, _> =
+            groups.iter().map(|(at, values)| (at.clone(), expected(values))).collect();
+        assert_eq!(nonzeros(dir.path(), "a.blco", &["user", "level"]), expected, "{rule}");
+        for input in ["t.tsv", "r.tsv"] {
+            pack(input, "b.blco", "0");
+            assert!(bytes(&dir.path().join("a.blco")) == bytes(&dir.path().join("b.blco")), "{rule} {input}");
+        }
+    }
+    let levels = labels(dir.path(), "a.blco", "level");
+    assert!(
+        levels.windows(2).all(|pair| pair[0].parse::<i64>().unwrap() < pair[1].parse().unwrap()),
+        "by size"
+    );
+    let kept = program(
+        "blco-pack",
+        dir.path(),
+        &["t.tsv", "--modes", "user,level", "--duplicates", "keep", "-o", "k.blco"],
+    );
+    assert_eq!((&kept["nnz"], &kept["notes"]), (&60_000.into(), &serde_json::json!([])));
+    let refused = run(
+        "blco-pack",
+        dir.path(),
+        &["t.tsv", "--modes", "user,level", "--duplicates", "error", "-o", "e.blco"],
+    );
+    assert!(!refused.status.success());
+    let noted =
+        program("blco-pack", dir.path(), &["t.tsv", "--modes", "user,level", "--value", "x", "-o", "n.blco"]);
+    assert!(noted["notes"][0].as_str().unwrap().contains("--duplicates"), "{noted}");
+}
+
+/// Bins over the whole range, empty ones included, on the clock of a zone; bins of numbers.
+#[test]
+fn bins_cover_their_range() {
+    let dir = tempfile::tempdir().unwrap();
+    let pack = |text: &str, modes: &str, more: &[&str]| {
+        std::fs::write(dir.path().join("t.csv"), text).unwrap();
+        let args = [&["t.csv", "--modes", modes, "-o", "t.blco", "--force"], more].concat();
+        program("blco-pack", dir.path(), &args)
+    };
+    // Seconds since 1970: the last one of 2023 in UTC, which is 2024 in Zurich; a second of 1969; a leap day.
+    let times = "who,at\na,1704067199\nb,-1\na,1709208000\n";
+    pack(times, "who,at:month", &[]);
+    let months = labels(dir.path(), "t.blco", "at");
+    assert_eq!((months.len(), &months[0][..], &months[650][..]), (651, "1969-12", "2024-02"));
+    pack(times, "who,at:day", &["--timezone", "Europe/Zurich"]);
+    let shown = nonzeros(dir.path(), "t.blco", &["who", "at"]);
+    let days: Vec<&str> = shown.keys().map(|at| &at[1][..]).collect();
+    assert_eq!(days, ["2024-01-01", "2024-02-29", "1970-01-01"]);
+    pack(times, "who,at:day-of-week,at:hour-of-day", &[]);
+    assert_eq!(
+        labels(dir.path(), "t.blco", "at:day-of-week"),
+        ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+    );
+    assert_eq!(labels(dir.path(), "t.blco", "3").len(), 24);
+    // A clock that is set back: the later instant shows the earlier hour.
+    pack("who,at\na,1729990799\nb,1729990800\n", "who,at:minute", &["--timezone", "Europe/Zurich"]);
+    let minutes = labels(dir.path(), "t.blco", "at");
+    assert_eq!(
+        (minutes.len(), &minutes[0][..], &minutes[59][..]),
+        (60, "2024-10-27T02:00", "2024-10-27T02:59")
+    );
+
+    let numbers: Vec<String> = (0..100).map(|i| format!("{},{}\n", i % 3, f64::from(i + 1) / 4.0)).collect();
+    pack(&format!("who,x\n{}", numbers.concat()), "who,x:bins=5,x:quantiles=4,x:log2", &["--nulls", "drop"]);
+    assert_eq!(labels(dir.path(), "t.blco", "x:bins=5")[4], "[20.05, 25]");
+    assert_eq!(
+        labels(dir.path(), "t.blco", "x:log2"),
+        ["[0.25, 0.5)", "[0.5, 1)", "[1, 2)", "[2, 4)", "[4, 8)", "[8, 16)", "[16, 32)"]
+    );
+    assert_eq!(
+        labels(dir.path(), "t.blco", "x:quantiles=4"),
+        ["[0.25, 6.25]", "[6.5, 12.5]", "[12.75, 18.75]", "[19, 25]"]
+    );
+}
+
+/// New rows get the indices that an older store's labels have; labels that are new come behind them, in their order.
+#[test]
+fn older_labels_keep_their_indices() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("old.csv", "who,at,x\nc,2024-02-01,1\na,2024-04-01,2\n");
+    write("new.csv", "who,at,x\nd,2024-05-07,3\nc,2024-03-01,4\nb,2024-02-01,5\n");
+    program("blco-pack", dir.path(), &["old.csv", "--modes", "who,at:month", "--value", "x"]);
+    let args = ["new.csv", "--modes", "who,at:month", "--value", "x", "--labels-from", "old.blco"];
+    program("blco-pack", dir.path(), &args);
+    assert_eq!(labels(dir.path(), "new.blco", "who"), ["a", "c", "b", "d"]);
+    assert_eq!(labels(dir.path(), "new.blco", "at"), ["2024-02", "2024-03", "2024-04", "2024-05"]);
+    let found = nonzeros(dir.path(), "new.blco", &["who", "at"]);
+    let rows = [("b", "2024-02", 5.0), ("c", "2024-03", 4.0), ("d", "2024-05", 3.0)];
+    let wanted = rows.map(|(who, month, x)| (vec![who.to_owned(), month.to_owned()], x));
+    assert_eq!(found, BTreeMap::from(wanted));
+    write("older.csv", "who,at,x\nd,2023-05-07,3\n");
+    let args = ["older.csv", "--modes", "who,at:month", "--labels-from", "old.blco"];
+    let said = String::from_utf8(run("blco-pack", dir.path(), &args).stderr).unwrap();
+    assert!(said.contains("2023-05 is before 2024-02"), "{said}");
+}
+
+/// Coordinate text gets names and labels too; results are told in them.
+#[test]
+fn three_commands_to_labelled_components() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("m.tns", "1 1 5\n2 1 3\n3 2 4\n");
+    write("titles.txt", "Heat\nUp, up & <away>\n");
+    program(
+        "blco-pack",
+        dir.path(),
+        &["m.tns", "--mode-names", "user,title", "--labels", "title=titles.txt"],
+    );
+    program(
+        "blco-cpd",
+        dir.path(),
+        &["m.blco", "--rank", "2", "--backend", "cpu", "--nonneg", "--starts", "3", "--top", "1"],
+    );
+    let csv = std::fs::read_to_string(dir.path().join("m.cp/components.csv")).unwrap();
+    let rows: Vec<&str> = csv.lines().collect();
+    assert_eq!((rows.len(), rows[0]), (5, "component,weight,mode,rank,label,loading"));
+    assert!(
+        rows[2].contains(",title,1,Heat,1") && rows[4].contains(",title,1,\"Up, up & <away>\",1"),
+        "{csv}"
+    );
+    let page = std::fs::read_to_string(dir.path().join("m.cp/report.html")).unwrap();
+    assert!(
+        page.contains("Up, up &amp; &lt;away&gt;")
+            && page.contains("count as zeros")
+            && page.contains("blco-cpd m.blco")
+    );
+    let again = run("blco-cpd", dir.path(), &["m.blco", "--rank", "2"]);
+    let said = String::from_utf8(again.stderr).unwrap();
+    assert!(!again.status.success() && said.contains("--force"), "{said}");
+    program("blco-cpd", dir.path(), &["m.blco", "--rank", "2", "--backend", "cpu", "--force"]);
+    for (args, word) in [
+        (&["m.tns", "--labels", "title=titles.txt"][..], "--mode-names"),
+        (&["m.tns", "--mode-names", "a,b,c"], "has 2 modes; 3 are named"),
+        (&["m.tns", "--mode-names", "user,title", "--labels", "user=titles.txt"], "3 indices and 2 labels"),
+        (&["m.tns", "--mode-names", "user,title", "--labels", "film=titles.txt"], "there are user,title"),
+        (&["m.tns", "--value", "x"], "--value is an option of tables"),
+    ] {
+        let output = run("blco-pack", dir.path(), &[args, &["-o", "x.blco"]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains(word), "{word}: {said}");
+    }
+}
