@@ -106,9 +106,11 @@ pub use engine::{
     Cancel, Cp, Device, Engine, EngineBuilder, ExecutionPlan, ModeSortedPlan, Modes, MttkrpSession, Progress,
 };
 pub use error::{Damage, Error, Result};
+pub use format::fcoo::FcooFor;
+pub use format::mmcsf::Assign;
 pub use format::{
     BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk,
-    DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
+    DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker, Trees,
 };
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};

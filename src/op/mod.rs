@@ -4,6 +4,7 @@ pub mod export;
 pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
+pub mod reread;
 mod rows;
 pub mod salvage;
 pub mod storage;
