@@ -11,12 +11,12 @@ use blco::internals::coo::tns::{IndexBase, ReadOptions, TnsReader, TnsWriter};
 use blco::internals::coo::{Batch, Extent, Source};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
 use blco::internals::error::{Error, Result};
-use blco::internals::format::DecodedTile;
+use blco::internals::format::{DecodedTile, PartitionPlan};
 use blco::internals::op::export::EachTile;
 use blco::internals::op::mttkrp::Mttkrp;
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::ttv::Streamed;
-use blco::internals::op::verify::Verify;
+use blco::internals::op::verify::verify;
 use blco::internals::pack::{FormatOption, PackOptions};
 use blco::internals::shape::Shape;
 use blco::internals::store::{ChunkEntry, ChunkHeader, Formats, Manifest, Partition, Store, Version};
@@ -203,7 +203,14 @@ fn try_chunk(bytes: &[u8]) {
 fn manifest_of(salvage: &Salvage, extent: &Extent, header: &ChunkHeader, file_bytes: u64) -> Manifest {
     let shape = Shape::new(&extent.dims).expect("the dims of a chunk make a shape");
     let options = salvage.options(PackOptions::new("t.blco".into()));
-    let FormatOption::Known(format) = options.format else { panic!("what is there has a format") };
+    let format = match options.format {
+        FormatOption::Known(format) => format,
+        FormatOption::Partitions(scheme) => {
+            let own = |plan: &&PartitionPlan| plan.format.layout().0 == header.codes.layout;
+            scheme.partitions.iter().find(own).expect("the chunk's").format.clone()
+        }
+        _ => panic!("what is there has a format"),
+    };
     let dims = shape.dims();
     let entry = ChunkEntry {
         first_nonzero: 0,
@@ -248,10 +255,7 @@ fn run(store: &Store, batch: &Batch) {
     });
     pass(store, &mut gather).expect("an intact chunk");
     assert!(same(&exported, batch), "exporting and salvaging differ");
-    let mut verify = Verify::new(store);
-    if pass(store, &mut verify).is_ok() {
-        drop(verify.finish());
-    }
+    drop(verify(store, |part, op| pass(part, op)));
     let shape = &store.manifest().shape;
     if shape.dims().iter().all(|&dim| dim < 1000) {
         let modes: Vec<usize> = (0..shape.order()).collect();

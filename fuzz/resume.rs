@@ -4,7 +4,7 @@
 use super::pass;
 use blco::internals::coo::{Batch, Extent, Source};
 use blco::internals::error::Result;
-use blco::internals::op::verify::Verify;
+use blco::internals::op::verify::verify;
 use blco::internals::pack::{PackOptions, pack};
 use blco::internals::random::Counter;
 use blco::internals::store::Store;
@@ -160,8 +160,7 @@ pub fn resume(journal: &[u8], temporaries: &Files) -> Result<Files> {
         return Err(error);
     }
     let store = Store::open(&Sys::default(), &options.target).expect("a store");
-    let mut verify = Verify::new(&store);
-    pass(&store, &mut verify).and_then(|()| verify.finish()).expect("a store that verifies");
+    verify(&store, |part, op| pass(part, op)).expect("a store that verifies");
     assert!(!partial.exists());
     Ok(files(&options.target))
 }

@@ -109,9 +109,11 @@ pub use engine::{
     MttkrpSession, Progress,
 };
 pub use error::{Damage, Error, Result};
+pub use format::fcoo::FcooFor;
+pub use format::mmcsf::Assign;
 pub use format::{
     BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk,
-    DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker,
+    DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker, Trees,
 };
 pub use op::inspect::{ModeStatistics, StoreStatistics};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};

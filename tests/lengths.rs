@@ -10,7 +10,7 @@ use blco::internals::backend::host::HostBackend;
 use blco::internals::coo::generate::{GenerateSpec, Generator};
 use blco::internals::error::Result;
 use blco::internals::op::inspect::Inspect;
-use blco::internals::op::verify::Verify;
+use blco::internals::op::verify;
 use blco::internals::pack::PackOptions;
 use blco::internals::store::{LoneReader, Store};
 use blco::internals::stream::{Executor, Limits, plan};
@@ -119,11 +119,11 @@ fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
 /// A verification of the store.
 fn verify(path: &Path) -> Result<()> {
     let store = Store::open(&Sys::default(), path)?;
-    let plan = plan(&store, 0, &Limits::default())?;
-    let mut verify = Verify::new(&store);
-    let mut backend = HostBackend::new(&store, &mut verify)?;
-    Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
-    verify.finish()
+    verify::verify(&store, |part, op| {
+        let plan = plan(part, 0, &Limits::default())?;
+        let mut backend = HostBackend::new(part, op)?;
+        Executor::new(part, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
+    })
 }
 
 /// Chunks that end long before what is open when they are closed: slices of 250,000 nonzeros, one and much of another to a

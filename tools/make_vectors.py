@@ -1146,6 +1146,16 @@ class HandMade:
         return None
 
 
+@dataclass
+class Packed(HandMade):
+    """A valid store of several partitions that a packer makes with these options."""
+
+    options: Sequence[str] = ()
+
+    def pack_options(self) -> list[str] | None:
+        return [*self.options]
+
+
 def text_of(nonzeros: Iterable[Nonzero]) -> str:
     lines = (" ".join(str(i + 1) for i in c) + " " + format_value(v) for c, v in nonzeros)
     return "\n".join(lines) + "\n"
@@ -1370,7 +1380,76 @@ def decimal_vectors() -> list[Valid]:
 
 
 def valid_vectors() -> list[Valid | HandMade]:
-    return [*packed_vectors(), *hand_made()]
+    return [*packed_vectors(), *packed_partitions(), *hand_made()]
+
+
+SPLIT = 128
+
+
+def rooted(dims: Sequence[int], mode: int) -> tuple[int, ...]:
+    """A mode, then the others by ascending dims."""
+    return mode, *sorted((m for m in range(len(dims)) if m != mode), key=lambda m: (dims[m], m))
+
+
+def packed_partitions() -> list[Packed]:
+    """Stores of several partitions as the packer makes them."""
+    dims = (12, 40, 600)
+    sparse, plain = uneven_tensor(), Options()
+    common = ["--dims", "12,40,600", "--chunk-bytes", str(plain.chunk_bytes), "--duplicates", "error"]
+
+    def store(name: str, about: str, pieces: Iterable[tuple[Kind, Sequence[Nonzero]]], *options: str) -> Packed:
+        partitions = [LAYOUTS[kind.layout](dims, part, replace(kind, cuts=(0,)), plain, Twist()) for kind, part in pieces]
+        return Packed(name, partitions, about, options=[*common, *options])
+
+    def tree(form: int, modes: Sequence[int], parameters: bytes = b"") -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
+        for cover, mode in enumerate(modes):
+            targets = 7 if len(modes) == 1 else 1 << mode
+            yield Kind(form, TREE, rooted(dims, mode), parameters, targets, 1 << cover), sparse
+
+    def coordinates(product: Callable[[int], int], order: Callable[[int], tuple[int, ...]], modes: Sequence[int]
+                    ) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
+        for cover, mode in enumerate(modes):
+            targets = 7 if len(modes) == 1 else 1 << mode
+            yield Kind(F_COO, SEGMENTED, order(mode), struct.pack("<II", product(mode), 0), targets, 1 << cover), sparse
+
+    def last(mode: int) -> tuple[int, ...]:
+        return rooted(dims, mode)[1:] + (mode,)
+
+    every = range(3)
+    split = struct.pack("<II", SPLIT, 0)
+    return [
+        store("csf-all", "CSF: a tree for each mode", tree(CSF, every), "--format", "csf"),
+        store("csf-one", "CSF: one tree, of the shortest mode", tree(CSF, [0]), "--format", "csf", "--trees", "one"),
+        store("bcsf-one", "B-CSF: one tree, of mode 2 from 1", tree(B_CSF, [1], split), "--format", "bcsf", "--trees", "2"),
+        store("hbcsf-all", "HB-CSF: every main mode",
+              (piece for mode in every for piece in hybrid(mode, rooted(dims, mode), SPLIT)), "--format", "hbcsf"),
+        store("mmcsf-dynamic", "MM-CSF: lengths of what is left of fibers", assigned(dims, sparse, True), "--format", "mmcsf"),
+        store("mmcsf-static", "MM-CSF: lengths of whole fibers", assigned(dims, sparse, False),
+              "--format", "mmcsf", "--assign", "static"),
+        store("fcoo-mttkrp", "F-COO: one index mode", coordinates(lambda m: 7 & ~(1 << m), lambda m: rooted(dims, m), every),
+              "--format", "fcoo"),
+        store("fcoo-ttm", "F-COO: one product mode", coordinates(lambda m: 1 << m, last, [2]),
+              "--format", "fcoo", "--for", "ttm", "--trees", "3"),
+    ]
+
+
+def assigned(dims: tuple[int, ...], nonzeros: Sequence[Nonzero], dynamic: bool
+             ) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
+    """The partitions of an MM-CSF store by the packer's rule."""
+    modes = range(len(dims))
+    in_linear_order = Partition(dims, nonzeros, Kind(), Options(), Twist()).nonzeros
+    fibers = [Counter(c[:m] + c[m + 1 :] for c, _ in nonzeros) for m in modes]
+    ranked = sorted(modes, key=lambda m: (len(fibers[m]), m))
+    parts: dict[int, list[Nonzero]] = {m: [] for m in modes}
+    for nonzero in in_linear_order:
+        keys = [nonzero[0][:m] + nonzero[0][m + 1 :] for m in modes]
+        chosen = max(ranked, key=lambda m: fibers[m][keys[m]])
+        parts[chosen].append(nonzero)
+        for m in modes:
+            fibers[m][keys[m]] -= dynamic and m != chosen
+    for leaf, part in parts.items():
+        if part:
+            yield Kind(MM_CSF, TREE, rooted(dims, leaf)[1:] + (leaf,), b"", 7, 1), part
 
 
 def hand_made() -> list[HandMade]:
@@ -1434,9 +1513,9 @@ def mixed_mode(nonzeros: Sequence[Nonzero]) -> Iterator[tuple[Kind, Sequence[Non
         yield Kind(MM_CSF, TREE, order, cuts=(0, inside_fiber(part, order)) if leaf == 2 else (0,)), part
 
 
-def hybrid(mode: int) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
+def hybrid(mode: int, given: tuple[int, ...] | None = None, split: int = 4) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
     """The partitions of an HB-CSF store for one main mode, of a tensor that has all roles in each mode."""
-    order = tuple((mode + at) % 3 for at in range(3))
+    order = given or tuple((mode + at) % 3 for at in range(3))
     # A block has fibers of several nonzeros in every mode; lines have slices of several fibers in one mode each.
     block: list[Nonzero] = [((i, j, k), i - j / 4 + k / 8) for i in range(3) for j in range(4) for k in range(5)]
     lines: list[Nonzero] = [((5 + i % 2, 10 + 2 * i, 20 + i), 1 / (i + 1)) for i in range(8)]
@@ -1452,7 +1531,7 @@ def hybrid(mode: int) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
         roles[1 if len(part) == 1 else 2 if max(fibers.values()) == 1 else 3] += part
     for role, part in roles.items():
         assert part
-        parameters = struct.pack("<II", role, 4 if role == 3 else 0)
+        parameters = struct.pack("<II", role, split if role == 3 else 0)
         yield Kind(HB_CSF, LISTED if role == 1 else TREE, order, parameters, 1 << mode, 1 << mode, (0,)), part
 
 
@@ -2729,8 +2808,8 @@ Small stores of version 2 to test a reader with. `index.json` lists them:
 partitions those of cover 0, one partition after the other. Packed with the options, it gives the same bytes; with zstd
 the same images, as frames differ with the release of the library.
 
-Stores without options are made by hand: `draft-*` are of the formats that `../formats.md` drafts, whose chunks are cut as
-`about` says; `labels` has files of labels; `part-0` to `part-3` are one tensor in four stores; `section-*` have other
+Stores without options are made by hand: `draft-*` are of the formats of `../formats.md`, in other orders of modes than a packer
+takes, with chunks that are cut as `about` says, where a verifier may find fault with the cut; `labels` has files of labels; `part-0` to `part-3` are one tensor in four stores; `section-*` have other
 sections in their manifests than a packer writes.
 
 An invalid store has one fault. Where the manifest alone shows it, most have no chunks. All checksums that are not the
@@ -2821,11 +2900,10 @@ def run(command: Sequence[str | Path]) -> tuple[int, str]:
 
 
 def try_verifier(programs: Path, store: Path) -> list[str]:
-    """Whether `blco-info --verify` finds no fault in a store that no program packs; drafts it need not know."""
-    if store.name.startswith("draft-"):
-        return []
+    """Whether `blco-info --verify` finds no fault in a store that no program packs but, of some, the cut."""
     status, said = run([programs / "blco-info", store, "--verify"])
-    return [f"{store.name}: blco-info: exit status {status}: {said}"] if status else []
+    known = not status or store.name.startswith("draft-") and "(cut)" in said
+    return [] if known else [f"{store.name}: blco-info: exit status {status}: {said}"]
 
 
 def try_packer(programs: Path, valid: Path, entry: dict[str, object]) -> list[str]:

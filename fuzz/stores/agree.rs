@@ -9,7 +9,7 @@ use blco::internals::error::{Error, Result};
 use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::oracle;
 use blco::internals::op::salvage::Salvage;
-use blco::internals::op::verify::Verify;
+use blco::internals::op::verify;
 use blco::internals::store::{Formats, Store};
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
@@ -91,9 +91,7 @@ fn pass<O: HostOp>(store: &Store, op: &mut O) -> Result<()> {
 }
 
 fn verify(store: &Store) -> Result<()> {
-    let mut verify = Verify::new(store);
-    pass(store, &mut verify)?;
-    verify.finish()
+    verify::verify(store, |part, op| pass(part, op))
 }
 
 /// The factors that a store is multiplied by.

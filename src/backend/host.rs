@@ -6,7 +6,7 @@ use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::{ChunkView, DecodedTile, Decoder};
 use crate::shape::ORDER_MAX;
-use crate::store::Store;
+use crate::store::{ChunkHeader, Partition, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Span, Stage};
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
@@ -22,6 +22,12 @@ fn batch_tiles(threads: usize) -> usize {
 
 /// An operation on a store's nonzeros, on the CPU.
 pub trait HostOp {
+    /// The chunks that come now are of another partition: at this place among those of the store's view. A pass begins with it.
+    #[doc(hidden)]
+    fn part(&mut self, _part: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Looks at the next chunk before its tiles come.
     #[doc(hidden)]
     fn chunk(&mut self, _chunk: &ChunkView<'_>) -> Result<()> {
@@ -58,6 +64,10 @@ pub trait HostOp {
 
 /// An operation that is lent.
 impl<O: HostOp> HostOp for &mut O {
+    fn part(&mut self, part: usize) -> Result<()> {
+        (**self).part(part)
+    }
+
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         (**self).chunk(chunk)
     }
@@ -85,6 +95,11 @@ impl<O: HostOp> HostOp for &mut O {
 
 /// Two operations from one pass.
 impl<A: HostOp, B: HostOp> HostOp for (A, B) {
+    fn part(&mut self, part: usize) -> Result<()> {
+        self.0.part(part)?;
+        self.1.part(part)
+    }
+
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         self.0.chunk(chunk)?;
         self.1.chunk(chunk)
@@ -160,6 +175,12 @@ pub struct Tiles<'a> {
 }
 
 impl<'a> Tiles<'a> {
+    /// None, of a tensor of `order`.
+    #[must_use]
+    pub(crate) fn none(order: usize) -> Self {
+        Self { first_tile: 0, order, metas: &[], indices: &[], values: &[] }
+    }
+
     /// The number of tiles.
     #[must_use]
     pub fn tiles(&self) -> usize {
@@ -198,7 +219,10 @@ pub struct HostBackend<O> {
 #[derive(Debug)]
 struct Host {
     sys: Sys,
-    decoder: Arc<Decoder>,
+    order: usize,
+    /// Of each partition of the store's view, by its number in the store; the one at `part` decodes.
+    decoders: Arc<[(u32, Decoder)]>,
+    part: Option<usize>,
     store_path: PathBuf,
     metas: Vec<TileMeta>,
     indices: Vec<u32>,
@@ -236,7 +260,9 @@ impl<O: HostOp> HostBackend<O> {
         let order = manifest.shape.order();
         let host = Host {
             sys: sys.clone(),
-            decoder: Arc::new(Decoder::new(&manifest.shape, manifest.format())),
+            order,
+            decoders: decoders(store),
+            part: None,
             store_path: store.path().to_path_buf(),
             metas: sys.vec(TileMeta::default(), tiles)?,
             indices: sys.vec(0, tiles * order * TILE_NNZ)?,
@@ -279,7 +305,7 @@ impl Host {
     /// Decodes `tiles` tiles of a chunk from `first` on. (Not in the backend, where it would be compiled, and optimised, anew for each
     /// operation.)
     fn decode(&mut self, view: &ChunkView<'_>, first: usize, tiles: usize) -> Result<Tiles<'_>> {
-        let (order, vectors) = (self.decoder.shape().order(), self.vectors);
+        let (order, vectors) = (self.order, self.vectors);
         let rooms = self
             .indices
             .par_chunks_exact_mut(order * TILE_NNZ)
@@ -297,6 +323,20 @@ impl Host {
             values: &self.values,
         })
     }
+}
+
+/// Decoders of the partitions of a store's view, each with its number in the store.
+fn decoders(store: &Store) -> Arc<[(u32, Decoder)]> {
+    let manifest = store.manifest();
+    let numbers = store.parts().map(|(partition, _)| u32::try_from(partition).unwrap_or(u32::MAX));
+    let decoder =
+        |(number, partition): (u32, &Partition)| (number, Decoder::new(&manifest.shape, &partition.format));
+    numbers.zip(&manifest.partitions).map(decoder).collect()
+}
+
+/// The place among the view's partitions of a chunk's, which was checked when it was loaded.
+fn part_of(decoders: &[(u32, Decoder)], header: &ChunkHeader) -> usize {
+    decoders.iter().position(|(number, _)| *number == header.partition).unwrap_or(0)
 }
 
 /// Decodes a tile of a chunk into its room.
@@ -334,15 +374,17 @@ impl<O: HostOp> Backend for HostBackend<O> {
 
     fn inspector(&self) -> Option<Inspector> {
         let squares = self.host.squares.clone()?;
-        let (decoder, directory) = (Arc::clone(&self.host.decoder), self.host.store_path.clone());
+        let (decoders, directory) = (Arc::clone(&self.host.decoders), self.host.store_path.clone());
         Some(Arc::new(move |header, image| {
             let path = Store::chunk_path_in(&directory, header.number as usize);
-            squares.add(&ChunkView::open(&decoder, header, image, path)?)
+            let decoder = &decoders[part_of(&decoders, header)].1;
+            squares.add(&ChunkView::open(decoder, header, image, path)?)
         }))
     }
 
     fn begin(&mut self) -> Result<()> {
         self.host.begun = Instant::now();
+        self.host.part = None;
         self.host.spans.clear();
         Ok(())
     }
@@ -353,8 +395,11 @@ impl<O: HostOp> Backend for HostBackend<O> {
         let start = host.begun.elapsed().as_secs_f64();
         let image = &buffer[..header.image_bytes as usize];
         let path = Store::chunk_path_in(&host.store_path, header.number as usize);
-        let decoder = Arc::clone(&host.decoder);
-        let view = ChunkView::open(&decoder, &header, image, path)?;
+        let (decoders, part) = (Arc::clone(&host.decoders), part_of(&host.decoders, &header));
+        let view = ChunkView::open(&decoders[part].1, &header, image, path)?;
+        if host.part.replace(part) != Some(part) {
+            op.part(part)?;
+        }
         op.chunk(&view)?;
         let tiles_of_chunk = if op.takes_tiles() { view.tiles() } else { 0 };
         let most = host.metas.len();

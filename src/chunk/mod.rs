@@ -40,6 +40,10 @@ impl SectionKind {
     pub const Values: Self = Self(6);
     /// The levels of a tree: how many nodes, tile records, slices' leaf codes.
     pub const Levels: Self = Self(7);
+    /// Records and flags of segments.
+    pub const Segments: Self = Self(8);
+    /// Indices as they are.
+    pub const Coordinates: Self = Self(9);
     /// The last kind of version 1.
     const LAST_1: Self = Self::Levels;
 }

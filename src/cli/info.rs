@@ -9,12 +9,13 @@ use super::{Common, Program, Report, nonzeros, text_of, told};
 use crate::backend::host::decoded_bytes;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::format::Totals;
 use crate::linear::{Key, Wide};
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
-use crate::op::verify::Verify;
+use crate::op::verify::{Verify, check_totals};
 use crate::pack::ExternalSumMemory;
-use crate::store::{Manifest, Store};
+use crate::store::{ChunkEntry, Manifest, Partition, Store};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -77,6 +78,8 @@ struct InfoReport {
     encoding: &'static str,
     /// Of a tree: the mode of each level.
     levels: Option<Vec<usize>>,
+    /// What the store is made of.
+    partitions: Vec<PartitionInfo>,
     zstd_level: Option<i32>,
     dims: Vec<u32>,
     nnz: u64,
@@ -103,6 +106,65 @@ struct InfoReport {
     problem: Option<String>,
 }
 
+/// A partition.
+#[derive(Debug, Serialize)]
+struct PartitionInfo {
+    encoding: &'static str,
+    /// The order of modes that it is sorted by; none where their bits are interleaved.
+    order: Option<Vec<usize>>,
+    /// The covers that it belongs to, from 0.
+    covers: Vec<u32>,
+    /// The modes that it serves.
+    targets: Vec<u32>,
+    chunks: u64,
+    nnz: u64,
+    /// Of chunk files.
+    bytes: u64,
+    hash: Option<String>,
+    /// Of a tree: nodes of each level.
+    nodes: Option<Vec<u64>>,
+}
+
+impl PartitionInfo {
+    fn all(store: &Store) -> Vec<Self> {
+        let all = store.partitions();
+        let parts = all.parts().zip(&store.whole().partitions);
+        parts.map(|((_, chunks), partition)| Self::new(partition, &all.manifest().chunks[chunks])).collect()
+    }
+
+    fn new(partition: &Partition, chunks: &[ChunkEntry]) -> Self {
+        let bits = |bits: u32| (0..u32::BITS).filter(move |bit| bits >> bit & 1 != 0);
+        let nodes = partition.statistics.as_ref().filter(|_| partition.format.tree_levels().is_some());
+        Self {
+            encoding: partition.format.encoding(),
+            order: partition.format.record().levels.map(|levels| from_one(levels.modes())),
+            covers: bits(partition.covers).collect(),
+            targets: bits(partition.targets).map(|mode| mode + 1).collect(),
+            chunks: partition.chunks,
+            nnz: partition.nnz,
+            bytes: chunks.iter().map(|chunk| chunk.file_bytes).sum(),
+            hash: partition.hash.map(|hash| format!("{hash:016x}")),
+            nodes: nodes.map(|of| of.nodes.into_iter().filter(|&nodes| nodes > 0).collect()),
+        }
+    }
+
+    fn text(&self) -> String {
+        let list = |modes: &[usize]| modes.iter().map(ToString::to_string).collect::<Vec<_>>().join("-");
+        let order = self.order.as_deref().map_or("interleaved".into(), list);
+        let targets: Vec<String> = self.targets.iter().map(ToString::to_string).collect();
+        let covers: Vec<String> = self.covers.iter().map(ToString::to_string).collect();
+        format!(
+            "  cover {}   {}, modes {order}, for modes {}: {}, {} in {} chunks",
+            covers.join(", "),
+            self.encoding,
+            targets.join(", "),
+            nonzeros(self.nnz),
+            ByteSize(self.bytes),
+            self.chunks,
+        )
+    }
+}
+
 /// How large the chunks are.
 #[derive(Debug, Serialize)]
 struct ChunkSizes {
@@ -127,7 +189,7 @@ struct BytesPerNnz {
 
 impl ChunkSizes {
     fn new(manifest: &Manifest) -> Self {
-        let sorted = |of: fn(&crate::store::ChunkEntry) -> u64| {
+        let sorted = |of: fn(&ChunkEntry) -> u64| {
             let mut all: Vec<u64> = manifest.chunks.iter().map(of).collect();
             all.sort_unstable();
             (all[0], all[all.len() / 2], all[all.len() - 1])
@@ -157,6 +219,7 @@ impl InfoReport {
             format: m.format().name(),
             encoding: m.format().encoding(),
             levels: m.format().tree_levels().map(|levels| from_one(levels.modes())),
+            partitions: PartitionInfo::all(store),
             zstd_level: m.codec.level(),
             dims: m.shape.dims().to_vec(),
             nnz: m.nnz,
@@ -169,7 +232,7 @@ impl InfoReport {
             bit_modes: from_one(m.format().bit_layout(&m.shape).bit_modes()),
             longest_row_bounds: m.longest_row_bounds.clone(),
             chunk_bytes: m.chunk_bytes,
-            chunks: ChunkSizes::new(m),
+            chunks: ChunkSizes::new(store.whole()),
             bytes,
             bytes_per_nnz: BytesPerNnz {
                 index: None,
@@ -190,6 +253,14 @@ impl InfoReport {
         })
     }
 
+    fn covers(&self) -> usize {
+        self.partitions
+            .iter()
+            .flat_map(|partition| &partition.covers)
+            .max()
+            .map_or(1, |&last| last as usize + 1)
+    }
+
     fn add(&mut self, statistics: StoreStatistics, norm: Option<f64>) {
         self.norm = norm.or(self.norm);
         let per_nnz = |bytes: u64| bytes as f64 / self.nnz as f64;
@@ -197,7 +268,8 @@ impl InfoReport {
         let total = self.bytes_per_nnz.total;
         self.bytes_per_nnz.index = Some(index);
         self.bytes_per_nnz.values = Some(values);
-        self.bytes_per_nnz.overhead = Some(total - index - values);
+        // Statistics are of the first cover, the total of all.
+        self.bytes_per_nnz.overhead = (self.covers() == 1).then_some(total - index - values);
         self.statistics = Some(statistics);
     }
 
@@ -219,7 +291,14 @@ impl InfoReport {
         writeln!(out, "  values    {name}{min} to {max}, norm {norm}{repeat}")?;
         out.push_str(&modes_text(&self.modes));
         let format = match &self.levels {
-            None => format!("BLCO, {}", self.encoding),
+            _ if self.partitions.len() > 1 => {
+                format!("{}, {} partitions", self.format.to_uppercase(), self.partitions.len())
+            }
+            None => format!("{}, {}", self.format.to_uppercase(), self.encoding),
+            Some(levels) if self.format != "hocfs" => {
+                let levels: Vec<String> = levels.iter().map(ToString::to_string).collect();
+                format!("{}, levels of modes {}", self.format.to_uppercase(), levels.join(", "))
+            }
             Some(levels) => {
                 let levels: Vec<String> = levels.iter().map(ToString::to_string).collect();
                 format!("HOCFS, slices {}, levels of modes {}", self.encoding, levels.join(", "))
@@ -231,6 +310,9 @@ impl InfoReport {
             "  format    {format}{codec}, {} linear bits, version {}, digest {}",
             self.linear_bits, self.container_version, self.digest
         )?;
+        if self.partitions.len() > 1 {
+            self.partitions.iter().try_for_each(|partition| writeln!(out, "{}", partition.text()))?;
+        }
         if let Some(hash) = &self.hash {
             writeln!(out, "  hash      {hash} of the nonzeros, whatever the format")?;
         }
@@ -378,7 +460,11 @@ impl Info {
     fn look(&self, store: &Store, engine: &Engine) -> Result<(StoreStatistics, Option<f64>)> {
         let (manifest, threads) = (store.manifest(), engine.threads());
         let shape = &manifest.shape;
-        let verifying = if self.verify { Verify::host_bytes(store)? } else { 0 };
+        let several = store.whole().partitions.len() > 1;
+        if self.verify && several {
+            engine.verify(store)?;
+        }
+        let verifying = if self.verify && !several { Verify::host_bytes(store)? } else { 0 };
         let room =
             engine.room(store, decoded_bytes(store.manifest().shape.order(), 1))?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
@@ -393,10 +479,12 @@ impl Info {
         let plan = engine.plan_stream(store, [passing, afterwards])?;
         let inspect = Inspect::within(store.sys(), shape, manifest.nnz, room)?;
         let mut inspect = inspect.with_norm(manifest.norm().is_none().then(|| manifest.largest()));
-        if self.verify {
-            let mut both = (inspect, Verify::new(store));
+        if self.verify && !several {
+            let mut totals = Totals::default();
+            let mut both = (inspect, Verify::new(store, &totals));
             engine.stream_by(store, &mut both, &plan, "verifying")?;
-            both.1.finish()?;
+            both.1.finish(&mut totals)?;
+            check_totals(store, &totals)?;
             inspect = both.0;
         } else {
             engine.stream_by(store, &mut inspect, &plan, "reading")?;

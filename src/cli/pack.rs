@@ -8,9 +8,15 @@ use super::{Common, Program, Report, count, counted, nonzeros, provenance, size}
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::format::Trees;
+use crate::format::bcsf::FIBER_SPLIT;
+use crate::format::fcoo::FcooFor;
+use crate::format::mmcsf::Assign;
+use crate::op::reread::StoreSource;
 use crate::pack::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions, PackPlan, PackReport};
-use crate::store::{Codec, Format};
+use crate::store::{Codec, Format, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -22,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Packs a sparse tensor in coordinate text into a store
+/// Packs a sparse tensor in coordinate text, or another store, into a store
 ///
 /// Reads FROSTT text (one nonzero a line: indices from 1, then the value), with or without a Tensor Toolbox or
 /// two-line header, plain, .gz or .zst, and writes a store: a directory with a manifest and chunk files that
@@ -34,10 +40,11 @@ use std::time::Instant;
     after_help = "Examples:\n  blco-pack movies.tns                     # writes movies.blco\n  \
                   zcat big.tns.gz | blco-pack - -o big.blco\n  \
                   blco-pack log.tns -o log.blco --encoding raw --duplicates keep\n  \
-                  blco-pack log.tns -o log-by-host.blco --format hocfs --main-mode 2"
+                  blco-pack log.tns -o log-by-host.blco --format hocfs --main-mode 2\n  \
+                  blco-pack log.blco -o log.csf --format csf"
 )]
 pub struct Pack {
-    /// The tensor: a file, or - for standard input
+    /// The tensor: a file, - for standard input, or a store, which is packed again
     input: PathBuf,
     /// The store [default: the input's name with .blco, or .hocfs for that format, in the working directory]
     #[arg(short, long, value_name = "STORE")]
@@ -84,10 +91,23 @@ impl TextArgs {
 /// How a store is written.
 #[derive(Clone, Debug, Args)]
 pub struct StoreArgs {
-    /// The format: one order for every mode, or the slices of a main mode, each compressed [default: hocfs if the store's name ends
-    /// so, else blco]
+    /// The format [default: hocfs if the store's name ends so, else blco]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
+    /// Which trees csf and bcsf make, and for which modes hbcsf and fcoo have partitions: one for each mode, which takes as many times the space and computes every mode fastest; one for
+    /// all modes, rooted at the shortest; or one rooted at mode M [default: all]
+    #[arg(long, value_name = "all|one|M", value_parser = trees)]
+    trees: Option<Trees>,
+    /// How mmcsf assigns nonzeros to trees: by the lengths of what is left of their fibers, one after the other, or by those of the whole
+    /// tensor's [default: dynamic]
+    #[arg(long, value_parser = named(&[("dynamic", Assign::Dynamic), ("static", Assign::Static)]))]
+    assign: Option<Assign>,
+    /// The operation that fcoo is laid out for [default: mttkrp]
+    #[arg(long = "for", value_parser = named(&[("mttkrp", FcooFor::Mttkrp), ("ttm", FcooFor::Ttm)]))]
+    operation: Option<FcooFor>,
+    /// The most nonzeros of a fiber that bcsf and hbcsf give one worker of a GPU [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    fiber_split: Option<u32>,
     /// How blco encodes indices: packed tiles, or the BLCO paper's 64-bit indices [default: tiled]
     #[arg(long, value_parser = named(&[("tiled", IndexEncoding::Tiled), ("raw", IndexEncoding::Raw)]))]
     encoding: Option<IndexEncoding>,
@@ -125,8 +145,46 @@ pub struct StoreArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FormatArg {
+    /// One order of nonzeros for every mode
     Blco,
+    /// The slices of a main mode, each compressed
     Hocfs,
+    /// Compressed sparse fibers: trees
+    Csf,
+    /// The same, with long fibers split between workers
+    Bcsf,
+    /// Slices of one nonzero, slices of fibers of one nonzero, and trees
+    Hbcsf,
+    /// Each nonzero in the tree where its fiber is longest
+    Mmcsf,
+    /// Indices of product modes, and flags where those of the others change
+    Fcoo,
+}
+
+impl FormatArg {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Blco => "blco",
+            Self::Hocfs => "hocfs",
+            Self::Csf => "csf",
+            Self::Bcsf => "bcsf",
+            Self::Hbcsf => "hbcsf",
+            Self::Mmcsf => "mmcsf",
+            Self::Fcoo => "fcoo",
+        }
+    }
+}
+
+/// Which trees `given` asks for.
+fn trees(given: &str) -> Result<Trees> {
+    match given {
+        "all" => Ok(Trees::All),
+        "one" => Ok(Trees::One),
+        mode => match mode.parse() {
+            Ok(mode @ 1..=8) => Ok(Trees::Root(mode - 1)),
+            _ => Err(Error::request("give all, one, or a mode from 1 to 8")),
+        },
+    }
 }
 
 /// Parses one of `values` by its name.
@@ -146,6 +204,10 @@ impl StoreArgs {
             (self.encoding.is_some(), "--encoding"),
             (self.main_mode.is_some(), "--main-mode"),
             (self.slice.is_some(), "--slice"),
+            (self.trees.is_some(), "--trees"),
+            (self.fiber_split.is_some(), "--fiber-split"),
+            (self.assign.is_some(), "--assign"),
+            (self.operation.is_some(), "--for"),
             (self.zstd.is_some(), "--zstd"),
             (self.chunk_bytes.is_some(), "--chunk-bytes"),
             (self.duplicates.is_some(), "--duplicates"),
@@ -161,21 +223,44 @@ impl StoreArgs {
     /// The format with its options; an error where an option is another format's.
     fn format(&self, target: &Path) -> Result<FormatOption> {
         let named = if ends_in(target, "hocfs") { FormatArg::Hocfs } else { FormatArg::Blco };
-        let other = |option: &str, format: &str| {
-            Err(Error::request(format!("{option} is an option of --format {format}")))
-        };
-        match (self.format.unwrap_or(named), self.encoding, self.main_mode, self.slice) {
-            (FormatArg::Blco, _, Some(_), _) => other("--main-mode", "hocfs"),
-            (FormatArg::Blco, _, _, Some(_)) => other("--slice", "hocfs"),
-            (FormatArg::Hocfs, Some(_), ..) => other("--encoding", "blco"),
-            (FormatArg::Blco, encoding, ..) => {
-                Ok(FormatOption::Known(Format::blco(encoding.unwrap_or(IndexEncoding::Tiled))))
+        let format = self.format.unwrap_or(named);
+        self.refuse_of_others(format)?;
+        let trees = self.trees.unwrap_or(Trees::All);
+        let fiber_split = self.fiber_split.unwrap_or(FIBER_SPLIT);
+        Ok(match format {
+            FormatArg::Blco => {
+                FormatOption::Known(Format::blco(self.encoding.unwrap_or(IndexEncoding::Tiled)))
             }
-            (FormatArg::Hocfs, _, main_mode, slice) => Ok(FormatOption::Hocfs {
-                main_mode: usize::from(main_mode.unwrap_or(1)) - 1,
-                leaf: slice.unwrap_or(LeafRule::Auto),
-            }),
-        }
+            FormatArg::Hocfs => FormatOption::Hocfs {
+                main_mode: usize::from(self.main_mode.unwrap_or(1)) - 1,
+                leaf: self.slice.unwrap_or(LeafRule::Auto),
+            },
+            FormatArg::Csf => FormatOption::Csf { trees },
+            FormatArg::Bcsf => FormatOption::Bcsf { trees, fiber_split },
+            FormatArg::Hbcsf => FormatOption::Hbcsf { trees, fiber_split },
+            FormatArg::Mmcsf => FormatOption::Mmcsf { assign: self.assign.unwrap_or(Assign::Dynamic) },
+            FormatArg::Fcoo => {
+                FormatOption::Fcoo { operation: self.operation.unwrap_or(FcooFor::Mttkrp), trees }
+            }
+        })
+    }
+
+    /// An error where an option is given that `format` does not have.
+    fn refuse_of_others(&self, format: FormatArg) -> Result<()> {
+        use FormatArg::{Bcsf, Blco, Csf, Fcoo, Hbcsf, Hocfs, Mmcsf};
+        let options: [(bool, &str, &[FormatArg]); 7] = [
+            (self.encoding.is_some(), "--encoding", &[Blco]),
+            (self.main_mode.is_some(), "--main-mode", &[Hocfs]),
+            (self.slice.is_some(), "--slice", &[Hocfs]),
+            (self.trees.is_some(), "--trees", &[Csf, Bcsf, Hbcsf, Fcoo]),
+            (self.fiber_split.is_some(), "--fiber-split", &[Bcsf, Hbcsf]),
+            (self.assign.is_some(), "--assign", &[Mmcsf]),
+            (self.operation.is_some(), "--for", &[Fcoo]),
+        ];
+        let foreign = options.iter().find(|(given, _, of)| *given && !of.contains(&format));
+        let Some((_, option, of)) = foreign else { return Ok(()) };
+        let of: Vec<&str> = of.iter().map(|format| format.name()).collect();
+        Err(Error::request(format!("{option} is an option of --format {}", of.join(" or "))))
     }
 
     /// The packer's options, for `source` and `target`.
@@ -220,10 +305,13 @@ impl Program for Pack {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_dash_for_directory("-o", self.output.as_deref(), "a store is files")?;
+        let progress = Bar::new(self.common.quiet || self.common.json);
+        if holds_manifest(&self.input)? {
+            return self.pack_store(sys, &progress);
+        }
         let target = self.output.clone().map_or_else(|| default_store(&self.input, self.store.format), Ok)?;
         check_temp_dir("--temp-dir", self.store.temp_dir.as_deref())?;
         let temp_dir = temp_dir(self.store.temp_dir.as_deref(), &target)?;
-        let progress = Bar::new(self.common.quiet || self.common.json);
         if self.table.is_table(&self.input) {
             return self.pack_table(sys, &target, temp_dir, &progress);
         }
@@ -235,12 +323,38 @@ impl Program for Pack {
         let mut options = self.store.options(&source, &target)?;
         options.labels = self.table.labels(sys, &temp_dir)?.map(Arc::new);
         let engine = host_engine(sys, self.common, self.store.memory, &progress)?;
+        self.pack(&engine, &mut source, &options)
+    }
+}
+
+impl Pack {
+    fn pack(
+        &self,
+        engine: &Engine,
+        source: &mut (impl Source + Send),
+        options: &PackOptions,
+    ) -> Result<Report> {
         if self.plan {
-            let plan = engine.plan_pack(&mut source, &options)?;
-            return Report::new::<Self>(plan_text(&target, &plan), &plan);
+            let plan = engine.plan_pack(source, options)?;
+            return Report::new::<Self>(plan_text(&options.target, &plan), &plan);
         }
-        let report = engine.pack(&mut source, &options)?;
+        let report = engine.pack(source, options)?;
         Report::new::<Self>(text(&report), &report)
+    }
+
+    /// Packs a store again, in whatever format is asked for. Coordinates that may repeat there may do so here.
+    fn pack_store(&self, sys: &Sys, progress: &Bar) -> Result<Report> {
+        if let Some(option) = self.text.given() {
+            return Err(Error::request(format!("{option} is an option of text, not of a store")));
+        }
+        let named = || Error::request(format!("{}: a store; name the new one with -o", self.input.display()));
+        let target = self.output.clone().ok_or_else(named)?;
+        let engine = host_engine(sys, self.common, self.store.memory, progress)?;
+        let mut source = StoreSource::new(engine.open(&self.input)?);
+        let options = self.store.options(&source, &target)?;
+        let keeps = self.store.duplicates.is_none() && source.may_repeat();
+        let duplicates = if keeps { Duplicates::Keep } else { options.duplicates };
+        self.pack(&engine, &mut source, &PackOptions { duplicates, ..options })
     }
 }
 

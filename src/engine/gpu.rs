@@ -59,6 +59,10 @@ pub(super) fn plan<T: Real>(
     use crate::format::Layout;
     use crate::{decomp, op};
     let format = store.manifest().format();
+    if store.manifest().partitions.len() != 1 {
+        let what = "no kernel reads a cover of several partitions; take `Device::Cpu`";
+        return Err(Error::request(format!("format {}: {what}", format.name())));
+    }
     if ![Layout::RAW, Layout::TILED, Layout::TREE].contains(&format.layout()) {
         let what = "no kernel reads its chunks; take `Device::Cpu`";
         return Err(Error::request(format!("format {}: {what}", format.name())));

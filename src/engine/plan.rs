@@ -9,7 +9,7 @@ use crate::backend::device::{DeviceLimits, DeviceOrder};
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::ModeSortedDemand;
+use crate::op::mttkrp::{ModeSortedDemand, serving};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
 use serde::Serialize;
@@ -184,6 +184,15 @@ impl Engine {
         };
         let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);
         let made_for = Some(Subject { store: store.id(), modes, rank, precision, starts: demand.starts });
+        // On the CPU each mode is computed from the cover that serves it best, where a pass computes all of them.
+        let served;
+        let store = if device.is_some() || demand.starts.is_some() {
+            store
+        } else {
+            let covers = serving(store.whole(), demand.modes);
+            served = store.view(&covers.into_iter().map(|(cover, _)| cover).collect::<Vec<_>>());
+            &served
+        };
         if device.is_none() && demand.passes > 1 {
             let (host, mode_sorted) = self.plan_mode_sorted(store, demand, bytes, &limits)?;
             return Ok(ExecutionPlan { host, device, notes, mode_sorted: Some(mode_sorted), made_for });
@@ -204,7 +213,9 @@ impl Engine {
             (demand.mode_sorted, self.options().device_order);
         let why_not = match order {
             DeviceOrder::Store => Some("the store's order was asked for".to_owned()),
-            _ if taken.is_none() => Some("they are for less than 2^32 nonzeros".to_owned()),
+            _ if taken.is_none() => {
+                Some("they are for less than 2^32 nonzeros, and not for trees".to_owned())
+            }
             DeviceOrder::Auto if from_passes == u32::MAX => Some("they save nothing".to_owned()),
             DeviceOrder::Auto if demand.passes < from_passes => {
                 Some(format!("they pay from {from_passes} passes on"))

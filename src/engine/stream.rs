@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::op::export::{WRITER_BYTES, WriteText};
 use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::read::ReadBatches;
-use crate::op::verify::Verify;
+use crate::op::verify::{Verify, verify};
 use crate::store::Store;
 use crate::stream::{Executor, Limits, PassReport, Plan};
 use std::io::Write;
@@ -75,16 +75,22 @@ impl Engine {
         Ok(report)
     }
 
-    /// Decodes a store, encodes it again and compares: order, ranges, encodings, cuts and statistics are those that packing makes.
+    /// Decodes a store, each partition in turn, encodes it again and compares: order, ranges, encodings, cuts and statistics are those that packing makes.
     ///
     /// # Errors
     ///
     /// [`Error::Corrupt`](crate::Error::Corrupt) with the first difference; what reading the store gives.
     pub fn verify(&self, store: &Store) -> Result<PassReport> {
-        let mut verify = Verify::new(store);
-        let report = self.stream(store, &mut verify, Verify::host_bytes(store)?)?;
-        self.install(|| verify.finish())?;
-        Ok(report)
+        let mut report: Option<PassReport> = None;
+        self.install(|| {
+            verify(store, |part, op| {
+                let plan = self.plan_stream(part, [Verify::host_bytes(part)?, 0])?;
+                let pass = self.stream_by(part, op, &plan, "verifying")?;
+                report = Some(report.map_or(pass, |report| report.followed_by(&pass)));
+                Ok(())
+            })
+        })?;
+        Ok(report.unwrap_or_default())
     }
 
     /// Plans a pass for an operation that holds so many bytes during the pass, and when it has ended.

@@ -1,7 +1,7 @@
 //! Cutting: sorted nonzeros to the chunks of any format; statistics on the way. Tiles are worked on in parallel, chunks
 //! assembled in order.
 
-use super::{ChunkBuilder, ClosedChunk, Format, Made, SortedTile, Statistics, TileWorker};
+use super::{ChunkBuilder, ClosedChunk, Format, Made, Neumaier, SortedTile, Statistics, TileWorker};
 use crate::chunk::Version;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -76,6 +76,12 @@ impl<K: Key> Cutter<K> {
             filled: 0,
             next: Vec::new(),
         }
+    }
+
+    /// The same for a partition whose sum of squares goes on from that of the cover's partitions before.
+    #[must_use]
+    pub fn following(self, squares: Neumaier) -> Self {
+        Self { statistics: self.statistics.following(squares), ..self }
     }
 
     /// Takes the next nonzeros in the format's order; chunks that are cut go to `sink`.

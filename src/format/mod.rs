@@ -7,27 +7,37 @@
 //! [`Format::layout`]. Decoding what this program's formats share is inlined; a registered format's [`NonzeroView`] is called once
 //! a tile.
 
+pub mod bcsf;
 pub mod blco;
+mod coordinates;
+pub mod csf;
 mod cut;
+pub mod fcoo;
 mod gathered;
+pub mod hbcsf;
 pub mod hocfs;
+pub mod mmcsf;
 mod other;
+mod partitions;
 mod registry;
+mod segments;
 mod statistics;
 pub mod tree;
+mod trees;
 mod values;
 
 pub use cut::Cutter;
 pub(crate) use cut::{PENDING_NNZ, waiting_bytes};
 pub use gathered::SortedTile;
+pub use partitions::{PartitionPlan, PartitionRecord, Scheme, SliceKind, Takes, Trees, all_modes};
 pub use registry::{Format, FormatRecord, Formats, Layout, PRIVATE_CODE};
-pub use statistics::{FIBER_LENGTHS, GROUP_SIZES, Neumaier, PartitionStatistics, Statistics};
+pub use statistics::{FIBER_LENGTHS, GROUP_SIZES, Neumaier, PartitionStatistics, Statistics, Totals};
 
 use crate::chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind, Version};
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
-use crate::shape::{ORDER_MAX, Shape};
+use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use std::any::Any;
 use std::fmt::{self, Debug};
 use std::ops::Range;
@@ -111,6 +121,48 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
 
     /// Reads the chunks of a tensor of `shape`.
     fn decoder(&self, shape: &Shape) -> Decoder;
+
+    /// What is wrong with the partition at place `at`, which is of this format, among all of a store of a tensor of `order`.
+    #[doc(hidden)]
+    fn check_among(&self, all: &[PartitionRecord], _at: usize, order: usize) -> Checked<()> {
+        partitions::check_alone(all, order)
+    }
+
+    /// How far from `mode` its order of nonzeros is: 0 where the sums of a row follow one another. The nearest cover serves a mode.
+    #[doc(hidden)]
+    fn distance(&self, _mode: usize) -> usize {
+        0
+    }
+
+    /// The order of modes whose tree sums are added up along on the CPU; without one, each nonzero is multiplied out.
+    #[doc(hidden)]
+    fn traversal(&self) -> Option<ModeOrder> {
+        None
+    }
+
+    /// Partitions of a store with the same number here are one cover, where no manifest says which are.
+    #[doc(hidden)]
+    fn cover_key(&self) -> u32 {
+        self.record().layout.0.into()
+    }
+
+    /// The modes that a partition serves where there are several covers.
+    #[doc(hidden)]
+    fn target_alone(&self) -> u32 {
+        self.record().levels.map_or(u32::MAX, |levels| 1 << levels.mode(0))
+    }
+
+    /// Which nonzeros a partition takes that is packed again.
+    #[doc(hidden)]
+    fn takes(&self) -> Takes {
+        Takes::All
+    }
+
+    /// The partitions that may stand beside one of `plan`, which is of this format, in its cover, and may hold nothing.
+    #[doc(hidden)]
+    fn beside(&self, _plan: &PartitionPlan) -> Vec<PartitionPlan> {
+        Vec::new()
+    }
 }
 
 /// What was checked, or what is wrong with it.

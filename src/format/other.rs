@@ -1,4 +1,5 @@
-//! Views of chunks of registered formats: what they decode is held against what no operation checks again.
+//! Views of chunks that are decoded by a call a tile: those of registered formats, and of layouts that have no view of their own. What they
+//! decode is held against what no operation checks again.
 
 use super::{ChunkDecoder, DecodedTile, NonzeroView, check_dims, wrong_section};
 use crate::chunk::ChunkHeader;
@@ -35,7 +36,7 @@ impl<'a> OtherView<'a> {
         check_dims(shape, header, image).map_err(|what| wrong_section(&path, header, what))?;
         let value_encoding = ValueEncoding::from_code(header.codes.value_encoding);
         let value_encoding = value_encoding.ok_or_else(|| wrong("unknown value encoding"))?;
-        let nonzeros = decoder.open(header, image).map_err(wrong)?;
+        let nonzeros = decoder.open(header, image).map_err(|what| wrong_section(&path, header, what))?;
         Ok(Self {
             shape,
             path,

@@ -1,7 +1,13 @@
 //! Which formats are known: those of this program, and those that whoever calls registers.
 
+use super::bcsf::Bcsf;
 use super::blco::Blco;
+use super::csf::Csf;
+use super::fcoo::Fcoo;
+use super::hbcsf::Hbcsf;
 use super::hocfs::Hocfs;
+use super::mmcsf::Mmcsf;
+use super::trees::TreeOf;
 use super::{Checked, ChunkFormat};
 use crate::chunk::{ChunkCodes, ChunkHeader, Version};
 use crate::encoding::{IndexEncoding, LeafRule};
@@ -26,13 +32,17 @@ impl Layout {
     pub const TILED: Self = Self(2);
     /// A compressed tree (formats-spec/hocfs.md).
     pub const TREE: Self = Self(3);
+    /// Columns of the product modes, and of segments of the others (formats-spec/formats.md).
+    pub const SEGMENTS: Self = Self(4);
+    /// Indices and values as they are (formats-spec/formats.md).
+    pub const COORDINATES: Self = Self(5);
     /// Layouts of private formats are from here up.
     pub const PRIVATE: Self = Self(128);
 
     /// Whether chunks of this version of the container may have it.
     pub(crate) fn is_known(self, version: Version) -> bool {
-        [Self::RAW, Self::TILED, Self::TREE].contains(&self)
-            || version > Version::One && self.0 >= Self::PRIVATE.0
+        let newer = [Self::SEGMENTS, Self::COORDINATES].contains(&self) || self.0 >= Self::PRIVATE.0;
+        [Self::RAW, Self::TILED, Self::TREE].contains(&self) || version > Version::One && newer
     }
 }
 
@@ -164,7 +174,15 @@ pub struct Formats(Vec<Known>);
 /// Those of this program.
 impl Default for Formats {
     fn default() -> Self {
-        Self(vec![Known::of::<Blco>(), Known::of::<Hocfs>()])
+        Self(vec![
+            Known::of::<Blco>(),
+            Known::of::<Hocfs>(),
+            Known::of::<TreeOf<Csf>>(),
+            Known::of::<TreeOf<Bcsf>>(),
+            Known::of::<Hbcsf>(),
+            Known::of::<TreeOf<Mmcsf>>(),
+            Known::of::<Fcoo>(),
+        ])
     }
 }
 

@@ -95,6 +95,67 @@ impl Statistics {
         PartitionStatistics { sampled: modes[0].sampled, nodes, fiber_lengths, distinct }
     }
 
+    /// The same, where the sum of squares goes on from that of the cover's partitions before.
+    #[must_use]
+    pub(super) fn following(self, squares: Neumaier) -> Self {
+        Self { sum_squares: squares, ..self }
+    }
+}
+
+/// What manifests say of all nonzeros: of the partitions of cover 0, one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    nnz: u64,
+    hash: u64,
+    sum_squares: Neumaier,
+    /// Smallest and largest value, as keys.
+    value_keys: Option<[i64; 2]>,
+    /// Row counters of each mode.
+    rows: Vec<Vec<u64>>,
+}
+
+impl Totals {
+    /// Adds the next partition, whose sum of squares goes on from [`Totals::squares`].
+    pub fn add(&mut self, partition: Statistics) {
+        self.nnz += partition.nnz;
+        self.hash = self.hash.wrapping_add(partition.hash);
+        self.sum_squares = partition.sum_squares;
+        let [low, high] = partition.value_keys;
+        let [least, most] = self.value_keys.unwrap_or([low, high]);
+        self.value_keys = Some([low.min(least), high.max(most)]);
+        let rows = partition.modes.into_iter().map(|mode| mode.rows);
+        if self.rows.is_empty() {
+            self.rows = rows.collect();
+        } else {
+            let pairs = self.rows.iter_mut().zip(rows);
+            pairs.for_each(|(all, rows)| all.iter_mut().zip(rows).for_each(|(all, row)| *all += row));
+        }
+    }
+
+    /// Bytes that it holds of a tensor of `order`.
+    #[must_use]
+    pub fn host_bytes(order: usize) -> u64 {
+        (order * ROW_BUCKETS * size_of::<u64>()) as u64
+    }
+
+    /// Nonzeros so far.
+    #[must_use]
+    pub fn nnz(&self) -> u64 {
+        self.nnz
+    }
+
+    /// Their hash.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// The sum of the values' squares while it grows.
+    #[must_use]
+    pub fn squares(&self) -> Neumaier {
+        self.sum_squares
+    }
+
     /// The sum of the values' squares.
     #[must_use]
     pub fn sum_squares(&self) -> f64 {
@@ -104,19 +165,19 @@ impl Statistics {
     /// The smallest value.
     #[must_use]
     pub fn value_min(&self) -> f64 {
-        of_total_key(self.value_keys[0])
+        self.value_keys.map_or(f64::INFINITY, |keys| of_total_key(keys[0]))
     }
 
     /// The largest value.
     #[must_use]
     pub fn value_max(&self) -> f64 {
-        of_total_key(self.value_keys[1])
+        self.value_keys.map_or(f64::NEG_INFINITY, |keys| of_total_key(keys[1]))
     }
 
     /// For each mode a number of nonzeros that no row exceeds.
     #[must_use]
     pub fn longest_row_bounds(&self) -> Vec<u64> {
-        self.modes.iter().map(|mode| mode.rows.iter().copied().max().unwrap_or(0)).collect()
+        self.rows.iter().map(|rows| rows.iter().copied().max().unwrap_or(0)).collect()
     }
 }
 

@@ -5,6 +5,7 @@ pub mod inspect;
 pub mod mttkrp;
 pub mod oracle;
 pub mod read;
+pub mod reread;
 mod rows;
 pub mod salvage;
 pub mod storage;

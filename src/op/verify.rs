@@ -4,9 +4,9 @@
 use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::hocfs::OPEN_CHUNKS;
+use crate::format::tree::OPEN_CHUNKS;
 use crate::format::{
-    BuiltChunk, ChunkView, Cutter, DecodedTile, PENDING_NNZ, PRIVATE_CODE, Statistics, waiting_bytes,
+    BuiltChunk, ChunkView, Cutter, DecodedTile, PENDING_NNZ, PRIVATE_CODE, Totals, waiting_bytes,
 };
 use crate::linear::{Linearizer, Nonzero};
 use crate::shape::ORDER_MAX;
@@ -51,15 +51,49 @@ struct Compared<'a> {
 /// Nonzeros that a cutter holds outside its open chunk, at most.
 const WAITING_NNZ: u64 = (2 * PENDING_NNZ + 2 * TILE_NNZ) as u64;
 
+/// The partitions of `store`, each to be verified by itself, in order.
+pub fn parts(store: &Store) -> impl Iterator<Item = Store> + '_ {
+    (0..store.whole().partitions.len()).map(|partition| store.partition(partition))
+}
+
+/// Verifies every partition of `store`: `pass` streams one of [`parts`] through what it is given.
+pub fn verify(store: &Store, mut pass: impl FnMut(&Store, &mut Verify<'_>) -> Result<()>) -> Result<()> {
+    let mut totals = Totals::default();
+    for part in parts(store) {
+        let mut verify = Verify::new(&part, &totals);
+        pass(&part, &mut verify)?;
+        verify.finish(&mut totals)?;
+    }
+    check_totals(store, &totals)
+}
+
+/// Holds what the manifest says of the tensor against all partitions of cover 0.
+pub fn check_totals(store: &Store, totals: &Totals) -> Result<()> {
+    let (path, manifest) = (store.path().join("manifest"), store.whole());
+    let same = totals.nnz() == manifest.nnz
+        && totals.sum_squares().to_bits() == manifest.sum_squares.to_bits()
+        && totals.value_min().to_bits() == manifest.value_min.to_bits()
+        && totals.value_max().to_bits() == manifest.value_max.to_bits()
+        && totals.longest_row_bounds() == manifest.longest_row_bounds;
+    if !same {
+        let what = "the statistics are not those of the nonzeros";
+        return Err(Error::unusable(path, what).breaks("statistics"));
+    }
+    if !is_within_part(manifest) {
+        return Err(Error::unusable(path, "nonzeros of another part").breaks("ranges"));
+    }
+    store.check_labels()
+}
+
 impl<'a> Verify<'a> {
-    /// A verification of `store`.
+    /// A verification of `store`, one of [`parts`], behind partitions that come to `totals`.
     #[must_use]
-    pub fn new(store: &'a Store) -> Self {
+    pub fn new(store: &'a Store, totals: &Totals) -> Self {
         let Manifest { version, shape, chunk_bytes, .. } = store.manifest();
         let format = store.manifest().format();
         Self {
             linearizer: Linearizer::new(&format.bit_layout(shape)),
-            cutter: Cutter::new(*version, shape, format, *chunk_bytes),
+            cutter: Cutter::new(*version, shape, format, *chunk_bytes).following(totals.squares()),
             previous: None,
             nonzeros: Vec::new(),
             compared: Compared {
@@ -90,6 +124,8 @@ impl<'a> Verify<'a> {
         let open = if own { open.min(nnz.saturating_mul(node)) } else { open };
         // Those of a group too.
         let waiting = waiting_bytes(format, shape.order(), 2 * size_of::<Nonzero<u128>>());
+        let several = store.whole().partitions.len() > 1;
+        let open = open + if several { Totals::host_bytes(shape.order()) } else { 0 };
         Ok(open + (waiting + size_of::<(u8, u64)>() * chunks.len()) as u64)
     }
 
@@ -97,28 +133,30 @@ impl<'a> Verify<'a> {
         self.compared.store.chunk_path(self.compared.stored.len().saturating_sub(1))
     }
 
-    /// Compares the last chunks and the statistics.
-    pub fn finish(self) -> Result<()> {
+    /// Compares the last chunks and the statistics, and adds these to `totals` where the partition is of cover 0.
+    pub fn finish(self, totals: &mut Totals) -> Result<()> {
         let Self { cutter, mut compared, .. } = self;
         let store = compared.store;
         let found = cutter.finish(&mut |chunk| compared.take(chunk.build()))?;
         compared.finish()?;
-        let manifest = store.manifest();
-        let same = compared.built == manifest.chunks.len() && is_recorded(&found, manifest);
-        let path = store.path().join("manifest");
-        let hash = manifest.hash().is_none_or(|hash| hash == found.hash());
-        if !hash {
+        let (manifest, path) = (store.manifest(), store.path().join("manifest"));
+        if manifest.hash().is_some_and(|hash| hash != found.hash()) {
             return Err(Error::unusable(path, "the hash is not that of the nonzeros").breaks("hash"));
         }
+        let recorded = manifest.partitions[0].statistics.as_ref();
+        let same = compared.built == manifest.chunks.len()
+            && found.nnz() == manifest.nnz
+            && recorded.is_none_or(|statistics| *statistics == found.of_partition());
         if !same {
             return Err(
                 Error::unusable(path, "the statistics are not those of the nonzeros").breaks("statistics")
             );
         }
-        if !is_within_part(manifest) {
-            return Err(Error::unusable(path, "nonzeros of another part").breaks("ranges"));
+        let is_counted = store.parts().any(|(part, _)| store.whole().partitions[part].covers & 1 != 0);
+        if is_counted {
+            totals.add(found);
         }
-        store.check_labels()
+        Ok(())
     }
 
     /// Takes `tiles` of a batch: gathers their nonzeros in parallel, checks the order within each and with what came before, and cuts them.
@@ -187,20 +225,6 @@ fn follows(last: &Nonzero<u128>, next: &Nonzero<u128>, may_repeat: bool) -> bool
     last.linear < next.linear || may_repeat && last.linear == next.linear && last.order(next).is_le()
 }
 
-/// Whether the manifest records these statistics.
-fn is_recorded(found: &Statistics, manifest: &Manifest) -> bool {
-    found.nnz() == manifest.nnz
-        && found.sum_squares().to_bits() == manifest.sum_squares.to_bits()
-        && found.value_min().to_bits() == manifest.value_min.to_bits()
-        && found.value_max().to_bits() == manifest.value_max.to_bits()
-        && found.longest_row_bounds() == manifest.longest_row_bounds
-        && manifest.partitions.iter().all(|partition| {
-            let statistics = partition.statistics.as_ref();
-            partition.hash.is_none_or(|hash| hash == found.hash())
-                && statistics.is_none_or(|statistics| *statistics == found.of_partition())
-        })
-}
-
 /// Whether all nonzeros, whose ranges are right, are of the part of a tensor that the store is said to be.
 fn is_within_part(manifest: &Manifest) -> bool {
     let linear = |[low, high]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
@@ -252,8 +276,10 @@ impl Compared<'_> {
             return Ok(());
         }
         let stored = self.store.manifest().chunks.get(number).map_or(0, |chunk| chunk.nnz);
-        let what = format!("chunk {number}: cut at {stored} nonzeros, it should be more");
-        Err(Error::unusable(self.store.chunk_path(number.min(self.stored.len() - 1)), what).breaks("cut"))
+        let number = number.min(self.stored.len() - 1);
+        let named = self.store.number_of(number);
+        let what = format!("chunk {named}: cut at {stored} nonzeros, it should be more");
+        Err(Error::unusable(self.store.chunk_path(number), what).breaks("cut"))
     }
 
     /// Holds a chunk that was built again against the stored one.
@@ -261,8 +287,8 @@ impl Compared<'_> {
         let number = self.built;
         self.built += 1;
         self.built_nnz += u64::from(built.header.nnz);
-        let path = self.store.chunk_path(number);
-        let wrong = |rule, what: &str| Error::unusable(&path, format!("chunk {number}: {what}")).breaks(rule);
+        let (path, named) = (self.store.chunk_path(number), self.store.number_of(number));
+        let wrong = |rule, what: &str| Error::unusable(&path, format!("chunk {named}: {what}")).breaks(rule);
         let (Some(entry), Some(&(encoding, checksum))) =
             (self.store.manifest().chunks.get(number), self.stored.get(number))
         else {
@@ -278,7 +304,7 @@ impl Compared<'_> {
         let ranges = [ranges.first_linear, ranges.last_linear] == [entry.first_linear, entry.last_linear]
             && (ranges.row_low, ranges.row_high) == (entry.row_low, entry.row_high);
         if !ranges {
-            let what = format!("chunk {number}: linear and row ranges are not those of the nonzeros");
+            let what = format!("chunk {named}: linear and row ranges are not those of the nonzeros");
             return Err(Error::unusable(self.store.path().join("manifest"), what).breaks("ranges"));
         }
         let payload = &built.image[built.header.header_bytes()..];

@@ -120,6 +120,25 @@ impl Budget {
         Ok(Self { chunks_at_once: chunks, ..Self::new(room, reader, writer(options) + waiting) })
     }
 
+    /// For nonzeros that are sorted again while those that were sorted are read: each gets half.
+    pub fn shared(&self) -> (Self, Self) {
+        let half = self.room / 2;
+        let reading = Self { room: half, reader: 0, writer: 0, chunks_at_once: 1 };
+        (reading, Self { reader: half, ..*self })
+    }
+
+    /// What is left beside so many bytes.
+    pub fn beside(&self, bytes: u64) -> Self {
+        Self { room: self.room.saturating_sub(bytes), ..*self }
+    }
+
+    /// Bytes that counting fibers may take, beside what is merged.
+    pub fn assigning(&self) -> u64 {
+        /// Less than half of the room beside any memory that is allowed: for tests, which are allowed less.
+        const LEAST: u64 = 16 << 20;
+        (self.room / 2).max(LEAST)
+    }
+
     /// Bytes of batches that may be kept while reading.
     fn reading(&self) -> u64 {
         self.room.saturating_sub(self.reader).max(self.room / 8)

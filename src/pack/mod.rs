@@ -1,8 +1,8 @@
 //! The packer: coordinates to a published store. [`pack`] is the main path; read it first.
 //!
 //! What it writes depends on the tensor and [`PackOptions`] alone. `resume` opens the job's directory. `runs` linearizes batches and sorts; where the dims
-//! are not declared, `stage` keeps the batches until they are known. Then nonzeros pass through two parts as slices in
-//! linear order: `combine` settles duplicates, [`Cutter`] makes chunks of any format.
+//! are not declared, `stage` keeps the batches until they are known. Then, for each partition of the store, nonzeros pass through two
+//! parts as slices in the partition's order (`orders`): `combine` settles duplicates, [`Cutter`] makes chunks of any format.
 
 mod budget;
 mod combine;
@@ -10,12 +10,14 @@ mod external_sum;
 mod journal;
 mod merge;
 mod options;
+mod orders;
 mod plan;
 mod promises;
 mod report;
 mod resume;
 mod runs;
 mod scratch;
+mod slices;
 mod sort;
 mod spill;
 mod spilled;
@@ -31,18 +33,20 @@ pub use scratch::SpillReport;
 use crate::coo::{Batch, Extent, Source};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::{BuiltChunk, ClosedChunk, Cutter};
-use crate::linear::{BitLayout, Key, Wide};
+use crate::format::{BuiltChunk, ClosedChunk, Cutter, PartitionPlan, Scheme, Statistics, Takes, Totals};
+use crate::linear::{BitLayout, Key, Nonzero, Wide};
 use crate::shape::Shape;
 use crate::store::{Format, Manifest, Partition, Staging, Version, partial_path};
 use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
+use orders::Orders;
 use promises::Promises;
 use rayon::prelude::*;
 use resume::{Beginning, Complete, Prepared, prepare};
 use runs::{Runs, SortedRuns};
 use scratch::ScratchDir;
+use slices::SliceFilter;
 use stage::StagedBatches;
 use std::time::Instant;
 
@@ -84,7 +88,7 @@ pub fn pack(
             Some(extent) => extent,
             None => drain(sys, source, resumed_nnz, watch, |batch| {
                 // Now, not when all of it has been read.
-                options.format.resolve(batch.order())?;
+                options.format.check_order(batch.order())?;
                 stage.push(batch)
             })?,
         };
@@ -95,14 +99,16 @@ pub fn pack(
     if let Some(labels) = &options.labels {
         labels.check(shape.dims(), &source.name())?;
     }
-    let format = options.format.resolve(shape.order())?;
-    if options.formats.read(&format.record(), shape.order()) != Ok(format.clone()) {
-        let what = "is not one that this engine reads; register it by `EngineBuilder::format`";
-        return Err(Error::request(format!("format {}: {what}", format.name())));
+    let scheme = options.format.resolve(&shape)?;
+    for PartitionPlan { format, .. } in &scheme.partitions {
+        if options.formats.read(&format.record(), shape.order()) != Ok(format.clone()) {
+            let what = "is not one that this engine reads; register it by `EngineBuilder::format`";
+            return Err(Error::request(format!("format {}: {what}", format.name())));
+        }
     }
-    let layout = format.bit_layout(&shape);
+    let layout = scheme.bit_layout(&shape);
     let job =
-        PackJob { sys, options, budget, watch, shape: &shape, format, layout: &layout, start, identity };
+        PackJob { sys, options, budget, watch, shape: &shape, scheme, layout: &layout, start, identity };
     let mut report = if layout.bits() <= u64::BITS {
         job.write::<u64>(input, source, staging)?
     } else {
@@ -159,7 +165,8 @@ struct PackJob<'a> {
     budget: Budget,
     watch: PackWatch<'a>,
     shape: &'a Shape,
-    format: Format,
+    scheme: Scheme,
+    /// What the first partition is sorted by.
     layout: &'a BitLayout,
     start: Instant,
     /// What the journal says that it is.
@@ -193,36 +200,31 @@ impl PackJob<'_> {
             }
         };
         (self.watch)("sorting", 0, Some(input_nnz));
-        let sorted = runs.sort()?;
-        let spilled = sorted.spilled();
+        let temporary = self.options.temp_dir.clone().unwrap_or_else(|| staging.partial().to_path_buf());
+        let mut orders = Orders::new(self.sys, self.budget, temporary, runs.sort()?, self.layout);
         seconds.sort = clock.lap();
 
-        let mut combiner = Combiner::new(self.layout, self.options.duplicates);
         let mut staging = staging;
-        let manifest = self.cut(&sorted, &mut combiner, &mut staging, input_nnz).map_err(|e| match e {
+        let cut = self.cut_all(&mut orders, &mut staging, input_nnz).map_err(|e| match e {
             Error::Request(what) => Error::input(source.name(), what),
             other => other,
         })?;
+        let (Cut { manifest, summed, kept }, spilled) = (cut, orders.spilled());
         seconds.write = clock.lap();
 
         let labels = self.options.labels.as_deref();
-        let published =
-            staging.publish(&manifest, self.options.provenance.as_bytes(), labels, |id| Complete {
-                job: self.identity.clone(),
-                digest: format!("{id:016x}"),
-                input_nnz,
-                summed: combiner.summed(),
-                kept: combiner.kept(),
-            })?;
+        let published = staging.publish(&manifest, self.options.provenance.as_bytes(), labels, |id| {
+            Complete { job: self.identity.clone(), digest: format!("{id:016x}"), input_nnz, summed, kept }
+        })?;
         // Only now, so that a job that is killed while it publishes can be resumed; and before the journal goes.
-        drop(sorted);
+        drop(orders);
         drop(staging);
         seconds.publish = clock.lap();
         let (digest, bytes) = (format!("{:016x}", published.id), published.bytes);
         Ok(PackReport {
             input_nnz,
-            duplicates_summed: combiner.summed(),
-            duplicates_kept: combiner.kept(),
+            duplicates_summed: summed,
+            duplicates_kept: kept,
             spilled,
             seconds,
             ..PackReport::new(&self.options.target, digest, &manifest, bytes)
@@ -230,8 +232,8 @@ impl PackJob<'_> {
     }
 
     /// An error where a registered format has built a chunk that no reader takes, behind one of `before` nonzeros.
-    fn check_built(&self, chunk: &BuiltChunk, before: u64) -> Result<()> {
-        let (header, format) = (&chunk.header, &self.format);
+    fn check_built(&self, format: &Format, chunk: &BuiltChunk, before: u64) -> Result<()> {
+        let header = &chunk.header;
         let codes = format.record().chunk_codes(Version::NEWEST, header.codes.value_encoding);
         let right = header.codes == codes
             && format.has_value_encoding(header.codes.value_encoding)
@@ -245,78 +247,133 @@ impl PackJob<'_> {
     }
 
     /// Builds chunks that are cut, and writes them, in parallel.
-    fn add(&self, closed: &mut Vec<ClosedChunk>, staging: &mut Staging) -> Result<()> {
+    fn add(&self, format: &Format, closed: &mut Vec<ClosedChunk>, staging: &mut Staging) -> Result<()> {
         let built: Vec<BuiltChunk> = closed.par_drain(..).map(ClosedChunk::build).collect();
-        let mut before = staging.entries().last().map_or(0, |last| last.nnz);
+        let mut before = staging.of_partition().last().map_or(0, |last| last.nnz);
         for chunk in &built {
-            self.check_built(chunk, before)?;
+            self.check_built(format, chunk, before)?;
             before = chunk.header.nnz.into();
         }
         staging.add(built)
     }
 
-    /// Settles duplicates and cuts everything into chunks.
-    fn cut<K: Key>(
-        &self,
-        sorted: &SortedRuns<K>,
-        combiner: &mut Combiner<K>,
-        staging: &mut Staging,
-        total: u64,
-    ) -> Result<Manifest> {
-        let mut cutter = Cutter::new(Version::NEWEST, self.shape, &self.format, self.options.chunk_bytes);
-        let mut closed = Vec::new();
-        let mut store = |chunk: ClosedChunk| {
-            closed.push(chunk);
-            if closed.len() < self.budget.chunks_at_once() { Ok(()) } else { self.add(&mut closed, staging) }
-        };
-        let mut done = 0;
-        sorted.for_each_slice(|slice| {
-            combiner.push(slice, |settled, taken| {
-                self.sys.check_cancelled()?;
-                cutter.push(settled, &mut store)?;
-                done += taken as u64;
-                (self.watch)("writing", done, Some(total));
-                Ok(())
-            })
-        })?;
-        if done != total {
-            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
-            return Err(Error::unusable(partial_path(&self.options.target), what));
+    /// Cuts every partition of the store from all nonzeros in its order.
+    fn cut_all<K: Key>(&self, orders: &mut Orders<K>, staging: &mut Staging, total: u64) -> Result<Cut> {
+        let (mut totals, mut partitions) = (Totals::default(), Vec::new());
+        let mut duplicates = [0; 2];
+        if self.scheme.assigns() {
+            orders.assign(self.options.format.assign())?;
         }
-        combiner.finish(|last| cutter.push(last, &mut store))?;
-        let statistics = cutter.finish(&mut store)?;
-        self.add(&mut closed, staging)?;
-        if statistics.nnz() == 0 {
+        for (number, plan) in self.scheme.partitions.iter().enumerate() {
+            let layout = plan.format.bit_layout(self.shape);
+            let sorted = match plan.takes {
+                Takes::Leaf(leaf) => orders.assigned(&layout, leaf)?,
+                Takes::All | Takes::Slices(_) => orders.by(&layout)?,
+            };
+            staging.begin_partition();
+            let mut combiner = Combiner::new(&layout, self.options.duplicates);
+            let statistics = self.cut(sorted, plan, &mut combiner, staging, (total, &totals))?;
+            // Of nonzeros that are assigned each partition sees its own.
+            if number == 0 || self.scheme.assigns() {
+                duplicates[0] += combiner.summed();
+                duplicates[1] += combiner.kept();
+            }
+            if statistics.nnz() == 0 {
+                continue;
+            }
+            partitions.push(Partition {
+                format: plan.format.clone(),
+                targets: plan.targets,
+                covers: plan.covers,
+                chunks: staging.of_partition().len() as u64,
+                nnz: statistics.nnz(),
+                hash: Some(statistics.hash()),
+                statistics: Some(statistics.of_partition()),
+            });
+            if plan.covers & 1 != 0 {
+                totals.add(statistics);
+            }
+        }
+        if totals.nnz() == 0 {
             return Err(Error::request("no nonzeros"));
         }
-        let chunks = staging.entries().to_vec();
-        let (hash, order) = (Some(statistics.hash()), self.shape.order());
-        let of_partition = Some(statistics.of_partition());
-        let partition = Partition::whole(
-            self.format.clone(),
-            order,
-            chunks.len() as u64,
-            statistics.nnz(),
-            hash,
-            of_partition,
-        );
-        Ok(Manifest {
+        let manifest = Manifest {
             version: Version::NEWEST,
             shape: self.shape.clone(),
             codec: self.options.codec,
             may_repeat: self.options.duplicates == Duplicates::Keep,
             chunk_bytes: self.options.chunk_bytes,
-            nnz: statistics.nnz(),
-            sum_squares: statistics.sum_squares(),
-            value_min: statistics.value_min(),
-            value_max: statistics.value_max(),
-            longest_row_bounds: statistics.longest_row_bounds(),
-            partitions: vec![partition],
-            chunks,
+            nnz: totals.nnz(),
+            sum_squares: totals.sum_squares(),
+            value_min: totals.value_min(),
+            value_max: totals.value_max(),
+            longest_row_bounds: totals.longest_row_bounds(),
+            partitions,
+            chunks: staging.entries().to_vec(),
             part: None,
             modes: self.options.labels.as_ref().map(|labels| labels.info.clone()),
-        })
+        };
+        let [summed, kept] = duplicates;
+        Ok(Cut { manifest, summed, kept })
     }
+
+    /// Settles duplicates and cuts what a partition takes into chunks. `total` nonzeros come; `before` are in the cover already.
+    fn cut<K: Key>(
+        &self,
+        sorted: &SortedRuns<K>,
+        plan: &PartitionPlan,
+        combiner: &mut Combiner<K>,
+        staging: &mut Staging,
+        (total, before): (u64, &Totals),
+    ) -> Result<Statistics> {
+        let format = &plan.format;
+        let cutter = Cutter::new(Version::NEWEST, self.shape, format, self.options.chunk_bytes);
+        let mut cutter = if plan.covers & 1 != 0 { cutter.following(before.squares()) } else { cutter };
+        let mut filter = SliceFilter::of(plan, self.shape);
+        let mut closed = Vec::new();
+        let mut store = |chunk: ClosedChunk| {
+            closed.push(chunk);
+            if closed.len() < self.budget.chunks_at_once() {
+                Ok(())
+            } else {
+                self.add(format, &mut closed, staging)
+            }
+        };
+        let mut take = |settled: &[Nonzero<K>]| match &mut filter {
+            None => cutter.push(settled, &mut store),
+            Some(filter) => filter.push(settled, &mut |some| cutter.push(some, &mut store)),
+        };
+        let mut done = 0;
+        sorted.for_each_slice(|slice| {
+            combiner.push(slice, |settled, taken| {
+                self.sys.check_cancelled()?;
+                take(settled)?;
+                done += taken as u64;
+                (self.watch)("writing", done, Some(total));
+                Ok(())
+            })
+        })?;
+        if done != total && !matches!(plan.takes, Takes::Leaf(_)) {
+            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
+            return Err(Error::unusable(partial_path(&self.options.target), what));
+        }
+        combiner.finish(&mut take)?;
+        if let Some(filter) = &mut filter {
+            filter.finish(&mut |some| cutter.push(some, &mut store))?;
+        }
+        let statistics = cutter.finish(&mut store)?;
+        self.add(format, &mut closed, staging)?;
+        Ok(statistics)
+    }
+}
+
+/// What was cut.
+struct Cut {
+    manifest: Manifest,
+    /// Nonzeros that were added to one with the same coordinates.
+    summed: u64,
+    /// Nonzeros kept beside one with the same coordinates.
+    kept: u64,
 }
 
 /// Measures one phase after the other.

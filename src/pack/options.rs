@@ -2,10 +2,12 @@
 
 use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};
-use crate::format;
-use crate::shape::ModeOrder;
+use crate::format::fcoo::{self, FcooFor};
+use crate::format::mmcsf::{self, Assign};
+use crate::format::{self, PartitionRecord, Scheme, Trees, all_modes, bcsf, csf, hbcsf};
+use crate::shape::{ModeOrder, Shape};
 use crate::store::labels::NewLabels;
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format, Formats};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format, Formats, Manifest};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -51,11 +53,11 @@ impl Duplicates {
     }
 }
 
-/// A format, or what can be said of it before the tensor's order is known.
+/// A format, or what can be said of it before the tensor's shape is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FormatOption {
-    /// All of it.
+    /// All of it: one partition.
     Known(Format),
     /// HOCFS with the slices of `main_mode`, from 0; the mode before it is the leaves'.
     Hocfs {
@@ -64,33 +66,199 @@ pub enum FormatOption {
         /// How leaves are laid out.
         leaf: LeafRule,
     },
+    /// CSF.
+    Csf {
+        /// Which trees there are.
+        trees: Trees,
+    },
+    /// B-CSF.
+    Bcsf {
+        /// Which trees there are.
+        trees: Trees,
+        /// The most leaves of a fiber that a worker takes, at least 1.
+        fiber_split: u32,
+    },
+    /// HB-CSF.
+    Hbcsf {
+        /// Which main modes there are.
+        trees: Trees,
+        /// The most leaves of a fiber that a worker takes, at least 1.
+        fiber_split: u32,
+    },
+    /// MM-CSF.
+    Mmcsf {
+        /// How nonzeros are assigned to trees.
+        assign: Assign,
+    },
+    /// F-COO.
+    Fcoo {
+        /// For which operation.
+        operation: FcooFor,
+        /// For which modes there is a partition.
+        trees: Trees,
+    },
+    /// The partitions of a store that is there.
+    #[doc(hidden)]
+    Partitions(Scheme),
 }
 
 impl FormatOption {
-    /// The format for tensors of `order`.
-    pub fn resolve(&self, order: usize) -> Result<Format> {
-        match self {
-            Self::Known(format) => match format.record().levels.map(|levels| levels.modes().len()) {
-                Some(levels) if levels != order => {
-                    Err(Error::request(format!("{levels} levels for a tensor of order {order}")))
-                }
-                _ => Ok(format.clone()),
-            },
-            Self::Hocfs { main_mode, leaf } if *main_mode < order => {
-                Ok(Format::hocfs(ModeOrder::rotated(order, *main_mode), *leaf))
-            }
-            Self::Hocfs { main_mode, .. } => {
-                Err(Error::request(format!("main mode {}: the tensor has modes 1 to {order}", main_mode + 1)))
-            }
+    /// The format that a store has.
+    #[must_use]
+    pub(crate) fn of_store(manifest: &Manifest) -> Self {
+        Self::recorded(&manifest.records(), manifest.shape.order())
+    }
+
+    fn recorded(records: &[PartitionRecord], order: usize) -> Self {
+        let scheme = Scheme::recorded(records);
+        let format = scheme.format();
+        if scheme.assigns() {
+            // Any leaf mode may get some; how they were assigned no store says.
+            Self::Mmcsf { assign: Assign::Dynamic }
+        } else if scheme == Scheme::whole(format.clone(), order) {
+            Self::Known(format.clone())
+        } else {
+            Self::Partitions(scheme)
         }
+    }
+
+    /// The format that a store has whose manifest is lost, by what chunks tell of its partitions, at least one.
+    #[must_use]
+    pub(crate) fn of_partitions(mut formats: Vec<(u32, &Format)>, order: usize) -> Self {
+        formats.sort_by_key(|(number, _)| *number);
+        formats.dedup_by_key(|(number, _)| *number);
+        let mut keys: Vec<u32> = Vec::new();
+        let mut record = |format: &Format| {
+            let key = format.cover_key();
+            let cover = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
+                keys.push(key);
+                keys.len() - 1
+            });
+            PartitionRecord { format: format.clone(), targets: 0, covers: 1 << cover }
+        };
+        let mut records: Vec<PartitionRecord> =
+            formats.into_iter().map(|(_, format)| record(format)).collect();
+        let covers = keys.len();
+        for record in &mut records {
+            record.targets = if covers == 1 { all_modes(order) } else { record.format.target_alone() };
+        }
+        Self::recorded(&records, order)
+    }
+
+    /// An error where no tensor of `order` can be so.
+    pub fn check_order(&self, order: usize) -> Result<()> {
+        let refused = match self {
+            Self::Known(format) => return check_levels(format, order),
+            Self::Partitions(scheme) => return check_levels(scheme.format(), order),
+            Self::Hocfs { main_mode, .. } => (*main_mode >= order)
+                .then(|| format!("main mode {}: the tensor has modes 1 to {order}", main_mode + 1)),
+            Self::Csf { trees }
+            | Self::Bcsf { trees, .. }
+            | Self::Hbcsf { trees, .. }
+            | Self::Fcoo { trees, .. } => trees.refusal(order),
+            Self::Mmcsf { .. } => None,
+        };
+        refused.map_or(Ok(()), |what| Err(Error::request(what)))
+    }
+
+    /// The partitions of tensors of `shape`.
+    pub fn resolve(&self, shape: &Shape) -> Result<Scheme> {
+        let order = shape.order();
+        self.check_order(order)?;
+        Ok(match self {
+            Self::Known(format) => Scheme::whole(format.clone(), order),
+            Self::Partitions(scheme) => scheme.clone(),
+            Self::Hocfs { main_mode, leaf } => {
+                Scheme::whole(Format::hocfs(ModeOrder::rotated(order, *main_mode), *leaf), order)
+            }
+            Self::Csf { trees } => csf::scheme(shape, *trees),
+            Self::Bcsf { trees, fiber_split } => bcsf::scheme(shape, *trees, *fiber_split),
+            Self::Hbcsf { trees, fiber_split } => hbcsf::scheme(shape, *trees, *fiber_split),
+            Self::Mmcsf { .. } => mmcsf::scheme(shape),
+            Self::Fcoo { operation, trees } => fcoo::scheme(shape, *operation, *trees),
+        })
     }
 
     /// Bytes that an open chunk takes while it grows.
     pub(super) fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64 {
         match self {
             Self::Known(format) => format.open_chunk_bytes(chunk_bytes),
-            Self::Hocfs { .. } => format::hocfs::open_chunk_bytes(chunk_bytes),
+            Self::Partitions(scheme) => {
+                let each = scheme.partitions.iter().map(|plan| plan.format.open_chunk_bytes(chunk_bytes));
+                each.max().unwrap_or(0)
+            }
+            Self::Fcoo { .. } => fcoo::open_chunk_bytes(chunk_bytes),
+            _ => format::tree::open_chunk_bytes(chunk_bytes),
         }
+    }
+
+    /// How nonzeros are assigned to partitions.
+    pub(super) fn assign(&self) -> Assign {
+        if let Self::Mmcsf { assign } = self { *assign } else { Assign::Dynamic }
+    }
+
+    /// How often the store of a tensor of `order` holds every nonzero.
+    pub(super) fn copies(&self, order: usize) -> u64 {
+        match self {
+            Self::Csf { trees: Trees::All }
+            | Self::Bcsf { trees: Trees::All, .. }
+            | Self::Hbcsf { trees: Trees::All, .. }
+            | Self::Fcoo { trees: Trees::All, .. } => order as u64,
+            Self::Partitions(scheme) => {
+                let covers = scheme.partitions.iter().fold(0u32, |covers, plan| covers | plan.covers);
+                covers.count_ones().into()
+            }
+            _ => 1,
+        }
+    }
+
+    /// Whether nonzeros are sorted more than once.
+    pub(super) fn sorts_again(&self) -> bool {
+        match self {
+            Self::Known(_) | Self::Hocfs { .. } => false,
+            Self::Csf { trees }
+            | Self::Bcsf { trees, .. }
+            | Self::Hbcsf { trees, .. }
+            | Self::Fcoo { trees, .. } => *trees == Trees::All,
+            Self::Mmcsf { .. } => true,
+            Self::Partitions(scheme) => scheme.partitions.len() > 1,
+        }
+    }
+
+    /// As a command line has it.
+    fn text(&self) -> String {
+        match self {
+            Self::Known(format) => format.options(),
+            Self::Hocfs { main_mode, leaf } => {
+                format!("--format hocfs --main-mode {} --slice {}", main_mode + 1, leaf.name())
+            }
+            Self::Csf { trees } => format!("--format csf --trees {}", trees.name()),
+            Self::Bcsf { trees, fiber_split } => {
+                format!("--format bcsf --trees {} --fiber-split {fiber_split}", trees.name())
+            }
+            Self::Hbcsf { trees, fiber_split } => {
+                format!("--format hbcsf --trees {} --fiber-split {fiber_split}", trees.name())
+            }
+            Self::Mmcsf { assign } => format!("--format mmcsf --assign {}", assign.name()),
+            Self::Fcoo { operation, trees } => {
+                let operation = if *operation == FcooFor::Ttm { "ttm" } else { "mttkrp" };
+                format!("--format fcoo --for {operation} --trees {}", trees.name())
+            }
+            Self::Partitions(scheme) => {
+                let each = scheme.partitions.iter().map(|plan| plan.format.options());
+                each.collect::<Vec<_>>().join(" + ")
+            }
+        }
+    }
+}
+
+/// An error where a format's levels are not those of a tensor of `order`.
+fn check_levels(format: &Format, order: usize) -> Result<()> {
+    match format.record().levels.map(|levels| levels.modes().len()) {
+        Some(levels) if levels != order => {
+            Err(Error::request(format!("{levels} levels for a tensor of order {order}")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -168,12 +336,7 @@ impl PackOptions {
 
     /// The options that decide the store's bytes, as a command line has them.
     pub(super) fn decisive(&self) -> String {
-        let format = match &self.format {
-            FormatOption::Known(format) => format.options(),
-            FormatOption::Hocfs { main_mode, leaf } => {
-                format!("--format hocfs --main-mode {} --slice {}", main_mode + 1, leaf.name())
-            }
-        };
+        let format = self.format.text();
         let codec = match self.codec {
             Codec::None => String::new(),
             Codec::Zstd(level) => format!(" --zstd {level}"),

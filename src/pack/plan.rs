@@ -88,6 +88,9 @@ pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result
         Some(shape) if shape.linear_bits() <= u64::BITS => Estimate::direct::<u64>(&budget, &size, shape),
         Some(shape) => Estimate::direct::<Wide>(&budget, &size, shape),
     });
+    // Nonzeros that are sorted again stay in the order in which they came, too.
+    let kept = if options.format.sorts_again() { 2 } else { 1 };
+    let copies = size.map_or(1, |size| options.format.copies(size.order));
     let partial = partial_path(&options.target);
     let temporary_dir = existing(options.temp_dir.as_deref().unwrap_or(&partial));
     Ok(PackPlan {
@@ -97,10 +100,10 @@ pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result
         nnz: size.map(|s| s.nnz),
         in_memory: estimate.as_ref().map(|e| e.runs == 0),
         runs: estimate.as_ref().map(|e| e.runs),
-        temporary_bytes: estimate.as_ref().map(|e| e.temporary_bytes),
+        temporary_bytes: estimate.as_ref().map(|e| e.temporary_bytes.saturating_mul(kept)),
         temporary_free_bytes: sys.free_bytes(&temporary_dir)?,
         temporary_dir,
-        store_bytes_max: size.map(|s| s.nnz.saturating_mul(17).saturating_add(1 << 20)),
+        store_bytes_max: size.map(|s| s.nnz.saturating_mul(17 * copies).saturating_add(1 << 20)),
         store_free_bytes: sys.free_bytes(&existing(&partial))?,
     })
 }

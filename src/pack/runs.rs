@@ -189,8 +189,12 @@ impl Merger {
 
     /// A merge of finished runs, from their beginnings.
     fn merge<K: Key>(&self, runs: &[SpilledFile]) -> Result<Merge<K>> {
+        self.merge_within(runs, self.budget)
+    }
+
+    fn merge_within<K: Key>(&self, runs: &[SpilledFile], budget: Budget) -> Result<Merge<K>> {
         let readers = runs.iter().map(|run| self.scratch.open(run)).collect::<Result<_>>()?;
-        Ok(Merge::new(readers, self.budget))
+        Ok(Merge::new(readers, budget))
     }
 }
 
@@ -209,6 +213,20 @@ impl<K: Key> SortedRuns<K> {
         match self {
             Self::InMemory(nonzeros) => sink(nonzeros),
             Self::Runs(merger) => merger.merge(&merger.scratch.runs)?.for_each_slice(&mut sink),
+        }
+    }
+
+    /// The same with other buffers.
+    pub fn for_each_slice_within(
+        &self,
+        budget: Budget,
+        mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()> + Send,
+    ) -> Result<()> {
+        match self {
+            Self::InMemory(nonzeros) => sink(nonzeros),
+            Self::Runs(merger) => {
+                merger.merge_within(&merger.scratch.runs, budget)?.for_each_slice(&mut sink)
+            }
         }
     }
 

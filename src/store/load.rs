@@ -3,7 +3,7 @@
 //! [`Store::load`] does all of it, piece by piece, so that what was just read is verified while a core's caches hold it.
 //! Where a disk is waited for, [`Store::read`] and [`Store::check`] do it in two steps, which two threads can take at once.
 
-use super::{Codec, Store, chunk_name, file};
+use super::{Codec, Store, file};
 use crate::chunk::ChunkHeader;
 use crate::error::{Error, Result};
 use crate::sys::{File, PAGE, PageBuf};
@@ -84,6 +84,7 @@ impl Store {
             verifier.take(target, piece)?;
         }
         let (header, verify) = verifier.finish(target)?;
+        let header = self.in_cover(header, number);
         let read = start.elapsed().saturating_sub(verify);
         scratch.decode(bytes, &header, buffer, &path)?;
         let decode = start.elapsed().saturating_sub(read + verify);
@@ -117,6 +118,7 @@ impl Store {
         let mut verifier = Verifier::new(self, number, &path);
         verifier.take(&buffer[..bytes], 0..bytes)?;
         let (header, verify) = verifier.finish(&buffer[..bytes])?;
+        let header = self.in_cover(header, number);
         let start = Instant::now();
         if scratch.zstd.is_some() {
             // Copying what is compressed takes little beside decoding it, and saves scratch for a second file.
@@ -140,7 +142,7 @@ impl Store {
 
     /// The file of chunk `number`, and its bytes, which must be the manifest's.
     fn open_chunk(&self, number: usize, path: &Path) -> Result<(File, usize)> {
-        let name = chunk_name(number);
+        let name = self.file_name(number);
         if self.dir.file_bytes(&name)?.is_none() {
             return Err(Error::corrupt(path, "missing").breaks("chunk-missing"));
         }
@@ -171,24 +173,26 @@ impl Store {
     /// If `number` is not a chunk.
     pub fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
         let (entry, manifest) = (&self.manifest.chunks[number], &self.manifest);
-        let format = manifest.format();
+        let format = &manifest.partitions[self.part_of(number)].format;
+        let (file_number, partition) = self.identity(number);
         if header.version != manifest.version {
             return Err(other_version(path));
         }
         let same = header.store_id == self.id
-            && header.number as usize == number
+            && header.number as usize == file_number
             && header.first_nonzero == entry.first_nonzero
             && u64::from(header.nnz) == entry.nnz
             && u64::from(header.image_bytes) == entry.image_bytes
             && header.payload_checksum == entry.payload_checksum
             && usize::from(header.order) == manifest.shape.order()
-            && header.partition == 0
+            && header.partition as usize == partition
             && header.codes == format.record().chunk_codes(header.version, header.codes.value_encoding)
             && entry.value_encoding.is_none_or(|code| header.codes.value_encoding == code)
             && header.codec == manifest.codec.code();
         if !same {
-            let what =
-                format!("not chunk {number} of this store: its header differs from the manifest's entry");
+            let what = format!(
+                "not chunk {file_number} of this store: its header differs from the manifest's entry"
+            );
             return Err(Error::corrupt(path, what).breaks("chunk-identity"));
         }
         let bytes = header.file_bytes() == entry.file_bytes;

@@ -7,6 +7,7 @@ mod load;
 pub mod manifest;
 mod publish;
 mod summary;
+mod view;
 
 pub use crate::chunk::{ChunkCodes, ChunkHeader, ImageWriter, SectionKind, Version};
 pub use crate::format::{Format, Formats, PartitionStatistics};
@@ -16,6 +17,7 @@ pub use load::{DecodeScratch, LoadTimes};
 pub use manifest::{ChunkEntry, Codec, Manifest, Partition};
 pub use publish::{Published, Staging};
 pub use summary::StoreSummary;
+use view::Place;
 
 use crate::error::{Error, Result};
 use crate::publish as publishing;
@@ -77,12 +79,19 @@ fn holds_chunks(dir: &Dir) -> Result<bool> {
 
 /// An open store: its manifest has been read and checked; chunks are checked as they are read. It stays what it is where another
 /// store takes its name. A clone is another handle to the same.
+///
+/// Of a store with several partitions it is a *view*: the chunks of its first cover, or of what [`Store::view`] names, in order, as if
+/// there were no others.
 #[derive(Clone, Debug)]
 pub struct Store {
     sys: Sys,
     path: Arc<Path>,
     dir: Arc<Dir>,
+    /// Of all partitions.
+    whole: Arc<Manifest>,
+    /// Of those that this view reads.
     manifest: Arc<Manifest>,
+    places: Arc<[Place]>,
     id: u64,
     direct: bool,
 }
@@ -173,8 +182,10 @@ impl Store {
         let mut buffer = sys.page_buf(bytes as usize + 1)?;
         let read = file.read_at(&mut buffer, 0)?;
         let (manifest, id) = Manifest::decode_of(formats, &buffer[..read], &at).map_err(foreign)?;
-        let (path, dir, manifest) = (path.into(), Arc::new(dir), Arc::new(manifest));
-        Ok(Self { sys: sys.clone(), path, dir, manifest, id, direct: false })
+        let (path, dir, whole) = (path.into(), Arc::new(dir), Arc::new(manifest));
+        let (manifest, places) = (Arc::clone(&whole), [].into());
+        let store = Self { sys: sys.clone(), path, dir, whole, manifest, places, id, direct: false };
+        Ok(store.view(&[0]))
     }
 
     /// Bytes that opening a store with a manifest of `bytes` bytes takes: the file, and the list of chunks.
@@ -192,7 +203,9 @@ impl Store {
     /// Bytes that passes over this store hold of its chunks: the manifest's list, what the executor notes of each, and its spans.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.manifest.chunks.len() as u64 * (ENTRY_BYTES + PASS_BYTES)
+        let listed =
+            if Arc::ptr_eq(&self.whole, &self.manifest) { 0 } else { self.whole.chunks.len() as u64 };
+        self.manifest.chunks.len() as u64 * (ENTRY_BYTES + PASS_BYTES) + listed * ENTRY_BYTES
     }
 
     /// Reads chunks past the page cache from now on: for stores that the cache cannot hold.
@@ -215,10 +228,16 @@ impl Store {
         self.direct
     }
 
-    /// What the store is.
+    /// What this view of the store is.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// What the store is, with all partitions.
+    #[must_use]
+    pub fn whole(&self) -> &Manifest {
+        &self.whole
     }
 
     /// The handle that it reads through.
@@ -230,10 +249,10 @@ impl Store {
     /// The file of chunk `number`.
     #[must_use]
     pub fn chunk_path(&self, number: usize) -> PathBuf {
-        self.path.join(chunk_name(number))
+        self.path.join(self.file_name(number))
     }
 
-    /// The file of chunk `number` of the store in `directory`.
+    /// The file of the chunk that is number `number` of all of the store in `directory`.
     #[must_use]
     pub fn chunk_path_in(directory: &Path, number: usize) -> PathBuf {
         directory.join(chunk_name(number))
@@ -260,7 +279,7 @@ impl Store {
         for (number, entry) in self.manifest.chunks.iter().enumerate() {
             if entry.file_bytes.max(entry.image_bytes) > LONG {
                 let path = self.chunk_path(number);
-                let bytes = self.dir.file_bytes(&chunk_name(number))?.unwrap_or(0);
+                let bytes = self.dir.file_bytes(&self.file_name(number))?.unwrap_or(0);
                 let holds = if self.manifest.codec == Codec::None { bytes } else { file::frame_holds(bytes) };
                 if bytes != entry.file_bytes || entry.image_bytes > holds {
                     let what = format!("corrupt: {bytes} bytes cannot hold what the manifest says");
@@ -275,7 +294,7 @@ impl Store {
     pub fn bytes(&self) -> Result<u64> {
         let manifest = self.dir.file_bytes(MANIFEST)?;
         let manifest = manifest.ok_or_else(|| Error::corrupt(self.path.join(MANIFEST), "missing"))?;
-        let chunks = self.manifest.chunks.iter().map(|c| c.file_bytes).sum::<u64>();
-        Ok(manifest + chunks + self.manifest.label_bytes())
+        let chunks = self.whole.chunks.iter().map(|c| c.file_bytes).sum::<u64>();
+        Ok(manifest + chunks + self.whole.label_bytes())
     }
 }

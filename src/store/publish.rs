@@ -43,6 +43,9 @@ pub struct Staging {
     codec: Codec,
     headers: Vec<ChunkHeader>,
     entries: Vec<ChunkEntry>,
+    /// The partition that is being written, and its first chunk.
+    partition: u32,
+    begun: usize,
 }
 
 /// What was published.
@@ -65,7 +68,8 @@ impl Staging {
         }
         let partial = Partial::create(sys, &STORE, target, replace, resume)?;
         partial.create_dir()?;
-        Ok(Self { sys: sys.clone(), partial, codec, headers: Vec::new(), entries: Vec::new() })
+        let (headers, entries) = (Vec::new(), Vec::new());
+        Ok(Self { sys: sys.clone(), partial, codec, headers, entries, partition: 0, begun: 0 })
     }
 
     /// Removes what a killed packer has left of writing the store at `target`, which is published.
@@ -73,12 +77,25 @@ impl Staging {
         Partial::clean_up(sys, &STORE, target)
     }
 
+    /// The chunks that come are another partition's. One without chunks is none.
+    pub fn begin_partition(&mut self) {
+        self.partition += u32::from(self.entries.len() > self.begun);
+        self.begun = self.entries.len();
+    }
+
+    /// The chunks so far of the partition that is being written.
+    #[must_use]
+    pub fn of_partition(&self) -> &[ChunkEntry] {
+        &self.entries[self.begun..]
+    }
+
     /// Writes the next chunks, in parallel.
     pub fn add(&mut self, mut chunks: Vec<BuiltChunk>) -> Result<()> {
-        let mut first_nonzero = self.entries.last().map_or(0, |e| e.first_nonzero + e.nnz);
+        let mut first_nonzero = self.of_partition().last().map_or(0, |e| e.first_nonzero + e.nnz);
         for (chunk, number) in chunks.iter_mut().zip(self.headers.len()..) {
             chunk.header.number = u32::try_from(number)
                 .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
+            chunk.header.partition = self.partition;
             chunk.header.first_nonzero = first_nonzero;
             first_nonzero += u64::from(chunk.header.nnz);
         }

@@ -152,6 +152,28 @@ impl PassReport {
         Ok((chunk, steps))
     }
 
+    /// The report of this pass and the one after it, as if they were one. What a device did is the last one's.
+    #[must_use]
+    pub fn followed_by(&self, next: &Self) -> Self {
+        let (seconds, nnz) = (self.seconds + next.seconds, self.nnz + next.nnz);
+        let busy = self.readers_busy * self.seconds + next.readers_busy * next.seconds;
+        Self {
+            chunks: self.chunks + next.chunks,
+            nnz,
+            bytes: self.bytes + next.bytes,
+            seconds,
+            nnz_per_second: nnz as f64 / seconds.max(1e-9),
+            readers_busy: busy / seconds.max(1e-9),
+            read_seconds: self.read_seconds + next.read_seconds,
+            verify_seconds: self.verify_seconds + next.verify_seconds,
+            decode_seconds: self.decode_seconds + next.decode_seconds,
+            worker_stall_seconds: self.worker_stall_seconds + next.worker_stall_seconds,
+            compute_seconds: self.compute_seconds + next.compute_seconds,
+            compute_stall_seconds: self.compute_stall_seconds + next.compute_stall_seconds,
+            device: next.device.or(self.device),
+        }
+    }
+
     pub(super) fn finish(&mut self, wall: Duration, workers: usize) {
         self.seconds = wall.as_secs_f64();
         self.readers_busy = self.read_seconds / (self.seconds * workers as f64).max(1e-9);

@@ -9,9 +9,12 @@ use blco::internals::coo::{Batch, Extent, Source};
 use blco::internals::dense::{Matrix, Real};
 use blco::internals::encoding::{IndexEncoding, LeafRule};
 use blco::internals::error::Result;
-use blco::internals::format::DecodedTile;
+use blco::internals::format::bcsf::FIBER_SPLIT;
+use blco::internals::format::fcoo::FcooFor;
+use blco::internals::format::mmcsf::Assign;
+use blco::internals::format::{DecodedTile, Trees};
 use blco::internals::op::export::EachTile;
-use blco::internals::op::mttkrp::{Mttkrp, host_bytes};
+use blco::internals::op::mttkrp::{ByCover, Mttkrp, host_bytes};
 use blco::internals::pack::{FormatOption, PackOptions, PackReport};
 use blco::internals::random::Counter;
 use blco::internals::store::{ChunkHeader, Codec, Format, Manifest, SectionKind, Store};
@@ -170,11 +173,53 @@ pub enum Kind {
     /// The second mode main, the first one the leaves'.
     HocfsEll,
     HocfsZstd,
+    /// One tree for all modes.
+    CsfOne,
+    /// A tree for each mode.
+    CsfAll,
+    /// One tree, of the second mode.
+    BcsfRoot,
+    /// A tree for each mode.
+    BcsfAllZstd,
+    /// Up to three partitions for each mode.
+    Hbcsf,
+    /// Up to a tree for each leaf mode, one cover.
+    Mmcsf,
+    MmcsfStatic,
+    FcooMttkrp,
+    FcooTtm,
+    /// For the first mode alone.
+    HbcsfRoot,
+    FcooRoot,
 }
 
+/// All that have one partition.
+pub const KINDS: [Kind; 8] = [
+    Kind::Raw,
+    Kind::Tiled,
+    Kind::TiledZstd,
+    Kind::HocfsCsr,
+    Kind::HocfsEll,
+    Kind::HocfsZstd,
+    Kind::CsfOne,
+    Kind::BcsfRoot,
+];
+
+/// Those that have several.
+pub const KINDS_OF_SEVERAL: [Kind; 7] = [
+    Kind::CsfAll,
+    Kind::BcsfAllZstd,
+    Kind::Hbcsf,
+    Kind::Mmcsf,
+    Kind::MmcsfStatic,
+    Kind::FcooMttkrp,
+    Kind::FcooTtm,
+];
+
 /// All that the host reads.
-pub const KINDS: [Kind; 6] =
-    [Kind::Raw, Kind::Tiled, Kind::TiledZstd, Kind::HocfsCsr, Kind::HocfsEll, Kind::HocfsZstd];
+pub fn all_kinds() -> impl Iterator<Item = Kind> {
+    KINDS.into_iter().chain(KINDS_OF_SEVERAL)
+}
 
 /// Those whose order is the linear index of the BLCO paper.
 pub const BLCO_KINDS: [Kind; 3] = [Kind::Raw, Kind::Tiled, Kind::TiledZstd];
@@ -189,6 +234,17 @@ impl Kind {
             Self::HocfsCsr => hocfs(0, LeafRule::Csr),
             Self::HocfsEll => hocfs(1, LeafRule::Ell),
             Self::HocfsZstd => hocfs(0, LeafRule::Auto),
+            Self::CsfOne => FormatOption::Csf { trees: Trees::One },
+            Self::CsfAll => FormatOption::Csf { trees: Trees::All },
+            Self::BcsfRoot => FormatOption::Bcsf { trees: Trees::Root(1), fiber_split: FIBER_SPLIT },
+            Self::BcsfAllZstd => FormatOption::Bcsf { trees: Trees::All, fiber_split: 7 },
+            Self::Hbcsf => FormatOption::Hbcsf { trees: Trees::All, fiber_split: FIBER_SPLIT },
+            Self::Mmcsf => FormatOption::Mmcsf { assign: Assign::Dynamic },
+            Self::MmcsfStatic => FormatOption::Mmcsf { assign: Assign::Static },
+            Self::HbcsfRoot => FormatOption::Hbcsf { trees: Trees::Root(0), fiber_split: FIBER_SPLIT },
+            Self::FcooRoot => FormatOption::Fcoo { operation: FcooFor::Mttkrp, trees: Trees::Root(0) },
+            Self::FcooMttkrp => FormatOption::Fcoo { operation: FcooFor::Mttkrp, trees: Trees::All },
+            Self::FcooTtm => FormatOption::Fcoo { operation: FcooFor::Ttm, trees: Trees::All },
         }
     }
 }
@@ -197,7 +253,11 @@ impl Kind {
 pub fn options(target: &Path, kind: Kind, chunk_bytes: u64) -> PackOptions {
     PackOptions {
         format: kind.format(),
-        codec: if matches!(kind, Kind::TiledZstd | Kind::HocfsZstd) { Codec::Zstd(3) } else { Codec::None },
+        codec: if matches!(kind, Kind::TiledZstd | Kind::HocfsZstd | Kind::BcsfAllZstd) {
+            Codec::Zstd(3)
+        } else {
+            Codec::None
+        },
         chunk_bytes,
         ..PackOptions::new(target.to_path_buf())
     }
@@ -251,6 +311,25 @@ pub fn run<T: Real>(
     let rank = factors[0].columns();
     let plan = plan_run::<T>(store, modes, rank, rayon::current_num_threads(), Some(2), None);
     run_planned(store, factors, modes, &plan)
+}
+
+/// MTTKRP of `modes`, each from the cover that serves it best, with `workers` workers, on the current rayon pool.
+pub fn run_by_cover<T: Real>(
+    store: &Store,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+    workers: usize,
+) -> Result<Vec<(usize, Matrix<T>)>> {
+    let (sys, threads) = (Sys::default(), rayon::current_num_threads());
+    let (view, op) = ByCover::prepare(store, factors[0].columns(), modes, threads)?;
+    let sums = op.own_sums(&sys)?;
+    let views: Vec<_> = factors.iter().map(Into::into).collect();
+    let mut op = op.lend(&views, sums);
+    let mut backend = HostBackend::for_threads(&view, &mut op, threads)?;
+    let limits = Limits { threads, workers: Some(workers), ..Limits::default() };
+    let plan = plan(&view, 0, &limits)?;
+    Executor::new(&view, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+    Ok(op.finish())
 }
 
 /// The same from mode-sorted copies, which a first pass builds.

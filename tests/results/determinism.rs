@@ -3,8 +3,8 @@
 //! and the precision alone (not on threads, workers, chunk bytes, memory or encoding): bit for bit.
 
 use crate::common::{
-    KINDS, Kind, SMALL_CHUNKS, Tensor, bits, exported, identity, options, pack, packed, plan_run,
-    run_planned, values,
+    KINDS, KINDS_OF_SEVERAL, Kind, SMALL_CHUNKS, Tensor, bits, exported, identity, options, pack, packed,
+    plan_run, run_by_cover, run_planned, values,
 };
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
@@ -149,10 +149,40 @@ fn results_are_bit_identical<T: Real>(kind: Kind, others: [Kind; 2]) {
 fn f64_results_are_bit_identical() {
     results_are_bit_identical::<f64>(Kind::Tiled, [Kind::Raw, Kind::TiledZstd]);
     results_are_bit_identical::<f64>(Kind::HocfsCsr, [Kind::HocfsZstd; 2]);
+    results_are_bit_identical::<f64>(Kind::CsfOne, [Kind::CsfOne; 2]);
 }
 
 #[test]
 fn f32_results_are_bit_identical() {
     results_are_bit_identical::<f32>(Kind::Tiled, [Kind::Raw, Kind::TiledZstd]);
     results_are_bit_identical::<f32>(Kind::HocfsCsr, [Kind::HocfsZstd; 2]);
+    results_are_bit_identical::<f32>(Kind::CsfOne, [Kind::CsfOne; 2]);
+}
+
+/// From several covers and partitions, too: whatever threads, workers, chunks, and other modes there are.
+#[test]
+fn results_of_several_covers_are_bit_identical() {
+    let (dir, sys, tensor) = (tempfile::tempdir().unwrap(), Sys::default(), skewed());
+    for kind in KINDS_OF_SEVERAL {
+        let store = |chunk_bytes: u64| {
+            packed(&tensor, &options(&dir.path().join(format!("{kind:?}-{chunk_bytes}")), kind, chunk_bytes))
+        };
+        let stores = [SMALL_CHUNKS, 256 << 10].map(store);
+        let factors: Vec<Matrix<f64>> = seeded_factors(&sys, &stores[0].whole().shape, 5, 4).unwrap();
+        let mut wanted = None;
+        for (threads, workers) in [(1, 1), (2, 3), (5, 2)] {
+            let pool = sys.pool(threads).unwrap();
+            for store in &stores {
+                let results = pool.install(|| run_by_cover(store, &factors, &[0, 1, 2], workers)).unwrap();
+                let results = bits(&results);
+                let same = *wanted.get_or_insert_with(|| results.clone()) == results;
+                assert!(same, "{kind:?}, {threads} threads");
+                let some = pool.install(|| run_by_cover(store, &factors, &[2, 0], workers)).unwrap();
+                assert!(
+                    bits(&some) == [results[2].clone(), results[0].clone()],
+                    "{kind:?}: modes 3 and 1 alone"
+                );
+            }
+        }
+    }
 }

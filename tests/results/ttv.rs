@@ -1,7 +1,7 @@
 //! Establishes that TTV equals a naive sum along every mode, from stores of every kind, whatever the chunks, workers,
 //! threads and memory, and that elements come in the promised order, to the bit.
 
-use crate::common::{KINDS, SMALL_CHUNKS, Tensor, options, packed, values};
+use crate::common::{KINDS, SMALL_CHUNKS, Tensor, all_kinds, options, packed, values};
 use crate::elements::{Elements, bits, check_order, compare};
 use crate::runner::vector;
 use blco::internals::backend::host::Vectors;
@@ -32,7 +32,7 @@ fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize
 /// Every kind of store, every mode, both precisions.
 fn check(name: &str, tensor: &Tensor) {
     let dir = tempfile::tempdir().unwrap();
-    for kind in KINDS {
+    for kind in all_kinds() {
         let store = packed(tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
         for mode in 0..tensor.order() {
             let what = format!("{name}, {kind:?}, mode {mode}");

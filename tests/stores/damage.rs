@@ -203,6 +203,13 @@ fn two_blocks() -> Tensor {
     Tensor::random(&[256, 256, 256, 512, 256, 256, 256, 256], 30, 2, values::fraction)
 }
 
+/// Slices of one nonzero.
+fn single_slices() -> Tensor {
+    let mut tensor = Tensor::random(&[200, 20, 10], 150, 1, values::fraction);
+    tensor.indices.chunks_exact_mut(3).zip(0..).for_each(|(row, i)| row[0] = i);
+    tensor
+}
+
 /// The tests of one encoding.
 macro_rules! damage {
     ($name:ident, $tensor:expr, $kind:expr, $encoding:expr) => {
@@ -233,6 +240,11 @@ damage!(padded_tree, small(values::integer), Kind::HocfsEll, ValueEncoding::Inte
 damage!(padded_tree_of_few_values, small(values::few), Kind::HocfsEll, ValueEncoding::Dictionary);
 damage!(tree_zstd, small(values::integer), Kind::HocfsZstd, ValueEncoding::Integer);
 damage!(tree_of_eight_levels, two_blocks(), Kind::HocfsCsr, ValueEncoding::F64);
+
+damage!(csf, small(values::integer), Kind::CsfOne, ValueEncoding::Integer);
+damage!(segments_of_singles, small(values::single), Kind::FcooRoot, ValueEncoding::F32);
+damage!(segments_of_few_values, small(values::few), Kind::FcooRoot, ValueEncoding::Dictionary);
+damage!(coordinates, single_slices(), Kind::HbcsfRoot, ValueEncoding::F64);
 
 /// A chunk from elsewhere is noticed, however whole it is.
 /// No path can be said in a store: a manifest holds numbers alone, and chunk files are named by theirs. What a name

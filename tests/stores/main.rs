@@ -12,6 +12,7 @@ mod models;
 mod programs;
 
 mod corpora;
+mod covers;
 mod damage;
 mod false_statistics;
 mod hocfs;

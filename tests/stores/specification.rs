@@ -49,27 +49,32 @@ fn valid_vectors_verify_and_come_back() {
         assert!(valid.len() >= 15);
         for vector in &valid {
             let name = text(&vector["name"]);
+            let store = dir.join(name);
             if name.starts_with("draft-") {
-                is_not_known(&dir.join(name));
+                is_cut_otherwise(&store);
             } else {
-                verifies_and_comes_back(&dir.join(name));
+                verifies(&store);
             }
+            comes_back(&store);
         }
     }
 }
 
-/// Of formats that the container has codes for and no program reads yet.
-fn is_not_known(store: &Path) {
-    let ran = run("blco-export", &[store.to_str().unwrap(), "-"]);
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.lines().count() == 1 && said.contains("which this program does not know"), "{said}");
+/// Of stores that are made by hand, in which a verifier finds no fault but the cut.
+fn is_cut_otherwise(store: &Path) {
+    let verified = run("blco-info", &[store.to_str().unwrap(), "--verify"]);
+    let said = String::from_utf8_lossy(&verified.stdout);
+    assert!(verified.status.success() || said.contains("(cut)"), "{}: {said}", store.display());
 }
 
-fn verifies_and_comes_back(store: &Path) {
+fn verifies(store: &Path) {
+    let verified = run("blco-info", &[store.to_str().unwrap(), "--verify"]);
+    let said = String::from_utf8_lossy(&verified.stdout);
+    assert!(verified.status.success(), "{}: {said}", store.display());
+}
+
+fn comes_back(store: &Path) {
     let (store_text, tns) = (store.to_str().unwrap(), store.with_extension("tns"));
-    let verified = run("blco-info", &[store_text, "--verify"]);
-    assert!(verified.status.success(), "{store_text}: {}", String::from_utf8_lossy(&verified.stdout));
     let exported = run("blco-export", &[store_text, "-"]).stdout;
     let values = |text: &[u8]| -> Vec<Vec<f64>> {
         let lines = std::str::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
@@ -164,7 +169,7 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
         ("wide", "4000000000,4000000000,9000", "-9000000000..9000000000"),
         ("ones", "3,4,5,6,7,2,1,9", "1"),
     ];
-    let kinds: [&[&str]; 9] = [
+    let kinds: [&[&str]; 17] = [
         &[],
         &["--encoding", "raw"],
         &["--zstd", "3"],
@@ -174,6 +179,14 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
         &["--format", "hocfs", "--slice", "ell", "--main-mode", "3", "--chunk-bytes", "100000"],
         &["--format", "hocfs", "--main-mode", "2", "--duplicates", "keep", "--chunk-bytes", "64KiB"],
         &["--format", "hocfs", "--main-mode", "2", "--zstd", "1"],
+        &["--format", "csf", "--chunk-bytes", "64KiB"],
+        &["--format", "csf", "--trees", "one", "--duplicates", "keep", "--chunk-bytes", "100000"],
+        &["--format", "bcsf", "--trees", "2", "--fiber-split", "9", "--zstd", "1"],
+        &["--format", "hbcsf", "--chunk-bytes", "64KiB"],
+        &["--format", "mmcsf", "--chunk-bytes", "64KiB"],
+        &["--format", "mmcsf", "--assign", "static", "--duplicates", "keep"],
+        &["--format", "fcoo", "--chunk-bytes", "64KiB"],
+        &["--format", "fcoo", "--for", "ttm", "--trees", "1", "--duplicates", "keep"],
     ];
     for (name, dims, values) in tensors {
         let input = at(&format!("{name}.tns"));

@@ -204,7 +204,7 @@ impl Run {
             None => self.mttkrp.rank.unwrap_or(16) as usize,
         };
         let mut to_check = self.to_check(sys)?;
-        let mut demand = Demand::mttkrp::<T>(store.manifest(), &modes, rank, engine.threads(), self.repeat);
+        let mut demand = Demand::mttkrp::<T>(&store, &modes, rank, engine.threads(), self.repeat);
         if let Some(text) = &mut to_check {
             demand =
                 demand.checked::<T>(&shape, oracle::host_bytes(&shape, &modes, rank) + text.hold(engine));

@@ -5,7 +5,7 @@ use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bo
 use crate::cli::{counted, device};
 use crate::dense::Real;
 use crate::engine::ExecutionPlan;
-use crate::op::mttkrp::{Strategy, strategies};
+use crate::op::mttkrp::{Served, Strategy, served};
 use crate::op::oracle::Comparison;
 use crate::store::Store;
 use crate::stream::PassReport;
@@ -21,6 +21,8 @@ pub struct RunReport {
     pub rank: usize,
     /// How each mode's sums are kept apart between threads, on the CPU.
     pub strategies: Vec<Strategy>,
+    /// What each mode is computed from, on the CPU.
+    pub served: Vec<Served>,
     pub kernels: Option<KernelReport>,
     pub passes: Vec<PassReport>,
     pub check: Option<Vec<Comparison>>,
@@ -29,16 +31,15 @@ pub struct RunReport {
 impl RunReport {
     /// Of a run that has not begun; modes from 0.
     pub fn new<T: Real>(store: &Store, modes: &[usize], rank: usize, plan: &ExecutionPlan) -> Self {
+        let on_cpu = plan.device.is_none();
+        let served = if on_cpu { served(store.whole(), modes, rank) } else { Vec::new() };
         Self {
             head: ReportHead::new::<T>(store, plan),
             op: "mttkrp",
             modes: modes.iter().map(|m| m + 1).collect(),
             rank,
-            strategies: if plan.device.is_some() {
-                Vec::new()
-            } else {
-                strategies(store.manifest(), modes, rank)
-            },
+            strategies: served.iter().map(|served| served.strategy).collect(),
+            served,
             kernels: None,
             passes: Vec::new(),
             check: None,
@@ -59,10 +60,20 @@ pub fn plan_text(report: &RunReport) -> String {
     let memory = memory_text(&head.plan, "factors, results and decoded tiles", "buffers");
     let what = format!("{}, on the CPU", report.what());
     let passes = format!(", {passes}{}", head.reads_text());
-    let modes = report.modes.iter().zip(&report.strategies);
-    let sums: Vec<String> = modes.map(|(mode, s)| format!("mode {mode} in {}", s.name())).collect();
+    let from = |served: &Served| match &served.trees[..] {
+        [] => String::new(),
+        [tree] => format!(" along the tree {}", shown(tree)),
+        trees => format!(" along {} trees", trees.len()),
+    };
+    let sum = |served: &Served| format!("mode {} in {}{}", served.mode, served.strategy.name(), from(served));
+    let sums: Vec<String> = report.served.iter().map(sum).collect();
     head.plan_text(&what, &memory, &passes)
         + &format!("  sums    {}\n{}", sums.join(", "), head.mode_sorted_text())
+}
+
+/// The modes of a tree's levels.
+fn shown(tree: &[usize]) -> String {
+    tree.iter().map(ToString::to_string).collect::<Vec<_>>().join("-")
 }
 
 /// The report for people: the median pass, stages, the check.

@@ -5,7 +5,7 @@ use crate::backend::host::HostBackend;
 use crate::dense::{Matrix, MatrixRef, Real};
 use crate::engine::{Engine, ExecutionPlan};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, Mttkrp, Sums};
+use crate::op::mttkrp::{ByCover, ModeMatrix, Sums};
 use crate::store::Store;
 use crate::stream::{Executor, PassReport, Span};
 use crate::sys::{PageBuf, Sys};
@@ -16,7 +16,7 @@ pub struct OnHost<T: Real> {
     sys: Sys,
     rank: usize,
     /// `None` once a call has failed.
-    backend: Option<HostBackend<Mttkrp<'static, T>>>,
+    backend: Option<HostBackend<ByCover<'static, T>>>,
     executor: Executor<PageBuf>,
 }
 
@@ -30,12 +30,13 @@ impl<T: Real> OnHost<T> {
     ) -> Result<Self> {
         let (sys, vectors) = (engine.sys().clone(), engine.options().vectors);
         let threads = plan.host.threads;
-        let mut op = Mttkrp::prepare(store, rank, modes, threads)?.with_vectors(vectors);
+        let (store, op) = ByCover::prepare(store, rank, modes, threads)?;
+        let mut op = op.with_vectors(vectors);
         if plan.has_mode_sorted() {
-            op = op.keep_mode_sorted(store)?;
+            op = op.keep_mode_sorted(&store)?;
         }
-        let mut backend = HostBackend::for_threads(store, op, threads)?.with_vectors(vectors);
-        let executor = Executor::new(store, &plan.host, &mut backend)?;
+        let mut backend = HostBackend::for_threads(&store, op, threads)?.with_vectors(vectors);
+        let executor = Executor::new(&store, &plan.host, &mut backend)?;
         Ok(Self { sys, rank, backend: Some(backend), executor })
     }
 }
@@ -64,7 +65,7 @@ impl<T: Real> Passes<T> for OnHost<T> {
         let are_zero = lent.is_empty();
         let mut backend = backend.try_map(|op| {
             let sums = if lent.is_empty() { op.own_sums(&self.sys)? } else { lent };
-            Ok(op.lend(factors.to_vec(), sums))
+            Ok(op.lend(factors, sums))
         })?;
         for pass in 0..times {
             if pass > 0 || !are_zero {

@@ -11,9 +11,9 @@ use crate::backend::host::decoded_bytes;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, ModeSortedDemand, host_bytes};
+use crate::op::mttkrp::{ModeMatrix, ModeSortedDemand, serving_bytes};
 use crate::shape::Shape;
-use crate::store::{Manifest, Store};
+use crate::store::Store;
 use crate::stream::{PassReport, Span};
 
 /// Which modes' results are wanted.
@@ -46,19 +46,21 @@ impl<'a> Demand<'a> {
     /// What `passes` times MTTKRP of `modes` asks for.
     #[must_use]
     pub fn mttkrp<T: Real>(
-        manifest: &Manifest,
+        store: &Store,
         modes: &'a [usize],
         rank: usize,
         threads: usize,
         passes: u32,
     ) -> Self {
+        let manifest = store.manifest();
         let shape = &manifest.shape;
         Self {
             modes,
             rank,
             passes,
             mode_sorted: ModeSortedDemand::new::<T>(manifest, modes, rank, threads, false),
-            on_cpu: host_bytes::<T>(manifest, modes, rank, threads) + decoded_bytes(shape.order(), threads),
+            on_cpu: serving_bytes::<T>(store.whole(), modes, rank, threads)
+                + decoded_bytes(shape.order(), threads),
             beside_gpu: matrices_bytes::<T>(shape, modes, rank),
             afterwards: 0,
             starts: None,
@@ -127,7 +129,7 @@ impl Engine {
         let modes = modes.of(shape.order());
         check_modes(&modes, shape.order())?;
         check_rank(rank)?;
-        self.plan::<T>(store, &Demand::mttkrp::<T>(store.manifest(), &modes, rank, self.threads(), calls))
+        self.plan::<T>(store, &Demand::mttkrp::<T>(store, &modes, rank, self.threads(), calls))
     }
 
     /// The rank of factors, which suit `store`: one for each mode, all with the same number of columns.

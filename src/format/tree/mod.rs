@@ -4,9 +4,9 @@
 //! so on; what the last level holds are **leaves**, one for each nonzero, with the values. Nothing empty is there. A
 //! node of level 0 is a **slice**, a node of the last level but one a **fiber**. [`Tree`] is the plain form in memory:
 //! nonzeros go in, in order, and it can be cut in two anywhere. `encode` makes a chunk's image of one, `measure` knows
-//! while it grows how long that will be, [`TreeView`] reads it. Which trees go into which chunk is the rule of a format:
-//! [`super::hocfs`].
+//! while it grows how long that will be, [`TreeView`] reads it; `build` decides which nonzeros go into which chunk.
 
+mod build;
 mod encode;
 mod measure;
 mod padding;
@@ -14,6 +14,8 @@ mod record;
 mod tiles;
 mod view;
 
+pub use build::TreeBuilder;
+pub(crate) use build::{OPEN_CHUNKS, open_chunk_bytes, rebuilt_chunk_bytes};
 pub use encode::TreeEncoder;
 pub use measure::Meter;
 #[cfg(feature = "cuda")]

@@ -3,13 +3,14 @@
 //! afterwards.
 
 use super::kernel::{self, Shared, Single};
+use super::path::{Path, Walked};
 use super::rows::{AHEAD, AlignedRows, Ids, RowMap, touch};
 use crate::backend::host::Tiles;
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::DecodedTile;
-use crate::shape::ORDER_MAX;
+use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::store::Manifest;
 use crate::sys::Sys;
 use serde::Serialize;
@@ -110,11 +111,13 @@ pub struct Group {
     pub tiles: Range<usize>,
     /// In the order of the modes that are computed.
     pub modes: Vec<ModeSums>,
+    /// Where each of them stands in a tree, where nonzeros come as one.
+    pub paths: Vec<Path>,
 }
 
 impl Group {
-    /// Room for a group, for modes of at most so many slots of `stride` elements.
-    pub fn new(sys: &Sys, slots: &[usize], stride: usize) -> Result<Self> {
+    /// Room for a group, for modes of at most so many slots of `stride` elements; of trees of so many levels, where nonzeros come so.
+    pub fn new(sys: &Sys, slots: &[usize], stride: usize, levels: Option<usize>) -> Result<Self> {
         let mode = |&slots: &usize| {
             let mut rows = Vec::new();
             sys.reserve(&mut rows, slots, slots)?;
@@ -122,18 +125,22 @@ impl Group {
             Ok(ModeSums { rows, sums, by_range: Vec::with_capacity(slots), ends: Vec::new() })
         };
         let modes = slots.iter().map(mode).collect::<Result<_>>()?;
-        Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes })
+        let path = |_| Path::new(sys, levels.unwrap_or(0), stride, levels.is_some());
+        let paths = slots.iter().map(path).collect::<Result<_>>()?;
+        Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes, paths })
     }
 
     /// Bytes of that room.
-    pub fn bytes(slots: &[usize], stride: usize) -> u64 {
-        let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 6 * slots as u64;
+    pub fn bytes(slots: &[usize], stride: usize, levels: Option<usize>) -> u64 {
+        let path = levels.map_or(0, |levels| Path::bytes(levels, stride));
+        let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 6 * slots as u64 + path;
         slots.iter().map(mode).sum()
     }
 
     /// Begins group `number`.
     pub fn begin(&mut self, number: u64) {
         (self.number, self.nnz) = (number, 0);
+        self.paths.iter_mut().for_each(Path::forget);
         for mode in &mut self.modes {
             mode.rows.clear();
             mode.sums.clear();
@@ -187,6 +194,10 @@ pub struct Inputs<'a, T> {
     pub all: bool,
     /// Whether products of one mode are in f64 whatever the factors are in.
     pub wide: bool,
+    /// The order of modes along which nonzeros come as a tree.
+    pub tree: Option<ModeOrder>,
+    /// Whether groups end here.
+    pub ends: bool,
 }
 
 /// Adds a group's nonzeros of a batch to its slots and its copy.
@@ -204,12 +215,22 @@ impl<T: Real> pulp::WithSimd for GroupWork<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(mut self, simd: S) {
+        if self.group.tiles.is_empty() {
+            return self.close_paths();
+        }
         self.start();
         for t in self.group.tiles.clone() {
             let tile = self.inputs.batch.tile(t);
             self.group.nnz += tile.nnz;
             self.find_slots(&tile);
-            if self.inputs.all { self.add_all(simd, &tile) } else { self.add_each(simd, &tile) }
+            match self.inputs.tree {
+                Some(levels) => self.walk_each(simd, &tile, levels),
+                None if self.inputs.all => self.add_all(simd, &tile),
+                None => self.add_each(simd, &tile),
+            }
+        }
+        if self.group.nnz == super::GROUP_NNZ || self.inputs.ends {
+            self.close_paths();
         }
         for (row_map, sums) in self.tables.row_maps.iter_mut().zip(&self.group.modes) {
             row_map.stop(&sums.rows);
@@ -279,6 +300,39 @@ impl<T: Real> GroupWork<'_, T> {
             };
         }
         kernel::all_modes(simd, &shared, &mut sums[..modes.len()]);
+    }
+
+    #[inline(always)]
+    fn walk_each<S: pulp::Simd>(&mut self, simd: S, tile: &DecodedTile<'_>, levels: ModeOrder) {
+        let Inputs { factors, rank, stride, wide, modes, .. } = self.inputs;
+        for (k, &(mode, strategy)) in modes.iter().enumerate() {
+            let walked = Walked { levels, mode, factors, rank, stride, wide };
+            let Group { modes, paths, .. } = &mut *self.group;
+            let (places, sums) = match strategy {
+                Strategy::Copies => (tile.column(mode), self.copy[k].data_mut()),
+                Strategy::Slots => (&self.tables.ids[k][..tile.nnz], modes[k].sums.data_mut()),
+                Strategy::Lists => continue,
+            };
+            paths[k].walk(simd, &walked, tile, places, sums);
+        }
+    }
+
+    /// Adds what is open in trees to its rows.
+    #[inline(always)]
+    fn close_paths(&mut self) {
+        let Inputs { factors, rank, stride, wide, modes, tree: Some(levels), .. } = self.inputs else {
+            return;
+        };
+        for (k, &(mode, strategy)) in modes.iter().enumerate() {
+            let walked = Walked { levels, mode, factors, rank, stride, wide };
+            let Group { modes, paths, .. } = &mut *self.group;
+            let sums = match strategy {
+                Strategy::Copies => self.copy[k].data_mut(),
+                Strategy::Slots => modes[k].sums.data_mut(),
+                Strategy::Lists => continue,
+            };
+            paths[k].close(factors, &walked, sums);
+        }
     }
 
     #[inline(always)]

@@ -14,25 +14,29 @@
 //! **Threads.** A thread takes the next group, adds up what its nonzeros contribute, and adds that to the results when the group before has (module `queue`): what it
 //! adds up is still in its cache then. Where modes have lists, these are sorted and added up by all threads when a stretch of nonzeros has come.
 
+mod covers;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod group;
 mod kernel;
 mod lists;
 mod mode_sorted;
+mod path;
 mod queue;
 mod rows;
 
+pub use covers::{ByCover, Served, served, serving, serving_bytes};
 pub use group::Strategy;
 
 use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
+use crate::shape::ModeOrder;
 use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use crate::sys::sync::{Mutex, at_once};
-use group::{COPIES, Commit, Group, Inputs, Tables};
+use group::{COPIES, Commit, Group, GroupWork, Inputs, Tables};
 use lists::Stretch;
 use mode_sorted::{Gathered, ModeSorted};
 use queue::{OrderedCommit, Shift, WorkQueue, Workspace};
@@ -94,6 +98,10 @@ struct Scratch<T: Clone> {
     kept_rank: usize,
     /// The factors of modes with few rows for a tensor's nonzeros, each row at the beginning of a cache line, where there are mode-sorted copies.
     lines: Vec<AlignedRows<T>>,
+    /// Of each partition, the order of modes along which its nonzeros are added up as a tree.
+    trees: Vec<Option<ModeOrder>>,
+    /// The partition that tiles come from.
+    part: usize,
 }
 
 /// What is kept of a store for later passes.
@@ -180,6 +188,19 @@ struct MttkrpMemory {
     all: bool,
     /// Order and nonzeros of a tensor of which modes have lists.
     listed: Option<(usize, u64)>,
+    /// The order of modes of each partition whose nonzeros are a tree.
+    trees: Vec<Option<ModeOrder>>,
+    order: usize,
+}
+
+/// The order of modes along which the nonzeros of each partition are added up as a tree.
+fn trees(manifest: &Manifest) -> Vec<Option<ModeOrder>> {
+    manifest.partitions.iter().map(|partition| partition.format.traversal()).collect()
+}
+
+/// Whether there are such.
+fn has_trees(trees: &[Option<ModeOrder>]) -> bool {
+    trees.iter().any(Option::is_some)
 }
 
 impl MttkrpMemory {
@@ -200,8 +221,10 @@ impl MttkrpMemory {
             stride: kernel::stride::<T>(rank),
             slots: of(Strategy::Slots).map(|rows| rows.min(GROUP_NNZ)).collect(),
             copied: of(Strategy::Copies).collect(),
-            all: modes.iter().copied().eq(0..order) && !has_lists,
+            all: modes.iter().copied().eq(0..order) && !has_lists && !has_trees(&trees(manifest)),
             listed: has_lists.then_some((order, manifest.nnz)),
+            trees: trees(manifest),
+            order,
         }
     }
 
@@ -215,11 +238,16 @@ impl MttkrpMemory {
         (0..manifest.shape.order()).map(each).reduce(most).expect("a shape has modes")
     }
 
+    /// How many levels there are, where nonzeros are a tree.
+    fn levels(&self) -> Option<usize> {
+        has_trees(&self.trees).then_some(self.order)
+    }
+
     fn bytes<T: Real>(&self) -> u64 {
         let copied: usize = self.copied.iter().map(|rows| rows * self.stride).sum();
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
-        let workspace =
-            Group::bytes(&self.slots, self.stride) + Tables::<T>::bytes(&self.slots, self.stride, self.all);
+        let workspace = Group::bytes(&self.slots, self.stride, self.levels())
+            + Tables::<T>::bytes(&self.slots, self.stride, self.all);
         let workspaces = self.workspaces as u64 * workspace + computing_bytes(self.workspaces);
         let lists = self.listed.map_or(0, |(order, nnz)| Stretch::bytes(order, nnz, self.rank));
         workspaces + lists + (COPIES * copied * size_of::<f64>() + aligned) as u64
@@ -267,25 +295,18 @@ impl ModeSortedDemand {
         let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
         let all = !alternating && modes.len() == order;
         let shares = all && (short == order || 3 * short > 2 * order && threads < 8);
+        let from_trees = trees(manifest).into_iter().flatten().next();
         // One mode at a time shares no loads: copies save more of each pass.
+        let sharing = if alternating { 1 } else { 2 };
         let from_passes = match () {
+            () if from_trees.is_some() => u32::MAX,
             () if strategies.contains(&Strategy::Lists) => 4,
             () if shares => u32::MAX,
-            () if strategies.contains(&Strategy::Slots) => {
-                if alternating {
-                    4
-                } else {
-                    8
-                }
-            }
-            () => {
-                if alternating {
-                    8
-                } else {
-                    16
-                }
-            }
+            () if strategies.contains(&Strategy::Slots) => 4 * sharing,
+            () => 8 * sharing,
         };
+        // What is added up along trees would have other bits.
+        let bytes = bytes.filter(|_| from_trees.is_none());
         Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
     }
 }
@@ -400,7 +421,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         let (rank, stride) = (room.rank, room.stride);
         let workspace = |_| -> Result<_> {
             let tables = Tables::new(sys, &room.slots, stride, room.all)?;
-            Ok((Group::new(sys, &room.slots, stride)?, tables))
+            Ok((Group::new(sys, &room.slots, stride, room.levels())?, tables))
         };
         let copy = |&rows: &usize| {
             let mut sums = AlignedRows::new(sys, rows * stride)?;
@@ -424,6 +445,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             kept: Kept::Nothing,
             kept_rank: rank,
             lines: Vec::new(),
+            trees: room.trees.clone(),
+            part: 0,
         };
         Ok(Self { factors, results, scratch })
     }
@@ -614,7 +637,30 @@ impl<T: Real> Mttkrp<'_, T> {
     }
 }
 
+impl<T: Real> Mttkrp<'_, T> {
+    /// Ends the walks of the group that is not whole.
+    fn close_open_group(&mut self) {
+        let factors = &self.factors.views();
+        let Scratch { rank, stride, vectors, modes, wide, copies, open, trees, part, .. } = &mut self.scratch;
+        let (Some((group, tables)), tree @ Some(_)) = (open, trees[*part]) else { return };
+        group.tiles = 0..0;
+        let batch = &Tiles::none(factors.len());
+        let (rank, stride, wide) = (*rank, *stride, *wide);
+        let (aligned, all, ends) = (&[][..], false, true);
+        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends };
+        #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
+        let copy = copies[(group.number % COPIES as u64) as usize].get_mut();
+        let copy = copy.unwrap_or_else(PoisonError::into_inner);
+        vectors.arch().dispatch(GroupWork { group, copy, tables, inputs });
+    }
+}
+
 impl<T: Real> HostOp for Mttkrp<'_, T> {
+    fn part(&mut self, part: usize) -> Result<()> {
+        self.scratch.part = part;
+        Ok(())
+    }
+
     fn holds_store(&self) -> bool {
         matches!(self.scratch.kept, Kept::ModeSorted(_))
     }
@@ -636,6 +682,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.
+        let tree = self.scratch.trees[self.scratch.part];
         let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open, .. } =
             &mut self.scratch;
         workspaces.extend(open.take_if(|(group, _)| group.number != groups.start));
@@ -645,7 +692,8 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
         let (rank, stride, all, wide) = (*rank, *stride, *all, *wide);
         let factors = &self.factors.views();
-        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide };
+        let ends = false;
+        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends };
         let first = groups.start;
         let threads = workspaces.len() + usize::from(open.is_some());
         let results = self.results.iter_mut().zip(&*modes).map(|(result, &(_, strategy))| {
@@ -666,6 +714,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
             return self.compute_from_mode_sorted();
         }
         self.add_lists();
+        self.close_open_group();
         let scratch = &mut self.scratch;
         let (rank, stride) = (scratch.rank, scratch.stride);
         if let Some(mut workspace) = scratch.open.take() {

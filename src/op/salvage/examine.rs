@@ -5,7 +5,7 @@ use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder, chunk_shape};
 use crate::shape::Shape;
-use crate::store::{ChunkHeader, Format, Formats, LoneReader};
+use crate::store::{ChunkHeader, Format, Formats, LoneReader, Store};
 use crate::sys::{Sys, is_media_failure};
 use rayon::prelude::*;
 use std::path::Path;
@@ -14,7 +14,8 @@ use std::path::Path;
 const BATCH_TILES: usize = 128;
 
 /// Bytes of the batch that is handed over and of its copy in tiles.
-pub(super) fn batch_bytes(order: usize) -> u64 {
+#[must_use]
+pub fn batch_bytes(order: usize) -> u64 {
     2 * (BATCH_TILES * TILE_NNZ * (4 * order + 8)) as u64
 }
 
@@ -59,16 +60,18 @@ pub fn damage(error: Error) -> Result<String> {
 pub(super) struct Examiner {
     sys: Sys,
     formats: Formats,
-    /// The manifest's format, where there is a manifest.
-    recorded: Option<Format>,
+    /// The format of each partition, where there is a manifest.
+    recorded: Option<Vec<Format>>,
     reader: LoneReader,
     /// Made again where a chunk is of another shape or format than the one before.
     decoder: Option<(Format, Decoder)>,
 }
 
 impl Examiner {
-    /// Of chunks that take at most `memory` bytes, and have the format `recorded` where that is known.
-    pub fn new(sys: &Sys, formats: &Formats, recorded: Option<Format>, memory: u64) -> Result<Self> {
+    /// Of chunks that take at most `memory` bytes, and are of `store` where its manifest is known.
+    pub fn new(sys: &Sys, formats: &Formats, store: Option<&Store>, memory: u64) -> Result<Self> {
+        let each = |store: &Store| store.whole().partitions.iter().map(|p| p.format.clone()).collect();
+        let recorded = store.map(each);
         let mut reader = LoneReader::new(sys)?;
         reader.limit(memory);
         Ok(Self { sys: sys.clone(), formats: formats.clone(), recorded, reader, decoder: None })
@@ -134,7 +137,8 @@ impl Examiner {
         let Self { sys, formats, recorded, reader, decoder } = self;
         let image = reader.load(path, header)?;
         let shape = chunk_shape(header, image, path)?;
-        let format = match recorded {
+        let partition = header.partition as usize;
+        let format = match recorded.as_ref().and_then(|recorded| recorded.get(partition)) {
             Some(format) => format.clone(),
             None => formats.of_chunk(header, image, path)?,
         };
@@ -143,12 +147,22 @@ impl Examiner {
         }
         let Some((_, decoder)) = decoder else { return Ok((shape, format)) };
         let view = ChunkView::open(decoder, header, image, path.to_path_buf())?;
-        for tiles in (0..view.tiles()).step_by(BATCH_TILES) {
-            sys.check_cancelled()?;
-            sink(decode(sys, &view, tiles, shape.order())?)?;
-        }
+        batches(sys, &view, shape.order(), sink)?;
         Ok((shape, format))
     }
+}
+
+/// Hands the nonzeros of a chunk of a tensor of `order` to `sink`, in order.
+pub fn batches(
+    sys: &Sys,
+    view: &ChunkView<'_>,
+    order: usize,
+    sink: &mut dyn FnMut(Batch) -> Result<()>,
+) -> Result<()> {
+    (0..view.tiles()).step_by(BATCH_TILES).try_for_each(|tiles| {
+        sys.check_cancelled()?;
+        sink(decode(sys, view, tiles, order)?)
+    })
 }
 
 /// The nonzeros of up to [`BATCH_TILES`] tiles from `first_tile` on.

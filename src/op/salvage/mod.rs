@@ -12,13 +12,13 @@ use crate::pack::{Duplicates, FormatOption, PackOptions};
 use crate::shape::Shape;
 use crate::store::labels::NewLabels;
 use crate::store::{
-    CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Format, Formats, MANIFEST, Manifest, Store,
+    CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkHeader, Codec, Formats, MANIFEST, Manifest, Store,
 };
 use crate::store::{chunk_name, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
-pub use examine::damage;
 use examine::{Contents, Examined, Examiner};
+pub use examine::{batch_bytes, batches, damage};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,7 +130,8 @@ impl Salvage {
         watch: &dyn Fn(u64, Option<u64>),
     ) -> Result<Self> {
         let (manifest, manifest_problem) = match open(sys, formats, store, memory)? {
-            Ok(opened) => (Some(opened), None),
+            // All that the manifest lists, whatever cover it is of.
+            Ok(opened) => (Some(opened.partitions()), None),
             Err(problem) => (None, Some(problem)),
         };
         let files = chunk_files(store)?;
@@ -138,9 +139,9 @@ impl Salvage {
             // Says that there is no store here, or what is wrong with its manifest.
             Store::open_if(sys, formats, store, |_| Ok(()))?;
         }
-        let total = manifest.as_ref().map(|store| store.manifest().nnz);
+        let total = manifest.as_ref().map(|store| store.whole().nnz);
         let refuse = |header: &ChunkHeader| manifest.as_ref().and_then(|store| foreign(store, header));
-        let mut examiner = Examiner::new(sys, formats, manifest.as_ref().map(Store::format), memory)?;
+        let mut examiner = Examiner::new(sys, formats, manifest.as_ref(), memory)?;
         let mut examined = Vec::with_capacity(files.len());
         let mut done = 0;
         for file in files {
@@ -151,7 +152,7 @@ impl Salvage {
             watch(done, total);
         }
         let sorted = match &manifest {
-            Some(store) => reconcile::by_manifest(store.manifest(), &examined),
+            Some(store) => reconcile::by_manifest(store.whole(), &examined),
             None => reconcile::by_headers(&examined),
         };
         let used: Vec<_> = sorted.used.iter().filter_map(|&i| Used::new(&examined[i])).collect();
@@ -205,7 +206,7 @@ impl Source for Salvage {
     }
 
     fn memory(&self, _threads: usize) -> SourceMemory {
-        let bytes = self.examiner.host_bytes() + examine::batch_bytes(self.shape.order());
+        let bytes = self.examiner.host_bytes() + batch_bytes(self.shape.order());
         SourceMemory { least: bytes, most: bytes, help: "" }
     }
 
@@ -302,16 +303,16 @@ fn repeats(used: &[Used<'_>]) -> bool {
 }
 
 /// How to pack what was found, where coordinates may repeat or do not.
-fn options(format: Format, codec: Codec, chunk_bytes: u64, may_repeat: bool) -> PackOptions {
+fn options(format: FormatOption, codec: Codec, chunk_bytes: u64, may_repeat: bool) -> PackOptions {
     let duplicates = if may_repeat { Duplicates::Keep } else { Duplicates::Error };
-    let format = FormatOption::Known(format);
     PackOptions { format, codec, chunk_bytes, duplicates, ..PackOptions::new(PathBuf::new()) }
 }
 
 /// As the manifest has it.
 fn known(store: &Store, used: &[Used<'_>]) -> PackOptions {
     let Manifest { codec, chunk_bytes, may_repeat, .. } = *store.manifest();
-    options(store.format(), codec, chunk_bytes, may_repeat || repeats(used))
+    let format = FormatOption::of_store(store.whole());
+    options(format, codec, chunk_bytes, may_repeat || repeats(used))
 }
 
 /// As the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or nonzeros, as the
@@ -330,6 +331,11 @@ fn guess(
     let bound = least.next_power_of_two().clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     let single = used.len() == 1 && losses.iter().all(|loss| loss.last_chunk.is_none());
     let codec = if first.header.codec == 0 { Codec::None } else { Codec::Zstd(ZSTD_LEVEL) };
+    let headers =
+        examined.iter().filter(|e| e.header.as_ref().is_some_and(|h| h.store_id == first.header.store_id));
+    let formats =
+        headers.filter_map(|e| Some((e.header.as_ref()?.partition, &e.contents.as_ref().ok()?.format)));
+    let format = FormatOption::of_partitions(formats.collect(), first.contents.shape.order());
     options(format, codec, if single { bound.max(chunk_bytes) } else { bound }, repeats(used))
 }
 

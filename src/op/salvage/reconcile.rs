@@ -45,14 +45,27 @@ pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconci
             *place = i;
         }
     }
-    let (mut used, mut lost) = (Vec::new(), Vec::new());
-    for (number, entry) in (0..).zip(&manifest.chunks) {
-        match places.get(&number) {
-            Some(&i) => used.push(i),
-            None => lost.push((number, entry)),
-        }
+    let mut first = vec![0];
+    for partition in &manifest.partitions {
+        first.push(first[first.len() - 1] + partition.chunks);
     }
-    let files = Files::new(examined, &used);
+    // The cover that has lost the fewest nonzeros holds what others have lost, too.
+    let of_cover = |cover: u32| {
+        let (mut used, mut lost) = (Vec::new(), Vec::new());
+        for number in manifest.cover(cover).into_iter().flat_map(|p| first[p]..first[p + 1]) {
+            match (places.get(&number), usize::try_from(number).ok().and_then(|at| manifest.chunks.get(at))) {
+                (Some(&i), _) => used.push(i),
+                (None, Some(entry)) => lost.push((number, entry)),
+                (None, None) => {}
+            }
+        }
+        (used, lost)
+    };
+    let nnz = |lost: &[(u64, &ChunkEntry)]| lost.iter().map(|(_, entry)| entry.nnz).sum::<u64>();
+    let best = (0..manifest.covers()).map(of_cover).min_by_key(|(_, lost)| nnz(lost));
+    let (used, lost) = best.unwrap_or_default();
+    let mut files = Files::new(examined, &used);
+    files.used.extend(places.values());
     let loss = |(number, entry): (u64, &ChunkEntry)| Loss {
         first_chunk: number,
         last_chunk: Some(number),
@@ -63,13 +76,13 @@ pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconci
     Reconciled { losses: lost.into_iter().map(loss).collect(), unused: files.unused(&HashMap::new()), used }
 }
 
-/// What chunks of one store have in common: id, dims, layout, codec.
-type Kin = (u64, Vec<u32>, u8, u8);
+/// What chunks of one cover of a store have in common: id, dims, the format's key of the cover, codec.
+type Kin = (u64, Vec<u32>, u32, u8);
 
 fn kin(examined: &Examined) -> Option<Kin> {
     let (header, contents) = (examined.header.as_ref()?, examined.contents.as_ref().ok()?);
     let dims = contents.shape.dims().to_vec();
-    Some((header.store_id, dims, header.codes.layout, header.codec))
+    Some((header.store_id, dims, contents.format.cover_key(), header.codec))
 }
 
 /// The chunks that have most nonzeros of all that belong together; nothing if no chunk is intact. A copy does not count.
@@ -87,11 +100,15 @@ pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
     let Some(chosen) = largest_kin(examined) else {
         return Reconciled { used: Vec::new(), losses: Vec::new(), unused: Vec::new() };
     };
-    let mut members: Vec<(usize, &ChunkHeader)> = Vec::new();
-    let mut refused: HashMap<usize, String> = HashMap::new();
+    let mut partitions: BTreeMap<u32, Vec<(usize, &ChunkHeader)>> = BTreeMap::new();
+    let (mut refused, mut others): (HashMap<usize, String>, Vec<usize>) = (HashMap::new(), Vec::new());
     for (i, e) in examined.iter().enumerate() {
         match (kin(e), intact(e)) {
-            (Some(kin), Some(header)) if kin == chosen => members.push((i, header)),
+            (Some(kin), Some(header)) if kin == chosen => {
+                partitions.entry(header.partition).or_default().push((i, header));
+            }
+            // Another cover's.
+            (Some(kin), _) if (kin.0, &kin.1, kin.3) == (chosen.0, &chosen.1, chosen.3) => others.push(i),
             (Some(kin), _) => {
                 refused.insert(i, format!("a chunk of another store, {:016x}", kin.0));
             }
@@ -99,29 +116,40 @@ pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
         }
     }
     let named = |i: usize, h: &ChunkHeader| in_place(&examined[i].file, h.number);
-    members.sort_by_key(|&(i, h)| (h.number, !named(i, h), i));
-
     let (mut used, mut gaps) = (Vec::new(), Vec::new());
-    let (mut next, mut end) = (0u64, 0u64);
-    for (i, header) in members {
-        let (number, first) = (u64::from(header.number), header.first_nonzero);
-        let after = first.checked_add(header.nnz.into());
-        let (follows, skips) = (number == next && first == end, number > next && first > end);
-        let Some(after) = after.filter(|_| follows || skips) else {
-            let what = if number < next { "a copy of" } else { "does not fit the others as" };
-            refused.insert(i, format!("{what} chunk {number}"));
-            continue;
-        };
-        if skips {
-            gaps.push(Gap { first: next, last: Some(number - 1), at: end, nnz: Some(first - end) });
+    for (partition, mut members) in partitions {
+        members.sort_by_key(|&(i, h)| (h.number, !named(i, h), i));
+        let (mut next, mut end) = (first_number(examined, chosen.0, partition), 0u64);
+        for (i, header) in members {
+            let (number, first) = (u64::from(header.number), header.first_nonzero);
+            let after = first.checked_add(header.nnz.into());
+            // Where nothing is lost before, a partition begins where it does, whatever chunks other covers have lost.
+            next = if partition > 0 && first == 0 && end == 0 { number } else { next };
+            let (follows, skips) = (number == next && first == end, number > next && first > end);
+            let Some(after) = after.filter(|_| follows || skips) else {
+                let what = if number < next { "a copy of" } else { "does not fit the others as" };
+                refused.insert(i, format!("{what} chunk {number}"));
+                continue;
+            };
+            if skips {
+                gaps.push(Gap { first: next, last: Some(number - 1), at: end, nnz: Some(first - end) });
+            }
+            used.push(i);
+            (next, end) = (number + 1, after);
         }
-        used.push(i);
-        (next, end) = (number + 1, after);
+        gaps.extend(tail(examined, (chosen.0, partition), next, end));
     }
-    gaps.extend(tail(examined, chosen.0, next, end));
-    let files = Files::new(examined, &used);
+    let mut files = Files::new(examined, &used);
+    files.used.extend(others);
     let losses = gaps.into_iter().map(|gap| gap.loss(&files)).collect();
     Reconciled { losses, unused: files.unused(&refused), used }
+}
+
+/// The least number that a chunk of a partition can have: behind all chunks of those before.
+fn first_number(examined: &[Examined], id: u64, partition: u32) -> u64 {
+    let headers = examined.iter().filter_map(|e| e.header.as_ref());
+    let before = headers.filter(|h| h.store_id == id && h.partition < partition);
+    before.map(|h| u64::from(h.number) + 1).max().unwrap_or(0)
 }
 
 /// Chunks that no intact file holds.
@@ -144,7 +172,7 @@ impl Gap {
 
 /// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a store whose format cuts at tiles can
 /// end inside one: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
-fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
+fn tail(examined: &[Examined], (id, partition): (u64, u32), next: u64, end: u64) -> Option<Gap> {
     let of_store = |e: &&Examined| e.header.as_ref().is_some_and(|h| h.store_id == id);
     let mut intact = examined.iter().filter(of_store).filter_map(|e| e.contents.as_ref().ok());
     let cut_at_tiles = intact.all(|contents| contents.format.cuts_at_tiles());
@@ -152,11 +180,17 @@ fn tail(examined: &[Examined], id: u64, next: u64, end: u64) -> Option<Gap> {
     if inside_a_tile(end) {
         return None;
     }
-    let headers = examined.iter().filter_map(|e| e.header.as_ref());
-    let later = headers.filter(|h| h.store_id == id && u64::from(h.number) >= next && h.first_nonzero >= end);
+    let headers = || examined.iter().filter_map(|e| e.header.as_ref()).filter(|h| h.store_id == id);
+    let begins =
+        |h: &ChunkHeader| h.partition > partition && h.first_nonzero == 0 && u64::from(h.number) == next;
+    if headers().any(begins) {
+        return None;
+    }
+    let own = headers().filter(|h| h.partition == partition);
+    let later = own.filter(|h| u64::from(h.number) >= next && h.first_nonzero >= end);
     let ends = later.filter_map(|h| Some((h.first_nonzero.checked_add(h.nnz.into())?, u64::from(h.number))));
     match ends.max() {
-        Some((last, number)) if inside_a_tile(last) => {
+        Some((last, number)) if inside_a_tile(last) || headers().any(|h| h.partition > partition) => {
             Some(Gap { first: next, last: Some(number), at: end, nnz: Some(last - end) })
         }
         _ => Some(Gap { first: next, last: None, at: end, nnz: None }),

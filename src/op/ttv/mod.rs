@@ -41,7 +41,8 @@ pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
 /// Whether TTV along `mode`, from 0, can be [`Streamed`].
 #[must_use]
 pub fn streams(manifest: &Manifest, mode: usize) -> bool {
-    manifest.format().tree_levels().is_some_and(|levels| levels.last() == mode)
+    let is_one = manifest.partitions.len() == 1;
+    is_one && manifest.format().tree_levels().is_some_and(|levels| levels.last() == mode)
 }
 
 /// Fibers that a chunk can have at most: none is without a nonzero, and a tile of them takes a record of the image.

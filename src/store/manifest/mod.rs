@@ -6,7 +6,7 @@ mod two;
 use crate::chunk::Version;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::{ChunkRanges, Format, Formats, PartitionStatistics};
+use crate::format::{ChunkRanges, Format, Formats, PartitionRecord, PartitionStatistics, all_modes};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::labels::ModesInfo;
 use std::path::Path;
@@ -176,7 +176,7 @@ impl Partition {
 }
 
 impl Manifest {
-    /// What chunks hold: of the stores that are read so far, all chunks the same.
+    /// What the first partition's chunks hold, which names the store's format.
     #[must_use]
     pub fn format(&self) -> &Format {
         &self.partitions[0].format
@@ -260,12 +260,96 @@ impl Manifest {
             chunks = rest;
         }
         check_cover(chunks.is_empty(), "chunks of a partition")?;
-        // A known format makes one partition, of all nonzeros, for all modes.
-        let [partition] = &self.partitions[..] else {
-            return Err(Refusal::Corrupt("manifest-covers", "partitions of the format"));
+        self.check_covers()
+    }
+
+    /// Every rule of partitions among each other.
+    fn check_covers(&self) -> std::result::Result<(), Refusal> {
+        let (records, order) = (self.records(), self.shape.order());
+        let all = records.iter().fold(0, |all, record| all | record.covers);
+        check_cover(all & all.wrapping_add(1) == 0, "covers")?;
+        for (at, record) in records.iter().enumerate() {
+            let fits = record.format.check_among(&records, at, order);
+            fits.map_err(|what| Refusal::Corrupt("manifest-covers", what))?;
+        }
+        let mut served = 0;
+        for cover in 0..self.covers() {
+            let members = || self.cover(cover).into_iter().map(|partition| &self.partitions[partition]);
+            let nnz = members().try_fold(0u64, |sum, partition| sum.checked_add(partition.nnz));
+            check_cover(nnz == Some(self.nnz), "nnz")?;
+            let hash = |partition: &Partition| partition.hash.unwrap_or(0);
+            let hashes = members().map(hash).fold(0, u64::wrapping_add);
+            let first = self.cover(0).into_iter().map(|partition| hash(&self.partitions[partition]));
+            check_cover(hashes == first.fold(0, u64::wrapping_add), "hash")?;
+            served |= members().fold(all_modes(order), |modes, partition| modes & partition.targets);
+        }
+        check_cover(served == all_modes(order), "a mode that no cover serves")
+    }
+
+    /// What formats look at of partitions.
+    #[must_use]
+    pub fn records(&self) -> Vec<PartitionRecord> {
+        let record = |partition: &Partition| PartitionRecord {
+            format: partition.format.clone(),
+            targets: partition.targets,
+            covers: partition.covers,
         };
-        check_cover(partition.covers == 1 && partition.targets == (1 << self.shape.order()) - 1, "covers")?;
-        check_cover(partition.nnz == self.nnz, "nnz")
+        self.partitions.iter().map(record).collect()
+    }
+
+    /// How many covers there are.
+    #[must_use]
+    pub fn covers(&self) -> u32 {
+        self.partitions.iter().map(|p| u32::BITS - p.covers.leading_zeros()).max().unwrap_or(0)
+    }
+
+    /// The partitions of a cover, in order.
+    #[must_use]
+    pub fn cover(&self, cover: u32) -> Vec<usize> {
+        let belongs = |&p: &usize| self.partitions[p].covers >> cover & 1 != 0;
+        (0..self.partitions.len()).filter(belongs).collect()
+    }
+
+    /// The cover from which `mode`, from 0, is computed best: of those that serve it, the one whose nonzeros' order is nearest to the
+    /// mode's; of equal ones the first.
+    #[must_use]
+    pub fn cover_for(&self, mode: usize) -> u32 {
+        let serves =
+            |&cover: &u32| self.cover(cover).iter().all(|&p| self.partitions[p].targets >> mode & 1 != 0);
+        let away = |&cover: &u32| -> u128 {
+            let members = self.cover(cover).into_iter().map(|p| &self.partitions[p]);
+            members.map(|p| u128::from(p.nnz) * p.format.distance(mode) as u128).sum()
+        };
+        (0..self.covers()).filter(serves).min_by_key(away).unwrap_or(0)
+    }
+
+    /// The manifest of a store that had `partitions`, with their chunks, and no others, in one cover.
+    #[must_use]
+    pub fn select(&self, partitions: &[usize]) -> Self {
+        let mut starts = vec![0];
+        for partition in &self.partitions {
+            starts.push(starts[starts.len() - 1] + usize::try_from(partition.chunks).unwrap_or(0));
+        }
+        let chunks =
+            partitions.iter().flat_map(|&p| &self.chunks[starts[p]..starts[p + 1]]).cloned().collect();
+        let own = |&p: &usize| Partition { covers: 1, ..self.partitions[p].clone() };
+        let own: Vec<Partition> = partitions.iter().map(own).collect();
+        Self {
+            version: self.version,
+            shape: self.shape.clone(),
+            codec: self.codec,
+            may_repeat: self.may_repeat,
+            chunk_bytes: self.chunk_bytes,
+            nnz: own.iter().map(|partition| partition.nnz).sum(),
+            sum_squares: self.sum_squares,
+            value_min: self.value_min,
+            value_max: self.value_max,
+            longest_row_bounds: self.longest_row_bounds.clone(),
+            partitions: own,
+            chunks,
+            part: self.part.clone(),
+            modes: self.modes.clone(),
+        }
     }
 
     /// Every rule of a partition's chunks.

@@ -1,0 +1,160 @@
+//! F-COO, flagged coordinates (Liu, Wen, Sarwate and Mehri Dehnavi, "A unified optimization approach for sparse tensor operations on
+//! GPUs", CLUSTER 2017, section IV; formats-spec/formats.md): of each nonzero the indices in the product modes, and flags where the
+//! indices in the others change.
+//!
+//! As printed the format cannot be read back, since the index modes are nowhere: here a segment has them.
+
+use super::partitions::{PartitionRecord, check_own_cover};
+use super::segments::{self, Parts, SegmentsBuilder, SegmentsDecoder};
+use super::trees::{key_of, one_number};
+use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, Format, FormatRecord, Layout, Scheme, Trees};
+use crate::chunk::{ChunkCodes, ChunkHeader, Version};
+use crate::encoding::values::ValueEncoding;
+use crate::shape::{ModeOrder, Shape};
+
+/// For which operation a store is laid out (the paper's Table I).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FcooFor {
+    /// MTTKRP, and a tensor times matrices along all modes but one: of mode m, the other modes are product modes.
+    Mttkrp,
+    /// A tensor times a matrix: along mode m, that mode alone is one.
+    Ttm,
+}
+
+/// A partition of the format.
+#[derive(Clone, Copy, Debug)]
+pub struct Fcoo {
+    /// The order of modes, index modes first.
+    pub levels: ModeOrder,
+    /// Bit m: mode m is a product mode.
+    pub product: u32,
+}
+
+impl Fcoo {
+    fn parts(&self, shape: &Shape) -> Parts {
+        let is_product = |mode: &usize| self.product >> mode & 1 != 0;
+        let (product, index) = (0..shape.order()).partition(is_product);
+        Parts { shape: shape.clone(), product, index }
+    }
+}
+
+impl ChunkFormat for Fcoo {
+    fn code() -> u32 {
+        7
+    }
+
+    fn read(record: &FormatRecord, order: usize) -> Checked<Self> {
+        let levels = record.levels.filter(|levels| levels.modes().len() == order).ok_or("modes of levels")?;
+        let product = one_number(&record.parameters)?;
+        let is_product = |mode: &u8| product >> mode & 1 != 0;
+        let known = product >> order == 0 && product != 0 && product.count_ones() < 8;
+        let index_modes = order.saturating_sub(product.count_ones() as usize);
+        let ordered = !levels.modes()[..index_modes].iter().any(is_product);
+        if known && index_modes > 0 && ordered {
+            Ok(Self { levels, product })
+        } else {
+            Err("parameters of a partition")
+        }
+    }
+
+    fn of_chunk(_: &ChunkHeader, _: &[u8]) -> Checked<Self> {
+        Err("segments, which do not tell their product modes; the manifest does")
+    }
+
+    fn record(&self) -> FormatRecord {
+        let parameters = u64::from(self.product).to_le_bytes().to_vec();
+        FormatRecord { code: Self::code(), layout: Layout::SEGMENTS, levels: Some(self.levels), parameters }
+    }
+
+    fn name(&self) -> &'static str {
+        "fcoo"
+    }
+
+    fn options(&self) -> String {
+        format!("--format fcoo, product modes {:#b}, order of modes {:?}", self.product, self.levels.modes())
+    }
+
+    fn cuts_at_tiles(&self) -> bool {
+        false
+    }
+
+    fn nonzero_bytes_min(&self) -> u64 {
+        4
+    }
+
+    fn has_value_encoding(&self, code: u8) -> bool {
+        ValueEncoding::from_code(code).is_some()
+    }
+
+    fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64 {
+        segments::open_chunk_bytes(chunk_bytes)
+    }
+
+    fn builder(&self, version: Version, shape: &Shape, chunk_bytes: u64) -> Box<dyn ChunkBuilder> {
+        let (format, layout) = (Self::code(), Layout::SEGMENTS.0);
+        let codes = ChunkCodes { format, layout, value_encoding: 0 };
+        Box::new(SegmentsBuilder::new(version, self.parts(shape), codes, chunk_bytes))
+    }
+
+    fn decoder(&self, shape: &Shape) -> Decoder {
+        Decoder::Other(shape.clone(), Box::new(SegmentsDecoder(self.parts(shape))))
+    }
+
+    fn check_among(&self, all: &[PartitionRecord], at: usize, _order: usize) -> Checked<()> {
+        check_own_cover(all, at)
+    }
+
+    fn distance(&self, mode: usize) -> usize {
+        self.levels.modes().iter().position(|&of_level| usize::from(of_level) == mode).unwrap_or(0)
+    }
+
+    fn traversal(&self) -> Option<ModeOrder> {
+        Some(self.levels)
+    }
+
+    fn cover_key(&self) -> u32 {
+        key_of(&self.levels)
+    }
+
+    /// The only index mode, or the only product mode.
+    fn target_alone(&self) -> u32 {
+        let index = !self.product & ((1 << self.levels.modes().len()) - 1);
+        if index.is_power_of_two() { index } else { self.product }
+    }
+}
+
+/// The partitions of a tensor of `shape`: a cover for each mode, or for one.
+#[must_use]
+pub fn scheme(shape: &Shape, operation: FcooFor, trees: Trees) -> Scheme {
+    let order = shape.order();
+    let all = (1u32 << order) - 1;
+    let format = |levels: ModeOrder| {
+        let mode = levels.mode(0);
+        let modes: Vec<usize> = levels.modes().iter().map(|&mode| mode.into()).collect();
+        match operation {
+            FcooFor::Mttkrp => Format::new(Fcoo { levels, product: all & !(1 << mode) }),
+            FcooFor::Ttm => {
+                let last: Vec<usize> = modes[1..].iter().chain(&modes[..1]).copied().collect();
+                let levels = ModeOrder::new(&last).expect("the same modes");
+                Format::new(Fcoo { levels, product: 1 << mode })
+            }
+        }
+    };
+    Scheme::covers(trees.orders(shape).into_iter().map(format).collect(), order)
+}
+
+/// Bytes that a builder takes for an open chunk.
+#[must_use]
+pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
+    segments::open_chunk_bytes(chunk_bytes)
+}
+
+/// The paper's flags of sorted nonzeros, of which `begins` says where segments begin, `per_thread` to a partition: the bit flags, 0 where
+/// a nonzero is its segment's last and 1 elsewhere, and the start flags, 1 where a segment begins in the partition.
+#[must_use]
+pub fn flags(begins: &[bool], per_thread: usize) -> (Vec<bool>, Vec<bool>) {
+    let ends = begins.iter().skip(1).chain([&true]);
+    let starts = begins.chunks(per_thread.max(1)).map(|partition| partition.contains(&true));
+    (ends.map(|end| !end).collect(), starts.collect())
+}

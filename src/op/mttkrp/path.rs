@@ -1,0 +1,280 @@
+//! MTTKRP along a tree: nonzeros that are sorted in an order of modes come as a walk over the tree of their indices, and what a node's
+//! nonzeros share is computed once.
+//!
+//! Of the mode of level t, the rows of the levels above are multiplied once a node (`above`), and sums are added up from the leaves to
+//! level t (`below`): a leaf reads one row, a fiber is multiplied once. (Smith et al., "SPLATT", IPDPS 2015, section IV, for the root;
+//! Nisa et al., SC 2019, section 5, for inner levels and leaves.) The walk is found from the columns of tiles, so that it works on every
+//! layout that is sorted so.
+//!
+//! **Order of additions.** Leaves are added to their fiber's sum in order, fibers to their parent's, up to level t, whose sum is added to
+//! the row's. A node that a group parts is one in each: a group's sums begin at zero. So a nonzero takes part in fewer additions than
+//! its row has nonzeros. The product of a leaf is in the precision of the factors (with `wide` in f64), all others are in f64.
+
+use super::kernel::stride;
+use crate::dense::{MatrixRef, Real};
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::DecodedTile;
+use crate::shape::{ModeOrder, ORDER_MAX};
+use crate::sys::Sys;
+use pulp::Simd;
+
+/// Where a group's walk stands, for one mode.
+#[derive(Debug, Default)]
+pub struct Path {
+    /// The order of modes that it goes along; `None` where nothing is open.
+    levels: Option<ModeOrder>,
+    /// The index of the open node of each level above the leaves.
+    at: [u32; ORDER_MAX],
+    /// Where the row of the open node of the mode's level is.
+    place: u32,
+    /// Of each level, the sums of what is below its open node: 0 above the mode's.
+    below: Vec<f64>,
+    /// Of each level above the mode's, the product of the rows of its open node and those above.
+    above: Vec<f64>,
+}
+
+/// What a walk is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Walked<'a, T> {
+    pub levels: ModeOrder,
+    /// The mode that is computed.
+    pub mode: usize,
+    pub factors: &'a [MatrixRef<'a, T>],
+    pub rank: usize,
+    /// Elements from one row of sums to the next.
+    pub stride: usize,
+    pub wide: bool,
+}
+
+impl<T: Real> Walked<'_, T> {
+    /// The level of the mode.
+    fn target(&self) -> usize {
+        let at = self.levels.modes().iter().position(|&mode| usize::from(mode) == self.mode);
+        at.expect("an order names all modes")
+    }
+
+    /// The level of fibers.
+    fn fibers(&self) -> usize {
+        self.levels.modes().len() - 2
+    }
+
+    #[inline(always)]
+    fn row(&self, level: usize, index: u32) -> &[T] {
+        let factor = &self.factors[self.levels.mode(level)];
+        &factor.data()[index as usize * self.rank..][..self.rank]
+    }
+}
+
+impl Path {
+    /// For tensors of `order`, with rows of `stride` elements; nothing where `is_used` is false.
+    pub fn new(sys: &Sys, order: usize, stride: usize, is_used: bool) -> Result<Self> {
+        let elements = if is_used { order * stride } else { 0 };
+        Ok(Self { below: sys.vec(0.0, elements)?, above: sys.vec(0.0, elements)?, ..Self::default() })
+    }
+
+    /// Bytes of a walk that is used.
+    pub fn bytes(order: usize, stride: usize) -> u64 {
+        (2 * order * stride * size_of::<f64>()) as u64
+    }
+
+    /// Forgets what a pass left that ended early.
+    pub fn forget(&mut self) {
+        if self.levels.take().is_some() {
+            self.below.fill(0.0);
+        }
+    }
+
+    /// Goes on along the nonzeros of `tile`, whose rows of `sums` are at `places`.
+    #[inline(always)]
+    pub fn walk<T: Real, S: Simd>(
+        &mut self,
+        simd: S,
+        walked: &Walked<'_, T>,
+        tile: &DecodedTile<'_>,
+        places: &[u32],
+        sums: &mut [f64],
+    ) {
+        if self.levels.is_some_and(|levels| levels != walked.levels) {
+            self.close(walked.factors, walked, sums);
+        }
+        let (target, fibers) = (walked.target(), walked.fibers());
+        let firsts = self.firsts(walked, tile);
+        let leaf_mode = walked.levels.mode(fibers + 1);
+        let (indices, values) = (tile.column(leaf_mode), tile.values);
+        let mut i = 0;
+        while i < tile.nnz {
+            let first = usize::from(firsts[i]);
+            if first <= fibers {
+                if self.levels.is_some() {
+                    self.leave(walked, first.max(target), sums);
+                }
+                self.enter(walked, tile, first, i, places[i]);
+            }
+            let run =
+                firsts[i + 1..tile.nnz].iter().take_while(|&&first| usize::from(first) > fibers).count();
+            let leaves = i..i + 1 + run;
+            if target > fibers {
+                let product = &self.above[fibers * walked.stride..][..walked.rank];
+                for (&value, &place) in values[leaves.clone()].iter().zip(&places[leaves.clone()]) {
+                    let sum = &mut sums[place as usize * walked.stride..][..walked.rank];
+                    sum.iter_mut().zip(product).for_each(|(sum, x)| *sum += value * x);
+                }
+            } else {
+                let (values, indices) = (&values[leaves.clone()], &indices[leaves.clone()]);
+                let sum = &mut self.below[fibers * walked.stride..][..walked.stride];
+                let factor = walked.factors[leaf_mode].data();
+                if walked.wide {
+                    add_wide(values, indices, factor, walked.rank, sum);
+                } else {
+                    add_leaves(simd, values, indices, factor, walked.rank, sum);
+                }
+            }
+            i = leaves.end;
+        }
+    }
+
+    /// The first level at which each nonzero differs from the one before; the leaves' where none does.
+    #[inline(always)]
+    fn firsts<T: Real>(&self, walked: &Walked<'_, T>, tile: &DecodedTile<'_>) -> [u8; TILE_NNZ] {
+        let fibers = walked.fibers();
+        let mut firsts = [u8::MAX; TILE_NNZ];
+        let mut first = usize::from(u8::MAX);
+        for level in (0..=fibers).rev() {
+            let column = tile.column(walked.levels.mode(level));
+            #[expect(clippy::cast_possible_truncation, reason = "at most 8 levels")]
+            let number = level as u8;
+            for ((first, before), index) in firsts[1..].iter_mut().zip(column).zip(&column[1..]) {
+                *first = if before == index { *first } else { number };
+            }
+            if self.levels.is_none() || column[0] != self.at[level] {
+                first = level;
+            }
+        }
+        firsts[0] = u8::try_from(first).unwrap_or(u8::MAX);
+        firsts
+    }
+
+    /// Closes the nodes of all levels from the fibers' up to `last`, which is not above the mode's.
+    #[inline(always)]
+    fn leave<T: Real>(&mut self, walked: &Walked<'_, T>, last: usize, sums: &mut [f64]) {
+        let (target, stride, rank) = (walked.target(), walked.stride, walked.rank);
+        for level in (last..=walked.fibers()).rev() {
+            if level == target {
+                let sum = &mut sums[self.place as usize * stride..][..rank];
+                let below = &mut self.below[level * stride..][..rank];
+                if level == 0 {
+                    sum.iter_mut().zip(below).for_each(|(sum, x)| *sum += std::mem::take(x));
+                } else {
+                    let above = &self.above[(level - 1) * stride..][..rank];
+                    for ((sum, x), product) in sum.iter_mut().zip(below).zip(above) {
+                        *sum += std::mem::take(x) * product;
+                    }
+                }
+            } else {
+                let row = walked.row(level, self.at[level]);
+                let (up, below) = self.below[(level - 1) * stride..].split_at_mut(stride);
+                for ((sum, x), factor) in up[..rank].iter_mut().zip(&mut below[..rank]).zip(row) {
+                    *sum += std::mem::take(x) * factor.widen();
+                }
+            }
+        }
+    }
+
+    /// Opens the nodes of nonzero `i` in all levels from `first` to the fibers'.
+    #[inline(always)]
+    fn enter<T: Real>(
+        &mut self,
+        walked: &Walked<'_, T>,
+        tile: &DecodedTile<'_>,
+        first: usize,
+        i: usize,
+        place: u32,
+    ) {
+        let (target, stride, rank) = (walked.target(), walked.stride, walked.rank);
+        self.levels = Some(walked.levels);
+        for level in first..=walked.fibers() {
+            self.at[level] = tile.column(walked.levels.mode(level))[i];
+            if level < target {
+                let row = walked.row(level, self.at[level]);
+                let (before, above) = self.above.split_at_mut(level * stride);
+                let above = &mut above[..rank];
+                if level == 0 {
+                    above.iter_mut().zip(row).for_each(|(product, factor)| *product = factor.widen());
+                } else {
+                    let before = &before[(level - 1) * stride..][..rank];
+                    for ((product, x), factor) in above.iter_mut().zip(before).zip(row) {
+                        *product = x * factor.widen();
+                    }
+                }
+            } else if level == target {
+                self.place = place;
+            }
+        }
+    }
+
+    /// Ends the walk: what is open is added to its row.
+    #[inline(always)]
+    pub fn close<T: Real>(&mut self, factors: &[MatrixRef<'_, T>], walked: &Walked<'_, T>, sums: &mut [f64]) {
+        let Some(levels) = self.levels else { return };
+        let walked = Walked { levels, factors, ..*walked };
+        if walked.target() <= walked.fibers() {
+            self.leave(&walked, walked.target(), sums);
+        }
+        self.levels = None;
+    }
+}
+
+/// Adds each value times its row to `sum`.
+#[inline(always)]
+fn add_leaves<T: Real, S: Simd>(
+    simd: S,
+    values: &[f64],
+    indices: &[u32],
+    factor: &[T],
+    rank: usize,
+    sum: &mut [f64],
+) {
+    match rank {
+        8 => leaves::<T, S, 8>(simd, values, indices, factor, rank, sum),
+        16 => leaves::<T, S, 16>(simd, values, indices, factor, rank, sum),
+        32 => leaves::<T, S, 32>(simd, values, indices, factor, rank, sum),
+        64 => leaves::<T, S, 64>(simd, values, indices, factor, rank, sum),
+        _ => leaves::<T, S, 0>(simd, values, indices, factor, rank, sum),
+    }
+}
+
+#[inline(always)]
+fn leaves<T: Real, S: Simd, const RANK: usize>(
+    simd: S,
+    values: &[f64],
+    indices: &[u32],
+    factor: &[T],
+    rank: usize,
+    sum: &mut [f64],
+) {
+    let rank = if RANK > 0 { RANK } else { rank };
+    let sum = &mut sum[..if RANK > 0 { stride::<f64>(RANK) } else { rank }];
+    let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+    let vectors = rank / lanes;
+    for (&value, &index) in values.iter().zip(indices) {
+        let row = &factor[index as usize * rank..][..rank];
+        let (value, wide) = (T::nearest(value), T::vectors::<S>(row));
+        let splat = T::splat(simd, value);
+        for at in 0..vectors {
+            T::add_to(simd, T::times(simd, splat, wide[at]), &mut sum[at * lanes..]);
+        }
+        for r in vectors * lanes..rank {
+            sum[r] += (value * row[r]).widen();
+        }
+    }
+}
+
+/// The same with products in f64.
+#[inline(always)]
+fn add_wide<T: Real>(values: &[f64], indices: &[u32], factor: &[T], rank: usize, sum: &mut [f64]) {
+    for (&value, &index) in values.iter().zip(indices) {
+        let row = &factor[index as usize * rank..][..rank];
+        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += value * x.widen());
+    }
+}

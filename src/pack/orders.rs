@@ -1,0 +1,203 @@
+//! The nonzeros of a tensor in one sort order after the other: a store of several partitions is cut from each in turn.
+//!
+//! What memory holds is sorted again where it lies. What was spilled stays in its runs, in the order in which it came, from which it is
+//! sorted into others, one order at a time, so that the input is read once.
+
+use super::budget::Budget;
+use super::runs::{Runs, SortedRuns};
+use super::scratch::{ScratchDir, SpillReport};
+use super::sort::sort;
+use crate::coo::{Batch, Extent};
+use crate::error::{Error, Result};
+use crate::format::mmcsf::{Assign, Assigner};
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use crate::sys::Sys;
+use bytesize::ByteSize;
+use rayon::prelude::*;
+use std::path::PathBuf;
+
+/// Nonzeros of a batch that is sorted again.
+const BATCH_NNZ: usize = 1 << 16;
+
+/// All nonzeros, duplicates too, in one order at a time.
+pub struct Orders<K> {
+    sys: Sys,
+    budget: Budget,
+    /// Where temporary files go.
+    parent: PathBuf,
+    /// As they came, or in memory in the order of `layout`.
+    sorted: SortedRuns<K>,
+    layout: BitLayout,
+    /// In another order.
+    again: Option<(BitLayout, SortedRuns<K>)>,
+    /// The leaf mode of each nonzero, in the order of `layout`, where they are assigned to one.
+    leaves: Vec<u8>,
+    spilled: SpillReport,
+}
+
+impl<K: Key> Orders<K> {
+    /// Of nonzeros that are `sorted` by `layout`.
+    pub fn new(
+        sys: &Sys,
+        budget: Budget,
+        parent: PathBuf,
+        sorted: SortedRuns<K>,
+        layout: &BitLayout,
+    ) -> Self {
+        let spilled = sorted.spilled();
+        Self {
+            sys: sys.clone(),
+            budget,
+            parent,
+            sorted,
+            layout: layout.clone(),
+            again: None,
+            leaves: Vec::new(),
+            spilled,
+        }
+    }
+
+    /// What went to disk so far.
+    pub fn spilled(&self) -> SpillReport {
+        self.spilled
+    }
+
+    /// All nonzeros in the order of `layout`.
+    pub fn by(&mut self, layout: &BitLayout) -> Result<&SortedRuns<K>> {
+        if self.layout == *layout {
+            self.again = None;
+            return Ok(&self.sorted);
+        }
+        if let SortedRuns::InMemory(nonzeros) = &mut self.sorted {
+            rekey(nonzeros, &self.layout, layout);
+            self.layout = layout.clone();
+            return Ok(&self.sorted);
+        }
+        if self.again.as_ref().is_none_or(|(other, _)| other != layout) {
+            // Room for the next one.
+            self.again = None;
+            let sorted = self.sort_again(layout)?;
+            let SpillReport { bytes, bytes_peak, .. } = sorted.spilled();
+            self.spilled.bytes += bytes;
+            self.spilled.bytes_peak =
+                self.spilled.bytes_peak.max(self.sorted.spilled().bytes_peak + bytes_peak);
+            self.again = Some((layout.clone(), sorted));
+        }
+        Ok(self.again.as_ref().map_or(&self.sorted, |(_, sorted)| sorted))
+    }
+
+    /// Assigns every nonzero to a leaf mode, in the order in which they are sorted now.
+    pub fn assign(&mut self, assign: Assign) -> Result<()> {
+        let mut assigner = Assigner::new(&self.layout, assign);
+        let (mut last, mut nnz) = (None, 0u64);
+        let bound = self.budget.assigning();
+        self.sorted.for_each_slice(|slice| {
+            self.sys.check_cancelled()?;
+            nnz += slice.len() as u64;
+            for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
+                if last.replace(nonzero) != Some(nonzero) {
+                    assigner.count(nonzero);
+                }
+            }
+            // A byte is kept of each.
+            let taken = assigner.bytes().saturating_add(nnz);
+            if taken <= bound { Ok(()) } else { Err(too_many_fibers(taken, bound)) }
+        })?;
+        assigner.counted();
+        let (mut leaves, mut last) = (Vec::new(), None);
+        let nnz = usize::try_from(nnz).unwrap_or(usize::MAX);
+        self.sys.reserve(&mut leaves, nnz, nnz)?;
+        self.sorted.for_each_slice(|slice| {
+            self.sys.check_cancelled()?;
+            for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
+                let leaf = match (last, leaves.last()) {
+                    (Some(last), Some(&leaf)) if last == nonzero => leaf,
+                    _ => u8::try_from(assigner.choose(nonzero)).unwrap_or(0),
+                };
+                last = Some(nonzero);
+                leaves.push(leaf);
+            }
+            Ok(())
+        })?;
+        self.leaves = leaves;
+        Ok(())
+    }
+
+    /// The nonzeros that are assigned to a leaf mode, in the order of `layout`; the others are forgotten until the next one is asked for.
+    pub fn assigned(&mut self, layout: &BitLayout, leaf: usize) -> Result<&SortedRuns<K>> {
+        self.again = None;
+        let sorted = self.sort_some(layout, Some(leaf))?;
+        let SpillReport { bytes, bytes_peak, .. } = sorted.spilled();
+        self.spilled.bytes += bytes;
+        self.spilled.bytes_peak = self.spilled.bytes_peak.max(self.sorted.spilled().bytes_peak + bytes_peak);
+        Ok(&self.again.insert((layout.clone(), sorted)).1)
+    }
+
+    /// Sorts what was spilled by `layout`.
+    fn sort_again(&self, layout: &BitLayout) -> Result<SortedRuns<K>> {
+        self.sort_some(layout, None)
+    }
+
+    /// Sorts by `layout` what is assigned to a leaf mode, or all.
+    fn sort_some(&self, layout: &BitLayout, leaf: Option<usize>) -> Result<SortedRuns<K>> {
+        let (reading, sorting) = match &self.sorted {
+            SortedRuns::InMemory(nonzeros) => {
+                let left = self.budget.beside((size_of_val(&nonzeros[..]) + self.leaves.len()) as u64);
+                (left, left)
+            }
+            SortedRuns::Runs(_) => self.budget.beside(self.leaves.len() as u64).shared(),
+        };
+        let scratch = ScratchDir::passing(&self.sys, &self.parent);
+        let mut runs = Runs::new(&self.sys, sorting, scratch, layout);
+        let linearizer = Linearizer::<K>::new(&self.layout);
+        let (order, mut nnz, mut at) = (self.layout.order(), 0, 0);
+        self.sorted.for_each_slice_within(reading, |slice| {
+            // Memory may hold all of them in one slice.
+            for slice in slice.chunks(BATCH_NNZ * rayon::current_num_threads()) {
+                self.sys.check_cancelled()?;
+                let leaves = self.leaves.get(at..at + slice.len()).unwrap_or_default();
+                at += slice.len();
+                let batch = |(number, nonzeros): (usize, &[Nonzero<K>])| match leaf {
+                    None => gather(&linearizer, order, nonzeros),
+                    Some(leaf) => {
+                        let leaves = &leaves[number * BATCH_NNZ..];
+                        let own = nonzeros.iter().zip(leaves).filter(|(_, of)| usize::from(**of) == leaf);
+                        let own: Vec<Nonzero<K>> = own.map(|(nonzero, _)| *nonzero).collect();
+                        gather(&linearizer, order, &own)
+                    }
+                };
+                let batches: Vec<Batch> = slice.par_chunks(BATCH_NNZ).enumerate().map(batch).collect();
+                nnz += batches.iter().map(|batch| batch.nnz() as u64).sum::<u64>();
+                batches.into_iter().filter(|batch| batch.nnz() > 0).try_for_each(|batch| runs.push(batch))?;
+            }
+            Ok(())
+        })?;
+        // Their dims are known to be those of the shape.
+        runs.drained(&Extent { dims: Vec::new(), nnz })?;
+        runs.sort()
+    }
+}
+
+/// The error where counting fibers takes more memory than there is.
+fn too_many_fibers(taken: u64, bound: u64) -> Error {
+    let (taken, bound) = (ByteSize(taken), ByteSize(bound));
+    let what = format!("takes more than {taken}, and {bound} of `memory` can be had for it");
+    Error::request(format!("assigning nonzeros by the lengths of their fibers {what}; give twice as much"))
+}
+
+fn gather<K: Key>(linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) -> Batch {
+    let mut indices = Vec::with_capacity(nonzeros.len() * order);
+    for nonzero in nonzeros {
+        indices.extend_from_slice(&linearizer.gather(nonzero.linear)[..order]);
+    }
+    Batch { indices, values: nonzeros.iter().map(|nonzero| nonzero.value).collect() }
+}
+
+/// Sorts `nonzeros`, which are sorted by `from`, by `to`.
+fn rekey<K: Key>(nonzeros: &mut [Nonzero<K>], from: &BitLayout, to: &BitLayout) {
+    let (from, to, order) = (Linearizer::<K>::new(from), Linearizer::<K>::new(to), to.order());
+    nonzeros.par_iter_mut().for_each(|nonzero| {
+        nonzero.linear = to.scatter(&from.gather(nonzero.linear)[..order]);
+    });
+    sort(nonzeros);
+}

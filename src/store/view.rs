@@ -1,0 +1,106 @@
+//! Views: which partitions of a store are read, as one sequence of chunks.
+//!
+//! Whoever reads a store sees its view's manifest, whose chunks count from 0, and never asks how many partitions there are. A chunk's
+//! header has its number in the whole store and its partition, by which it is told apart; the position of its first nonzero counts on
+//! through all partitions of a cover, and begins at 0 in each cover.
+
+use super::{ChunkHeader, Store, chunk_name};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A partition in a view.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Its number in the store.
+    pub partition: usize,
+    /// The view's number of its first chunk.
+    at: usize,
+    /// That chunk's number in the store.
+    number: usize,
+    /// Nonzeros of the cover before it.
+    base: u64,
+}
+
+#[doc(hidden)]
+impl Store {
+    /// The same store, of which these covers are read, one after the other.
+    #[must_use]
+    pub fn view(&self, covers: &[u32]) -> Self {
+        self.of_covers(covers.iter().map(|&cover| self.whole.cover(cover)))
+    }
+
+    /// The same store, of which one partition is read.
+    #[must_use]
+    pub fn partition(&self, partition: usize) -> Self {
+        self.of_covers(std::iter::once(vec![partition]))
+    }
+
+    /// The same store, of which all partitions are read, each as if it were a cover.
+    #[must_use]
+    pub fn partitions(&self) -> Self {
+        self.of_covers((0..self.whole.partitions.len()).map(|partition| vec![partition]))
+    }
+
+    fn of_covers(&self, covers: impl Iterator<Item = Vec<usize>>) -> Self {
+        let mut first = Vec::with_capacity(self.whole.partitions.len());
+        let mut end = 0;
+        for partition in &self.whole.partitions {
+            first.push(end);
+            end += usize::try_from(partition.chunks).unwrap_or(0);
+        }
+        let (mut partitions, mut places, mut at) = (Vec::new(), Vec::new(), 0);
+        for cover in covers {
+            let mut base = 0;
+            for partition in cover {
+                places.push(Place { partition, at, number: first[partition], base });
+                let of = &self.whole.partitions[partition];
+                at += usize::try_from(of.chunks).unwrap_or(0);
+                base += of.nnz;
+                partitions.push(partition);
+            }
+        }
+        let is_all = partitions.iter().copied().eq(0..self.whole.partitions.len());
+        let is_one = self.whole.partitions.len() == 1;
+        let manifest =
+            if is_all && is_one { Arc::clone(&self.whole) } else { Arc::new(self.whole.select(&partitions)) };
+        Self { manifest, places: places.into(), ..self.clone() }
+    }
+
+    /// The partitions of this view: their numbers in the store, and which chunks of the view each has.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let ends = self.places.iter().skip(1).map(|place| place.at).chain([self.manifest.chunks.len()]);
+        self.places.iter().zip(ends).map(|(place, end)| (place.partition, place.at..end))
+    }
+
+    /// Where the partition of chunk `number` of the view is among [`Store::parts`].
+    #[must_use]
+    pub fn part_of(&self, number: usize) -> usize {
+        self.places.partition_point(|place| place.at <= number).saturating_sub(1)
+    }
+
+    fn place(&self, number: usize) -> Place {
+        self.places[self.part_of(number)]
+    }
+
+    /// The number in the store, and the partition, of chunk `number` of the view.
+    pub(super) fn identity(&self, number: usize) -> (usize, usize) {
+        let place = self.place(number);
+        (place.number + number - place.at, place.partition)
+    }
+
+    /// The number in the store of chunk `number` of the view, which its file's name has.
+    #[must_use]
+    pub fn number_of(&self, number: usize) -> usize {
+        self.identity(number).0
+    }
+
+    pub(super) fn file_name(&self, number: usize) -> String {
+        chunk_name(self.identity(number).0)
+    }
+
+    /// The header of chunk `number` of the view, as read, with the position of its first nonzero in the cover.
+    pub(super) fn in_cover(&self, mut header: ChunkHeader, number: usize) -> ChunkHeader {
+        header.first_nonzero += self.place(number).base;
+        header
+    }
+}
