@@ -16,6 +16,7 @@ use crate::format::fcoo::FcooFor;
 use crate::format::mmcsf::Assign;
 use crate::op::reread::StoreSource;
 use crate::pack::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions, PackPlan, PackReport};
+use crate::store::labels::NewLabels;
 use crate::store::{Codec, Format, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -344,17 +345,25 @@ impl Pack {
 
     /// Packs a store again, in whatever format is asked for. Coordinates that may repeat there may do so here.
     fn pack_store(&self, sys: &Sys, progress: &Bar) -> Result<Report> {
-        if let Some(option) = self.text.given() {
-            return Err(Error::request(format!("{option} is an option of text, not of a store")));
+        if let Some(option) = self.text.given().or(self.table.of_tables()).or(self.table.of_text()) {
+            return Err(Error::request(format!("{option} is an option of text and tables, not of a store")));
         }
         let named = || Error::request(format!("{}: a store; name the new one with -o", self.input.display()));
         let target = self.output.clone().ok_or_else(named)?;
         let engine = host_engine(sys, self.common, self.store.memory, progress)?;
-        let mut source = StoreSource::new(engine.open(&self.input)?);
+        let store = engine.open(&self.input)?;
+        let labels = NewLabels::of(&store)?;
+        if let Some(mode) = labels.as_ref().and_then(|labels| labels.lost.first()) {
+            let what =
+                format!("the labels of mode {} are damaged; blco-info --repair leaves them out", mode + 1);
+            return Err(Error::unusable(&self.input, what));
+        }
+        let mut source = StoreSource::new(store);
         let options = self.store.options(&source, &target)?;
         let keeps = self.store.duplicates.is_none() && source.may_repeat();
         let duplicates = if keeps { Duplicates::Keep } else { options.duplicates };
-        self.pack(&engine, &mut source, &PackOptions { duplicates, ..options })
+        let labels = labels.map(Arc::new);
+        self.pack(&engine, &mut source, &PackOptions { duplicates, labels, ..options })
     }
 }
 
