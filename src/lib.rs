@@ -35,6 +35,7 @@
 //! | look at a store, read its nonzeros | [`Store::summary`], [`Engine::inspect`], [`Engine::read`] |
 //! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`], whose sessions keep the store's chunks in memory, the GPU's too |
+//! | compute from factors in a GPU's memory, into it | [`MttkrpSession::mttkrp_on_device`] with [`DeviceMatrix`] |
 //! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`], [`Engine::plan_mttkrp`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
 //!
 //! Modes and indices count from 0 here, as in Rust; in files of text, in messages and in what the programs are told they count
@@ -101,7 +102,7 @@ pub use chunk::{ChunkCodes, ChunkHeader, SectionKind, Version};
 pub use coo::tns::{IndexBase, ReadOptions, TnsReader};
 pub use coo::{Batch, Extent, Size, Source, SourceMemory};
 pub use decomp::{Als, Decomposition, Iteration, Model, StartReport, Stop};
-pub use dense::{Matrix, MatrixRef, Precision, Real};
+pub use dense::{DeviceMatrix, FactorView, Matrix, MatrixRef, Precision, Real};
 pub use encoding::values::ValueEncoding;
 pub use encoding::{IndexEncoding, LeafRule, TILE_NNZ};
 pub use engine::{

@@ -114,10 +114,7 @@ impl Dense {
         }
         (arguments.matrix, arguments.partials) = (self.matrix.address(), self.partials.address());
         // What kernels use goes where an update fails: they end before, also where one of them has not started.
-        let started = self.start(arguments);
-        let ended = self.stream.synchronize();
-        started?;
-        ended?;
+        self.stream.finish(|_| self.start(arguments))?;
         let mut gram = vec![0.0; numbers(rank)];
         self.partials.read(&mut gram)?;
         let inner = gram.split_off(rank * rank);
@@ -142,13 +139,10 @@ impl Dense {
         arguments.partials = self.partials.address();
         let groups = (square as u64).div_ceil(DENSE_THREADS.into());
         let blocks = narrow(groups * u64::from(arguments.slabs));
-        let started = self
-            .stream
-            .launch(&kernels.gram, blocks, DENSE_THREADS, &arguments)
-            .and_then(|()| self.stream.launch(&kernels.reduce, narrow(groups), DENSE_THREADS, &arguments));
-        let ended = self.stream.synchronize();
-        started?;
-        ended?;
+        self.stream.finish(|stream| {
+            stream.launch(&kernels.gram, blocks, DENSE_THREADS, &arguments)?;
+            stream.launch(&kernels.reduce, narrow(groups), DENSE_THREADS, &arguments)
+        })?;
         self.extended = Some(kernels);
         let mut pairs = vec![Double::default(); square];
         self.partials.read(&mut pairs)?;

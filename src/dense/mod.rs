@@ -3,9 +3,12 @@
 mod files;
 mod lanes;
 mod npy;
+mod view;
 
 pub use files::{factor_axes, factors_rank, load_factors, mode_file, seeded_factors, write_blocks};
 pub use lanes::Lanes;
+pub(crate) use view::in_device_memory;
+pub use view::{DeviceMatrix, FactorView};
 
 use files::{NumpyFile, factor_of};
 

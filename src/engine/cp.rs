@@ -79,7 +79,7 @@ impl Cp {
 
 impl Cp {
     /// The same from these factors, if there are any: then there is one start.
-    fn starting_from<T>(self, factors: Option<&[Matrix<T>]>, store: &Store) -> Result<Self> {
+    fn starting_from<T: Copy>(self, factors: Option<&[Matrix<T>]>, store: &Store) -> Result<Self> {
         let Some(factors) = factors else { return Ok(self) };
         let views: Vec<_> = factors.iter().map(Into::into).collect();
         super::mttkrp::check_factors(&views, &store.manifest().shape, self.settings.rank)?;
@@ -189,7 +189,7 @@ impl Engine {
         let (id, precision, starts) = (store.id(), T::PRECISION, Some(cp.starts));
         plan.check_made_for(&Subject { store: id, modes, rank, precision, starts })?;
         let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(self.sys());
-        let at = self.install(|| Place::new(self, &store, cp, &plan))?;
+        let at = self.install(|| self.place(&store, cp, &plan))?;
         let (engine, planned, most) = (self.clone(), plan.clone(), *cp);
         let mut session = CpSession { engine, store, problem, plan, planned, most, at: Some((*cp, at)) };
         session.settle();
@@ -200,37 +200,44 @@ impl Engine {
 /// Where a decomposition runs.
 #[derive(Debug)]
 enum Place<T: Real> {
-    Host(HostAls<T>),
+    Host(Box<HostAls<T>>),
     #[cfg(feature = "cuda")]
-    Gpu(DeviceAls<T>),
+    Gpu(Box<DeviceAls<T>>),
 }
 
-impl<T: Real> Place<T> {
-    fn new(engine: &Engine, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Self> {
-        let Settings { rank, nonneg, .. } = cp.settings;
+impl Engine {
+    fn place<T: Real>(&self, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Place<T>> {
+        let rank = cp.settings.rank;
         #[cfg(feature = "cuda")]
         if let Some(device_plan) = &plan.device {
-            let gpu = &engine.gpu()?;
-            let op = DeviceMttkrp::alternating(gpu, store, rank, &engine.kernels(device_plan))?;
-            let plans = (&plan.host, device_plan);
-            return DeviceAls::new(gpu, store, plans, op, rank, nonneg).map(Self::Gpu);
+            let gpu = &self.gpu()?;
+            let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
+            let als = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, cp.settings.nonneg)?;
+            return Ok(Place::Gpu(Box::new(als)));
         }
         let mut op = Mttkrp::alternating(store, rank, plan.host.threads)?;
         if plan.has_mode_sorted() {
             op = op.keep_mode_sorted(store)?;
         }
-        HostAls::new(store, &plan.host, op).map(Self::Host)
+        Ok(Place::Host(Box::new(HostAls::new(store, &plan.host, op)?)))
     }
 
     /// The same for another rank and sign.
-    fn with_settings(self, engine: &Engine, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Self> {
-        let Settings { rank, nonneg, .. } = cp.settings;
-        match self {
-            Self::Host(als) => als.with_rank(store, rank, plan.host.threads).map(Self::Host),
+    fn place_again<T: Real>(
+        &self,
+        place: Place<T>,
+        store: &Store,
+        cp: &Cp,
+        plan: &ExecutionPlan,
+    ) -> Result<Place<T>> {
+        let rank = cp.settings.rank;
+        match place {
+            Place::Host(als) => Ok(Place::Host(Box::new(als.with_rank(store, rank, plan.host.threads)?))),
             #[cfg(feature = "cuda")]
-            Self::Gpu(als) => {
+            Place::Gpu(als) => {
                 let device_plan = plan.device.as_ref().expect("a GPU's plan has it");
-                als.with_rank(rank, nonneg, &engine.kernels(device_plan)).map(Self::Gpu)
+                let als = als.with_rank(rank, cp.settings.nonneg, &self.kernels(device_plan))?;
+                Ok(Place::Gpu(Box::new(als)))
             }
         }
     }
@@ -318,11 +325,11 @@ impl<T: Real> CpSession<T> {
         let of = |cp: &Cp| (cp.settings.rank, cp.settings.nonneg);
         let (outcome, place) = engine.install(|| {
             let mut place =
-                if of(&made_for) == of(cp) { place } else { place.with_settings(engine, store, cp, plan)? };
+                if of(&made_for) == of(cp) { place } else { engine.place_again(place, store, cp, plan)? };
             let outcome = match &mut place {
-                Place::Host(als) => decomp::run_watched(&mut job, init, als, watchers),
+                Place::Host(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
                 #[cfg(feature = "cuda")]
-                Place::Gpu(als) => decomp::run_watched(&mut job, init, als, watchers),
+                Place::Gpu(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
             };
             Ok((outcome?, place))
         })?;

@@ -25,3 +25,4 @@ mod mode_sorted;
 mod mttkrp;
 mod mutants;
 mod ttv;
+mod views;

@@ -821,6 +821,26 @@ int cuMemFree_v2(u64 address)
     return call.error;
 }
 
+int cuPointerGetAttribute(void* value, int attribute, u64 address)
+{
+    ENTER(PLAIN);
+    const Allocation* found = holding(address, 1);
+    const Range byte = {address, address + 1};
+    if (!found && (holds(d.pinned, byte) || holds(d.registered, byte)) && attribute == 2) {
+        *(unsigned*)value = 1; // host memory
+        return SUCCESS;
+    }
+    if (!found) return INVALID_VALUE;
+    switch (attribute) {
+    case 2: *(unsigned*)value = 2; return SUCCESS; // device memory
+    case 8: *(unsigned*)value = 0; return SUCCESS; // managed
+    case 9: *(int*)value = 0; return SUCCESS;      // the device
+    case 11: *(u64*)value = found->range.begin; return SUCCESS;
+    case 12: *(u64*)value = found->range.end - found->range.begin; return SUCCESS;
+    }
+    return INVALID_VALUE;
+}
+
 int cuMemHostAlloc(void** address, size_t bytes, unsigned)
 {
     ENTER(ALLOCATES);

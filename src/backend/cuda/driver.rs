@@ -161,6 +161,36 @@ impl Device {
         Ok(memory)
     }
 
+    /// Memory of this device that somebody else holds, `bytes` from `address` on; an error where the driver knows of none. (Memory that
+    /// the host reaches too is none: writing it would go behind its owner's back.)
+    pub fn foreign(&self, address: u64, bytes: usize) -> Result<ForeignMemory> {
+        use sys::CUpointer_attribute as Pointer;
+        self.bind()?;
+        let ask = |which| {
+            let mut value = 0u64;
+            // SAFETY: no attribute that is asked for is longer than the integer, which lives.
+            let asked = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), which, address) };
+            match asked.result() {
+                Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => Ok(None),
+                asked => asked.map(|()| Some(value)).map_err(failed("ask for an address")),
+            }
+        };
+        let is = |which, wanted: u64| Ok::<_, Error>(ask(which)? == Some(wanted));
+        let there =
+            is(Pointer::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u64)?
+                && is(Pointer::CU_POINTER_ATTRIBUTE_IS_MANAGED, 0)?
+                && is(Pointer::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, self.facts.number as u64)?;
+        let begin = ask(Pointer::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
+        let size = ask(Pointer::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
+        let end = begin.zip(size).and_then(|(begin, size)| begin.checked_add(size));
+        let wanted = address.checked_add(bytes as u64);
+        if there && wanted.zip(end).is_some_and(|(wanted, end)| wanted <= end) {
+            return Ok(ForeignMemory { at: address, bytes });
+        }
+        let number = self.facts.number;
+        Err(Error::request(format!("GPU {number} has no {bytes} bytes of memory of its own at {address:#x}")))
+    }
+
     /// A queue of work, of the device's highest or lowest priority.
     pub fn stream(self: &Arc<Self>, urgent: bool) -> Result<Stream> {
         self.bind()?;
@@ -262,6 +292,13 @@ impl Drop for Memory {
     }
 }
 
+/// Device memory that somebody else holds.
+#[derive(Clone, Copy, Debug)]
+pub struct ForeignMemory {
+    at: sys::CUdeviceptr,
+    bytes: usize,
+}
+
 /// A queue of work on the device.
 #[derive(Debug)]
 pub struct Stream {
@@ -289,6 +326,12 @@ impl Stream {
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("finish work on the device"))
     }
 
+    /// Starts some work, and waits until it is done, also where a part of it cannot be started.
+    pub fn finish(&self, start: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        let (started, ended) = (start(self), self.synchronize());
+        started.and(ended)
+    }
+
     /// Sets the bytes of `memory` to `byte`.
     pub fn fill(&self, memory: &mut Memory, byte: u8) -> Result<()> {
         self.fill_first(memory, memory.bytes, byte)
@@ -301,6 +344,26 @@ impl Stream {
         // SAFETY: the range is inside the allocation.
         unsafe { result::memset_d8_async(memory.at, byte, bytes, self.stream) }
             .map_err(failed("clear device memory"))
+    }
+
+    /// Copies all of `from` to the beginning of `to`.
+    pub fn copy_in(&self, from: ForeignMemory, to: &mut Memory) -> Result<()> {
+        assert!(from.bytes <= to.bytes, "a copy fits the device memory");
+        self.copy(from.at, to.at, from.bytes)
+    }
+
+    /// Copies the beginning of `from` to all of `to`.
+    pub fn copy_out(&self, from: &Memory, to: ForeignMemory) -> Result<()> {
+        assert!(to.bytes <= from.bytes, "a copy fits the device memory");
+        self.copy(from.at, to.at, to.bytes)
+    }
+
+    fn copy(&self, from: sys::CUdeviceptr, to: sys::CUdeviceptr, bytes: usize) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: both lie in device memory, by an allocation or the driver's word; what others do with theirs meanwhile makes
+        // wrong numbers.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }
+            .map_err(failed("copy on the device"))
     }
 
     /// Starts `grid` thread blocks of `threads` threads.

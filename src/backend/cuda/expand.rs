@@ -2,7 +2,8 @@
 //! reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
 
 use super::abi::{ExpandArgs, TILE, TILE_THREADS};
-use super::driver::{Device, Kernel, Memory, Stream};
+use super::driver::{Device, Kernel, Stream};
+use super::fault::Fault;
 use super::kernels::embedded_ptx;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -76,7 +77,7 @@ pub(super) fn staging_bytes(store: &Store) -> u64 {
 #[derive(Debug)]
 pub(super) struct Expander {
     kernel: Kernel,
-    fault: Memory,
+    fault: Fault,
     order: u32,
 }
 
@@ -92,14 +93,14 @@ impl Expander {
         }
         Ok(Self {
             kernel: device.module(&embedded_ptx(&[KERNEL]))?.kernel(KERNEL)?,
-            fault: device.memory(size_of::<u32>())?,
+            fault: Fault::new(device)?,
             order: u32::try_from(manifest.shape.order()).unwrap_or(0),
         })
     }
 
     /// A pass begins; nothing is under way.
     pub fn begin(&mut self) -> Result<()> {
-        self.fault.write(&[u32::MAX])
+        self.fault.clear()
     }
 
     /// Makes the image of the tree at address `tree` at `image`.
@@ -123,8 +124,6 @@ impl Expander {
 
     /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.
     pub fn damaged_chunk(&self) -> Result<Option<u32>> {
-        let mut number = [0];
-        self.fault.read(&mut number)?;
-        Ok((number[0] != u32::MAX).then_some(number[0]))
+        self.fault.chunk()
     }
 }

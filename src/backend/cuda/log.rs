@@ -1,7 +1,7 @@
 //! A worker's look at a chunk, how a pass went, the error of numbers that kernels refuse.
 
 use super::clock::EventClock;
-use super::driver::{Device, Stream};
+use super::driver::Device;
 use crate::backend::device::Facts;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
@@ -58,14 +58,6 @@ pub(super) fn inspector(
         let path = Store::chunk_path_in(&directory, header.number as usize);
         look(header, &ChunkView::open_for_device(&decoder, header, image, path)?)
     })
-}
-
-/// Waits until nothing is under way on `streams`, before the memory goes that a pass has used which failed.
-pub(super) fn settle<'s>(streams: impl IntoIterator<Item = &'s Stream>) {
-    for stream in streams {
-        // After an error of the device, nothing is under way.
-        let _ = stream.synchronize();
-    }
 }
 
 /// The error of a number out of range in chunk `number` of `store`.

@@ -34,6 +34,7 @@ pub mod dense;
 mod device_op;
 pub mod driver;
 pub mod expand;
+pub mod fault;
 mod host_copies;
 pub mod kernels;
 mod lanes;
@@ -56,7 +57,7 @@ use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::{Expander, blocks_of, resident_bytes};
 use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
-use log::{PassLog, inspector, out_of_range, settle};
+use log::{PassLog, inspector, out_of_range};
 use mode_sorted::SortKernels;
 use resident::{Resident, make_resident};
 use results::Results;
@@ -125,7 +126,10 @@ impl<O> Drop for CudaBackend<O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
         let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
-        settle(of_parts.chain(&self.turns.streams).chain(of_lanes));
+        for stream in of_parts.chain(&self.turns.streams).chain(of_lanes) {
+            // After an error of the device, nothing is under way.
+            let _ = stream.synchronize();
+        }
     }
 }
 

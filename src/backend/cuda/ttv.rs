@@ -34,8 +34,6 @@ pub fn windows(slots: u64) -> u64 {
 /// The kernels of a variant and precision.
 #[derive(Debug)]
 pub struct TtvKernels {
-    /// Which variant they are.
-    pub variant: TtvVariant,
     kernel: Kernel,
     /// Of [`TtvVariant::Balanced`]: adds up the segments of long fibers.
     fix_up: Option<Kernel>,
@@ -52,7 +50,7 @@ impl TtvKernels {
         let names: Vec<&str> = [&name].into_iter().chain(&fix_up).map(String::as_str).collect();
         let module = device.module(&embedded_ptx(&names))?;
         let fix_up = fix_up.map(|name| module.kernel(&name)).transpose()?;
-        Ok(Self { variant, kernel: module.kernel(&name)?, fix_up })
+        Ok(Self { kernel: module.kernel(&name)?, fix_up })
     }
 
     /// Starts the work on a chunk of so many slices and fibers.

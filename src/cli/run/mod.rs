@@ -12,7 +12,7 @@ use crate::cli::progress::Bar;
 use crate::cli::{Common, Program, Report, one_of};
 use crate::coo::Source;
 use crate::dense::{
-    Matrix, MatrixRef, Precision, Real, factors_rank, load_factors, mode_file, seeded_factors,
+    FactorView, Matrix, Precision, Real, factors_rank, load_factors, mode_file, seeded_factors,
 };
 use crate::engine::{Demand, Engine, MttkrpSession, chain};
 use crate::error::{Error, Result};
@@ -222,7 +222,7 @@ impl Run {
             None => seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0))?,
         };
         let mut session = MttkrpSession::new(engine, &store, modes, rank, plan)?;
-        let views: Vec<MatrixRef<'_, T>> = factors.iter().map(Into::into).collect();
+        let views: Vec<FactorView<'_, T>> = factors.iter().map(Into::into).collect();
         let results = session.repeat(&views, self.repeat)?;
         progress.end();
         report.passes = session.passes().to_vec();

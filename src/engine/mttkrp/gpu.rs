@@ -1,11 +1,11 @@
 //! MTTKRP's passes on a GPU.
 
-use super::Passes;
+use super::{Passes, Results};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::driver::Pinned;
 use crate::backend::device::KernelReport;
 use crate::backend::plan::DevicePlan;
-use crate::dense::{MatrixRef, Real};
+use crate::dense::{FactorView, Real};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::op::mttkrp::ModeMatrix;
@@ -41,9 +41,9 @@ impl<T: Real> OnGpu<T> {
 impl<T: Real> Passes<T> for OnGpu<T> {
     fn compute(
         &mut self,
-        factors: &[MatrixRef<'_, T>],
+        factors: &[FactorView<'_, T>],
         times: u32,
-        results: Option<&mut [&mut [T]]>,
+        results: Results<'_, '_, T>,
         passes: &mut Vec<PassReport>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<ModeMatrix<T>>> {
@@ -52,8 +52,9 @@ impl<T: Real> Passes<T> for OnGpu<T> {
             passes.push(self.executor.pass(&mut self.backend, progress)?);
         }
         match results {
-            Some(results) => self.backend.op().read_results(results).map(|()| Vec::new()),
-            None => self.backend.op().results(self.store.sys()),
+            Results::Owned => self.backend.op().results(self.store.sys()),
+            Results::OnHost(results) => self.backend.op().read_results(results).map(|()| Vec::new()),
+            Results::OnDevice(results) => self.backend.op().copy_results(results).map(|()| Vec::new()),
         }
     }
 

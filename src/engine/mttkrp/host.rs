@@ -1,8 +1,8 @@
 //! MTTKRP's passes on the CPU.
 
-use super::Passes;
+use super::{Passes, Results};
 use crate::backend::host::HostBackend;
-use crate::dense::{Matrix, MatrixRef, Real};
+use crate::dense::{FactorView, Matrix, Real, in_device_memory};
 use crate::engine::{Engine, ExecutionPlan};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ByCover, ModeMatrix, Sums};
@@ -44,13 +44,19 @@ impl<T: Real> OnHost<T> {
 impl<T: Real> Passes<T> for OnHost<T> {
     fn compute(
         &mut self,
-        factors: &[MatrixRef<'_, T>],
+        factors: &[FactorView<'_, T>],
         times: u32,
-        results: Option<&mut [&mut [T]]>,
+        results: Results<'_, '_, T>,
         passes: &mut Vec<PassReport>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<ModeMatrix<T>>> {
         self.sys.check_cancelled()?;
+        let factors = factors.iter().map(|factor| factor.on_host()).collect::<Result<Vec<_>>>()?;
+        let results = match results {
+            Results::Owned => None,
+            Results::OnHost(results) => Some(results),
+            Results::OnDevice(_) => return Err(in_device_memory()),
+        };
         let backend =
             self.backend.take().ok_or_else(|| Error::request("an earlier call failed; prepare again"))?;
         let is_given = results.is_some();

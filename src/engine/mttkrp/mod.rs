@@ -9,7 +9,7 @@ use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::KernelReport;
 use crate::backend::host::decoded_bytes;
 use crate::backend::plan::DevicePlan;
-use crate::dense::{MatrixRef, Real};
+use crate::dense::{DeviceMatrix, FactorView, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::{ModeMatrix, ModeSortedDemand, serving_bytes};
 use crate::shape::Shape;
@@ -89,15 +89,23 @@ pub struct MttkrpSession<T: Real> {
     passes: Vec<PassReport>,
 }
 
+/// Where results go.
+enum Results<'r, 'm, T> {
+    /// Into memory that is taken for them.
+    Owned,
+    OnHost(&'r mut [&'m mut [T]]),
+    OnDevice(&'r [DeviceMatrix<T>]),
+}
+
 /// Where its passes run.
 trait Passes<T: Real>: std::fmt::Debug + Send {
     /// Runs `times` passes with these factors, and adds how each went to `passes`: the last one's results, or nothing where they
-    /// go into `results`.
+    /// go into memory of the caller's.
     fn compute(
         &mut self,
-        factors: &[MatrixRef<'_, T>],
+        factors: &[FactorView<'_, T>],
         times: u32,
-        results: Option<&mut [&mut [T]]>,
+        results: Results<'_, '_, T>,
         passes: &mut Vec<PassReport>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<ModeMatrix<T>>>;
@@ -137,8 +145,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::Request`] that names the first that does not.
-    pub fn check_factors<T>(&self, store: &Store, factors: &[MatrixRef<'_, T>]) -> Result<usize> {
-        let rank = factors.first().map_or(0, MatrixRef::columns);
+    pub fn check_factors<T: Copy>(&self, store: &Store, factors: &[FactorView<'_, T>]) -> Result<usize> {
+        let rank = factors.first().map_or(0, |factor| factor.shape().1);
         check_factors(factors, &store.manifest().shape, rank)?;
         Ok(rank)
     }
@@ -157,7 +165,7 @@ impl Engine {
 
     /// For each of `modes` with its number, from 0: `M[i, :]`, the sum over the nonzeros with index i in this mode of their values
     /// times the product, over the other modes, of the rows of their factors. `factors[m]` is `dims[m]` x rank, row-major, a
-    /// [`Matrix`](crate::Matrix) or a view of the caller's memory; so is each result.
+    /// [`Matrix`](crate::Matrix) or a view of the caller's memory, a GPU's too; so is each result.
     ///
     /// On the CPU results have the same bits for any number of threads, memory and chunks; on a GPU where the engine is
     /// [deterministic](super::EngineBuilder::deterministic). (Nguyen et al., ICS 2022, section 2.3.)
@@ -168,10 +176,10 @@ impl Engine {
     pub fn mttkrp<'f, T: Real>(
         &self,
         store: &Store,
-        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+        factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,
         modes: Modes<'_>,
     ) -> Result<Vec<ModeMatrix<T>>> {
-        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let factors: Vec<FactorView<'f, T>> = factors.into_iter().map(Into::into).collect();
         let rank = self.check_factors(store, &factors)?;
         let plan = self.plan_mttkrp::<T>(store, rank, modes, 1)?;
         self.prepare_mttkrp(store, rank, modes, plan)?.mttkrp(factors)
@@ -196,16 +204,21 @@ fn check_modes(modes: &[usize], order: usize) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn check_factors<T>(factors: &[MatrixRef<'_, T>], shape: &Shape, rank: usize) -> Result<()> {
+pub(super) fn check_factors<T: Copy>(
+    factors: &[FactorView<'_, T>],
+    shape: &Shape,
+    rank: usize,
+) -> Result<()> {
     if factors.len() != shape.order() || rank == 0 {
         let what =
             format!("{} factors of rank {rank} for a tensor of order {}", factors.len(), shape.order());
         return Err(Error::request(what));
     }
     for (mode, (factor, &dim)) in factors.iter().zip(shape.dims()).enumerate() {
-        if (factor.rows(), factor.columns()) != (dim as usize, rank) {
-            let is = format!("is {} x {}", factor.rows(), factor.columns());
-            return Err(Error::request(format!("the factor of mode {} {is}, not {dim} x {rank}", mode + 1)));
+        let (rows, columns) = factor.shape();
+        if (rows, columns) != (dim as usize, rank) {
+            let is = format!("is {rows} x {columns}, not {dim} x {rank}");
+            return Err(Error::request(format!("the factor of mode {} {is}", mode + 1)));
         }
     }
     Ok(())
@@ -248,9 +261,9 @@ impl<T: Real> MttkrpSession<T> {
     /// See [`Engine::mttkrp`].
     pub fn mttkrp<'f>(
         &mut self,
-        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+        factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,
     ) -> Result<Vec<ModeMatrix<T>>> {
-        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let factors: Vec<FactorView<'f, T>> = factors.into_iter().map(Into::into).collect();
         self.repeat(&factors, 1)
     }
 
@@ -258,17 +271,34 @@ impl<T: Real> MttkrpSession<T> {
     /// precision is `f64`. After an error they hold anything.
     pub fn mttkrp_into<'f>(
         &mut self,
-        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+        factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,
         results: &mut [&mut [T]],
     ) -> Result<()> {
-        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let factors: Vec<FactorView<'f, T>> = factors.into_iter().map(Into::into).collect();
         let dims = self.store.manifest().shape.dims();
         let lengths = || self.modes.iter().map(|&m| dims[m] as usize * self.rank);
         if !lengths().eq(results.iter().map(|result| result.len())) {
             let what = format!("results take {:?} numbers", lengths().collect::<Vec<_>>());
             return Err(Error::request(what));
         }
-        self.compute(&factors, 1, Some(results)).map(drop)
+        self.compute(&factors, 1, Results::OnHost(results)).map(drop)
+    }
+
+    /// The same into the memory of the GPU that computes, `dims[mode]` x rank for each mode. Factors and results that lie there do not
+    /// pass through the host. Nobody else may be at work on them.
+    pub fn mttkrp_on_device<'f>(
+        &mut self,
+        factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,
+        results: &[DeviceMatrix<T>],
+    ) -> Result<()> {
+        let factors: Vec<FactorView<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let dims = self.store.manifest().shape.dims();
+        let shapes = || self.modes.iter().map(|&m| (dims[m] as usize, self.rank));
+        if !shapes().eq(results.iter().map(DeviceMatrix::shape)) {
+            let what = format!("results are of rows and columns {:?}", shapes().collect::<Vec<_>>());
+            return Err(Error::request(what));
+        }
+        self.compute(&factors, 1, Results::OnDevice(results)).map(drop)
     }
 
     /// What is used.
@@ -300,16 +330,16 @@ impl<T: Real> MttkrpSession<T> {
     }
 
     /// The results of the last of `times` passes with these factors.
-    pub(crate) fn repeat(&mut self, factors: &[MatrixRef<'_, T>], times: u32) -> Result<Vec<ModeMatrix<T>>> {
-        self.compute(factors, times, None)
+    pub(crate) fn repeat(&mut self, factors: &[FactorView<'_, T>], times: u32) -> Result<Vec<ModeMatrix<T>>> {
+        self.compute(factors, times, Results::Owned)
     }
 
     /// The same, or into `results`.
     fn compute(
         &mut self,
-        factors: &[MatrixRef<'_, T>],
+        factors: &[FactorView<'_, T>],
         times: u32,
-        results: Option<&mut [&mut [T]]>,
+        results: Results<'_, '_, T>,
     ) -> Result<Vec<ModeMatrix<T>>> {
         check_factors(factors, &self.store.manifest().shape, self.rank)?;
         self.passes.clear();

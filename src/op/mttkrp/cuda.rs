@@ -16,12 +16,13 @@ use super::ModeMatrix;
 use crate::backend::cuda::abi::{
     self, ClearArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
-use crate::backend::cuda::driver::{Device, Memory, Stream};
+use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Stream};
+use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::Operation;
-use crate::dense::{Matrix, MatrixRef, Precision, Real};
+use crate::dense::{DeviceMatrix, FactorView, Matrix, Precision, Real};
 use crate::encoding::IndexEncoding;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
@@ -87,7 +88,7 @@ fn alternating_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
 pub struct DeviceMttkrp<T> {
     arguments: MttkrpArgs,
     factors: Vec<Memory>,
-    fault: Memory,
+    fault: Fault,
     /// What targets' sums are in.
     sums: Vec<Memory>,
     targets: Vec<ModeSums>,
@@ -282,7 +283,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             *address = memory.address();
             factors.push(memory);
         }
-        let fault = device.memory(size_of::<u32>())?;
+        let fault = Fault::new(device)?;
         arguments.fault = fault.address();
         let (device, marker) = (Arc::clone(device), std::marker::PhantomData);
         let (sums, targets, active) = (Vec::new(), Vec::new(), None);
@@ -304,19 +305,41 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     }
 
     /// Copies `factors` to the device, in place of those before.
-    pub fn put<'f>(&mut self, factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>) -> Result<()> {
-        let mut both = self.factors.iter_mut().zip(factors);
-        both.try_for_each(|(memory, factor)| memory.write(factor.into().data()))
+    pub fn put<'f>(&mut self, factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>) -> Result<()> {
+        let mut on_device = Vec::new();
+        for (memory, factor) in self.factors.iter_mut().zip(factors) {
+            match factor.into() {
+                FactorView::Host(factor) => memory.write(factor.data())?,
+                FactorView::Device(factor) => on_device.push((foreign(&self.device, &factor)?, memory)),
+            }
+        }
+        if on_device.is_empty() {
+            return Ok(());
+        }
+        let mut copies = on_device.into_iter();
+        self.device.stream(true)?.finish(|stream| copies.try_for_each(|(from, to)| stream.copy_in(from, to)))
+    }
+
+    /// Copies the results of the last pass to device memory of others, `dims[mode]` x rank numbers for each mode.
+    pub fn copy_results(&self, results: &[DeviceMatrix<T>]) -> Result<()> {
+        let to = results.iter().map(|result| foreign(&self.device, result)).collect::<Result<Vec<_>>>()?;
+        let mut copies = self.targets.iter().zip(to);
+        self.device
+            .stream(true)?
+            .finish(|stream| copies.try_for_each(|(target, to)| stream.copy_out(self.result(target), to)))
     }
 
     /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
     pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
-        let read = |(memory, target): (&Memory, &ModeSums)| {
-            let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
-            memory.read(&mut data)?;
-            Ok(Matrix::from_rows(target.rows, self.rank, data))
-        };
+        let read = |(memory, target): (&Memory, &ModeSums)| self.read(sys, memory, target.rows);
         self.factors.iter().zip(&self.targets).map(read).collect()
+    }
+
+    /// The first `rows` rows of a matrix on the device.
+    fn read(&self, sys: &Sys, memory: &Memory, rows: usize) -> Result<Matrix<T>> {
+        let mut data = sys.vec(T::zeroed(), rows * self.rank)?;
+        memory.read(&mut data)?;
+        Ok(Matrix::from_rows(rows, self.rank, data))
     }
 
     /// The next pass computes `mode`, with `wide` by products in f64; for one of [`DeviceMttkrp::alternating`].
@@ -362,13 +385,18 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// The results of the last pass, with their modes.
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
-        let read = |target: &ModeSums| {
-            let mut data = sys.vec(T::zeroed(), target.rows * self.rank)?;
-            self.result(target).read(&mut data)?;
-            Ok((target.mode, Matrix::from_rows(target.rows, self.rank, data)))
-        };
+        let read = |target: &ModeSums| Ok((target.mode, self.read(sys, self.result(target), target.rows)?));
         self.targets.iter().map(read).collect()
     }
+}
+
+/// The memory of a matrix that somebody else holds on `device`.
+fn foreign<T>(device: &Device, matrix: &DeviceMatrix<T>) -> Result<ForeignMemory> {
+    let (number, of) = (device.facts.number, matrix.device());
+    if of != number {
+        return Err(Error::request(format!("a matrix in the memory of GPU {of}; GPU {number} computes")));
+    }
+    device.foreign(matrix.address(), matrix.bytes().unwrap_or(usize::MAX))
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
@@ -464,7 +492,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn begin(&mut self, part: usize, empty: Option<&Memory>, stream: &Stream) -> Result<()> {
         if part == self.active.unwrap_or(0) {
-            self.fault.write(&[u32::MAX])?;
+            self.fault.clear()?;
         }
         self.targets[part].written = empty.is_some();
         let target = &self.targets[part];
@@ -519,8 +547,6 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {
-        let mut number = [0];
-        self.fault.read(&mut number)?;
-        Ok((number[0] != u32::MAX).then_some(number[0]))
+        self.fault.chunk()
     }
 }

@@ -9,6 +9,7 @@ use super::result_writer::{FiberEnds, ResultWriter, group_fibers, handed_bytes};
 use super::{Sink, fibers_max};
 use crate::backend::cuda::abi::{TTV_SEGMENT, TtvArgs};
 use crate::backend::cuda::driver::{Device, Memory, Stream};
+use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttv::{TtvKernels, windows};
 use crate::backend::cuda::{DeviceOp, Launch, Look};
 use crate::backend::device::TtvVariant;
@@ -91,7 +92,7 @@ pub struct DeviceTtv<'s, T> {
     owners: Memory,
     /// Two, which chunks take in turn: one is read, the other written.
     carries: Memory,
-    fault: Memory,
+    fault: Fault,
     order: u32,
     launched: u64,
     unfinished: Option<Unfinished>,
@@ -124,7 +125,7 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
             parts: device.zeros(windows.saturating_mul(2 * size_of::<f64>()))?,
             owners: device.memory(windows.saturating_mul(size_of::<u32>()))?,
             carries: device.zeros(2 * CARRY * size_of::<f64>())?,
-            fault: device.memory(size_of::<u32>())?,
+            fault: Fault::new(device)?,
             order: u32::try_from(manifest.shape.order()).unwrap_or(0),
             launched: 0,
             unfinished: None,
@@ -188,7 +189,7 @@ impl<T: Real + Pod> DeviceOp for DeviceTtv<'_, T> {
     fn begin(&mut self, _part: usize, _empty: Option<&Memory>, _stream: &Stream) -> Result<()> {
         self.unfinished = None;
         self.launched = 0;
-        self.fault.write(&[u32::MAX])
+        self.fault.clear()
     }
 
     fn launch(&mut self, _parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
@@ -227,8 +228,6 @@ impl<T: Real + Pod> DeviceOp for DeviceTtv<'_, T> {
     }
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {
-        let mut number = [0];
-        self.fault.read(&mut number)?;
-        Ok((number[0] != u32::MAX).then_some(number[0]))
+        self.fault.chunk()
     }
 }

@@ -10,7 +10,9 @@ mod plan;
 use super::abi::{BuildArgs, Chunk, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
 use super::driver::{Device, Event, Kernel, Memory, Stream};
 use super::expand::blocks_of;
+use super::fault::Fault;
 use super::kernels::embedded_ptx;
+use super::log::out_of_range;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::path::Path;
@@ -163,7 +165,7 @@ struct BuildJob<'a> {
     store: &'a Store,
     plan: &'a CopyPlan,
     arguments: BuildArgs,
-    fault: Memory,
+    fault: Fault,
     /// Held for its address.
     _tiles: Memory,
     clock: BuildClock<'a>,
@@ -179,8 +181,8 @@ impl<'a> BuildJob<'a> {
         (chunks, chunk_count): (u64, u32),
     ) -> Result<Self> {
         let tiles = device.memory(bytes(plan.tile_bytes()))?;
-        let mut fault = device.memory(size_of::<u32>())?;
-        fault.write(&[u32::MAX])?;
+        let mut fault = Fault::new(device)?;
+        fault.clear()?;
         let arguments = BuildArgs {
             chunks,
             tiles: tiles.address(),
@@ -200,10 +202,8 @@ impl<'a> BuildJob<'a> {
     /// Starts `work`, and waits until the device has done it, also where starting some of it has failed: what it uses
     /// may be freed then.
     fn run(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        let started = work(self);
-        let ended = self.stream.synchronize();
-        started?;
-        ended
+        let stream = self.stream;
+        stream.finish(|_| work(self))
     }
 
     /// Finds where the chunks' tiles lie, and sorts their nonzeros: rows and positions in the new order.
@@ -317,13 +317,7 @@ impl<'a> BuildJob<'a> {
 
     /// An error where a chunk held a number out of range.
     fn check(&self) -> Result<()> {
-        let mut number = [0];
-        self.fault.read(&mut number)?;
-        if number[0] == u32::MAX {
-            return Ok(());
-        }
-        let path = self.store.chunk_path(number[0] as usize);
-        Err(Error::corrupt(path, format!("chunk {}: corrupt: a number out of range", number[0])))
+        self.fault.chunk()?.map_or(Ok(()), |number| Err(out_of_range(self.store, number)))
     }
 }
 
