@@ -414,7 +414,11 @@ fn nonzeros_are_read_in_batches() {
     let dir = tempfile::tempdir().unwrap();
     let engine = Engine::builder().threads(2).build().unwrap();
     let mut tensor = Mine::new(200_000);
-    let options = PackOptions { chunk_bytes: 64 << 10, ..PackOptions::new(dir.path().join("mine.blco")) };
+    let options = PackOptions {
+        chunk_bytes: 64 << 10,
+        format: FormatOption::Known(Format::blco(IndexEncoding::Raw)),
+        ..PackOptions::new(dir.path().join("mine.blco"))
+    };
     let report = engine.pack(&mut tensor, &options).unwrap();
     assert!(report.chunks > 3);
     let store = engine.open(&report.store).unwrap();
