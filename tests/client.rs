@@ -458,8 +458,14 @@ fn a_decomposition_is_followed_and_ended() {
 fn nonzeros_are_read_in_batches() {
     let dir = tempfile::tempdir().unwrap();
     let engine = Engine::builder().threads(2).build().unwrap();
-    let mut tensor = Mine::new(200_000);
-    let options = PackOptions { chunk_bytes: 64 << 10, ..PackOptions::new(dir.path().join("mine.blco")) };
+    let all = 0..120_000u32;
+    let indices = all.clone().flat_map(|i| [i % 60, i / 60 % 50, i / 3000, i % 30]).collect();
+    let mut tensor = Mine { indices, values: all.map(|i| f64::from(i % 7)).collect() };
+    let options = PackOptions {
+        chunk_bytes: 64 << 10,
+        format: FormatOption::Known(Format::blco(IndexEncoding::Raw)),
+        ..PackOptions::new(dir.path().join("mine.blco"))
+    };
     let report = engine.pack(&mut tensor, &options).unwrap();
     assert!(report.chunks > 3);
     let store = engine.open(&report.store).unwrap();

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheel of the Python package, one for CPython 3.10 and up, and checks it: that it keeps to the stable ABI (abi3audit) and what it
-# takes of the system (auditwheel). It needs glibc 2.28: with another linker and its headers (ziglang), so that the machine's own
-# glibc does not matter. --quick builds in a part of the time, for this machine alone, as tests do. The wheel goes to target/wheels
-# and its path to the last line.
+# Builds the wheel of the Python package, one for CPython 3.10 and up, into target/wheels, and checks that it keeps to the stable ABI
+# (abi3audit) and what it takes of the system (auditwheel): glibc 2.28, whatever this machine has, since zig links it. --quick builds
+# in a part of the time and for this machine alone, as tests do, into target/wheels-quick. The last line is the wheel's path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -16,7 +15,7 @@ if ! "$tools/bin/python" -c "import importlib.util as u, sys; sys.exit(any(u.fin
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check "${need[@]}"
 fi
 export PATH=$tools/bin:$PATH
-out=$target/wheels/${quick:+quick}
+out=$target/wheels${quick:+-quick}
 rm -rf "$out"
 options=(--release --zig --compatibility manylinux_2_28)
 if [ -n "$quick" ]; then options=(--profile dev --compatibility linux); fi

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ._store import Store
 
 
+#: The least that packing takes, in bytes.
+MEMORY_MIN = 64 << 20
+
+
 def _options(
     *,
     format: str,
@@ -31,6 +35,9 @@ def _options(
     replace: bool,
     resume: bool = False,
 ) -> dict[str, Any]:
+    bound = size("memory", memory)
+    if bound is not None and bound < MEMORY_MIN:
+        raise ValueError(f"`memory` {memory!r}: packing takes at least 64 MiB")
     given = {
         "format": format,
         "encoding": encoding,
@@ -39,7 +46,7 @@ def _options(
         "zstd": zstd,
         "chunk_bytes": size("chunk_bytes", chunk_bytes),
         "duplicates": duplicates,
-        "memory": size("memory", memory),
+        "memory": bound,
         "temp_dir": temp_dir,
         "replace": replace,
         "resume": resume,
@@ -116,7 +123,7 @@ def pack(
     duplicates : {"sum", "keep", "error"}
         What to do with nonzeros that have the same coordinates.
     memory : int or str, optional
-        Bytes of memory to take; by default half of what is available. What exceeds it goes to temporary files.
+        Bytes of memory to take, at least 64 MiB; by default half of what is available. What exceeds it goes to temporary files.
     temp_dir : path, optional
         Where these go; by default beside the store.
     replace : bool

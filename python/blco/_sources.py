@@ -92,12 +92,8 @@ def nonzeros(name: str, coords: Any, values: Any) -> tuple[Columns, npt.NDArray[
     nnz = len(columns[0]) if columns else 0
     found = numbers(name, values, nnz)
     if len(found) != nnz:
-        hint = "; coordinates are nonzeros x modes: transpose them" if len(found) == len(columns) else ""
-        hint = (
-            "; coordinates are nonzeros x modes: transpose them"
-            if not isinstance(coords, tuple) and np.shape(coords)[1] == len(found)
-            else hint
-        )
+        turned = not isinstance(coords, tuple) and len(found) == len(columns)
+        hint = "; coordinates are nonzeros x modes: transpose them" if turned else ""
         raise ValueError(f"{name}: coordinates of {nnz} nonzeros and {len(found)} values{hint}")
     return columns, found
 

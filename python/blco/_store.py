@@ -28,7 +28,8 @@ CALLS = 16
 class Store:
     """An open store. :func:`blco.open` and :func:`blco.pack` make it; it pickles as its path.
 
-    Every computation gives the interpreter's lock back, ends within a second of Ctrl-C, and may be called from any thread.
+    Every computation gives the interpreter's lock back and may be called from any thread; in the main thread Ctrl-C ends it within
+    a second.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ struct Reading {
     cancel: Cancel,
 }
 
-/// One iterator that is dropped stops what reads for it.
+/// An iterator that is dropped stops the thread that reads for it.
 impl Drop for Reading {
     fn drop(&mut self) {
         self.cancel.cancel();

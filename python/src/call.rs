@@ -3,7 +3,7 @@
 
 use crate::error::exception;
 use blco::{Cancel, Engine, Error, Progress, Result};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use pyo3::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,7 +118,19 @@ impl Caller<'_> {
             let _ = reply.send(errand(py)?);
             Ok(())
         }));
-        replied.recv().map_err(|_| Error::Cancelled)
+        // What Python does now may need this thread of the engine's: it works on, instead of waiting.
+        loop {
+            match replied.try_recv() {
+                Ok(reply) => return Ok(reply),
+                Err(TryRecvError::Disconnected) => return Err(Error::Cancelled),
+                Err(TryRecvError::Empty) if rayon::yield_now() == Some(rayon::Yield::Executed) => {}
+                Err(TryRecvError::Empty) => match replied.recv_timeout(Duration::from_millis(1)) {
+                    Ok(reply) => return Ok(reply),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Err(Error::Cancelled),
+                },
+            }
+        }
     }
 }
 

@@ -21,8 +21,52 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Engine {
     engine: OfProcess<blco::Engine>,
-    /// Whether a bound on the memory was given.
-    bounded: bool,
+    choices: Choices,
+}
+
+/// What was chosen, of which engines are made.
+#[derive(Clone, Debug)]
+pub struct Choices {
+    device: Device,
+    device_number: Option<usize>,
+    device_memory: Option<u64>,
+    threads: Option<usize>,
+    pub memory: Option<u64>,
+    temp_dir: Option<PathBuf>,
+    deterministic: bool,
+    pin_threads: bool,
+}
+
+impl Choices {
+    fn build(&self) -> blco::Result<blco::Engine> {
+        let Self { device, deterministic, pin_threads, .. } = *self;
+        let mut builder = blco::Engine::builder().device(device);
+        builder = builder.deterministic(deterministic).pin_threads(pin_threads);
+        if let Some(number) = self.device_number {
+            builder = builder.device_number(number);
+        }
+        if let Some(bytes) = self.device_memory {
+            builder = builder.device_memory(bytes);
+        }
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        if let Some(bytes) = self.memory {
+            builder = builder.memory(bytes);
+        }
+        if let Some(directory) = &self.temp_dir {
+            builder = builder.temp_dir(directory);
+        }
+        builder.build()
+    }
+
+    /// An engine with threads of its own, at most `threads`, for work that waits for Python: threads that wait are missing to all
+    /// other work of their engine, and Python may wait for that.
+    pub fn aside(&self, threads: usize) -> PyResult<blco::Engine> {
+        let threads = Some(self.threads.map_or(threads, |most| most.min(threads)));
+        let aside = Self { threads, device: Device::Cpu, ..self.clone() };
+        aside.build().map_err(|error| exception(&error))
+    }
 }
 
 /// One of several words.
@@ -48,30 +92,20 @@ impl Engine {
         deterministic: bool,
         pin_threads: bool,
     ) -> PyResult<Self> {
-        let device = choice(
-            "device",
+        let devices = [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)];
+        let device = choice("device", device, &devices)?;
+        let choices = Choices {
             device,
-            &[("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)],
-        )?;
-        let mut builder =
-            blco::Engine::builder().device(device).deterministic(deterministic).pin_threads(pin_threads);
-        if let Some(number) = device_number {
-            builder = builder.device_number(number);
-        }
-        if let Some(bytes) = device_memory {
-            builder = builder.device_memory(bytes);
-        }
-        if let Some(threads) = threads {
-            builder = builder.threads(threads);
-        }
-        if let Some(bytes) = memory {
-            builder = builder.memory(bytes);
-        }
-        if let Some(directory) = temp_dir {
-            builder = builder.temp_dir(directory);
-        }
-        let engine = builder.build().map_err(|error| exception(&error))?;
-        Ok(Self { engine: OfProcess::new(engine), bounded: memory.is_some() })
+            device_number,
+            device_memory,
+            threads,
+            memory,
+            temp_dir,
+            deterministic,
+            pin_threads,
+        };
+        let engine = choices.build().map_err(|error| exception(&error))?;
+        Ok(Self { engine: OfProcess::new(engine), choices })
     }
 
     /// Compute threads.
@@ -84,7 +118,7 @@ impl Engine {
     fn open(&self, path: PathBuf) -> PyResult<Store> {
         let engine = self.engine.get()?;
         let store = engine.open(&path).map_err(|error| exception_about(&error, &path))?;
-        Ok(Store::new(engine, store, self.bounded))
+        Ok(Store::new(engine, &self.choices, store))
     }
 
     /// Packs coordinate text; returns the report as JSON.
@@ -152,7 +186,8 @@ impl Engine {
         index_base: u32,
     ) -> PyResult<Packer> {
         let options = pack_options(target, name, options)?;
-        Packer::new(self.engine.get()?, options, shape, index_base)
+        let threads = self.engine.get()?.threads();
+        Packer::new(&self.choices.aside(threads)?, options, shape, index_base)
     }
 }
 

@@ -14,19 +14,35 @@ const BATCH_BYTES: u64 = (BATCH_NNZ * (4 * ORDER_MAX + 8)) as u64;
 /// Batches that wait between who appends and the packer.
 pub const WAITING: usize = 4;
 
-/// A tensor in arrays. Batches are made by all threads, some at a time.
+/// A tensor in arrays. Batches are made by all threads of the current pool, some at a time.
 pub struct ArraySource<'a> {
     tensor: Coordinates<'a>,
-    shape: Shape,
+    /// What was said of the shape.
+    dims: Option<Vec<u64>>,
+    /// Once every index has been looked at.
+    shape: Option<Shape>,
 }
 
 impl<'a> ArraySource<'a> {
-    /// Looks at every index; without `dims` these follow from the largest. Takes the current rayon pool.
+    /// Without `dims` these follow from the largest indices.
     pub fn new(tensor: Coordinates<'a>, dims: Option<Vec<u64>>) -> Result<Self> {
         tensor.check()?;
         if tensor.nnz() == 0 {
             return Err(Error::input(tensor.name, "no nonzeros; a store holds at least one"));
         }
+        Ok(Self { tensor, dims, shape: None })
+    }
+
+    /// The shape; looks at every index the first time.
+    fn shape(&mut self) -> Result<&Shape> {
+        if self.shape.is_none() {
+            self.shape = Some(self.look()?);
+        }
+        Ok(self.shape.as_ref().expect("just made"))
+    }
+
+    fn look(&self) -> Result<Shape> {
+        let Self { tensor, dims, .. } = self;
         let starts: Vec<usize> = (0..tensor.nnz()).step_by(BATCH_NNZ).collect();
         let end = |from: usize| (from + BATCH_NNZ).min(tensor.nnz());
         let larger = |mut a: Vec<u64>, b: Vec<u64>| {
@@ -36,15 +52,14 @@ impl<'a> ArraySource<'a> {
         let met = starts.into_par_iter().map(|from| tensor.dims(from, end(from)));
         let met = met.try_reduce_with(|a, b| Ok(larger(a, b))).expect("there are nonzeros")?;
         let dims = match dims {
-            Some(dims) if dims.len() != met.len() || met.iter().zip(&dims).any(|(met, dim)| met > dim) => {
+            Some(dims) if dims.len() != met.len() || met.iter().zip(dims).any(|(met, dim)| met > dim) => {
                 let what = format!("indices up to {met:?} of shape {dims:?}");
                 return Err(Error::input(tensor.name, what));
             }
-            Some(dims) => dims,
+            Some(dims) => dims.clone(),
             None => met,
         };
-        let shape = Shape::new(&dims).map_err(|error| Error::input(tensor.name, error.to_string()))?;
-        Ok(Self { tensor, shape })
+        Shape::new(&dims).map_err(|error| Error::input(tensor.name, error.to_string()))
     }
 }
 
@@ -58,7 +73,7 @@ impl Source for ArraySource<'_> {
     }
 
     fn declared(&mut self) -> Result<Option<Shape>> {
-        Ok(Some(self.shape.clone()))
+        self.shape().cloned().map(Some)
     }
 
     fn memory(&self, threads: usize) -> SourceMemory {
@@ -67,6 +82,7 @@ impl Source for ArraySource<'_> {
     }
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
+        let dims = self.shape()?.dims().iter().map(|&dim| dim.into()).collect();
         let nnz = self.tensor.nnz();
         let group = BATCH_NNZ * rayon::current_num_threads();
         for first in (0..nnz).step_by(group) {
@@ -75,7 +91,7 @@ impl Source for ArraySource<'_> {
             let batches: Vec<Batch> = starts.into_par_iter().map(batch).collect::<Result<_>>()?;
             batches.into_iter().try_for_each(&mut *sink)?;
         }
-        Ok(Extent { dims: self.shape.dims().iter().map(|&dim| dim.into()).collect(), nnz: nnz as u64 })
+        Ok(Extent { dims, nnz: nnz as u64 })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::arrays::{Arrays, PyFactors, array2, batch_arrays};
 use crate::batches::Batches;
 use crate::call::{Caller, Work, run};
-use crate::engine::json;
+use crate::engine::{Choices, json};
 use crate::error::exception;
 use crate::process::OfProcess;
 use crate::sessions::{Key, Sessions};
@@ -15,6 +15,9 @@ use pyo3::types::PyDict;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+/// Threads that decode ahead for an iterator.
+const READERS: usize = 2;
+
 /// An open store.
 #[pyclass(frozen, module = "blco._blco")]
 #[derive(Debug)]
@@ -25,6 +28,7 @@ pub struct Store {
 #[derive(Debug)]
 pub struct Open {
     engine: blco::Engine,
+    choices: Choices,
     store: blco::Store,
     f64: Sessions<f64>,
     f32: Sessions<f32>,
@@ -49,10 +53,11 @@ impl Kept for f32 {
 
 impl Store {
     /// `store` on `engine`. Each session takes the memory that the engine may: if that is bounded, one at a time.
-    pub fn new(engine: &blco::Engine, store: blco::Store, bounded: bool) -> Self {
-        let most = if bounded { 1 } else { store.dims().len() + 1 };
+    pub fn new(engine: &blco::Engine, choices: &Choices, store: blco::Store) -> Self {
+        let most = if choices.memory.is_some() { 1 } else { store.dims().len() + 1 };
         let (f64, f32) = (Sessions::new(most), Sessions::new(most));
-        Self { open: OfProcess::new(Open { engine: engine.clone(), store, f64, f32 }) }
+        let (engine, choices) = (engine.clone(), choices.clone());
+        Self { open: OfProcess::new(Open { engine, choices, store, f64, f32 }) }
     }
 }
 
@@ -111,7 +116,7 @@ impl Store {
     fn read(&self, ranges: Option<Vec<(u32, u32)>>) -> PyResult<Batches> {
         let open = self.open.get()?;
         let ranges = ranges.unwrap_or_default().into_iter().map(|(from, to)| from..to).collect();
-        Batches::new(&open.engine, &open.store, ranges)
+        Batches::new(&open.choices.aside(READERS)?, &open.store, ranges)
     }
 
     /// MTTKRP of `modes` with factors of one precision.

@@ -289,6 +289,7 @@ def test_what_is_no_tensor(source, error, said, tmp_path):
         {"chunk_bytes": 5},
         {"duplicates": "none"},
         {"memory": "1 parsec"},
+        {"memory": "63MiB"},
         {"memory": 1000},
         {"shape": (1, 1, 1)},
         {"shape": (100, 100)},

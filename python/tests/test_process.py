@@ -297,3 +297,37 @@ def test_what_is_packed_is_found_by_another_thread(tensor, tmp_path):
     thread.start()
     thread.join()
     assert found == [True]
+
+
+def test_what_waits_for_python_holds_up_nothing(tensor, tmp_path):
+    """With one thread: an iterator that is open, a packer, and a callback, while the same engine computes."""
+    script = """
+    import sys
+    import numpy as np
+    import blco
+    from conftest import Tensor
+
+    tensor = Tensor((200, 150, 100), 300_000)
+    factors = tensor.factors(2)
+    engine = blco.Engine(threads=1)
+    store = engine.pack((tensor.coords, tensor.values), sys.argv[1] + "/t.blco", shape=tensor.shape)
+    expected = store.mttkrp(factors, 0)
+    same = lambda: np.array_equal(store.mttkrp(factors, 0, calls=1), expected)
+    nnz = 0
+    with blco.Packer(sys.argv[1] + "/new.blco", shape=tensor.shape, engine=engine) as packer:
+        for (coords, values), _ in zip(store.batches(), store.batches()):
+            assert same()
+            packer.append(coords, values)
+            nnz += len(values)
+    assert nnz == store.nnz and packer.store.stats["digest"] == store.stats["digest"]
+    assert all(store.cp(2, tol=0, max_iters=3, callback=lambda it: same()).fits)
+    print("fine")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        cwd=os.path.dirname(__file__),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "fine\n", done.stdout + done.stderr
