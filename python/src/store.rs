@@ -7,7 +7,7 @@ use crate::engine::{Choices, json};
 use crate::error::exception;
 use crate::process::OfProcess;
 use crate::sessions::{Key, Sessions};
-use blco::{Batch, Cp, Decomposition, Error, Iteration, Matrix, Modes, Real};
+use blco::{Batch, Cp, Decomposition, Error, Iteration, Matrix, FactorView, Modes, Real};
 use numpy::{Element, PyReadonlyArray1};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -213,7 +213,8 @@ fn mttkrp<'py, T: Kept>(
     progress: Option<&Py<PyAny>>,
 ) -> PyResult<Results<'py>> {
     let views = factors.views()?;
-    let rank = open.engine.check_factors(&open.store, &views).map_err(|error| exception(&error))?;
+    let factors: Vec<_> = views.iter().map(FactorView::from).collect();
+    let rank = open.engine.check_factors(&open.store, &factors).map_err(|error| exception(&error))?;
     let key = Key { modes, rank, calls };
     let results = run(py, progress, |caller| {
         if calls == 1 {
