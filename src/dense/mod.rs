@@ -3,9 +3,14 @@
 mod files;
 mod lanes;
 mod npy;
+mod rows_file;
 
-pub use files::{factor_axes, factors_rank, load_factors, mode_file, seeded_factors, write_blocks};
+pub use files::{
+    factor_axes, factors_rank, factors_ranks, load_factors, load_ranked_factors, mode_file, seeded_factors,
+    write_blocks,
+};
 pub use lanes::Lanes;
+pub use rows_file::RowsFile;
 
 use files::{NumpyFile, factor_of};
 

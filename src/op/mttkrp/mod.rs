@@ -18,10 +18,10 @@
 pub mod cuda;
 mod group;
 mod kernel;
-mod lists;
+pub(super) mod lists;
 mod mode_sorted;
 mod queue;
-mod rows;
+pub(super) mod rows;
 
 pub use group::Strategy;
 
