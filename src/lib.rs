@@ -33,10 +33,11 @@
 //! | write it as text again, hold all of it against what packing makes | [`Engine::write_text`], [`Engine::verify`] |
 //! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
 //! | look at a store, read its nonzeros | [`Store::summary`], [`Engine::inspect`], [`Engine::read`] |
-//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
+//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::ttm`], [`Engine::ttmc`], [`Engine::norm`], [`Engine::inner`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
 //! | compute again and again | [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`], whose sessions keep the store's chunks in memory, the GPU's too |
 //! | compute from factors in a GPU's memory, into it | [`MttkrpSession::mttkrp_on_device`] with [`DeviceMatrix`] |
-//! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`], [`Engine::plan_mttkrp`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
+//! | take results that memory does not hold | [`Engine::ttv`] and [`Engine::ttm_to`] hand them over in order, piece by piece |
+//! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`]; [`Engine::plan_mttkrp`], [`Engine::plan_ttm`], [`Engine::plan_ttmc`], [`Engine::plan_norm`], [`Engine::plan_inner`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
 //!
 //! Modes and indices count from 0 here, as in Rust; in files of text, in messages and in what the programs are told they count
 //! from 1. Matrices are row-major. Every function that can fail gives an [`Error`] that says where, what, and what to do.
@@ -118,6 +119,7 @@ pub use format::{
 };
 pub use op::inspect::{ModeStatistics, StoreStatistics};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
+pub use op::ttm::Fibers;
 pub use pack::{Duplicates, FormatOption, PackOptions, PackPlan, PackReport, PackSeconds, SpillReport};
 pub use shape::{ModeOrder as LevelOrder, Shape};
 pub use store::labels::{LabelKind, Labels, ModeInfo, ModesInfo, NewLabels};

@@ -244,7 +244,7 @@ fn text_is_packed_and_decomposed() {
         sum += batches.iter().flat_map(|batch| &batch.values).sum::<f64>();
         Ok(())
     };
-    let elements = engine.ttv(&store, 2, &ones, &mut take).unwrap();
+    let elements = engine.ttv(&store, &[(2, &ones)], &mut take).unwrap();
     let all: f64 = Mine::new(u32::MAX >> 16).values.iter().sum();
     assert!(elements > 0 && (sum - all).abs() < 1e-9 * all, "{elements} {sum} {all}");
 }
@@ -307,7 +307,7 @@ fn what_is_asked_wrongly_is_an_error() {
     assert!(again.unwrap_err().to_string().contains("mine.blco"));
     let little = Engine::builder().threads(1).memory(1 << 20).build().unwrap();
     assert!(told(little.mttkrp(&store, views(&factors), Modes::All)).contains("at least"));
-    assert!(engine.ttv(&store, 4, &[1.0], &mut |_| Ok(())).is_err());
+    assert!(engine.ttv(&store, &[(4, &[1.0])], &mut |_| Ok(())).is_err());
 }
 
 #[test]

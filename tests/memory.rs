@@ -272,6 +272,36 @@ fn running_takes_what_it_names() {
     ttv(&["t.hocfs", "--modes", "3", "--output", "out", "--check", "t.tns"]);
     ttv(&["t.blco", "--modes", "1", "--output", "out"]);
     ttv(&["t.blco", "--modes", "1", "--check", "t.tns"]);
+    ttv(&["t.blco", "--modes", "1,3", "--output", "out"]);
+    ttv(&["t.blco", "--modes", "all"]);
+    let ttm = |arguments: &[&str]| run(&[&["--op", "ttm", "--temp-dir", "."], arguments].concat());
+    ttm(&["t.blco", "--modes", "1", "--output", "out"]);
+    ttm(&["t.hocfs", "--modes", "3", "--rank", "40", "--output", "out"]);
+    ttm(&["t.blco", "--modes", "3", "--precision", "f32", "--check", "t.tns"]);
+    run(&["t.blco", "--op", "ttmc", "--ranks", "2,3,4", "--output", "out"]);
+    run(&["t.hocfs", "--op", "ttmc", "--modes", "3", "--ranks", "16,16,1", "--precision", "f32"]);
+    run(&["t.blco", "--op", "norm"]);
+    run(&["t.blco", "--op", "inner", "--with", "t.hocfs"]);
+}
+
+/// A result of SpTTM that is many times as long as the memory.
+#[test]
+fn results_that_memory_does_not_hold_are_written() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path();
+    stores(dir);
+    for store in ["t.blco", "t.hocfs"] {
+        without_output(dir);
+        let arguments =
+            [store, "--op", "ttm", "--modes", "3", "--rank", "256", "--threads", "2", "--output", "out"];
+        let more = ["--memory", "96MiB", "--backend", "cpu", "--quiet"];
+        let (output, bytes) = peak(dir, "blco-run", &[&arguments[..], &more].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{store}: {message}");
+        let written = std::fs::metadata(dir.join("out/values.npy")).unwrap().len();
+        assert!(written > 400 * MIB, "{store}: {written} bytes are too few for this test");
+        assert!(bytes <= 96 * MIB + UNCOUNTED, "{store}: {bytes} bytes");
+    }
 }
 
 /// Passes from mode-sorted copies, and what these are built from, keep within what is planned of them.

@@ -7,7 +7,7 @@ use crate::engine::{Choices, json};
 use crate::error::exception;
 use crate::process::OfProcess;
 use crate::sessions::{Key, Sessions};
-use blco::{Batch, Cp, Decomposition, Error, Iteration, Matrix, FactorView, Modes, Real};
+use blco::{Batch, Cp, Decomposition, Error, FactorView, Iteration, Matrix, Modes, Real};
 use numpy::{Element, PyReadonlyArray1};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

@@ -299,6 +299,11 @@ impl<O: HostOp> HostBackend<O> {
     pub fn op(&mut self) -> &mut O {
         &mut self.op
     }
+
+    /// The operation alone.
+    pub fn into_op(self) -> O {
+        self.op
+    }
 }
 
 impl Host {

@@ -206,8 +206,13 @@ impl Outputs {
 
     /// The first file of the directory and its name, for what is written as it comes; `None` without a directory.
     pub fn first(&self) -> Option<(&File, PathBuf)> {
-        let name = self.files.first()?.path().file_name()?;
-        Some((self.files.first()?, self.result.as_ref()?.target().join(name)))
+        self.named().next()
+    }
+
+    /// The files of the directory and their names; none without a directory.
+    pub fn named(&self) -> impl Iterator<Item = (&File, PathBuf)> {
+        let named = |file| Some((file, self.result.as_ref()?.target().join(File::path(file).file_name()?)));
+        self.files.iter().filter_map(named)
     }
 
     /// Has `write` write each file of the directory by its number and `write_other` the one more, then gives the directory

@@ -63,24 +63,31 @@ fn open_factors(sys: &Sys, dir: &Path) -> Result<Dir> {
     publish::open(sys, dir).map_err(|e| e.about(&dir.join(mode_file(0))))
 }
 
-/// The rank of the factors of `shape` in `dir`, by the headers alone: all must have one.
-fn rank_of(dir: &Dir, shape: &Shape) -> Result<usize> {
-    let mut first = None;
+/// The ranks of the factors of `shape` in `dir`, by the headers alone; with `one`, all must have the same.
+fn ranks_of(dir: &Dir, shape: &Shape, one: bool) -> Result<Vec<usize>> {
+    let mut ranks = Vec::new();
     for (mode, &dim) in shape.dims().iter().enumerate() {
         let (array, axes) = factor_of(dir.file(&mode_file(mode), false)?)?;
         array.elements(axes, Some(dim as usize))?;
-        let rank = *first.get_or_insert(axes[1]);
-        if axes[1] != rank {
-            let what = format!("has rank {}, {} has {rank}", axes[1], mode_file(0));
+        let rank = usize::try_from(axes[1]).unwrap_or(usize::MAX);
+        let first = *ranks.first().unwrap_or(&rank);
+        if one && rank != first {
+            let what = format!("has rank {rank}, {} has {first}", mode_file(0));
             return Err(Error::input(array.file.path().display().to_string(), what));
         }
+        ranks.push(rank);
     }
-    Ok(usize::try_from(first.unwrap_or(0)).unwrap_or(usize::MAX))
+    Ok(ranks)
 }
 
 /// The rank of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone: all must have one.
 pub fn factors_rank(sys: &Sys, dir: &Path, shape: &Shape) -> Result<usize> {
-    rank_of(&open_factors(sys, dir)?, shape)
+    Ok(ranks_of(&open_factors(sys, dir)?, shape, true)?[0])
+}
+
+/// The rank of each of the factors of `shape` that are `mode-1.npy` … in `dir`, by the headers alone.
+pub fn factors_ranks(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<usize>> {
+    ranks_of(&open_factors(sys, dir)?, shape, false)
 }
 
 /// Writes a NumPy file of `rows` x `columns` numbers into `file`, which is empty, some rows at a time: `fill` gets their range and zeros in their
@@ -120,11 +127,25 @@ pub fn mode_file(mode: usize) -> String {
 /// Loads `mode-1.npy` … from `dir`, all of one rank and of one result, whatever takes its place meanwhile.
 pub fn load_factors<T: Real>(sys: &Sys, dir: &Path, shape: &Shape) -> Result<Vec<Matrix<T>>> {
     let dir = open_factors(sys, dir)?;
-    let rank = rank_of(&dir, shape)?;
-    let load = |(mode, &dim): (usize, &u32)| {
+    let ranks = ranks_of(&dir, shape, true)?;
+    load_all(sys, &dir, shape, &ranks)
+}
+
+/// Loads `mode-1.npy` … from `dir`, of these ranks and of one result, whatever takes its place meanwhile.
+pub fn load_ranked_factors<T: Real>(
+    sys: &Sys,
+    dir: &Path,
+    shape: &Shape,
+    ranks: &[usize],
+) -> Result<Vec<Matrix<T>>> {
+    load_all(sys, &open_factors(sys, dir)?, shape, ranks)
+}
+
+fn load_all<T: Real>(sys: &Sys, dir: &Dir, shape: &Shape, ranks: &[usize]) -> Result<Vec<Matrix<T>>> {
+    let load = |(mode, (&dim, &rank)): (usize, (&u32, &usize))| {
         Matrix::read_exact(sys, dir.file(&mode_file(mode), false)?, dim as usize, rank)
     };
-    shape.dims().iter().enumerate().map(load).collect()
+    shape.dims().iter().zip(ranks).enumerate().map(load).collect()
 }
 
 /// Seeded factors for every mode.

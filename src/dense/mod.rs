@@ -3,10 +3,15 @@
 mod files;
 mod lanes;
 mod npy;
+mod rows_file;
 mod view;
 
-pub use files::{factor_axes, factors_rank, load_factors, mode_file, seeded_factors, write_blocks};
+pub use files::{
+    factor_axes, factors_rank, factors_ranks, load_factors, load_ranked_factors, mode_file, seeded_factors,
+    write_blocks,
+};
 pub use lanes::Lanes;
+pub use rows_file::RowsFile;
 pub(crate) use view::in_device_memory;
 pub use view::{DeviceMatrix, FactorView};
 

@@ -8,20 +8,26 @@
 mod cp;
 mod demand;
 pub(crate) mod gpu;
+mod inner;
 pub(crate) mod machine;
 mod mttkrp;
 mod options;
 mod pack;
 mod plan;
 mod stream;
+mod ttm;
+mod ttmc;
 mod ttv;
 
 pub use cp::{Cp, CpSession};
 pub use demand::Demand;
+pub(crate) use inner::NumberOutcome;
 pub(crate) use mttkrp::chain;
 pub use mttkrp::{Modes, MttkrpSession};
 pub use options::{Device, Options};
 pub use plan::{ExecutionPlan, ModeSortedPlan};
+pub(crate) use ttm::{TtmOutcome, TtmPlan, TtmRequest};
+pub(crate) use ttmc::TtmcRequest;
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;

@@ -9,7 +9,7 @@ use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::read::ReadBatches;
 use crate::op::verify::{Verify, verify};
 use crate::store::Store;
-use crate::stream::{Executor, Limits, PassReport, Plan};
+use crate::stream::{Backend, Executor, Limits, PassReport, Plan, Span};
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
@@ -112,5 +112,23 @@ impl Engine {
         let mut executor = Executor::new(store, plan, &mut backend)?;
         let total = Some(store.manifest().nnz);
         executor.pass(&mut backend, &|done| self.tell(what, done, total))
+    }
+
+    /// Streams `store` so many times to `backend`, on the current pool; `reset` is told before each pass whether it is the last.
+    /// How each went, and what went on when in the last.
+    pub(super) fn passes<B: Backend>(
+        &self,
+        (store, passes): (&Store, u32),
+        plan: &Plan,
+        backend: &mut B,
+        mut reset: impl FnMut(&mut B, bool),
+    ) -> Result<(Vec<PassReport>, Vec<Span>)> {
+        let mut executor = Executor::new(store, plan, backend)?;
+        let (mut reports, total) = (Vec::new(), Some(store.manifest().nnz));
+        for pass in 1..=passes {
+            reset(backend, pass == passes);
+            reports.push(executor.pass(backend, &|done| self.tell("computing", done, total))?);
+        }
+        Ok((reports, executor.spans().to_vec()))
     }
 }

@@ -5,14 +5,16 @@ use super::{Engine, ExecutionPlan};
 use crate::backend::device::DeviceLimits;
 use crate::backend::device::TtvVariant;
 use crate::backend::host::{HostBackend, computing_bytes, decoded_bytes};
+use crate::coo::Batch;
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
-use crate::op::ttv::{Merged, Sink, Streamed};
-use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streams};
+use crate::op::inner::sums_bytes;
+use crate::op::ttv::{Along, Merged, Scalar, Sink, Streamed};
+use crate::op::ttv::{merged_handed_bytes, merged_layout, streamed_bytes, streamed_mode};
 use crate::pack::{ExternalSumMemory, SpillReport};
-use crate::store::Store;
-use crate::stream::{Backend, Executor, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds};
+use crate::store::{Manifest, Store};
+use crate::stream::{Backend, Limits, PassReport, Pipeline, Plan, Span, Stage, StepSeconds};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -25,8 +27,8 @@ const KEPT_BYTES: u64 = 32 << 10;
 /// TTV to be made.
 #[derive(Clone, Debug)]
 pub(crate) struct TtvRequest {
-    /// The mode, from 0.
-    pub mode: usize,
+    /// The modes, from 0, ascending.
+    pub modes: Vec<usize>,
     /// Passes, of which the last one's elements are handed over.
     pub passes: u32,
     /// Bytes that reading takes what the results are checked with, if they are.
@@ -77,7 +79,8 @@ impl Shares {
     /// Of what is allowed, or of half of what is there, beside a pass in which `held` bytes are held: parts of it, at least what serves.
     fn of(engine: &Engine, store: &Store, request: &TtvRequest, held: u64) -> Result<Self> {
         let (nnz, threads) = (store.manifest().nnz, engine.threads());
-        let streams = streams(store.manifest(), request.mode);
+        // Nothing grows with the elements that stream, nor with a number.
+        let streams = way_of(store.manifest(), &request.modes) != Way::Merged;
         let takes = ExternalSumMemory::new(&store.manifest().shape, nnz, threads);
         let room = engine.room(store, held)?;
         let least = request.memory_min.unwrap_or_else(|| takes.least());
@@ -97,32 +100,82 @@ impl Shares {
     }
 }
 
+/// How elements come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Out of the store's trees, in order.
+    Streamed,
+    /// From partial results that are merged.
+    Merged,
+    /// There is a single one, without coordinates.
+    Scalar,
+}
+
+fn way_of(manifest: &Manifest, modes: &[usize]) -> Way {
+    match () {
+        () if streamed_mode(manifest, modes).is_some() => Way::Streamed,
+        () if modes.len() == manifest.shape.order() => Way::Scalar,
+        () => Way::Merged,
+    }
+}
+
 impl Engine {
-    /// Every fiber of a store along `mode`, from 0, times a vector of as many numbers as the mode has indices: a sparse tensor of one
-    /// order less, whose elements `sink` gets in batches, in order; returns how many. Elements of a `hocfs` store along the mode before
-    /// its main mode stream out of it; otherwise products are added up in sorted runs, in temporary files where memory is short.
+    /// A store's tensor times a vector along each of some modes: `along` has modes, from 0, ascending, each with as many numbers as it
+    /// has indices. The result is a sparse tensor of the modes that are left, whose elements `sink` gets in batches, in order; returns
+    /// how many. Along all modes it is one number, an element without coordinates.
+    ///
+    /// Elements of a `hocfs` store along the mode before its main mode stream out of it; otherwise products are added up in sorted runs,
+    /// in temporary files where memory is short.
+    ///
+    /// ```
+    /// # use blco::{Engine, PackOptions, ReadOptions};
+    /// # fn main() -> blco::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (text, path) = (dir.path().join("movies.tns"), dir.path().join("movies.blco"));
+    /// # std::fs::write(&text, "1 1 1 5\n2 1 3 3\n2 2 1 1\n3 2 2 4\n").unwrap();
+    /// # let engine = Engine::new()?;
+    /// # engine.pack(&mut engine.read_text(&text, ReadOptions::default())?, &PackOptions::new(path.clone()))?;
+    /// let store = engine.open(&path)?; // 3 x 2 x 3
+    /// let (x, y) = ([1.0, 10.0], [1.0, 1.0, 0.5]);
+    /// engine.ttv(&store, &[(1, &x), (2, &y)], &mut |batches| {
+    ///     for batch in &batches {
+    ///         println!("{:?} {:?}", batch.indices, batch.values); // [0, 1, 2] [5.0, 11.5, 40.0]
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for a mode that the tensor does not have and a vector of another length; what reading the store and
-    /// `sink` give.
-    pub fn ttv<T: Real>(&self, store: &Store, mode: usize, vector: &[T], sink: Sink<'_>) -> Result<u64> {
+    /// [`Error::Request`] for modes that the tensor does not have, or not ascending, and vectors of other lengths; what reading the
+    /// store and `sink` give.
+    pub fn ttv<T: Real>(&self, store: &Store, along: &[(usize, &[T])], sink: Sink<'_>) -> Result<u64> {
         let dims = store.manifest().shape.dims();
-        if dims.get(mode).is_none_or(|&dim| dim as usize != vector.len()) {
+        let wrong =
+            |&&(mode, vector): &&Along<'_, T>| dims.get(mode).is_none_or(|&dim| dim as usize != vector.len());
+        if let Some((mode, vector)) = along.iter().find(wrong) {
             let (numbers, mode) = (vector.len(), mode.saturating_add(1));
             let what = format!("a vector of {numbers} numbers along mode {mode} of dims {dims:?}");
             return Err(Error::request(what));
         }
+        let modes: Vec<usize> = along.iter().map(|&(mode, _)| mode).collect();
+        if modes.is_empty() || !modes.is_sorted_by(|a, b| a < b) {
+            return Err(Error::request("TTV goes along modes in ascending order, at least one"));
+        }
         let temporary = self.options().temp_dir.clone().unwrap_or_else(std::env::temp_dir);
-        let request = TtvRequest { mode, passes: 1, checked: None, temporary, memory_min: None };
+        let request = TtvRequest { modes, passes: 1, checked: None, temporary, memory_min: None };
         let plan = self.plan_ttv::<T>(store, &request)?;
-        Ok(self.run_ttv(store, &request, plan, vector, Some(sink))?.elements)
+        Ok(self.run_ttv(store, &request, plan, along, Some(sink))?.elements)
     }
 
-    /// Plans TTV with a vector in the precision `T`.
+    /// Plans TTV with vectors in the precision `T`.
     pub(crate) fn plan_ttv<T: Real>(&self, store: &Store, request: &TtvRequest) -> Result<TtvPlan> {
-        let (manifest, mode, threads) = (store.manifest(), request.mode, self.threads());
-        let streams = streams(manifest, mode);
+        let (manifest, modes, threads) = (store.manifest(), &request.modes[..], self.threads());
+        let way = way_of(manifest, modes);
+        let streams = way == Way::Streamed;
+        let mode = modes[0];
         let (device, notes) = if streams {
             #[cfg(feature = "cuda")]
             let find = |gpu: &super::gpu::Gpu, limits: &DeviceLimits| {
@@ -140,13 +193,15 @@ impl Engine {
             (None, asked.then(|| why.to_owned()).into_iter().collect())
         };
         let kernel = device.as_ref().map(|_| self.options().ttv_kernel.unwrap_or_default());
-        let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
+        let numbers: u64 = modes.iter().map(|&mode| u64::from(manifest.shape.dims()[mode])).sum();
+        let vector = numbers * size_of::<T>() as u64;
         let held = match &device {
             #[cfg(feature = "cuda")]
             Some(device) => {
                 crate::op::ttv::cuda::beside_device_bytes::<T>(manifest, mode, threads) + device.host_bytes
             }
             _ if streams => streamed_bytes::<T>(manifest, mode, threads),
+            _ if way == Way::Scalar => vector + computing_bytes(threads) + sums_bytes(threads),
             _ => vector + computing_bytes(threads),
         };
         let held = held + decoded_bytes(manifest.shape.order(), 1);
@@ -156,7 +211,7 @@ impl Engine {
         let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
         let less = if halves { "take `f32`" } else { "" };
         // What it is checked with is read before the pass, not afterwards: no buffers are there either.
-        let handed = if streams { 0 } else { merged_handed_bytes(manifest, mode) };
+        let handed = if way == Way::Merged { merged_handed_bytes(manifest, modes) } else { 0 };
         let reading = request.checked.unwrap_or(0) + shares.before;
         let afterwards = vector + reading.max(handed + shares.afterwards);
         let limits = Limits { afterwards, less, ..self.limits(request.passes) };
@@ -174,18 +229,19 @@ impl Engine {
         store: &Store,
         request: &TtvRequest,
         plan: TtvPlan,
-        vector: &[T],
+        along: &[Along<'_, T>],
         sink: Option<Sink<'_>>,
     ) -> Result<TtvOutcome> {
         let store = &store.clone().with_direct_reads(plan.uses.host.direct_reads).with_sys(self.sys());
-        let run = TtvRun { engine: self, store, request, vector };
-        let streamed = streams(store.manifest(), request.mode);
+        let run = TtvRun { engine: self, store, request, along };
+        let way = way_of(store.manifest(), &request.modes);
         self.install(|| match plan.uses.device {
             #[cfg(feature = "cuda")]
             Some(_) => run.on_gpu(plan, sink),
-            _ if streamed => run.streamed(plan, sink),
+            _ if way == Way::Streamed => run.streamed(plan, sink),
+            _ if way == Way::Scalar => run.scalar(plan, sink),
             _ => {
-                let layout = merged_layout(&store.manifest().shape, request.mode);
+                let layout = merged_layout(&store.manifest().shape, &request.modes);
                 if layout.bits() <= u64::BITS {
                     run.merged::<u64>(plan, sink)
                 } else {
@@ -201,13 +257,14 @@ struct TtvRun<'a, T> {
     engine: &'a Engine,
     store: &'a Store,
     request: &'a TtvRequest,
-    vector: &'a [T],
+    along: &'a [Along<'a, T>],
 }
 
 impl<T: Real> TtvRun<'_, T> {
     /// Streams elements out of the last pass.
     fn streamed(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
-        let op = Streamed::new(self.store, self.vector, sink)?.with_vectors(self.engine.options().vectors);
+        let op =
+            Streamed::new(self.store, self.along[0].1, sink)?.with_vectors(self.engine.options().vectors);
         let mut backend = HostBackend::new(self.store, op)?;
         let (passes, spans) =
             self.passes(&plan.uses.host, &mut backend, |backend, last| backend.op().reset(last))?;
@@ -224,7 +281,7 @@ impl<T: Real> TtvRun<'_, T> {
         use crate::op::ttv::cuda::DeviceTtv;
         let (mut uses, gpu) = (plan.uses, &self.engine.gpu()?);
         let planned = uses.device.as_ref().expect("planned for a GPU");
-        let op = DeviceTtv::new(gpu, self.store, self.vector, plan.kernel.unwrap_or_default(), sink)?;
+        let op = DeviceTtv::new(gpu, self.store, self.along[0].1, plan.kernel.unwrap_or_default(), sink)?;
         let mut backend = CudaBackend::new(gpu, self.store, planned, op)?;
         let (passes, spans) =
             self.passes(&uses.host, &mut backend, |backend, last| backend.op().reset(last))?;
@@ -243,11 +300,11 @@ impl<T: Real> TtvRun<'_, T> {
 
     /// Adds up partial results in runs of what fits.
     fn merged<K: Key>(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
-        let (manifest, mode) = (self.store.manifest(), self.request.mode);
+        let manifest = self.store.manifest();
         let tensor = (&manifest.shape, manifest.nnz);
         let temporary: &Path = &self.request.temporary;
         let merging = plan.shares.merging;
-        let mut op = Merged::<T, K>::new(self.engine.sys(), tensor, mode, self.vector, merging, temporary);
+        let mut op = Merged::<T, K>::new(self.engine.sys(), tensor, self.along, merging, temporary);
         let mut backend = HostBackend::new(self.store, &mut op)?;
         let (passes, spans) = self.passes(&plan.uses.host, &mut backend, |_, _| ())?;
         drop(backend);
@@ -261,24 +318,27 @@ impl<T: Real> TtvRun<'_, T> {
         Ok(TtvOutcome { elements, spilled, merge_seconds, pipeline: None, passes, spans, uses })
     }
 
-    /// Streams the store as often as is asked for; `reset` is told before each pass whether it is the last.
+    /// One number.
+    fn scalar(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
+        let mut op = Scalar::new(self.along);
+        let mut backend = HostBackend::new(self.store, &mut op)?;
+        let (passes, spans) = self.passes(&plan.uses.host, &mut backend, |_, _| ())?;
+        drop(backend);
+        let result = op.finish()?;
+        if let Some(sink) = sink {
+            sink(vec![Batch { indices: Vec::new(), values: vec![result] }])?;
+        }
+        let (spilled, uses) = (SpillReport::default(), plan.uses);
+        Ok(TtvOutcome { elements: 1, spilled, merge_seconds: 0.0, pipeline: None, passes, spans, uses })
+    }
+
     fn passes<B: Backend>(
         &self,
         plan: &Plan,
         backend: &mut B,
-        reset: impl Fn(&mut B, bool),
+        reset: impl FnMut(&mut B, bool),
     ) -> Result<(Vec<PassReport>, Vec<Span>)> {
-        let mut executor = Executor::new(self.store, plan, backend)?;
-        let mut passes = Vec::new();
-        for pass in 1..=self.request.passes {
-            reset(backend, pass == self.request.passes);
-            passes.push(executor.pass(backend, &|done| self.tell(done))?);
-        }
-        Ok((passes, executor.spans().to_vec()))
-    }
-
-    fn tell(&self, done: u64) {
-        self.engine.tell("computing", done, Some(self.store.manifest().nnz));
+        self.engine.passes((self.store, self.request.passes), plan, backend, reset)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The oracle: MTTKRP by the definition, one nonzero after the other in f64, straight from a source of
+//! The oracle: MTTKRP and SpTTMc by the definition, one nonzero after the other in f64, straight from a source of
 //! coordinates. It shares nothing with stores, decoding or kernels; everything is compared with it.
 //!
 //! The comparison's bound is derived, not chosen: a result may differ from the oracle's by
@@ -41,11 +41,42 @@ pub struct Comparison {
     pub holds: bool,
 }
 
+impl Comparison {
+    /// Takes note of one number that is off by `error`, of at most `bound`.
+    pub(super) fn add(&mut self, error: f64, bound: f64) {
+        let error = error.abs();
+        // A NaN compares false and so fails.
+        self.holds &= error <= bound;
+        self.largest_error = self.largest_error.max(error);
+        self.worst = self.worst.max(if error == 0.0 { 0.0 } else { error / bound });
+        if error.is_nan() {
+            self.worst = f64::INFINITY;
+        }
+    }
+}
+
 /// Bytes that the oracle of `modes` holds.
 #[must_use]
 pub fn host_bytes(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
-    let row = (2 * size_of::<f64>() * rank + size_of::<u64>()) as u64;
-    modes.iter().map(|&m| u64::from(shape.dims()[m]) * row).sum()
+    modes.iter().map(|&m| mode_bytes(shape, m, rank)).sum()
+}
+
+/// Bytes that it holds of `mode`, where a row has `width` numbers.
+fn mode_bytes(shape: &Shape, mode: usize, width: usize) -> u64 {
+    let row = (2 * size_of::<f64>() as u64).saturating_mul(width as u64) + size_of::<u64>() as u64;
+    u64::from(shape.dims()[mode]).saturating_mul(row)
+}
+
+/// Bytes that the oracle of SpTTMc of `modes` holds, of factors of these ranks.
+#[must_use]
+pub fn ttmc_bytes(shape: &Shape, modes: &[usize], ranks: &[usize]) -> u64 {
+    modes.iter().map(|&m| mode_bytes(shape, m, kronecker_width(ranks, m))).fold(0, u64::saturating_add)
+}
+
+/// Numbers of a row of SpTTMc's result for `mode`: the product of the other modes' ranks.
+fn kronecker_width(ranks: &[usize], mode: usize) -> usize {
+    let others = ranks.iter().enumerate().filter(|&(m, _)| m != mode);
+    others.fold(1, |width, (_, &rank)| width.saturating_mul(rank))
 }
 
 /// Computes MTTKRP of `modes` by the definition. The source's dims must be those of the factors.
@@ -54,12 +85,48 @@ pub fn mttkrp<T: Real>(
     factors: &[Matrix<T>],
     modes: &[usize],
 ) -> Result<Vec<OracleMode>> {
-    let (order, rank) = (factors.len(), factors[0].columns());
+    let rank = factors[0].columns();
+    let product = |value: f64, at: &[u32], mode: usize, r: usize| {
+        let others = (0..factors.len()).filter(|&m| m != mode);
+        others.fold(value, |p, m| p * factors[m].row(at[m] as usize)[r].widen())
+    };
+    drain(source, factors, modes, |_| rank, product)
+}
+
+/// Computes SpTTMc of `modes` by the definition (Liu et al., CLUSTER 2017, equation 4): number r of a row counts columns of the
+/// other modes' factors, the last mode's fastest.
+pub fn ttmc<T: Real>(
+    source: &mut dyn Source,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+) -> Result<Vec<OracleMode>> {
+    let ranks: Vec<usize> = factors.iter().map(Matrix::columns).collect();
+    let product = |value: f64, at: &[u32], mode: usize, r: usize| {
+        let (mut product, mut left) = (value, r);
+        for m in (0..factors.len()).rev().filter(|&m| m != mode) {
+            product *= factors[m].row(at[m] as usize)[left % ranks[m]].widen();
+            left /= ranks[m];
+        }
+        product
+    };
+    drain(source, factors, modes, |mode| kronecker_width(&ranks, mode), product)
+}
+
+/// Adds up, for each of `modes`, what each nonzero gives to its row of `width` numbers: `product` of its value, its coordinates, the mode
+/// and the number of an element.
+fn drain<T: Real>(
+    source: &mut dyn Source,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+    width: impl Fn(usize) -> usize,
+    product: impl Fn(f64, &[u32], usize, usize) -> f64,
+) -> Result<Vec<OracleMode>> {
+    let order = factors.len();
     // A handle of its own: no order to fail reaches it, but too little memory is an error.
     let sys = Sys::default();
     let start = |&mode: &usize| {
-        let rows = factors[mode].rows();
-        let (sums, absolute) = (sys.vec(0.0, rows * rank)?, sys.vec(0.0, rows * rank)?);
+        let (rows, width) = (factors[mode].rows(), width(mode));
+        let (sums, absolute) = (sys.vec(0.0, rows * width)?, sys.vec(0.0, rows * width)?);
         Ok(OracleMode { mode, sums, absolute, row_nnz: sys.vec(0, rows)? })
     };
     let mut results: Vec<OracleMode> = modes.iter().map(start).collect::<Result<_>>()?;
@@ -74,14 +141,12 @@ pub fn mttkrp<T: Real>(
                 return Err(Error::input(&name, what));
             }
             for result in &mut results {
-                let row = at[result.mode] as usize;
+                let (row, width) = (at[result.mode] as usize, width(result.mode));
                 result.row_nnz[row] += 1;
-                for r in 0..rank {
-                    let others = (0..order).filter(|&m| m != result.mode);
-                    let product =
-                        others.fold(value, |p, m| p * factors[m].data()[at[m] as usize * rank + r].widen());
-                    result.sums[row * rank + r] += product;
-                    result.absolute[row * rank + r] += product.abs();
+                for r in 0..width {
+                    let product = product(value, at, result.mode, r);
+                    result.sums[row * width + r] += product;
+                    result.absolute[row * width + r] += product.abs();
                 }
             }
         }
@@ -117,14 +182,7 @@ impl OracleMode {
             };
             let subnormal = (order + 1.0) * nnz * T::LEAST;
             let bound = T::ROUNDOFF * (order + 2.0 + chain) * absolute + subnormal;
-            let error = (got.widen() - sum).abs();
-            // A NaN compares false and so fails.
-            comparison.holds &= error <= bound;
-            comparison.largest_error = comparison.largest_error.max(error);
-            comparison.worst = comparison.worst.max(if error == 0.0 { 0.0 } else { error / bound });
-            if error.is_nan() {
-                comparison.worst = f64::INFINITY;
-            }
+            comparison.add(got.widen() - sum, bound);
         }
         comparison
     }

@@ -52,7 +52,8 @@ pub fn ttv<T: Real>(
         return streamed(store, x, Vectors::Widest, workers, sink);
     }
     let shape = &store.manifest().shape;
-    let mut op = Merged::<T, Wide>::new(store.sys(), (shape, store.manifest().nnz), mode, x, memory, runs);
+    let tensor = (shape, store.manifest().nnz);
+    let mut op = Merged::<T, Wide>::new(store.sys(), tensor, &[(mode, x)], memory, runs);
     pass(store, &mut op, workers)?;
     op.finish(sink).map(|(elements, _)| elements)
 }

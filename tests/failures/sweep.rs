@@ -45,7 +45,7 @@ const fn case(
 
 const SMALL: &str = "64KiB";
 #[rustfmt::skip]
-const CASES: [Case; 14] = [
+const CASES: [Case; 18] = [
     case("pack", "blco-pack", &["t.tns", "-o", "out/s", "--chunk-bytes", SMALL], false, false),
     case("pack, spilling", "blco-pack", &["t.tns", "-o", "out/s", "--memory", "0"], false, false),
     case("pack, spilling, declared dims", "blco-pack",
@@ -58,6 +58,12 @@ const CASES: [Case; 14] = [
     case("ttv, streamed", "blco-run", &["h", "--op", "ttv", "--modes", "3", "--output", "out/results"], false, false),
     case("ttv, merged in runs", "blco-run",
         &["s", "--op", "ttv", "--modes", "2", "--output", "out/results", "--memory", "12MiB"], false, false),
+    case("ttm, streamed", "blco-run",
+        &["h", "--op", "ttm", "--modes", "3", "--rank", "2", "--output", "out/results"], false, false),
+    case("ttm, sorted in runs", "blco-run",
+        &["s", "--op", "ttm", "--modes", "2", "--rank", "2", "--output", "out/results", "--memory", "12MiB"], false, false),
+    case("ttmc", "blco-run", &["s", "--op", "ttmc", "--ranks", "2,1,2", "--output", "out/results"], false, false),
+    case("inner", "blco-run", &["s", "--op", "inner", "--with", "h"], false, false),
     case("cpd", "blco-cpd", &["s", "--rank", "2", "--max-iters", "2", "--output", "out/results"], false, false),
     case("info --verify", "blco-info", &["s", "--verify"], false, true),
     case("export, text", "blco-export", &["s", "out/t.tns"], false, false),

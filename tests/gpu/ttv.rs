@@ -244,7 +244,7 @@ fn check_store<T: Real + bytemuck::Pod>(
     let x = vector::<T>(tensor.dims[mode], 1);
     for &variant in variants {
         let (found, _) = run(device, store, mode, &x, variant, 3, 1).unwrap();
-        let mut oracle = Oracle::new(&mut { tensor }, &store.manifest().shape, mode, &x).unwrap();
+        let mut oracle = Oracle::new(&mut { tensor }, &store.manifest().shape, &[(mode, &x[..])]).unwrap();
         let (indices, values): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         oracle.compare(&Batch { indices: indices.concat(), values }).unwrap();
         let comparison = oracle.finish().unwrap();

@@ -12,6 +12,7 @@ mod programs;
 mod cli;
 mod cpd;
 mod gpu;
+mod products;
 mod replacing;
 mod surroundings;
 mod tables;

@@ -1,4 +1,4 @@
-//! Protects what is computed: MTTKRP, TTV and CP-ALS on the CPU against their definitions, and the same bits however they are run.
+//! Protects what is computed: MTTKRP, TTV, SpTTM, SpTTMc, inner products and CP-ALS on the CPU against their definitions, and the same bits however they are run.
 
 #![allow(clippy::print_stderr, reason = "says what was measured")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -19,6 +19,7 @@ mod instruction_sets;
 mod lists;
 mod mode_sorted;
 mod mttkrp;
+mod products;
 mod readahead;
 mod real_tensors;
 mod ttv;

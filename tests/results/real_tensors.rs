@@ -124,7 +124,7 @@ fn check_ttv(name: &str) {
         stores.extend(&other);
         for store in stores {
             let shape = &store.manifest().shape;
-            let mut oracle = Oracle::new(&mut { &tensor }, shape, mode, &x).unwrap();
+            let mut oracle = Oracle::new(&mut { &tensor }, shape, &[(mode, &x[..])]).unwrap();
             let runs = dir.path().join("runs");
             let mut sink = |batches: Vec<Batch>| {
                 for batch in &batches {

@@ -217,7 +217,7 @@ fn the_program_writes_the_result_and_reports_the_pipeline() {
         assert!(error.contains(wanted), "{args:?}: {error}");
         assert!(!dir.path().join("z").exists(), "{args:?}");
     };
-    refuses(&["--modes", "all"], "along one mode");
+    refuses(&[], "goes along modes: give them with --modes");
     refuses(&["--modes", "4"], "is not a mode");
     refuses(&["--modes", "2", "--vector", "column.npy"], "has 2 axes; a vector has 1");
     refuses(&["--modes", "2", "--vector", "none.npy"], "none.npy");

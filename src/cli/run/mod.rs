@@ -1,7 +1,10 @@
-//! `blco-run`: MTTKRP; TTV is in `ttv`.
+//! `blco-run`: MTTKRP; the other operations have files of their own.
 
 mod check;
 mod mttkrp_report;
+mod numbers;
+mod ttm;
+mod ttmc;
 mod ttv;
 mod ttv_report;
 
@@ -24,6 +27,7 @@ use crate::stream::Span;
 use crate::sys::{File, Sys};
 use crate::table::parse_names;
 use check::Checked;
+use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Id, Parser};
 use mttkrp_report::{RunReport, plan_text, text};
 use rayon::prelude::*;
@@ -39,8 +43,14 @@ const DIMS: &str = "The dims of --check's text, for example 183,24,1140; they wi
 /// MTTKRP: for each mode, value * product over the other modes of the rows of their factors that a nonzero's indices
 /// name, added to the row of the result that its index in this mode names. All modes are computed from one pass over the
 /// store. TTV: each fiber along a mode times a vector, value * the number that the index in this mode names, added up: a
-/// sparse tensor of one order less; hocfs stores give it in order along the mode before their main mode. Results on the
-/// CPU are bit-identical for any number of threads and workers and any chunk size.
+/// sparse tensor of one order less; hocfs stores give it in order along the mode before their main mode. Along several modes it has
+/// as many orders less; along all it is a number.
+///
+/// TTM: each fiber along a mode times a matrix, a row for each fiber. TTMc: for each mode, value * the Kronecker product over the
+/// other modes of the rows of their factors. norm: the Frobenius norm. inner: the inner product with another store.
+///
+/// Results on the CPU are bit-identical for any number of threads and workers and any chunk size. TTM, TTMc, norm and inner run
+/// on the CPU.
 #[derive(Debug, Parser)]
 #[command(
     mut_arg("index_base", |a| a.help(INDEX_BASE).long_help(INDEX_BASE)),
@@ -52,7 +62,11 @@ const DIMS: &str = "The dims of --check's text, for example 183,24,1140; they wi
                   blco-run movies.blco --modes all --check movies.tns  # compare with a naive loop\n  \
                   blco-run movies.blco --modes all --rank 64 --plan    # memory and bytes, without running\n  \
                   blco-run movies-3.hocfs --op ttv --modes 2 --vector x.npy --output Y\n  \
-                  blco-run movies.blco --op ttv --modes 1 --output - | head"
+                  blco-run movies.blco --op ttv --modes 1 --output - | head\n  \
+                  blco-run movies.blco --op ttv --modes 1,3 --vector x.npy --vector z.npy --output Y\n  \
+                  blco-run movies.blco --op ttm --modes 2 --matrix U.npy --output Y\n  \
+                  blco-run movies.blco --op ttmc --modes all --ranks 8,4,2 --output Y\n  \
+                  blco-run movies.blco --op inner --with other.hocfs"
 )]
 pub struct Run {
     /// The store
@@ -60,14 +74,14 @@ pub struct Run {
     /// The operation
     #[arg(long, default_value = "mttkrp", value_parser = one_of(OPERATIONS))]
     op: OpArg,
-    /// Modes, from 1: all, or a list such as 1,3
+    /// Modes, from 1: all, or a list such as 1,3. ttv and ttm have no default
     #[arg(long, default_value = "all")]
     modes: String,
-    /// Seed of generated factors, or of the vector [default: 0]
+    /// Seed of generated factors, matrices and vectors [default: 0]
     #[arg(long)]
     seed: Option<u64>,
     /// Write results to this directory, all at once: mode-1.npy, …; of TTV, result.tns, or - for its text on
-    /// standard output
+    /// standard output; of TTM, coords.npy and values.npy
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Replace an earlier result at --output and an existing --trace
@@ -91,9 +105,19 @@ pub struct Run {
     common: Common,
     // With headings of their own, which hold for all that follows.
     #[command(flatten)]
-    mttkrp: MttkrpArgs,
+    rank: RankArgs,
+    #[command(flatten)]
+    factors: FactorsArgs,
     #[command(flatten)]
     ttv: TtvArgs,
+    #[command(flatten)]
+    ttm: TtmArgs,
+    #[command(flatten)]
+    spill: SpillArgs,
+    #[command(flatten)]
+    ttmc: TtmcArgs,
+    #[command(flatten)]
+    inner: InnerArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -102,19 +126,56 @@ pub struct Run {
 enum OpArg {
     Mttkrp,
     Ttv,
+    Ttm,
+    Ttmc,
+    Norm,
+    Inner,
 }
 
 /// What `--op` takes.
-const OPERATIONS: [(&str, OpArg); 2] = [("mttkrp", OpArg::Mttkrp), ("ttv", OpArg::Ttv)];
+const OPERATIONS: [(&str, OpArg); 6] = [
+    ("mttkrp", OpArg::Mttkrp),
+    ("ttv", OpArg::Ttv),
+    ("ttm", OpArg::Ttm),
+    ("ttmc", OpArg::Ttmc),
+    ("norm", OpArg::Norm),
+    ("inner", OpArg::Inner),
+];
 
-/// What only MTTKRP takes.
+/// Options that some operations take, and which do.
+fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 7] {
+    [
+        (RankArgs::group_id(), &[OpArg::Mttkrp, OpArg::Ttm]),
+        (FactorsArgs::group_id(), &[OpArg::Mttkrp, OpArg::Ttmc]),
+        (TtvArgs::group_id(), &[OpArg::Ttv]),
+        (TtmArgs::group_id(), &[OpArg::Ttm]),
+        (SpillArgs::group_id(), &[OpArg::Ttv, OpArg::Ttm]),
+        (TtmcArgs::group_id(), &[OpArg::Ttmc]),
+        (InnerArgs::group_id(), &[OpArg::Inner]),
+    ]
+}
+
+/// Options of all operations that these do without.
+const NOT_TAKEN: [(OpArg, &[&str]); 3] = [
+    (OpArg::Ttm, &["repeat"]),
+    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check"]),
+    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check"]),
+];
+
+/// What MTTKRP and TTM take.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Options of --op mttkrp")]
-struct MttkrpArgs {
-    /// Columns of seeded factors [default: 16]
-    #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+#[command(next_help_heading = "Options of --op mttkrp, the default, and ttm")]
+struct RankArgs {
+    /// Columns of seeded factors, or of the seeded matrix [default: 16]
+    #[arg(long, value_name = "R", conflicts_with_all = ["factors", "matrix"], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     rank: Option<u32>,
-    /// Read factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) from here
+}
+
+/// What MTTKRP and TTMc take.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op mttkrp and ttmc")]
+struct FactorsArgs {
+    /// Read factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank; for TTMc ranks may differ) from here
     #[arg(long, value_name = "DIR", conflicts_with = "seed")]
     factors: Option<PathBuf>,
 }
@@ -123,13 +184,47 @@ struct MttkrpArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttv")]
 struct TtvArgs {
-    /// Read the vector (f8 or f4, as many numbers as the mode has indices) from here
+    /// Read the vector (f8 or f4, as many numbers as the mode has indices) from here; with several modes once for each, in
+    /// the order of --modes
     #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
-    vector: Option<PathBuf>,
-    /// Where temporary files go when partial results exceed the memory [default: beside the results, or the system's
+    vector: Vec<PathBuf>,
+}
+
+/// What only TTM takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op ttm")]
+struct TtmArgs {
+    /// Read the matrix (f8 or f4, a row for each index of the mode) from here
+    #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
+    matrix: Option<PathBuf>,
+}
+
+/// What TTV and TTM take.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op ttv and ttm")]
+struct SpillArgs {
+    /// Where temporary files go when what has to be sorted exceeds the memory [default: beside the results, or the system's
     /// directory for them]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
+}
+
+/// What only TTMc takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op ttmc")]
+struct TtmcArgs {
+    /// Columns of each mode's seeded factor, one number for each mode [default: 8 for each]
+    #[arg(long, value_name = "R,R,…", conflicts_with = "factors", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ranks: Vec<u32>,
+}
+
+/// What only the inner product takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of --op inner")]
+struct InnerArgs {
+    /// The other store, of any format and the same dims
+    #[arg(long, value_name = "STORE")]
+    with: Option<PathBuf>,
 }
 
 /// The modes of `store`, from 0, that `text` names or numbers.
@@ -161,18 +256,31 @@ impl Program for Run {
         &self.common
     }
 
-    /// The options of the operations that are not asked for, which clap holds as groups.
+    /// Options that the operation does not take, and modes that it has to be given.
     fn check(matches: &ArgMatches) -> Result<()> {
-        let groups = [(OpArg::Mttkrp, MttkrpArgs::group_id()), (OpArg::Ttv, TtvArgs::group_id())];
-        let Some((name, op)) = OPERATIONS.iter().find(|(_, op)| matches.get_one("op") == Some(op)) else {
+        let Some(&(name, op)) = OPERATIONS.iter().find(|(_, op)| matches.get_one("op") == Some(op)) else {
             return Ok(());
         };
-        let mut others = groups.iter().filter(|(of, _)| of != op).filter_map(|(_, group)| group.as_ref());
-        let given = others.find_map(|group| matches.get_one::<Id>(group.as_str()));
-        given.map_or(Ok(()), |option| {
-            let option = option.as_str().replace('_', "-");
-            Err(Error::request(format!("--{option} is not an option of --op {name}")))
-        })
+        let is_given = |option: &str| matches.value_source(option) == Some(ValueSource::CommandLine);
+        let of_others = options_of_some().into_iter().filter(|(_, takes)| !takes.contains(&op));
+        let mut groups = of_others.filter_map(|(group, _)| group);
+        let of_group = groups.find_map(|group| matches.get_one::<Id>(group.as_str())).map(Id::as_str);
+        let not_taken = NOT_TAKEN.iter().filter(|(of, _)| *of == op).flat_map(|(_, options)| *options);
+        let of_all = not_taken.copied().find(|option| is_given(option));
+        if let Some(option) = of_group.or(of_all) {
+            let option = option.replace('_', "-");
+            return Err(Error::request(format!("--{option} is not an option of --op {name}")));
+        }
+        if matches!(op, OpArg::Ttv | OpArg::Ttm) && !is_given("modes") {
+            let modes = if op == OpArg::Ttv { "modes: give them" } else { "one mode: give it" };
+            return Err(Error::request(format!(
+                "--op {name} goes along {modes} with --modes, such as --modes 1"
+            )));
+        }
+        if op == OpArg::Inner && !is_given("with") {
+            return Err(Error::request("--op inner: name the other store with --with"));
+        }
+        Ok(())
     }
 
     fn run(&self, sys: &Sys) -> Result<Report> {
@@ -188,6 +296,12 @@ impl Program for Run {
             (OpArg::Mttkrp, Precision::F32) => self.mttkrp::<f32>(sys, &engine, &progress),
             (OpArg::Ttv, Precision::F64) => ttv::run::<f64>(self, sys, &engine, &progress),
             (OpArg::Ttv, Precision::F32) => ttv::run::<f32>(self, sys, &engine, &progress),
+            (OpArg::Ttm, Precision::F64) => ttm::run::<f64>(self, sys, &engine, &progress),
+            (OpArg::Ttm, Precision::F32) => ttm::run::<f32>(self, sys, &engine, &progress),
+            (OpArg::Ttmc, Precision::F64) => ttmc::run::<f64>(self, sys, &engine, &progress),
+            (OpArg::Ttmc, Precision::F32) => ttmc::run::<f32>(self, sys, &engine, &progress),
+            (OpArg::Norm, _) => numbers::norm(self, &engine, &progress),
+            (OpArg::Inner, _) => numbers::inner(self, &engine, &progress),
         })
     }
 }
@@ -199,9 +313,9 @@ impl Run {
         let store = engine.open(&self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, &store)?;
-        let rank = match &self.mttkrp.factors {
+        let rank = match &self.factors.factors {
             Some(dir) => factors_rank(sys, dir, &shape)?,
-            None => self.mttkrp.rank.unwrap_or(16) as usize,
+            None => self.rank.rank.unwrap_or(16) as usize,
         };
         let mut to_check = self.to_check(sys)?;
         let mut demand = Demand::mttkrp::<T>(&store, &modes, rank, engine.threads(), self.repeat);
@@ -217,7 +331,7 @@ impl Run {
         }
         let names = modes.iter().map(|&m| mode_file(m));
         let outputs = self.outputs(sys, self.output.as_deref(), names)?;
-        let factors = match &self.mttkrp.factors {
+        let factors = match &self.factors.factors {
             Some(dir) => load_factors::<T>(sys, dir, &shape)?,
             None => seeded_factors(sys, &shape, rank, self.seed.unwrap_or(0))?,
         };

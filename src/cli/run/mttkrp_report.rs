@@ -92,19 +92,24 @@ pub fn text(report: &RunReport) -> String {
         head.notes_text(),
     );
     if let Some(check) = &report.check {
-        let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
-        table.set_header(["mode", "rows", "largest error", "of its bound", ""]);
-        for c in check {
-            table.add_row([
-                c.mode.to_string(),
-                head.dims[c.mode - 1].to_string(),
-                format!("{:.2e}", c.largest_error),
-                share_of_bound(c.worst),
-                if c.holds { "ok".into() } else { "DIFFERS".to_owned() },
-            ]);
-        }
-        text = format!("{text}compared with the oracle:\n{table}\n");
+        text += &check_table(check, &head.dims);
     }
     text
+}
+
+/// What a check found of the results of some modes.
+pub fn check_table(check: &[Comparison], dims: &[u32]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
+    table.set_header(["mode", "rows", "largest error", "of its bound", ""]);
+    for c in check {
+        table.add_row([
+            c.mode.to_string(),
+            dims[c.mode - 1].to_string(),
+            format!("{:.2e}", c.largest_error),
+            share_of_bound(c.worst),
+            if c.holds { "ok".into() } else { "DIFFERS".to_owned() },
+        ]);
+    }
+    format!("compared with the oracle:\n{table}\n")
 }

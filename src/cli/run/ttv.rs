@@ -1,16 +1,16 @@
 //! `blco-run --op ttv`.
 
-use super::ttv_report::{TtvReport, plan_text, text};
+use super::ttv_report::{TtvReport, named, plan_text, text};
 use super::{Run, parse_modes};
 use crate::cli::outputs::{Outputs, check_temp_dir, is_standard_output};
 use crate::cli::progress::Bar;
-use crate::cli::{Report, STDOUT, machine, refuse_json_beside_output};
+use crate::cli::{Report, STDOUT, counted, machine, refuse_json_beside_output};
 use crate::coo::Batch;
 use crate::coo::tns::text_of;
 use crate::dense::{Matrix, Real};
 use crate::engine::{Engine, TtvOutcome, TtvRequest};
 use crate::error::{Error, Result};
-use crate::op::ttv::{Oracle, OracleRoom, Sink, streams};
+use crate::op::ttv::{Along, Oracle, OracleRoom, Sink, streamed_mode};
 use crate::stream::PassReport;
 use crate::sys::{Sys, directory};
 use rayon::prelude::*;
@@ -24,18 +24,24 @@ const RESULT: &str = "result.tns";
 pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
     let store = engine.open(&run.store)?;
     let manifest = store.manifest();
-    let &[mode] = &parse_modes(&run.modes, &store)?[..] else {
-        return Err(Error::request("--op ttv goes along one mode: give it with --modes, such as --modes 1"));
-    };
-    check_temp_dir("--temp-dir", run.ttv.temp_dir.as_deref())?;
-    let streamed = streams(manifest, mode);
-    if !streamed && run.repeat > 1 {
-        let what = format!("--repeat: TTV along mode {} of this store runs once", mode + 1);
+    let along = parse_modes(&run.modes, &store)?;
+    let mut modes = along.clone();
+    modes.sort_unstable();
+    check_temp_dir("--temp-dir", run.spill.temp_dir.as_deref())?;
+    if streamed_mode(manifest, &modes).is_none() && run.repeat > 1 {
+        let what = format!("--repeat: TTV along {} of this store runs once", named(&modes));
         return Err(Error::request(format!("{what}; leave it out")));
+    }
+    let files = run.ttv.vector.len();
+    if files > 0 && files != along.len() {
+        let vectors = counted(files, "vector");
+        let what =
+            format!("--vector: {vectors} for --modes {}; give one for each mode, in that order", run.modes);
+        return Err(Error::request(what));
     }
     let mut to_check = run.to_check(sys)?;
     let request = TtvRequest {
-        mode,
+        modes,
         passes: run.repeat,
         checked: to_check.as_mut().map(|text| text.hold(engine)),
         temporary: temporary_parent(run),
@@ -43,15 +49,21 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     };
     let plan = engine.plan_ttv::<T>(&store, &request)?;
     run.engine.check_kernel("TTV", plan.uses.device.is_some())?;
-    let mut report = TtvReport::new::<T>(&store, mode, &plan);
+    let mut report = TtvReport::new::<T>(&store, &request.modes, &plan);
     if run.plan {
         return Report::new::<Run>(plan_text(&report), &report);
     }
-    let dim = report.head.dims[mode] as usize;
-    let vector = match &run.ttv.vector {
-        Some(path) => Matrix::<T>::load_vector(sys, path, dim)?,
-        None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0))?,
+    let vector = |&mode: &usize| {
+        let dim = report.head.dims[mode] as usize;
+        let file = along.iter().position(|&m| m == mode).and_then(|at| run.ttv.vector.get(at));
+        match file {
+            Some(path) => Matrix::<T>::load_vector(sys, path, dim),
+            None => Matrix::seeded(sys, dim, 1, mode, run.seed.unwrap_or(0)),
+        }
     };
+    let vectors: Vec<Matrix<T>> = request.modes.iter().map(vector).collect::<Result<_>>()?;
+    let along: Vec<Along<'_, T>> =
+        request.modes.iter().zip(&vectors).map(|(&mode, vector)| (mode, vector.data())).collect();
     let is_stdout = is_standard_output(run.output.as_deref());
     if is_stdout {
         refuse_json_beside_output(run.common)?;
@@ -64,7 +76,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     let outputs = run.outputs(sys, dir, std::iter::once(RESULT.to_owned()))?;
     let checking = plan.shares.checking;
     let compute = |sink: Option<Sink<'_>>| {
-        let outcome = engine.run_ttv(&store, &request, plan, vector.data(), sink);
+        let outcome = engine.run_ttv(&store, &request, plan, &along, sink);
         progress.end();
         outcome
     };
@@ -79,7 +91,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
                 overflow: request.temporary.clone(),
             };
             let shape = &store.manifest().shape;
-            let mut oracle = Oracle::within(sys, source, shape, mode, vector.data(), &room)?;
+            let mut oracle = Oracle::within(sys, source, shape, &along, &room)?;
             let outcome = to_file(&outputs, |sink| compare(&mut oracle, sink, compute))?;
             let check = oracle.finish()?;
             if !check.holds {
@@ -120,9 +132,9 @@ fn compare(
 }
 
 /// Where directories for temporary files are made: beside the results' directory, unless another is named.
-fn temporary_parent(run: &Run) -> PathBuf {
+pub(super) fn temporary_parent(run: &Run) -> PathBuf {
     let output = run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
-    let beside = run.ttv.temp_dir.as_deref().or(output.map(directory));
+    let beside = run.spill.temp_dir.as_deref().or(output.map(directory));
     beside.map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 

@@ -6,7 +6,7 @@ use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bo
 use crate::dense::Real;
 use crate::engine::TtvPlan;
 use crate::op::oracle::Comparison;
-use crate::op::ttv::streams;
+use crate::op::ttv::streamed_mode;
 use crate::pack::SpillReport;
 use crate::store::Store;
 use crate::stream::{PassReport, Pipeline};
@@ -19,7 +19,10 @@ pub struct TtvReport {
     #[serde(flatten)]
     pub head: ReportHead,
     pub op: &'static str,
-    pub mode: usize,
+    pub modes: Vec<usize>,
+    /// The one, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<usize>,
     /// Whether elements come in the store's order, with no partial results.
     pub streamed: bool,
     /// The GPU's kernel.
@@ -37,13 +40,14 @@ pub struct TtvReport {
 }
 
 impl TtvReport {
-    /// Of a run along `mode`, from 0, that has not begun.
-    pub fn new<T: Real>(store: &Store, mode: usize, plan: &TtvPlan) -> Self {
+    /// Of a run along `modes`, from 0, that has not begun.
+    pub fn new<T: Real>(store: &Store, modes: &[usize], plan: &TtvPlan) -> Self {
         Self {
             head: ReportHead::new::<T>(store, &plan.uses),
             op: "ttv",
-            mode: mode + 1,
-            streamed: streams(store.manifest(), mode),
+            modes: modes.iter().map(|mode| mode + 1).collect(),
+            mode: if let &[mode] = modes { Some(mode + 1) } else { None },
+            streamed: streamed_mode(store.manifest(), modes).is_some(),
             kernel: plan.kernel,
             elements: 0,
             spilled: SpillReport::default(),
@@ -56,9 +60,20 @@ impl TtvReport {
     }
 
     fn what(&self) -> String {
-        let how = if self.streamed { "streamed" } else { "partial results merged" };
-        format!("ttv along mode {}, {how}", self.mode)
+        let how = match () {
+            () if self.streamed => "streamed",
+            () if self.modes.len() == self.head.dims.len() => "one number",
+            () => "partial results merged",
+        };
+        let modes: Vec<usize> = self.modes.iter().map(|mode| mode - 1).collect();
+        format!("ttv along {}, {how}", named(&modes))
     }
+}
+
+/// `mode 1`, `modes 1, 3`: of modes from 0.
+pub fn named(modes: &[usize]) -> String {
+    let numbers: Vec<String> = modes.iter().map(|mode| (mode + 1).to_string()).collect();
+    format!("mode{} {}", if modes.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }
 
 /// What `--plan` prints.
@@ -100,18 +115,22 @@ pub fn text(report: &TtvReport) -> String {
             steps.pipelined_seconds,
             report.pipeline_measured_seconds.unwrap_or_default(),
         ),
+        (None, 0) if report.modes.len() == head.dims.len() => String::new(),
         (None, 0) => format!("  added up in {:.4} s, in memory\n", report.merge_seconds),
         (None, runs) => {
             let peak = ByteSize(report.spilled.bytes_peak);
             format!("  added up in {:.4} s, {runs} runs, {peak} of temporary files\n", report.merge_seconds)
         }
     };
-    let check = report.check.as_ref().map(|check| {
-        let verdict = if check.holds { "ok" } else { "DIFFERS" };
-        let (error, worst) = (check.largest_error, share_of_bound(check.worst));
-        format!("  compared with the oracle: largest error {error:.2e}, {worst} of its bound: {verdict}\n")
-    });
     let (elements, passes) = (report.elements, pass_text(&report.passes));
-    let check = check.unwrap_or_default();
-    format!("{title}: {elements} elements\n{passes}; {stages}\n{more}{check}{}", head.notes_text())
+    let check = report.check.as_ref().map(check_text).unwrap_or_default();
+    let elements = if elements == 1 { "1 element".to_owned() } else { format!("{elements} elements") };
+    format!("{title}: {elements}\n{passes}; {stages}\n{more}{check}{}", head.notes_text())
+}
+
+/// What a check found of a result that is one.
+pub fn check_text(check: &Comparison) -> String {
+    let verdict = if check.holds { "ok" } else { "DIFFERS" };
+    let (error, worst) = (check.largest_error, share_of_bound(check.worst));
+    format!("  compared with the oracle: largest error {error:.2e}, {worst} of its bound: {verdict}\n")
 }

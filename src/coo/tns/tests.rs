@@ -648,7 +648,9 @@ fn the_writer_writes_rows() {
     let batch = Batch { indices: vec![0, 1, u32::MAX - 1, 3], values: vec![-0.0, 2.5] };
     writer.write_batch(&batch).unwrap();
     writer.write_batch(&Batch::default()).unwrap();
-    assert_eq!(writer.finish().unwrap(), b"1 2 -0\n4294967295 4 2.5\n");
+    // What TTV along all modes gives.
+    writer.write_batch(&Batch { indices: Vec::new(), values: vec![0.5] }).unwrap();
+    assert_eq!(writer.finish().unwrap(), b"1 2 -0\n4294967295 4 2.5\n0.5\n");
 }
 
 #[test]

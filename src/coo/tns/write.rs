@@ -76,20 +76,15 @@ impl<W: Write> TnsWriter<W> {
         if self.buffer.len() >= BUFFER_BYTES { self.write_out() } else { Ok(()) }
     }
 
-    /// Writes the nonzeros of a batch in their order.
+    /// Writes the nonzeros of a batch in their order; a number without indices is a line of its own.
     ///
     /// # Errors
     ///
     /// Those of the writer below.
     pub fn write_batch(&mut self, batch: &Batch) -> io::Result<()> {
         let order = batch.order();
-        if order == 0 {
-            return Ok(());
-        }
-        for (row, &value) in batch.indices.chunks_exact(order).zip(&batch.values) {
-            self.write_row(row, value)?;
-        }
-        Ok(())
+        let row = |i: usize| &batch.indices[i * order..][..order];
+        batch.values.iter().enumerate().try_for_each(|(i, &value)| self.write_row(row(i), value))
     }
 
     /// Writes what is still buffered, flushes, and gives the writer below back.

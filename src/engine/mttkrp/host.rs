@@ -71,7 +71,7 @@ impl<T: Real> Passes<T> for OnHost<T> {
         let are_zero = lent.is_empty();
         let mut backend = backend.try_map(|op| {
             let sums = if lent.is_empty() { op.own_sums(&self.sys)? } else { lent };
-            Ok(op.lend(factors, sums))
+            Ok(op.lend(&factors, sums))
         })?;
         for pass in 0..times {
             if pass > 0 || !are_zero {

@@ -27,7 +27,7 @@ pub enum Modes<'a> {
 }
 
 impl Modes<'_> {
-    fn of(self, order: usize) -> Vec<usize> {
+    pub(super) fn of(self, order: usize) -> Vec<usize> {
         match self {
             Self::All => (0..order).collect(),
             Self::Only(modes) => modes.to_vec(),
@@ -194,7 +194,7 @@ pub(super) fn check_rank(rank: usize) -> Result<()> {
     if (1..=RANK_MAX).contains(&rank) { Ok(()) } else { Err(what()) }
 }
 
-fn check_modes(modes: &[usize], order: usize) -> Result<()> {
+pub(super) fn check_modes(modes: &[usize], order: usize) -> Result<()> {
     let wrong = |(i, m): (usize, &usize)| *m >= order || modes[..i].contains(m);
     if modes.is_empty() || modes.iter().enumerate().any(wrong) {
         let modes: Vec<usize> = modes.iter().map(|mode| mode.saturating_add(1)).collect();

@@ -39,6 +39,18 @@ pub struct Inputs<'a, T> {
     pub vectors: pulp::Arch,
 }
 
+/// What nonzeros add to the rows of a result: MTTKRP's Khatri-Rao product ([`Inputs`]) or another.
+pub trait RowProduct: Copy + Send + Sync {
+    /// Numbers of a row of `mode`'s result.
+    fn width(&self, mode: usize) -> usize;
+
+    /// What [`RowProduct::add`] is compiled for.
+    fn arch(&self) -> pulp::Arch;
+
+    /// Adds `entries` to their rows of `sums`, one after the other in each row.
+    fn add<S: pulp::Simd>(self, simd: S, mode: usize, entries: Entries<'_>, sums: &mut [f64]);
+}
+
 /// The nonzeros of a stretch, as far as they have come, and room to sort them for one mode at a time.
 #[derive(Debug)]
 pub struct Stretch {
@@ -159,14 +171,15 @@ impl Stretch {
         (tiles.end, self.nnz == STRETCH_NNZ)
     }
 
-    /// Adds what its nonzeros contribute to `mode`, whose result `sums` is, rows of as many numbers as the rank.
-    pub fn add<T: Real>(&mut self, mode: usize, inputs: Inputs<'_, T>, sums: &mut [f64]) {
+    /// Adds what its nonzeros contribute to `mode`, whose result `sums` is, rows of as many numbers as `product` has for one, at most those
+    /// that this was made for.
+    pub fn add(&mut self, mode: usize, product: impl RowProduct, sums: &mut [f64]) {
         if self.nnz == 0 {
             return;
         }
         let blocks = self.sort(mode);
-        let (rank, portions) = (inputs.rank, &self.portions[..self.nnz.div_ceil(PORTION_NNZ)]);
-        let part = |block, range| ListWork { mode, inputs, portions, block, range };
+        let (rank, portions) = (product.width(mode), &self.portions[..self.nnz.div_ceil(PORTION_NNZ)]);
+        let part = |block, range| ListWork { mode, product, portions, block, range };
         let (mut tasks, mut rows) = (Vec::new(), Vec::new());
         let (mut pieces, mut rest, mut row) = (&mut self.pieces[..], &mut *sums, 0);
         for (b, block) in blocks.iter().enumerate() {
@@ -280,20 +293,23 @@ fn blocks(totals: &[u32], low: u32, shift: u32, block_of: &mut [u16]) -> Vec<Row
 }
 
 /// Adds some nonzeros of a block, numbered from its first, to sums.
-struct ListWork<'a, T> {
+struct ListWork<'a, P> {
     mode: usize,
-    inputs: Inputs<'a, T>,
+    product: P,
     portions: &'a [Portion],
     block: usize,
     range: Range<usize>,
 }
 
 /// Some nonzeros, sorted.
-#[derive(Clone, Copy)]
-struct Entries<'a> {
-    places: &'a [u32],
-    columns: [&'a [u32]; ORDER_MAX],
-    values: &'a [f64],
+#[derive(Clone, Copy, Debug)]
+pub struct Entries<'a> {
+    /// Each one's row, from the first that there are sums of.
+    pub places: &'a [u32],
+    /// Its indices in the other modes, ascending.
+    pub columns: [&'a [u32]; ORDER_MAX],
+    /// Its value.
+    pub values: &'a [f64],
 }
 
 impl Entries<'_> {
@@ -303,10 +319,10 @@ impl Entries<'_> {
     }
 }
 
-impl<'a, T: Real> ListWork<'a, T> {
+impl<'a, P: RowProduct> ListWork<'a, P> {
     /// What each portion has of it.
-    fn entries(&self) -> impl Iterator<Item = Entries<'a>> + use<'a, T> {
-        let (block, others) = (self.block, self.inputs.factors.len() - 1);
+    fn entries(&self) -> impl Iterator<Item = Entries<'a>> + use<'a, P> {
+        let block = self.block;
         let (mut skip, mut left) = (self.range.start, self.range.len());
         self.portions.iter().map(move |portion| {
             let end = portion.ends[block] as usize;
@@ -316,9 +332,7 @@ impl<'a, T: Real> ListWork<'a, T> {
             skip -= from - begin;
             left -= to - from;
             let mut columns = [&[][..]; ORDER_MAX];
-            for (column, all) in
-                columns.iter_mut().zip(portion.columns.chunks_exact(PORTION_NNZ)).take(others)
-            {
+            for (column, all) in columns.iter_mut().zip(portion.columns.chunks_exact(PORTION_NNZ)) {
                 *column = &all[from..to];
             }
             Entries { places: &portion.places[from..to], columns, values: &portion.values[from..to] }
@@ -326,12 +340,12 @@ impl<'a, T: Real> ListWork<'a, T> {
     }
 
     fn run(self, sums: &mut [f64]) {
-        let Inputs { rank, .. } = self.inputs;
+        let width = self.product.width(self.mode);
         if self.range.len() <= PIECE_NNZ {
             return self.entries().for_each(|entries| self.add(entries, sums));
         }
         // Some rows together, of which one may have more than a piece.
-        let mut counts = vec![0; sums.len() / rank];
+        let mut counts = vec![0; sums.len() / width];
         self.entries().flat_map(|entries| entries.places).for_each(|&row| counts[row as usize] += 1);
         let mut pieces: Vec<Piece> =
             (0..).zip(counts).filter(|&(_, n)| n > PIECE_NNZ).map(Piece::of).collect();
@@ -356,7 +370,7 @@ impl<'a, T: Real> ListWork<'a, T> {
 
     /// Adds to the row of a piece what its nonzeros come to, and forgets them.
     fn add_piece(&self, piece: &mut Piece, sums: &mut [f64]) {
-        let mut sum = vec![0.0; self.inputs.rank];
+        let mut sum = vec![0.0; self.product.width(self.mode)];
         self.add(piece.entries(), &mut sum);
         let row = sums[piece.row as usize * sum.len()..].iter_mut();
         row.zip(sum).for_each(|(sum, x)| *sum += x);
@@ -364,7 +378,7 @@ impl<'a, T: Real> ListWork<'a, T> {
     }
 
     fn add(&self, entries: Entries<'_>, sums: &mut [f64]) {
-        self.inputs.vectors.dispatch(AddEntries { mode: self.mode, inputs: self.inputs, entries, sums });
+        self.product.arch().dispatch(AddEntries { mode: self.mode, product: self.product, entries, sums });
     }
 }
 
@@ -398,40 +412,54 @@ impl Piece {
 }
 
 /// Adds nonzeros to their rows of sums.
-struct AddEntries<'a, T> {
+struct AddEntries<'a, P> {
     mode: usize,
-    inputs: Inputs<'a, T>,
+    product: P,
     entries: Entries<'a>,
     sums: &'a mut [f64],
 }
 
 /// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
-impl<T: Real> pulp::WithSimd for AddEntries<'_, T> {
+impl<P: RowProduct> pulp::WithSimd for AddEntries<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, simd: S) {
-        let Inputs { factors: matrices, rank, wide, .. } = self.inputs;
+        self.product.add(simd, self.mode, self.entries, self.sums);
+    }
+}
+
+impl<T: Real> RowProduct for Inputs<'_, T> {
+    fn width(&self, _: usize) -> usize {
+        self.rank
+    }
+
+    fn arch(&self) -> pulp::Arch {
+        self.vectors
+    }
+
+    #[inline(always)]
+    fn add<S: pulp::Simd>(self, simd: S, mode: usize, entries: Entries<'_>, sums: &mut [f64]) {
+        let Inputs { factors: matrices, rank, wide, .. } = self;
         let (others, mut factors) = (matrices.len() - 1, [&[][..]; ORDER_MAX]);
-        let of_others = (0..matrices.len()).filter(|&m| m != self.mode);
+        let of_others = (0..matrices.len()).filter(|&m| m != mode);
         factors.iter_mut().zip(of_others).for_each(|(factor, m)| *factor = matrices[m].data());
-        for from in (0..self.entries.values.len()).step_by(AHEAD) {
+        for from in (0..entries.values.len()).step_by(AHEAD) {
             let Entries { places, columns, values } =
-                self.entries.part(from..self.entries.values.len().min(from + AHEAD));
+                entries.part(from..entries.values.len().min(from + AHEAD));
             for (factor, column) in factors.iter().zip(columns).take(others) {
                 if size_of_val(*factor) > CACHED_BYTES {
                     touch(factor, column, rank);
                 }
             }
-            if size_of_val(self.sums) > CACHED_BYTES {
-                touch(self.sums, places, rank);
+            if size_of_val(sums) > CACHED_BYTES {
+                touch(sums, places, rank);
             }
-            let list =
-                Single { values, rank, stride: rank, places, columns, factors, before: self.mode, others };
+            let list = Single { values, rank, stride: rank, places, columns, factors, before: mode, others };
             if wide {
-                kernel::one_mode_wide(&list, self.sums);
+                kernel::one_mode_wide(&list, sums);
             } else {
-                kernel::one_mode(simd, &list, self.sums);
+                kernel::one_mode(simd, &list, sums);
             }
         }
     }

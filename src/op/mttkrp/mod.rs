@@ -19,11 +19,11 @@ mod covers;
 pub mod cuda;
 mod group;
 mod kernel;
-mod lists;
+pub(super) mod lists;
 mod mode_sorted;
 mod path;
 mod queue;
-mod rows;
+pub(super) mod rows;
 
 pub use covers::{ByCover, Served, served, serving, serving_bytes};
 pub use group::Strategy;

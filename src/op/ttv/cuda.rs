@@ -61,7 +61,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
 #[must_use]
 pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
-    vector + handed_bytes(manifest, mode, group_fibers(threads))
+    vector + handed_bytes(manifest, &[mode], group_fibers(threads))
 }
 
 /// A fiber that the next chunk may go on with, and its slots so far, padding behind its last nonzero left out.

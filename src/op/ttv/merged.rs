@@ -1,13 +1,14 @@
-//! TTV along any mode of any store: products, added up in the packer's runs.
+//! TTV along any modes of any store, but for all of them: products, added up in the packer's runs.
 
 use super::result_writer::handed_bytes;
-use super::{Sink, check_finite};
+use super::{Along, Sink, check_finite, modes_left, values_times};
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
 use crate::dense::Real;
 use crate::error::Result;
 use crate::format::{DecodedTile, PENDING_NNZ};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use crate::op::rows_of;
 use crate::pack::{ExternalSum, SpillReport};
 use crate::shape::{ModeOrder, Shape};
 use crate::store::Manifest;
@@ -21,56 +22,55 @@ const BATCH_ELEMENTS: usize = 1 << 13;
 /// The operation; `K` holds the linear index of the modes that are left.
 #[derive(Debug)]
 pub struct Merged<'a, T, K> {
-    vector: &'a [T],
-    mode: usize,
+    along: Vec<Along<'a, T>>,
+    /// The modes that are left.
+    left: Vec<usize>,
     layout: BitLayout,
     sum: ExternalSum<K>,
 }
 
-/// The layout by which elements are sorted: the modes but `mode`, in order.
+/// The layout by which elements are sorted: the modes but `modes`, in order.
 #[must_use]
-pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
-    let rest: Vec<usize> = (0..shape.order()).filter(|&m| m != mode).collect();
-    BitLayout::concatenated(shape, &ModeOrder::new(&rest).expect("modes of a shape, each once"))
+pub fn layout(shape: &Shape, modes: &[usize]) -> BitLayout {
+    let left = modes_left(shape.order(), modes);
+    BitLayout::concatenated(shape, &ModeOrder::new(&left).expect("modes of a shape, each once"))
 }
 
-/// Bytes that elements of TTV along `mode` take as they are handed over.
+/// Bytes that elements of TTV along `modes` take as they are handed over.
 #[must_use]
-pub fn merged_handed_bytes(manifest: &Manifest, mode: usize) -> u64 {
-    handed_bytes(manifest, mode, PENDING_NNZ)
+pub fn merged_handed_bytes(manifest: &Manifest, modes: &[usize]) -> u64 {
+    handed_bytes(manifest, modes, PENDING_NNZ)
 }
 
 impl<'a, T: Real, K: Key> Merged<'a, T, K> {
-    /// TTV along `mode`, from 0, of a tensor of `shape` with at most `nnz` nonzeros; `vector` has as many elements as the mode has
-    /// indices. Sums take at most `memory` bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current
+    /// TTV along some modes of a tensor of `shape` with at most `nnz` nonzeros, not all of them. Sums take at most `memory` bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current
     /// rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
         (shape, nnz): (&Shape, u64),
-        mode: usize,
-        vector: &'a [T],
+        along: &[Along<'a, T>],
         memory: u64,
         temporary: &Path,
     ) -> Self {
-        let layout = layout(shape, mode);
+        let modes: Vec<usize> = along.iter().map(|&(mode, _)| mode).collect();
+        let layout = layout(shape, &modes);
         let sum = ExternalSum::new(sys, &layout, nnz, memory, temporary);
-        Self { vector, mode, layout, sum }
+        Self { along: along.to_vec(), left: modes_left(shape.order(), &modes), layout, sum }
     }
 
     /// Hands all elements to `sink`, in order. Their number, and what went to files.
     pub fn finish(self, sink: Sink<'_>) -> Result<(u64, SpillReport)> {
-        let Self { mode, layout, sum, .. } = self;
+        let Self { left, layout, sum, .. } = self;
         let linearizer = Linearizer::<K>::new(&layout);
-        let order = layout.order();
         let batch = |part: &[Nonzero<K>]| {
             let mut batch = Batch::default();
             for element in part {
                 let at = linearizer.gather(element.linear);
-                batch.indices.extend((0..order).filter(|&m| m != mode).map(|m| at[m]));
+                batch.indices.extend(left.iter().map(|&m| at[m]));
                 batch.values.push(T::nearest(element.value).widen());
             }
-            check_finite(&batch, order - 1).map(|()| batch)
+            check_finite(&batch, left.len()).map(|()| batch)
         };
         let mut elements = 0;
         let spilled = sum.finish(|sums| {
@@ -83,28 +83,22 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
 }
 
 /// The products of one tile. One that exceeds all numbers makes its element do so, whatever else is added: runs hold numbers only.
-fn products<T: Real>(tile: &DecodedTile<'_>, mode: usize, vector: &[T]) -> Result<Batch> {
-    let order = tile.order();
-    let mut indices = vec![0; tile.nnz * order];
-    for m in 0..order {
-        let places = indices[m..].iter_mut().step_by(order);
-        places.zip(tile.column(m)).for_each(|(place, &index)| *place = index);
-    }
-    let product = |(&index, &value): (&u32, &f64)| (T::nearest(value) * vector[index as usize]).widen();
-    let values: Vec<f64> = tile.column(mode).iter().zip(tile.values).map(product).collect();
+fn products<T: Real>(tile: &DecodedTile<'_>, along: &[Along<'_, T>], left: &[usize]) -> Result<Batch> {
+    let (order, indices) = (tile.order(), rows_of(tile));
+    let values: Vec<f64> = values_times(tile, along).map(Real::widen).collect();
     if let Some(bad) = values.iter().position(|product| !product.is_finite()) {
-        let mut at = indices[bad * order..][..order].to_vec();
-        at.remove(mode);
-        check_finite(&Batch { indices: at, values: vec![values[bad]] }, order - 1)?;
+        let row = &indices[bad * order..][..order];
+        let at = left.iter().map(|&m| row[m]).collect();
+        check_finite(&Batch { indices: at, values: vec![values[bad]] }, left.len())?;
     }
     Ok(Batch { indices, values })
 }
 
 impl<T: Real, K: Key> HostOp for Merged<'_, T, K> {
     fn batch(&mut self, tiles: &Tiles<'_>) -> Result<()> {
-        let (mode, vector) = (self.mode, self.vector);
+        let (along, left) = (&self.along, &self.left);
         let batches: Result<Vec<Batch>> =
-            (0..tiles.tiles()).into_par_iter().map(|t| products(&tiles.tile(t), mode, vector)).collect();
+            (0..tiles.tiles()).into_par_iter().map(|t| products(&tiles.tile(t), along, left)).collect();
         batches?.into_iter().try_for_each(|batch| self.sum.push(batch))
     }
 }

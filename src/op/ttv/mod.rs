@@ -4,9 +4,10 @@
 //!
 //! * Along the leaves' mode of a tree, [`Streamed`]: each slice is a sparse matrix times the vector, every fiber an
 //!   element, and elements leave in the store's order while the next chunk is read (the paper's step 3.3).
-//! * Along any other mode, and from BLCO stores, [`Merged`]: each nonzero gives a product, and products of the same
+//! * Along any other mode, several modes, and from BLCO stores, [`Merged`]: each nonzero gives a product, and products of the same
 //!   element are added up in the packer's runs, which hold what memory does not. Elements come in the order of the modes
 //!   that are left.
+//! * Along all modes, [`Scalar`]: one number, the nearest to the exact sum of the products.
 //!
 //! **Order of additions.** Products are in the precision of the vector, sums in f64. [`Streamed`] adds in the store's
 //! order; [`Merged`] in the total order of the products, starting from the first. So results depend on the store's
@@ -23,26 +24,52 @@ mod neighbours;
 mod oracle;
 mod result_writer;
 mod rounds;
+mod scalar;
 mod streamed;
 #[cfg(target_arch = "x86_64")]
 mod windows;
 
 pub use merged::{Merged, layout as merged_layout, merged_handed_bytes};
 pub use oracle::{Oracle, OracleRoom};
+pub use scalar::Scalar;
 pub use streamed::{Streamed, host_bytes as streamed_bytes};
 
 use crate::coo::Batch;
+use crate::dense::Real;
 use crate::error::{Error, Result};
+use crate::format::DecodedTile;
 use crate::store::Manifest;
 
 /// Takes elements in order: batches of coordinates, without the mode of the vector, and values.
 pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
+
+/// A mode, from 0, and its vector, which has as many numbers as the mode has indices.
+pub type Along<'a, T> = (usize, &'a [T]);
 
 /// Whether TTV along `mode`, from 0, can be [`Streamed`].
 #[must_use]
 pub fn streams(manifest: &Manifest, mode: usize) -> bool {
     let is_one = manifest.partitions.len() == 1;
     is_one && manifest.format().tree_levels().is_some_and(|levels| levels.last() == mode)
+}
+
+/// The mode that is [`Streamed`], where `modes` are that one alone.
+#[must_use]
+pub fn streamed_mode(manifest: &Manifest, modes: &[usize]) -> Option<usize> {
+    modes.first().copied().filter(|&mode| modes.len() == 1 && streams(manifest, mode))
+}
+
+/// The modes of a tensor of `order` but `modes`, ascending.
+fn modes_left(order: usize, modes: &[usize]) -> Vec<usize> {
+    (0..order).filter(|m| !modes.contains(m)).collect()
+}
+
+/// Each value of a tile times the numbers that its indices name, in turn.
+fn values_times<T: Real>(tile: &DecodedTile<'_>, along: &[Along<'_, T>]) -> impl Iterator<Item = T> {
+    tile.values.iter().enumerate().map(|(i, &value)| {
+        let number = |&(mode, vector): &Along<'_, T>| vector[tile.column(mode)[i] as usize];
+        along.iter().map(number).fold(T::nearest(value), |product, x| product * x)
+    })
 }
 
 /// Fibers that a chunk can have at most: none is without a nonzero, and a tile of them takes a record of the image.
@@ -58,6 +85,9 @@ fn fibers_max(manifest: &Manifest) -> u64 {
 /// An error where an element is not finite: text could not hold it.
 fn check_finite(batch: &Batch, order: usize) -> Result<()> {
     let Some(bad) = batch.values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
+    if order == 0 {
+        return Err(Error::request("the result exceeds all numbers"));
+    }
     let at: Vec<String> =
         batch.indices[bad * order..][..order].iter().map(|&i| (u64::from(i) + 1).to_string()).collect();
     Err(Error::request(format!("the result at ({}), counted from 1, exceeds all numbers", at.join(", "))))

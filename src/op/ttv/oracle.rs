@@ -1,12 +1,13 @@
 //! The oracle of TTV: the definition, one nonzero after the other in f64, straight from a source of coordinates. It shares nothing with
 //! stores, decoding or sorted runs. What memory does not hold of what it expects and what has come waits in a file ([`super::bins`]).
 //!
-//! The bound is derived: an element may differ from the oracle's by `(4 roundoff + (n + 2) 2^-53) S + 3 n least`, where S is the same sum
-//! over absolute values and n how many were added: value, vector, product and result are rounded to the precision, sums are in f64.
-//! The last term is for subnormal numbers, as in [`crate::op::oracle`]: value, product and, once, result may each err by half of
+//! The bound is derived: an element may differ from the oracle's by `((2 + 2 k) roundoff + (n + 2) 2^-53) S + (2 + k) n least`, where S is the same sum
+//! over absolute values, n how many were added and k the number of vectors: value, vectors, products and result are rounded to the precision,
+//! sums are in f64. The last term is for subnormal numbers, as in [`crate::op::oracle`]: value, products and, once, result may each err by half of
 //! the least positive number, and the oracle's by the other half.
 
 use super::bins::{BinRecord, Bins, Overflow};
+use super::{Along, modes_left};
 use crate::coo::{Batch, Source};
 use crate::dense::Real;
 use crate::error::{Error, Result};
@@ -40,7 +41,7 @@ pub struct Oracle {
     dims: Vec<u32>,
     roundoff: f64,
     least: f64,
-    mode: usize,
+    modes: Vec<usize>,
     wanted: Bins,
     found: Bins,
     overflow: Overflow,
@@ -52,9 +53,9 @@ fn place(dims: &[u32], at: impl Iterator<Item = u32>) -> u128 {
 }
 
 impl Oracle {
-    /// Computes TTV of the source's nonzeros along `mode`, from 0. Their coordinates must be inside `shape`.
-    pub fn new<T: Real>(source: &mut dyn Source, shape: &Shape, mode: usize, vector: &[T]) -> Result<Self> {
-        Self::within(&Sys::default(), source, shape, mode, vector, &OracleRoom::default())
+    /// Computes TTV of the source's nonzeros along some modes. Their coordinates must be inside `shape`.
+    pub fn new<T: Real>(source: &mut dyn Source, shape: &Shape, along: &[Along<'_, T>]) -> Result<Self> {
+        Self::within(&Sys::default(), source, shape, along, &OracleRoom::default())
     }
 
     /// The same in little memory.
@@ -62,12 +63,13 @@ impl Oracle {
         sys: &Sys,
         source: &mut dyn Source,
         shape: &Shape,
-        mode: usize,
-        vector: &[T],
+        along: &[Along<'_, T>],
         room: &OracleRoom,
     ) -> Result<Self> {
         let all = shape.dims();
-        let dims: Vec<u32> = (0..all.len()).filter(|&m| m != mode).map(|m| all[m]).collect();
+        let modes: Vec<usize> = along.iter().map(|&(mode, _)| mode).collect();
+        let left = modes_left(all.len(), &modes);
+        let dims: Vec<u32> = left.iter().map(|&m| all[m]).collect();
         let bins = || Bins::new(room.elements, room.memory / 2);
         let (mut wanted, found, mut overflow) = (bins(), bins(), Overflow::new(sys, room.overflow.clone()));
         let name = source.name();
@@ -84,20 +86,22 @@ impl Oracle {
                     );
                     return Err(Error::input(&name, what));
                 }
-                let left = (0..all.len()).filter(|&m| m != mode).map(|m| at[m]);
-                let product = value * vector[at[mode] as usize].widen();
-                wanted.push(BinRecord::new(place(&dims, left), product), &mut overflow)?;
+                let number = |&(mode, vector): &Along<'_, T>| vector[at[mode] as usize].widen();
+                let product = along.iter().map(number).fold(value, |product, x| product * x);
+                let place = place(&dims, left.iter().map(|&m| at[m]));
+                wanted.push(BinRecord::new(place, product), &mut overflow)?;
             }
             Ok(())
         })?;
         wanted.end(&mut overflow)?;
-        Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, mode, wanted, found, overflow })
+        Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, modes, wanted, found, overflow })
     }
 
     /// Takes note of elements, which [`Oracle::finish`] compares.
     pub fn compare(&mut self, batch: &Batch) -> Result<()> {
-        let rows = batch.indices.chunks_exact(self.dims.len()).zip(&batch.values);
-        for (at, &value) in rows {
+        let left = self.dims.len();
+        for (i, &value) in batch.values.iter().enumerate() {
+            let at = &batch.indices[i * left..][..left];
             let record = BinRecord::new(place(&self.dims, at.iter().copied()), value);
             self.found.push(record, &mut self.overflow)?;
         }
@@ -107,7 +111,8 @@ impl Oracle {
     /// How all elements compared. One that did not come, should not have come or came again fails.
     pub fn finish(mut self) -> Result<Comparison> {
         self.found.end(&mut self.overflow)?;
-        let mut comparison = Comparison { mode: self.mode + 1, worst: 0.0, largest_error: 0.0, holds: true };
+        let mut comparison =
+            Comparison { mode: self.modes[0] + 1, worst: 0.0, largest_error: 0.0, holds: true };
         for bin in 0..self.wanted.count() {
             let wanted = self.wanted.take(bin, &self.overflow)?;
             let found = self.found.take(bin, &self.overflow)?;
@@ -128,15 +133,10 @@ impl Oracle {
     }
 
     fn compare_one(&self, comparison: &mut Comparison, wanted: &BinRecord, value: f64) {
-        let in_f64 = f64::EPSILON / 2.0 * (wanted.added + 2) as f64;
-        let subnormal = 3.0 * wanted.added as f64 * self.least;
-        let bound = wanted.absolute * (4.0 * self.roundoff + in_f64) + subnormal;
-        let error = (value - wanted.sum).abs();
-        // A NaN compares false and so fails.
-        comparison.holds &= error <= bound;
-        comparison.largest_error = comparison.largest_error.max(error);
-        let of_bound = if error == 0.0 { 0.0 } else { error / bound };
-        comparison.worst = if of_bound.is_nan() { f64::INFINITY } else { comparison.worst.max(of_bound) };
+        let (in_f64, vectors) = (f64::EPSILON / 2.0 * (wanted.added + 2) as f64, self.modes.len() as f64);
+        let subnormal = (2.0 + vectors) * wanted.added as f64 * self.least;
+        let bound = wanted.absolute * ((2.0 + 2.0 * vectors) * self.roundoff + in_f64) + subnormal;
+        comparison.add(value - wanted.sum, bound);
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
         let sum: f64 = vector[..2].iter().map(|x| f64::from(f32::nearest(value) * x)).sum();
         let mut holds = |sum: f64| {
             let shape = Shape::new(&[2, 3, 4]).unwrap();
-            let mut oracle = Oracle::new(&mut rows, &shape, 2, &vector).unwrap();
+            let mut oracle = Oracle::new(&mut rows, &shape, &[(2, &vector)]).unwrap();
             oracle.compare(&Batch { indices: vec![0, 1], values: vec![f32::nearest(sum).widen()] }).unwrap();
             oracle.finish().unwrap().holds
         };
@@ -182,7 +182,7 @@ mod tests {
         let mut rows = Rows(vec![([0, 1, 0], 2.0), ([0, 1, 3], 1.0), ([1, 2, 2], -1.0)]);
         let vector = [1.0, 1.0, 3.0, 0.5];
         let mut holds = |indices: &[u32], values: &[f64]| {
-            let mut oracle = Oracle::new(&mut rows, &shape, 2, &vector).unwrap();
+            let mut oracle = Oracle::new(&mut rows, &shape, &[(2, &vector)]).unwrap();
             oracle.compare(&Batch { indices: indices.to_vec(), values: values.to_vec() }).unwrap();
             oracle.finish().unwrap().holds
         };
@@ -194,7 +194,7 @@ mod tests {
         assert!(!holds(&[0, 1, 1, 2, 0, 0], &[2.5, -3.0, 0.0]));
         assert!(!holds(&[0, 1, 1, 2, 0, 1], &[2.5, -3.0, 2.5]));
         let small = Shape::new(&[2, 3, 3]).unwrap();
-        let outside = Oracle::new(&mut rows, &small, 2, &vector).unwrap_err().to_string();
+        let outside = Oracle::new(&mut rows, &small, &[(2, &vector)]).unwrap_err().to_string();
         assert!(outside.contains("index 4 of mode 3 is outside"), "{outside}");
     }
 }

@@ -21,11 +21,12 @@ pub(super) fn group_fibers(threads: usize) -> usize {
     (2 * threads).max(4) * TASK_FIBERS
 }
 
-/// Bytes that `elements` elements of TTV along `mode` take as they are handed over: batches, and the text that a sink makes
+/// Bytes that `elements` elements of TTV along `modes` take as they are handed over: batches, and the text that a sink makes
 /// of them.
 #[must_use]
-pub(super) fn handed_bytes(manifest: &Manifest, mode: usize, elements: usize) -> u64 {
-    let dims = manifest.shape.dims().iter().enumerate().filter(|&(m, _)| m != mode).map(|(_, &dim)| dim);
+pub(super) fn handed_bytes(manifest: &Manifest, modes: &[usize], elements: usize) -> u64 {
+    let dims =
+        manifest.shape.dims().iter().enumerate().filter(|(m, _)| !modes.contains(m)).map(|(_, &dim)| dim);
     // An index, its digits, and what follows them.
     let index = |dim: u32| 4 + u64::from(dim.ilog10()) + 1 + 1;
     let element = 8 + VALUE_TEXT_BYTES + dims.map(index).sum::<u64>();

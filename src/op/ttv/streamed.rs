@@ -30,7 +30,7 @@ pub struct Streamed<'a, 's, T> {
 pub fn host_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
     let sums = (group_fibers(threads) * size_of::<f64>()) as u64;
-    vector + sums + handed_bytes(manifest, mode, group_fibers(threads)) + computing_bytes(threads)
+    vector + sums + handed_bytes(manifest, &[mode], group_fibers(threads)) + computing_bytes(threads)
 }
 
 impl<'a, 's, T: Real> Streamed<'a, 's, T> {

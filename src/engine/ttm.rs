@@ -1,0 +1,231 @@
+//! SpTTM on the CPU.
+
+use super::{Engine, ExecutionPlan};
+use crate::backend::host::{HostBackend, computing_bytes, decoded_bytes};
+use crate::dense::{MatrixRef, Real};
+use crate::error::{Error, Result};
+use crate::linear::{Key, Wide};
+use crate::op::ttm::{
+    FiberRows, FiberSink, Fibers, Sorted, fibers_bytes, is_in_order, matrix_bytes, oracle_bytes,
+};
+use crate::pack::{ExternalSumMemory, SpillReport};
+use crate::store::Store;
+use crate::stream::{Limits, PassReport, Span};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// SpTTM to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct TtmRequest {
+    /// The mode, from 0.
+    pub mode: usize,
+    /// Columns of the matrix.
+    pub rank: usize,
+    /// Bytes that reading takes what the result is checked with, if it is.
+    pub checked: Option<u64>,
+    /// Where directories for temporary files are made.
+    pub temporary: PathBuf,
+    /// The least that nonzeros are given, for tests.
+    pub memory_min: Option<u64>,
+}
+
+/// What it will use.
+#[derive(Clone, Debug)]
+pub(crate) struct TtmPlan {
+    pub uses: ExecutionPlan,
+    /// Bytes that nonzeros may take which are brought into order; 0 where the store's are.
+    pub sorting: u64,
+}
+
+/// What came of it.
+pub(crate) struct TtmOutcome {
+    pub fibers: u64,
+    pub spilled: SpillReport,
+    /// Seconds of merging nonzeros, computing and handing over, after the pass; 0 where fibers stream.
+    pub merge_seconds: f64,
+    pub passes: Vec<PassReport>,
+    pub spans: Vec<Span>,
+    pub uses: ExecutionPlan,
+}
+
+impl Engine {
+    /// Every fiber of a store along `mode`, from 0, times `matrix`, which has a row for each index of the mode: a semi-sparse
+    /// tensor, whose fibers come in ascending order of the other modes. It lies in memory; [`Engine::ttm_to`] hands it over
+    /// piece by piece.
+    ///
+    /// ```
+    /// # use blco::{Engine, Matrix, PackOptions, ReadOptions};
+    /// # fn main() -> blco::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (text, path) = (dir.path().join("movies.tns"), dir.path().join("movies.blco"));
+    /// # std::fs::write(&text, "1 1 1 5\n2 1 3 3\n2 2 1 1\n2 2 2 4\n").unwrap();
+    /// # let engine = Engine::new()?;
+    /// # engine.pack(&mut engine.read_text(&text, ReadOptions::default())?, &PackOptions::new(path.clone()))?;
+    /// let store = engine.open(&path)?; // 2 x 2 x 3
+    /// let matrix = Matrix::from_rows(3, 2, vec![1.0, 10.0, 2.0, 20.0, 3.0, 30.0]);
+    /// let fibers = engine.ttm(&store, 2, &matrix)?;
+    /// assert_eq!(fibers.coordinates, [0, 0, 1, 0, 1, 1]); // (1, 1, :), (2, 1, :), (2, 2, :)
+    /// assert_eq!(fibers.values, [5.0, 50.0, 9.0, 90.0, 9.0, 90.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] for a mode that the tensor does not have and a matrix with another number of rows; what reading the store
+    /// gives.
+    pub fn ttm<'m, T: Real>(
+        &self,
+        store: &Store,
+        mode: usize,
+        matrix: impl Into<MatrixRef<'m, T>>,
+    ) -> Result<Fibers<T>> {
+        let sys = self.sys();
+        let mut all = Fibers { coordinates: Vec::new(), values: Vec::new() };
+        self.ttm_to(store, mode, matrix, &mut |parts| {
+            for Fibers { coordinates, values } in parts {
+                let lengths = [all.coordinates.len() + coordinates.len(), all.values.len() + values.len()];
+                sys.reserve(&mut all.coordinates, lengths[0], usize::MAX)?;
+                sys.reserve(&mut all.values, lengths[1], usize::MAX)?;
+                all.coordinates.extend(coordinates);
+                all.values.extend(values);
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// The same, for results that memory does not hold: `sink` gets the fibers, in order. How many there are. Nonzeros of a
+    /// store whose trees have the mode for leaves, and the others ascending above, stream; others are sorted first, in temporary
+    /// files where memory is short.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Engine::ttm`], and what `sink` gives.
+    pub fn ttm_to<'m, T: Real>(
+        &self,
+        store: &Store,
+        mode: usize,
+        matrix: impl Into<MatrixRef<'m, T>>,
+        sink: FiberSink<'_, T>,
+    ) -> Result<u64> {
+        let matrix = matrix.into();
+        let request = self.ttm_request(store, mode, matrix.columns())?;
+        let (rows, dim) = (matrix.rows(), store.manifest().shape.dims()[mode]);
+        if rows != dim as usize {
+            return Err(Error::request(format!(
+                "a matrix of {rows} rows along mode {}, which has {dim}",
+                mode + 1
+            )));
+        }
+        let plan = self.settle_ttm::<T>(store, &request)?;
+        Ok(self.run_ttm(store, &request, plan, matrix, Some(sink))?.fibers)
+    }
+
+    /// Plans SpTTM along `mode`, from 0, with a matrix of `rank` columns in the precision `T`. Of the result it counts what is handed
+    /// over at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] where the memory does not suffice.
+    pub fn plan_ttm<T: Real>(&self, store: &Store, mode: usize, rank: usize) -> Result<ExecutionPlan> {
+        Ok(self.settle_ttm::<T>(store, &self.ttm_request(store, mode, rank)?)?.uses)
+    }
+
+    fn ttm_request(&self, store: &Store, mode: usize, rank: usize) -> Result<TtmRequest> {
+        super::mttkrp::check_modes(&[mode], store.manifest().shape.order())?;
+        super::mttkrp::check_rank(rank)?;
+        let temporary = self.options().temp_dir.clone().unwrap_or_else(std::env::temp_dir);
+        Ok(TtmRequest { mode, rank, checked: None, temporary, memory_min: None })
+    }
+
+    /// Plans it, with what sorting may take.
+    pub(crate) fn settle_ttm<T: Real>(&self, store: &Store, request: &TtmRequest) -> Result<TtmPlan> {
+        let &TtmRequest { mode, rank, checked, memory_min, .. } = request;
+        let (manifest, threads) = (store.manifest(), self.threads());
+        let order = manifest.shape.order();
+        let matrix = matrix_bytes::<T>(manifest, mode, rank);
+        let fibers = fibers_bytes(manifest, rank, threads);
+        let oracle = checked.map_or(0, |_| oracle_bytes(manifest.nnz));
+        let held =
+            matrix.saturating_add(computing_bytes(threads) + decoded_bytes(order, 1)).saturating_add(oracle);
+        let reading = matrix.saturating_add(oracle).saturating_add(checked.unwrap_or(0));
+        let (sorting, passing, afterwards) = if is_in_order(manifest, mode) {
+            (0, held.saturating_add(fibers), reading)
+        } else {
+            let takes = ExternalSumMemory::new(&manifest.shape, manifest.nnz, threads);
+            let least = memory_min.unwrap_or_else(|| takes.least());
+            let room = self.room(store, held.saturating_add(fibers))?;
+            // The other half is for the workers' buffers.
+            let sorting = (room / 2).max(least);
+            let [coming, summing] = takes.taken(sorting);
+            let afterwards = matrix.saturating_add(oracle).saturating_add(fibers).saturating_add(summing);
+            (sorting, held.saturating_add(coming), afterwards.max(reading))
+        };
+        let limits = Limits { afterwards, less: "take fewer columns", ..self.limits(1) };
+        let host = self.plan_host(store, passing, &limits)?;
+        let uses = ExecutionPlan {
+            host,
+            device: None,
+            notes: self.notes_of_cpu(),
+            mode_sorted: None,
+            made_for: None,
+        };
+        Ok(TtmPlan { uses, sorting })
+    }
+
+    /// Runs it by `plan`. Fibers go to `sink`; without one they are counted.
+    pub(crate) fn run_ttm<T: Real>(
+        &self,
+        store: &Store,
+        request: &TtmRequest,
+        plan: TtmPlan,
+        matrix: MatrixRef<'_, T>,
+        sink: Option<FiberSink<'_, T>>,
+    ) -> Result<TtmOutcome> {
+        let store = &store.clone().with_direct_reads(plan.uses.host.direct_reads).with_sys(self.sys());
+        let vectors = self.options().vectors;
+        let order = store.manifest().shape.order();
+        let rows = FiberRows::new(self.sys(), (order, request.mode), matrix, sink).with_vectors(vectors);
+        self.install(|| {
+            if is_in_order(store.manifest(), request.mode) {
+                let (mut rows, uses) = (rows, plan.uses);
+                let mut backend = HostBackend::new(store, &mut rows)?;
+                let (passes, spans) = self.passes((store, 1), &uses.host, &mut backend, |_, _| ())?;
+                drop(backend);
+                let (fibers, spilled) = (rows.finish()?, SpillReport::default());
+                return Ok(TtmOutcome { fibers, spilled, merge_seconds: 0.0, passes, spans, uses });
+            }
+            if store.manifest().shape.linear_bits() <= u64::BITS {
+                self.ttm_sorted::<T, u64>(store, request, plan, rows)
+            } else {
+                self.ttm_sorted::<T, Wide>(store, request, plan, rows)
+            }
+        })
+    }
+
+    /// Brings nonzeros into order, then computes.
+    fn ttm_sorted<T: Real, K: Key>(
+        &self,
+        store: &Store,
+        request: &TtmRequest,
+        TtmPlan { uses, sorting }: TtmPlan,
+        rows: FiberRows<'_, '_, T>,
+    ) -> Result<TtmOutcome> {
+        let tensor = (&store.manifest().shape, store.manifest().nnz);
+        let mut op = Sorted::<K>::new(self.sys(), tensor, request.mode, sorting, &request.temporary);
+        let mut backend = HostBackend::new(store, &mut op)?;
+        let (passes, spans) = self.passes((store, 1), &uses.host, &mut backend, |_, _| ())?;
+        drop(backend);
+        let start = Instant::now();
+        let (fibers, spilled) = op.finish(rows)?;
+        let merge_seconds = start.elapsed().as_secs_f64();
+        Ok(TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses })
+    }
+
+    /// What is said of operations that are computed on the CPU alone, where a GPU was asked for.
+    pub(super) fn notes_of_cpu(&self) -> Vec<String> {
+        let asked = self.options().device == super::Device::Cuda;
+        asked.then(|| "on the CPU: this operation has no kernels for a GPU".to_owned()).into_iter().collect()
+    }
+}

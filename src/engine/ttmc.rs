@@ -1,0 +1,148 @@
+//! SpTTMc on the CPU.
+
+use super::mttkrp::{Modes, check_modes, check_rank};
+use super::{Engine, ExecutionPlan};
+use crate::backend::host::{HostBackend, decoded_bytes};
+use crate::dense::{MatrixRef, Real};
+use crate::error::{Error, Result};
+use crate::op::mttkrp::ModeMatrix;
+use crate::op::ttmc::{Ttmc, host_bytes, matrices_bytes};
+use crate::shape::Shape;
+use crate::store::Store;
+use crate::stream::{Limits, PassReport, Span};
+
+/// SpTTMc to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct TtmcRequest {
+    /// The modes, from 0.
+    pub modes: Vec<usize>,
+    /// Columns of each mode's factor.
+    pub ranks: Vec<usize>,
+    pub passes: u32,
+    /// Bytes that are held beside factors and results where these are checked.
+    pub checked: Option<u64>,
+}
+
+/// What came of it.
+pub(crate) struct TtmcOutcome<T> {
+    pub results: Vec<ModeMatrix<T>>,
+    pub passes: Vec<PassReport>,
+    pub spans: Vec<Span>,
+}
+
+impl Engine {
+    /// For each of `modes` with its number, from 0: `Y[i, :]`, the sum over the nonzeros with index i in this mode of their values times
+    /// the Kronecker product, over the other modes, of the rows of their factors: `dims[mode]` x the product of the other ranks, the last
+    /// mode's rank fastest. `factors[m]` is `dims[m]` x a rank of its own. (Liu et al., CLUSTER 2017, equation 4.)
+    ///
+    /// Results have the same bits for any number of threads, memory and chunks.
+    ///
+    /// ```
+    /// # use blco::{Engine, Matrix, Modes, PackOptions, ReadOptions};
+    /// # fn main() -> blco::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let (text, path) = (dir.path().join("movies.tns"), dir.path().join("movies.blco"));
+    /// # std::fs::write(&text, "1 1 1 5\n2 1 3 3\n2 2 1 1\n2 2 2 4\n").unwrap();
+    /// # let engine = Engine::new()?;
+    /// # engine.pack(&mut engine.read_text(&text, ReadOptions::default())?, &PackOptions::new(path.clone()))?;
+    /// let store = engine.open(&path)?; // 2 x 2 x 3
+    /// let ones = |rows, rank| Matrix::from_rows(rows, rank, vec![1.0; rows * rank]);
+    /// let factors = [ones(2, 4), ones(2, 3), ones(3, 2)];
+    /// let results = engine.ttmc(&store, &factors, Modes::Only(&[0]))?;
+    /// let (mode, result) = &results[0];
+    /// assert_eq!((*mode, result.rows(), result.columns()), (0, 2, 6));
+    /// assert_eq!(result.row(1), [8.0; 6]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] for factors of other shapes and results that memory does not hold; what reading the store gives.
+    pub fn ttmc<'f, T: Real>(
+        &self,
+        store: &Store,
+        factors: impl IntoIterator<Item = impl Into<MatrixRef<'f, T>>>,
+        modes: Modes<'_>,
+    ) -> Result<Vec<ModeMatrix<T>>> {
+        let factors: Vec<MatrixRef<'f, T>> = factors.into_iter().map(Into::into).collect();
+        let ranks: Vec<usize> = factors.iter().map(MatrixRef::columns).collect();
+        let request = ttmc_request(store, ranks, modes)?;
+        for (mode, (factor, &dim)) in factors.iter().zip(store.manifest().shape.dims()).enumerate() {
+            if factor.rows() != dim as usize {
+                let what = format!("the factor of mode {} has {} rows, not {dim}", mode + 1, factor.rows());
+                return Err(Error::request(what));
+            }
+        }
+        let plan = self.settle_ttmc::<T>(store, &request)?;
+        Ok(self.run_ttmc(store, &request, &plan, &factors)?.results)
+    }
+
+    /// Plans SpTTMc of `modes` with factors of these ranks, one for each mode of the tensor, in the precision `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Request`] where the memory does not suffice.
+    pub fn plan_ttmc<T: Real>(
+        &self,
+        store: &Store,
+        ranks: &[usize],
+        modes: Modes<'_>,
+    ) -> Result<ExecutionPlan> {
+        self.settle_ttmc::<T>(store, &ttmc_request(store, ranks.to_vec(), modes)?)
+    }
+
+    pub(crate) fn settle_ttmc<T: Real>(&self, store: &Store, request: &TtmcRequest) -> Result<ExecutionPlan> {
+        let TtmcRequest { modes, ranks, passes, checked } = request;
+        let (manifest, threads) = (store.manifest(), self.threads());
+        let decoded = decoded_bytes(manifest.shape.order(), threads);
+        let bytes = host_bytes::<T>(manifest, modes, ranks, threads).saturating_add(decoded);
+        let checking = |bytes: u64| matrices_bytes::<T>(manifest, modes, ranks).saturating_add(bytes);
+        let less = if modes.len() > 1 {
+            "take fewer modes at a time or smaller ranks"
+        } else {
+            "take smaller ranks"
+        };
+        let limits = Limits { afterwards: checked.map_or(0, checking), less, ..self.limits(*passes) };
+        let host = self.plan_host(store, bytes, &limits)?;
+        Ok(ExecutionPlan {
+            host,
+            device: None,
+            notes: self.notes_of_cpu(),
+            mode_sorted: None,
+            made_for: None,
+        })
+    }
+
+    /// Runs it by `plan`.
+    pub(crate) fn run_ttmc<T: Real>(
+        &self,
+        store: &Store,
+        request: &TtmcRequest,
+        plan: &ExecutionPlan,
+        factors: &[MatrixRef<'_, T>],
+    ) -> Result<TtmcOutcome<T>> {
+        let store = &store.clone().with_direct_reads(plan.host.direct_reads).with_sys(self.sys());
+        let vectors = self.options().vectors;
+        self.install(|| {
+            let op = Ttmc::new(store, factors, &request.modes)?.with_vectors(vectors);
+            let mut backend = HostBackend::for_threads(store, op, self.threads())?;
+            let again = |backend: &mut HostBackend<Ttmc<'_, T>>, _| backend.op().reset();
+            let passes = (store, request.passes);
+            let (passes, spans) = self.passes(passes, &plan.host, &mut backend, again)?;
+            Ok(TtmcOutcome { results: backend.into_op().finish(), passes, spans })
+        })
+    }
+}
+
+fn ttmc_request(store: &Store, ranks: Vec<usize>, modes: Modes<'_>) -> Result<TtmcRequest> {
+    let shape: &Shape = &store.manifest().shape;
+    let modes = modes.of(shape.order());
+    check_modes(&modes, shape.order())?;
+    if ranks.len() != shape.order() {
+        let what = format!("{} factors for a tensor of order {}", ranks.len(), shape.order());
+        return Err(Error::request(what));
+    }
+    ranks.iter().try_for_each(|&rank| check_rank(rank))?;
+    Ok(TtmcRequest { modes, ranks, passes: 1, checked: None })
+}

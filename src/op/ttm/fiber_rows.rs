@@ -1,0 +1,210 @@
+//! Nonzeros in the order of the fibers in, rows of fibers out.
+
+use super::kernel::AddTile;
+use super::{FiberSink, Fibers, tiles_at_once};
+use crate::backend::host::{HostOp, Tiles, Vectors};
+use crate::dense::{MatrixRef, Real};
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::DecodedTile;
+use crate::sys::Sys;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The fibers of at most 512 consecutive nonzeros, as far as these have them.
+#[derive(Debug, Default)]
+pub(super) struct TileFibers {
+    /// Indices along the mode.
+    pub leaves: Vec<u32>,
+    pub values: Vec<f64>,
+    /// Where each fiber begins.
+    pub starts: Vec<u32>,
+    /// Indices of each fiber in the other modes.
+    pub coordinates: Vec<u32>,
+    /// A row for each fiber.
+    pub sums: Vec<f64>,
+}
+
+impl TileFibers {
+    /// Those of nonzeros of a tile of a store that [`is_in_order`].
+    fn of_tile(tile: &DecodedTile<'_>, mode: usize) -> Self {
+        let others: Vec<usize> = (0..tile.order()).filter(|&m| m != mode).collect();
+        let begins = |i: usize| i == 0 || others.iter().any(|&m| tile.column(m)[i] != tile.column(m)[i - 1]);
+        let starts: Vec<u32> = (0u32..).take(tile.nnz).filter(|&i| begins(i as usize)).collect();
+        let of_fiber = |&start: &u32| others.iter().map(move |&m| tile.column(m)[start as usize]);
+        Self {
+            coordinates: starts.iter().flat_map(of_fiber).collect(),
+            leaves: tile.column(mode).to_vec(),
+            values: tile.values.to_vec(),
+            starts,
+            sums: Vec::new(),
+        }
+    }
+}
+
+/// The fiber that the next nonzeros may go on with.
+#[derive(Debug)]
+struct OpenFiber {
+    coordinates: Vec<u32>,
+    /// What whole tiles have added to it, and what the last one has.
+    total: Vec<f64>,
+    of_tile: Vec<f64>,
+}
+
+impl OpenFiber {
+    fn row(&self) -> impl Iterator<Item = f64> {
+        self.total.iter().zip(&self.of_tile).map(|(total, of_tile)| total + of_tile)
+    }
+}
+
+/// The operation on a store that [`is_in_order`](super::is_in_order); of others it takes what [`Sorted`](super::Sorted) gives.
+pub struct FiberRows<'a, 's, T> {
+    sys: Sys,
+    matrix: MatrixRef<'a, T>,
+    mode: usize,
+    order: usize,
+    vectors: Vectors,
+    /// Nonzeros so far.
+    nnz: u64,
+    open: Option<OpenFiber>,
+    sink: Option<FiberSink<'s, T>>,
+    fibers: u64,
+}
+
+impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
+    /// SpTTM along `mode`, from 0, of a tensor of `order`; `matrix` has a row for each index of the mode. Fibers go to `sink`; without
+    /// one they are counted. Runs on the current rayon pool.
+    #[must_use]
+    pub fn new(
+        sys: &Sys,
+        (order, mode): (usize, usize),
+        matrix: MatrixRef<'a, T>,
+        sink: Option<FiberSink<'s, T>>,
+    ) -> Self {
+        let (sys, vectors) = (sys.clone(), Vectors::Widest);
+        Self { sys, matrix, mode, order, vectors, nnz: 0, open: None, sink, fibers: 0 }
+    }
+
+    /// The same with other vector instructions than the widest; results are the same.
+    #[must_use]
+    pub fn with_vectors(mut self, vectors: Vectors) -> Self {
+        self.vectors = vectors;
+        self
+    }
+
+    /// The next nonzeros, `nnz` of them; `fibers` gives those of a range of them, which lies in one tile.
+    pub(super) fn put(
+        &mut self,
+        nnz: usize,
+        fibers: impl Fn(Range<usize>) -> TileFibers + Sync,
+    ) -> Result<()> {
+        let mut ranges = Vec::with_capacity(nnz / TILE_NNZ + 2);
+        let mut from = 0;
+        while from < nnz {
+            #[expect(clippy::cast_possible_truncation, reason = "less than a tile")]
+            let begun = ((self.nnz + from as u64) % TILE_NNZ as u64) as usize;
+            let to = nnz.min(from + TILE_NNZ - begun);
+            ranges.push(from..to);
+            from = to;
+        }
+        for ranges in ranges.chunks(self.at_once()) {
+            let fibers = |range: &Range<usize>| fibers(range.clone());
+            self.put_tiles(ranges, fibers)?;
+        }
+        Ok(())
+    }
+
+    fn at_once(&self) -> usize {
+        tiles_at_once(self.order, self.matrix.columns(), rayon::current_num_threads())
+    }
+
+    /// Nonzeros in ranges that lie in a tile each.
+    fn put_tiles<R: Sync>(&mut self, ranges: &[R], fibers: impl Fn(&R) -> TileFibers + Sync) -> Result<()> {
+        self.sys.check_cancelled()?;
+        let (matrix, rank, vectors) = (self.matrix, self.matrix.columns(), self.vectors);
+        // What a tile has begun goes on, number by number.
+        let goes_on = !self.nnz.is_multiple_of(TILE_NNZ as u64);
+        let open = self.open.as_ref().filter(|_| goes_on);
+        let computed = ranges.par_iter().enumerate().map(|(i, range)| {
+            let mut tile = fibers(range);
+            tile.sums.resize(tile.starts.len() * rank, 0.0);
+            if let Some(open) = open.filter(|open| i == 0 && tile.coordinates.starts_with(&open.coordinates))
+            {
+                tile.sums[..rank].copy_from_slice(&open.of_tile);
+            }
+            vectors.arch().dispatch(AddTile { matrix, tile: &mut tile });
+            tile
+        });
+        let tiles: Vec<TileFibers> = computed.collect();
+        let mut out = Vec::with_capacity(tiles.len());
+        for (i, tile) in tiles.into_iter().enumerate() {
+            self.nnz += tile.values.len() as u64;
+            self.join(tile, goes_on && i == 0, &mut out);
+        }
+        out.retain(|fibers| !fibers.coordinates.is_empty());
+        let others = self.order - 1;
+        self.fibers += out.iter().map(|fibers| (fibers.coordinates.len() / others) as u64).sum::<u64>();
+        match &mut self.sink {
+            Some(sink) if !out.is_empty() => {
+                let rounded =
+                    |Fibers { coordinates, values }| Fibers { coordinates, values: T::from_f64s(values) };
+                sink(out.into_par_iter().map(rounded).collect())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Joins the fibers of a tile to those before: `out` gets what is complete by now. With `begun`, the tile has been begun before.
+    fn join(&mut self, tile: TileFibers, begun: bool, out: &mut Vec<Fibers<f64>>) {
+        let (rank, others) = (self.matrix.columns(), self.order - 1);
+        let TileFibers { mut coordinates, mut sums, .. } = tile;
+        let fibers = coordinates.len() / others;
+        if fibers == 0 {
+            return;
+        }
+        if let Some(open) = &mut self.open {
+            if !begun {
+                open.total.iter_mut().zip(&mut open.of_tile).for_each(|(sum, x)| *sum += std::mem::take(x));
+            }
+            if open.coordinates == coordinates[..others] {
+                open.of_tile.copy_from_slice(&sums[..rank]);
+                if fibers == 1 {
+                    return;
+                }
+                sums.iter_mut().zip(open.row()).for_each(|(sum, x)| *sum = x);
+            } else {
+                out.push(Fibers { coordinates: open.coordinates.clone(), values: open.row().collect() });
+            }
+        }
+        let last = OpenFiber {
+            of_tile: sums.split_off((fibers - 1) * rank),
+            coordinates: coordinates.split_off((fibers - 1) * others),
+            total: vec![0.0; rank],
+        };
+        self.open = Some(last);
+        out.push(Fibers { coordinates, values: sums });
+    }
+
+    /// Hands over the last fiber. The number of all of them.
+    pub fn finish(mut self) -> Result<u64> {
+        if let Some(open) = self.open.take() {
+            self.fibers += 1;
+            if let Some(sink) = &mut self.sink {
+                let values = T::from_f64s(open.row().collect());
+                sink(vec![Fibers { coordinates: open.coordinates, values }])?;
+            }
+        }
+        Ok(self.fibers)
+    }
+}
+
+impl<T: Real> HostOp for FiberRows<'_, '_, T> {
+    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
+        let tiles: Vec<usize> = (0..batch.tiles()).collect();
+        let mode = self.mode;
+        for tiles in tiles.chunks(self.at_once()) {
+            self.put_tiles(tiles, |&t| TileFibers::of_tile(&batch.tile(t), mode))?;
+        }
+        Ok(())
+    }
+}

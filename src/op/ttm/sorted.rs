@@ -1,0 +1,91 @@
+//! SpTTM of any store: its nonzeros are brought into the order of the fibers by the packer's runs.
+
+use super::fiber_rows::{FiberRows, TileFibers};
+use crate::backend::host::{HostOp, Tiles};
+use crate::coo::Batch;
+use crate::dense::Real;
+use crate::error::Result;
+use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use crate::op::rows_of;
+use crate::pack::{ExternalSum, SpillReport};
+use crate::shape::{ModeOrder, Shape};
+use crate::sys::Sys;
+use rayon::prelude::*;
+use std::path::Path;
+
+/// The operation, until all nonzeros have come; `K` holds their linear index.
+#[derive(Debug)]
+pub struct Sorted<K> {
+    mode: usize,
+    shape: Shape,
+    layout: BitLayout,
+    nonzeros: ExternalSum<K>,
+}
+
+/// The layout by which nonzeros are sorted: the modes but `mode`, ascending, then `mode`.
+#[must_use]
+pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
+    let modes: Vec<usize> = (0..shape.order()).filter(|&m| m != mode).chain([mode]).collect();
+    BitLayout::concatenated(shape, &ModeOrder::new(&modes).expect("modes of a shape, each once"))
+}
+
+impl<K: Key> Sorted<K> {
+    /// SpTTM along `mode`, from 0, of a tensor of `shape` with at most `nnz` nonzeros. These take at most `memory` bytes; what exceeds
+    /// them goes to files in a directory in `temporary`. Runs on the current rayon pool.
+    #[must_use]
+    pub fn new(sys: &Sys, (shape, nnz): (&Shape, u64), mode: usize, memory: u64, temporary: &Path) -> Self {
+        let layout = layout(shape, mode);
+        let nonzeros = ExternalSum::new(sys, &layout, nnz, memory, temporary);
+        Self { mode, shape: shape.clone(), layout, nonzeros }
+    }
+
+    /// Computes the fibers, when all nonzeros have come. How many there are, and what went to files. Values that share all
+    /// coordinates are added up first, in f64.
+    pub fn finish<T: Real>(self, mut rows: FiberRows<'_, '_, T>) -> Result<(u64, SpillReport)> {
+        let Self { mode, shape, layout, nonzeros } = self;
+        let linearizer = Linearizer::<K>::new(&layout);
+        let spilled = nonzeros.finish(|sorted| {
+            rows.put(sorted.len(), |range| fibers(&sorted[range], &linearizer, (&shape, mode)))
+        })?;
+        Ok((rows.finish()?, spilled))
+    }
+}
+
+/// The fibers of some nonzeros.
+fn fibers<K: Key>(
+    nonzeros: &[Nonzero<K>],
+    linearizer: &Linearizer<K>,
+    (shape, mode): (&Shape, usize),
+) -> TileFibers {
+    let (order, leaf_bits) = (shape.order(), shape.bits(mode));
+    let mut tile = TileFibers::default();
+    tile.leaves.reserve(nonzeros.len());
+    tile.values.reserve(nonzeros.len());
+    let mut before = None;
+    for (i, nonzero) in (0u32..).zip(nonzeros) {
+        let linear = nonzero.linear.widen();
+        let fiber = linear >> leaf_bits;
+        if before.replace(fiber) != Some(fiber) {
+            let at = linearizer.gather(nonzero.linear);
+            tile.starts.push(i);
+            let others = at.iter().take(order).enumerate().filter(|&(m, _)| m != mode);
+            tile.coordinates.extend(others.map(|(_, &index)| index));
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "an index has at most 32 bits")]
+        let leaf = (linear ^ (fiber << leaf_bits)) as u32;
+        tile.leaves.push(leaf);
+        tile.values.push(nonzero.value);
+    }
+    tile
+}
+
+impl<K: Key> HostOp for Sorted<K> {
+    fn batch(&mut self, tiles: &Tiles<'_>) -> Result<()> {
+        let batch = |t: usize| {
+            let tile = tiles.tile(t);
+            Batch { indices: rows_of(&tile), values: tile.values.to_vec() }
+        };
+        let batches: Vec<Batch> = (0..tiles.tiles()).into_par_iter().map(batch).collect();
+        batches.into_iter().try_for_each(|batch| self.nonzeros.push(batch))
+    }
+}
