@@ -35,6 +35,13 @@ impl Facts {
     }
 }
 
+/// Bytes of pinned host memory through which factors and results of `bytes` bytes go to and from a device: none where that saves less than
+/// pinning takes.
+#[must_use]
+pub fn staging_bytes(bytes: u64) -> u64 {
+    if bytes < 256 << 20 { 0 } else { 64 << 20 }
+}
+
 /// In which order nonzeros are to be computed from: what is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

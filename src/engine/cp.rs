@@ -2,7 +2,7 @@
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
-use crate::backend::device::KernelReport;
+use crate::backend::device::{KernelReport, staging_bytes};
 use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::Checkpointer;
 #[cfg(feature = "cuda")]
@@ -120,7 +120,7 @@ impl<'a> Demand<'a> {
             passes: starts.saturating_mul(max_iters).max(2),
             mode_sorted: ModeSortedDemand::new::<T>(manifest, modes, rank, threads, true),
             on_cpu: host_bytes::<T>(manifest, rank, threads) + decoded_bytes(shape.order(), threads) + held,
-            beside_gpu: factors + held,
+            beside_gpu: factors + staging_bytes(factors) + held,
             afterwards: 0,
             starts: Some(starts),
         }

@@ -24,5 +24,6 @@ mod cpd;
 mod mode_sorted;
 mod mttkrp;
 mod mutants;
+mod staging;
 mod ttv;
 mod views;

@@ -8,6 +8,7 @@
 
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
+mod staging;
 mod transfer;
 
 use crate::backend::device::Facts;
@@ -18,6 +19,7 @@ use cudarc::driver::{DriverError, result, sys};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
 
+pub use staging::Staging;
 pub use transfer::{Download, Pinned, Upload};
 
 /// The oldest driver interface that serves: CUDA 12.0.

@@ -62,7 +62,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         to.copy.wait(computed)?;
         start.record(&to.copy)?;
         let arrived = out.arrived.take().expect("a lane's results have been handed over");
-        let results = to.copy.download(&out.memory, bytes, arrived, &returned)?;
+        let results = to.copy.download(&out.memory, 0, bytes, arrived, &returned)?;
         self.results.leaving.push_back(Leaving { header, lane, image, results, bytes });
         self.log.pass.returned_bytes += bytes as u64;
         Ok(())

@@ -6,7 +6,7 @@ mod host;
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
-use crate::backend::device::KernelReport;
+use crate::backend::device::{KernelReport, staging_bytes};
 use crate::backend::host::decoded_bytes;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{DeviceMatrix, FactorView, Real};
@@ -54,6 +54,7 @@ impl<'a> Demand<'a> {
     ) -> Self {
         let manifest = store.manifest();
         let shape = &manifest.shape;
+        let matrices = matrices_bytes::<T>(shape, modes, rank);
         Self {
             modes,
             rank,
@@ -61,7 +62,7 @@ impl<'a> Demand<'a> {
             mode_sorted: ModeSortedDemand::new::<T>(manifest, modes, rank, threads, false),
             on_cpu: serving_bytes::<T>(store.whole(), modes, rank, threads)
                 + decoded_bytes(shape.order(), threads),
-            beside_gpu: matrices_bytes::<T>(shape, modes, rank),
+            beside_gpu: matrices + staging_bytes(matrices),
             afterwards: 0,
             starts: None,
         }

@@ -16,7 +16,7 @@ use super::ModeMatrix;
 use crate::backend::cuda::abi::{
     self, ClearArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
-use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Stream};
+use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
@@ -100,6 +100,7 @@ pub struct DeviceMttkrp<T> {
     wide: Option<WideKernels>,
     is_wide: bool,
     device: Arc<Device>,
+    sys: Sys,
     rank: usize,
     marker: std::marker::PhantomData<T>,
 }
@@ -299,6 +300,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             wide: None,
             is_wide: false,
             device,
+            sys: sys.clone(),
             rank,
             marker,
         })
@@ -306,11 +308,14 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Copies `factors` to the device, in place of those before.
     pub fn put<'f>(&mut self, factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>) -> Result<()> {
+        let bytes = self.factors.iter().map(Memory::bytes).sum();
+        let mut staging = Staging::worth(&self.device, &self.sys, bytes);
         let mut on_device = Vec::new();
         for (memory, factor) in self.factors.iter_mut().zip(factors) {
-            match factor.into() {
-                FactorView::Host(factor) => memory.write(factor.data())?,
-                FactorView::Device(factor) => on_device.push((foreign(&self.device, &factor)?, memory)),
+            match (factor.into(), &mut staging) {
+                (FactorView::Host(factor), Some(staging)) => staging.write(memory, factor.data())?,
+                (FactorView::Host(factor), None) => memory.write(factor.data())?,
+                (FactorView::Device(factor), _) => on_device.push((foreign(&self.device, &factor)?, memory)),
             }
         }
         if on_device.is_empty() {
@@ -331,15 +336,31 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
     pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
-        let read = |(memory, target): (&Memory, &ModeSums)| self.read(sys, memory, target.rows);
-        self.factors.iter().zip(&self.targets).map(read).collect()
+        let matrices = self.factors.iter().zip(&self.targets);
+        self.read(sys, matrices.map(|(memory, target)| (memory, target.rows)).collect())
     }
 
-    /// The first `rows` rows of a matrix on the device.
-    fn read(&self, sys: &Sys, memory: &Memory, rows: usize) -> Result<Matrix<T>> {
-        let mut data = sys.vec(T::zeroed(), rows * self.rank)?;
-        memory.read(&mut data)?;
-        Ok(Matrix::from_rows(rows, self.rank, data))
+    /// The first rows of matrices on the device, as many as stand beside each.
+    fn read(&self, sys: &Sys, matrices: Vec<(&Memory, usize)>) -> Result<Vec<Matrix<T>>> {
+        let zeroed = |rows: usize| sys.par_vec(rows * self.rank, |_| T::zeroed());
+        let mut data = matrices.iter().map(|&(_, rows)| zeroed(rows)).collect::<Result<Vec<_>>>()?;
+        let read = matrices.iter().map(|&(memory, _)| memory).zip(data.iter_mut().map(|data| &mut data[..]));
+        self.read_into(read.collect())?;
+        Ok(matrices
+            .iter()
+            .zip(data)
+            .map(|(&(_, rows), data)| Matrix::from_rows(rows, self.rank, data))
+            .collect())
+    }
+
+    /// Copies matrices from the device.
+    fn read_into(&self, mut matrices: Vec<(&Memory, &mut [T])>) -> Result<()> {
+        let bytes = matrices.iter().map(|(_, data)| size_of_val(&**data) as u64).sum();
+        let mut staging = Staging::worth(&self.device, &self.sys, bytes);
+        matrices.iter_mut().try_for_each(|(memory, data)| match &mut staging {
+            Some(staging) => staging.read(memory, data),
+            None => memory.read(data),
+        })
     }
 
     /// The next pass computes `mode`, with `wide` by products in f64; for one of [`DeviceMttkrp::alternating`].
@@ -379,14 +400,14 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Copies the results of the last pass to `results`, `dims[mode]` x rank numbers for each mode.
     pub fn read_results(&self, results: &mut [&mut [T]]) -> Result<()> {
-        let mut both = self.targets.iter().zip(results);
-        both.try_for_each(|(target, data)| self.result(target).read(data))
+        let both = self.targets.iter().zip(results);
+        self.read_into(both.map(|(target, data)| (self.result(target), &mut **data)).collect())
     }
 
     /// The results of the last pass, with their modes.
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
-        let read = |target: &ModeSums| Ok((target.mode, self.read(sys, self.result(target), target.rows)?));
-        self.targets.iter().map(read).collect()
+        let results = self.targets.iter().map(|target| (self.result(target), target.rows)).collect();
+        Ok(self.targets.iter().map(|target| target.mode).zip(self.read(sys, results)?).collect())
     }
 }
 

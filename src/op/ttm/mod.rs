@@ -42,9 +42,12 @@ pub type FiberSink<'a, T> = &'a mut (dyn FnMut(Vec<Fibers<T>>) -> Result<()> + S
 pub fn is_in_order(manifest: &Manifest, mode: usize) -> bool {
     let order = manifest.shape.order();
     let wanted = (0..order).filter(|&m| m != mode).chain([mode]);
-    manifest.format().tree_levels().is_some_and(|levels| {
-        levels.modes().len() == order && levels.modes().iter().map(|&m| usize::from(m)).eq(wanted)
-    })
+    // Each partition of a cover begins anew.
+    let is_one = manifest.partitions.len() == 1;
+    is_one
+        && manifest.format().tree_levels().is_some_and(|levels| {
+            levels.modes().len() == order && levels.modes().iter().map(|&m| usize::from(m)).eq(wanted)
+        })
 }
 
 /// Tiles whose fibers are computed at once by `threads` threads.

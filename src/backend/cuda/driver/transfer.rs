@@ -99,21 +99,22 @@ impl Stream {
         Ok(upload)
     }
 
-    /// Copies the first `bytes` of `memory` to `buffer`, and keeps the buffer until `done`, which is recorded behind the copy, has
+    /// Copies `bytes` of `memory` at `offset` to `buffer`, and keeps the buffer until `done`, which is recorded behind the copy, has
     /// come.
     pub fn download(
         &self,
         memory: &Memory,
+        offset: usize,
         bytes: usize,
         mut buffer: Pinned,
         done: &Arc<Event>,
     ) -> Result<Download> {
-        assert!(bytes <= memory.bytes, "a copy fits");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes), "a copy fits");
         self.device.bind()?;
         let target = &mut buffer.as_mut()[..bytes];
         // From here on `Download` waits before it lets the buffer go, also where a call fails.
         // SAFETY: the buffer does not move and nobody reads it while `Download` owns it.
-        let copied = unsafe { result::memcpy_dtoh_async(target, memory.at, self.stream) };
+        let copied = unsafe { result::memcpy_dtoh_async(target, memory.at + offset as u64, self.stream) };
         let download = Download(Upload { buffer: Some(buffer), done: Arc::clone(done), stream: self.stream });
         copied.map_err(failed("copy results from the device"))?;
         done.record(self)?;
