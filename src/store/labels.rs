@@ -116,7 +116,7 @@ impl ModesInfo {
 pub struct NewLabels {
     /// The section.
     pub info: ModesInfo,
-    /// For each mode with labels, its file, written by a [`LabelWriter`], and how many there are.
+    /// For each mode with labels, its file, as stores have it, and how many there are.
     pub files: Vec<Option<(File, u64)>>,
     /// Modes whose labels are damaged, and are left out.
     pub lost: Vec<usize>,
