@@ -124,7 +124,7 @@ impl TableArgs {
         };
         Ok(TableOptions {
             modes: self.modes.as_deref().map_or(Ok(Vec::new()), parse_modes)?,
-            value: self.value.as_deref().and_then(|name| parse_names(name).into_iter().next()),
+            value: self.value.clone(),
             nulls: match self.nulls {
                 Some(NullsArg::Drop) => Nulls::Drop,
                 _ => Nulls::Error,
