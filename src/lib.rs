@@ -29,6 +29,7 @@
 //! |---|---|
 //! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`]; for each caller apart: [`Engine::separate`] |
 //! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
+//! | pack a table with labels | [`Engine::read_table`] with [`TableOptions`] gives a [`Table`], whose [`Table::labels`] go into [`PackOptions::labels`]; [`Store::labels`] |
 //! | save what is intact of a damaged store | [`Engine::salvage`], a [`Source`] too |
 //! | write it as text again, hold all of it against what packing makes | [`Engine::write_text`], [`Engine::verify`] |
 //! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |

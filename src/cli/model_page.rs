@@ -31,10 +31,11 @@ h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em; margin
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1em 1.2em; } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 svg { max-width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 .point { fill: var(--ink); fill-opacity: 0; } .point:hover { fill-opacity: 0.12; } h3 small { color: var(--soft); font-weight: normal; }
+@media (max-width: 600px) { .mode th { max-width: 11em !important; } .mode td.bar div { width: calc(var(--w) * 0.3px); } }
 .mode { min-width: 0; max-width: 100%; overflow-x: auto; } .mode th { text-align: left; max-width: 22em; overflow: hidden; text-overflow: ellipsis; color: var(--ink); }
 .axis { stroke: var(--line); } .curve { fill: none; stroke: var(--mark); stroke-width: 2; } .dot, .more { fill: var(--mark); } .less { fill: var(--less); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } td, th { padding: 0 0.7em 0 0; text-align: right; white-space: nowrap; font-weight: normal; }
-th { color: var(--soft); } td.bar { text-align: left; } td.bar div { height: 0.7em; background: var(--mark); } td.bar div.less { background: var(--less); }
+th { color: var(--soft); } td.bar { text-align: left; } td.bar div { width: calc(var(--w) * 0.6px); height: 0.7em; background: var(--mark); } td.bar div.less { background: var(--less); }
 details { border-top: 1px solid var(--line); padding: 0.4em 0; } summary { cursor: pointer; } .modes { display: flex; flex-wrap: wrap; gap: 0 2.5em; }
 footer { color: var(--soft); margin: 3em 0 1em; }
 ";
@@ -146,7 +147,7 @@ fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> String {
     let row = |(name, x): (String, f64)| {
         let pixels = if largest > 0.0 { 200.0 * x.abs() / largest } else { 0.0 };
         let class = if x < 0.0 { " class=\"less\"" } else { "" };
-        let bar = format!("<div{class} style=\"width:{pixels:.0}px\"></div>");
+        let bar = format!("<div{class} style=\"--w:{pixels:.0}\"></div>");
         format!("<tr><th>{}</th><td>{}</td><td class=\"bar\">{bar}</td></tr>\n", label_cell(&name), number(x))
     };
     let rows: String = numbers.map(row).collect();

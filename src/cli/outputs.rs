@@ -29,7 +29,8 @@ pub fn check_tensor_name(path: &Path) -> Result<()> {
 }
 
 /// Endings of what is no coordinate text.
-const NO_TEXT: [&str; 7] = ["npz", "npy", "blco", "hocfs", "parquet", "arrow", "feather"];
+const NO_TEXT: [&str; 11] =
+    ["npz", "npy", "blco", "hocfs", "mtx", "csv", "tsv", "tab", "parquet", "arrow", "feather"];
 
 /// An error where coordinate text is to be written to `path`, and that name says that something else is there.
 pub fn check_text_name(path: &Path) -> Result<()> {

@@ -29,16 +29,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Packs a sparse tensor in coordinate text, or another store, into a store
+/// Packs a table, a sparse tensor in coordinate text, or another store into a store
 ///
-/// Reads FROSTT text (one nonzero a line: indices from 1, then the value), with or without a Tensor Toolbox or
-/// two-line header, plain, .gz or .zst, and writes a store: a directory with a manifest and chunk files that
+/// Reads a table (CSV, TSV), whose columns --modes makes modes: each label becomes an index, in natural order, and stays in the store.
+/// Or FROSTT text (one nonzero a line: indices from 1, then the value), with or without a Tensor Toolbox, two-line or Matrix
+/// Market header. Plain, .gz or .zst. Writes a store: a directory with a manifest and chunk files that
 /// blco-run streams. The store's bytes depend on the tensor and the options alone.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-pack",
     version,
-    after_help = "Examples:\n  blco-pack movies.tns                     # writes movies.blco\n  \
+    after_help = "Examples:\n  blco-pack ratings.csv --modes user,title,timestamp:month --value rating\n  \
+                  blco-pack log.tsv --modes host,path,at:hour-of-day    # counts rows\n  \
+                  blco-pack movies.tns                     # writes movies.blco\n  \
                   zcat big.tns.gz | blco-pack - -o big.blco\n  \
                   blco-pack log.tns -o log.blco --encoding raw --duplicates keep\n  \
                   blco-pack log.tns -o log-by-host.blco --format hocfs --main-mode 2\n  \

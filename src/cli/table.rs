@@ -1,9 +1,10 @@
 //! What the command line says of tables and labels, and what is reported of them.
 
 use super::outputs::ends_in;
+use super::told;
 use crate::error::{Error, Result};
 use crate::store::Store;
-use crate::store::labels::{LabelKind, NewLabels};
+use crate::store::labels::{LabelKind, ModeInfo, NewLabels};
 use crate::sys::{Sys, behind_links, directory};
 use crate::table::csv::CsvOptions;
 use crate::table::{Nulls, TableOptions, labels_of_files, parse_modes, parse_names};
@@ -123,7 +124,7 @@ impl TableArgs {
         };
         Ok(TableOptions {
             modes: self.modes.as_deref().map_or(Ok(Vec::new()), parse_modes)?,
-            value: self.value.as_deref().and_then(|name| parse_names(name).into_iter().next()),
+            value: self.value.clone(),
             nulls: match self.nulls {
                 Some(NullsArg::Drop) => Nulls::Drop,
                 _ => Nulls::Error,
@@ -208,6 +209,8 @@ pub struct ModeReport {
     pub labels: Vec<String>,
     /// The last label.
     pub last: Option<String>,
+    /// Why its labels cannot be read.
+    pub problem: Option<String>,
 }
 
 /// Labels of each mode that are shown.
@@ -216,34 +219,33 @@ const SHOWN: u32 = 5;
 /// What is reported of the modes of `store`; nothing where it says nothing of them.
 pub fn mode_reports(store: &Store) -> Result<Vec<ModeReport>> {
     let Some(info) = store.modes_info() else { return Ok(Vec::new()) };
-    let mut reports = Vec::new();
-    for (mode, info) in info.modes.iter().enumerate() {
+    let report = |(mode, info): (usize, &ModeInfo)| {
         let dim = store.dims()[mode];
-        let mut first = Vec::new();
-        let mut last = None;
-        if let Some(labels) = &mut store.labels(mode)? {
-            for index in 0..dim.min(SHOWN) {
-                first.push(labels.get(index)?.to_owned());
-            }
-            last = Some(labels.get(dim - 1)?.to_owned()).filter(|_| dim > SHOWN);
-        }
-        reports.push(ModeReport {
-            mode: mode + 1,
-            name: info.name.clone(),
-            kind: info.kind,
-            steps: info.steps,
-            dim,
-            labels: first,
-            last,
-        });
-    }
-    Ok(reports)
+        let (labels, last, problem) = match shown_labels(store, mode) {
+            Ok((labels, last)) => (labels, last, None),
+            Err(error @ Error::Corrupt { .. }) => (Vec::new(), None, Some(told(&error))),
+            Err(error) => return Err(error),
+        };
+        let (name, kind, steps) = (info.name.clone(), info.kind, info.steps);
+        Ok(ModeReport { mode: mode + 1, name, kind, steps, dim, labels, last, problem })
+    };
+    info.modes.iter().enumerate().map(report).collect()
+}
+
+/// The first labels of a mode, and the last if there are more.
+fn shown_labels(store: &Store, mode: usize) -> Result<(Vec<String>, Option<String>)> {
+    let dim = store.dims()[mode];
+    let Some(labels) = &mut store.labels(mode)? else { return Ok((Vec::new(), None)) };
+    let first =
+        (0..dim.min(SHOWN)).map(|index| labels.get(index).map(str::to_owned)).collect::<Result<_>>()?;
+    let last = if dim > SHOWN { Some(labels.get(dim - 1)?.to_owned()) } else { None };
+    Ok((first, last))
 }
 
 /// The modes for people, a line for each.
 pub fn modes_text(reports: &[ModeReport]) -> String {
     let line = |report: &ModeReport| {
-        let ModeReport { mode, name, kind, dim, labels, last, .. } = report;
+        let ModeReport { mode, name, kind, dim, labels, last, problem, .. } = report;
         let what = match (kind, report.steps) {
             (LabelKind::None, _) => "indices",
             (LabelKind::Text, _) => "labels",
@@ -257,6 +259,7 @@ pub fn modes_text(reports: &[ModeReport]) -> String {
         if let Some(last) = last {
             shown.extend(["…".into(), short(last)]);
         }
+        shown.extend(problem.iter().map(|problem| format!("DAMAGED: {problem}")));
         let colon = if shown.is_empty() { "" } else { ": " };
         let name = if name.is_empty() { String::new() } else { format!("{}, ", short(name)) };
         format!("  mode {mode}    {name}{dim} {what}{colon}{}\n", shown.join(", "))

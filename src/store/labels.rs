@@ -116,7 +116,7 @@ impl ModesInfo {
 pub struct NewLabels {
     /// The section.
     pub info: ModesInfo,
-    /// For each mode with labels, its file, written by a [`LabelWriter`], and how many there are.
+    /// For each mode with labels, its file, as stores have it, and how many there are.
     pub files: Vec<Option<(File, u64)>>,
     /// Modes whose labels are damaged, and are left out.
     pub lost: Vec<usize>,
@@ -477,5 +477,80 @@ impl Manifest {
     pub fn label_bytes(&self) -> u64 {
         let files = self.modes.iter().flat_map(|modes| &modes.modes).filter_map(|mode| mode.file);
         files.map(|file| file.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::Sys;
+
+    /// Written to a file of its own: what the section says, and the file.
+    fn written(dir: &std::path::Path, labels: &[String]) -> (LabelFile, File) {
+        let mut writer = LabelWriter::new(Sys::default().create(&dir.join("labels")).unwrap());
+        for label in labels {
+            writer.push(label).unwrap();
+        }
+        assert_eq!(writer.labels(), labels.len() as u64);
+        writer.finish().unwrap()
+    }
+
+    /// Reads `bytes` as a file of labels of a mode of `dim` indices.
+    fn read(dir: &std::path::Path, bytes: &[u8], facts: LabelFile, dim: u32) -> Option<Vec<String>> {
+        let at = facts.bytes.checked_sub(ENTRY_BYTES as u64 * u64::from(facts.blocks))?;
+        let table = &bytes[usize::try_from(at).unwrap()..];
+        let blocks = read_table(table, at, dim).filter(|_| xxh3_64(table) == facts.table_checksum)?;
+        let path = dir.join("again");
+        std::fs::write(&path, bytes).unwrap();
+        let file = Sys::default().open(&path, false).unwrap();
+        let mut labels = Labels { file, blocks, open: None, ends: Vec::new(), texts: String::new() };
+        assert_eq!(labels.len(), u64::from(dim));
+        let mut all = Vec::new();
+        labels
+            .for_each(|_, label| {
+                all.push(label.to_owned());
+                Ok(true)
+            })
+            .ok()?;
+        for (index, label) in (0..dim).zip(&all).rev().step_by(997) {
+            assert_eq!(labels.get(index).unwrap(), label);
+        }
+        Some(all)
+    }
+
+    #[test]
+    fn labels_come_back_whatever_their_lengths() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut labels: Vec<String> = (0..9000).map(|i| format!("label {i}")).collect();
+        labels.extend([
+            String::new(),
+            "é".repeat(LABEL_BYTES_MAX / 2),
+            "x".repeat(BLOCK_BYTES),
+            String::new(),
+        ]);
+        let (facts, _) = written(dir.path(), &labels);
+        let bytes = std::fs::read(dir.path().join("labels")).unwrap();
+        assert_eq!(facts.bytes, bytes.len() as u64);
+        assert!(facts.blocks >= 4, "{facts:?}");
+        let dim = u32::try_from(labels.len()).unwrap();
+        assert!(read(dir.path(), &bytes, facts, dim).unwrap() == labels);
+        assert!(read(dir.path(), &bytes, facts, dim + 1).is_none());
+        let too_long = "x".repeat(LABEL_BYTES_MAX + 1);
+        let file = Sys::default().create(&dir.path().join("other")).unwrap();
+        assert!(LabelWriter::new(file).push(&too_long).is_err());
+    }
+
+    #[test]
+    fn every_flip_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let labels = ["", "a", "b,\"\n", "日本"].map(str::to_owned);
+        let (facts, _) = written(dir.path(), &labels);
+        let mut bytes = std::fs::read(dir.path().join("labels")).unwrap();
+        assert_eq!(read(dir.path(), &bytes, facts, 4).unwrap(), labels);
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(read(dir.path(), &bytes, facts, 4).is_none(), "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
     }
 }

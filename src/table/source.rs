@@ -336,6 +336,9 @@ impl Merging<'_> {
         /// Labels that are sorted at once, of an older store.
         const LABELS: usize = 1 << 16;
         if let Some((store, at, info)) = self.old_mode(mode)? {
+            if info.file.is_none() || info.steps || info.kind == LabelKind::Cyclic {
+                return Err(other_bins(store, &info));
+            }
             let (mut some, mut first) = (Vec::new(), 0);
             let scratch = self.scratch;
             if let Some(mut labels) = store.labels(at)? {
@@ -437,6 +440,11 @@ impl Merging<'_> {
             return Err(Error::input(self.name, what));
         };
         if let Some(count) = bins.cycle() {
+            if let Some((store, at, info)) = self.old_mode(mode)?
+                && (info.kind != LabelKind::Cyclic || store.dims()[at] != count)
+            {
+                return Err(other_bins(store, &info));
+            }
             (low, high) = (0, i64::from(count) - 1);
         } else if let Some((store, at, info)) = self.old_mode(mode)? {
             let old = Self::old_bins(bins, store, at, &info)?;
@@ -491,13 +499,15 @@ impl Merging<'_> {
                 let low = bins.bin(seconds);
                 Ok(Range { low, high: low + i64::from(store.dims()[at]) - 1 })
             }
-            _ => {
-                let what =
-                    format!("mode {:?} has other bins; give the same as it was packed with", info.name);
-                Err(Error::request(format!("{}: {what}", store.path().display())))
-            }
+            _ => Err(other_bins(store, info)),
         }
     }
+}
+
+/// The error where an older store's mode was made otherwise than the new one.
+fn other_bins(store: &Store, info: &ModeInfo) -> Error {
+    let what = format!("mode {:?} has other bins, or none; give the same as it was packed with", info.name);
+    Error::request(format!("{}: {what}", store.path().display()))
 }
 
 impl Source for Table {

@@ -509,6 +509,7 @@ mod keys {
         "levels",
         "linear_bits",
         "longest_row_bounds",
+        "modes",
         "nnz",
         "norm",
         "problem",
@@ -518,6 +519,7 @@ mod keys {
         "store",
         "value_max",
         "value_min",
+        "value_name",
         "verified",
         "version",
         "zstd_level",
@@ -528,6 +530,7 @@ mod keys {
         "chunks_lost",
         "digest",
         "duplicates_may_occur",
+        "labels_lost",
         "losses",
         "manifest_problem",
         "misplaced_files",
@@ -900,7 +903,15 @@ fn names_of_outputs_are_what_is_written() {
         place.refuses("blco-export", &["t.blco", name], &wanted);
         place.refuses("blco-gen", &["--dims", "3,3", "--nnz", "9", name], &wanted);
     }
-    for name in ["x.npy", "x.BLCO", "x.hocfs", "x.mtx"] {
+    place.refuses("blco-export", &["t.blco", "x.mtx"], &["a Matrix Market file holds a matrix", "order 3"]);
+    for name in ["x.mtx", "x.csv"] {
+        place.refuses(
+            "blco-gen",
+            &["--dims", "3,3", "--nnz", "9", name],
+            &[name, "would be coordinate text"],
+        );
+    }
+    for name in ["x.npy", "x.BLCO", "x.hocfs", "x.parquet"] {
         place.refuses("blco-export", &["t.blco", name], &[name, "would be coordinate text, which ."]);
     }
     let npz = ["x.npz: would be coordinate text, which .npz is not; name another, such as .tns"];
