@@ -132,11 +132,11 @@ impl Budget {
         Self { room: self.room.saturating_sub(bytes), ..*self }
     }
 
-    /// Bytes that counting fibers may take, beside what is merged.
+    /// Bytes that counting fibers may take: all but what reading takes.
     pub fn assigning(&self) -> u64 {
         /// Less than half of the room beside any memory that is allowed: for tests, which are allowed less.
         const LEAST: u64 = 16 << 20;
-        (self.room / 2).max(LEAST)
+        self.room.saturating_sub(self.reader).max(LEAST)
     }
 
     /// Bytes of batches that may be kept while reading.

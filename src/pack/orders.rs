@@ -90,24 +90,27 @@ impl<K: Key> Orders<K> {
     pub fn assign(&mut self, assign: Assign) -> Result<()> {
         let mut assigner = Assigner::new(&self.layout, assign);
         let (mut last, mut nnz) = (None, 0u64);
-        let bound = self.budget.assigning();
-        self.sorted.for_each_slice(|slice| {
-            self.sys.check_cancelled()?;
-            nnz += slice.len() as u64;
-            for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
-                if last.replace(nonzero) != Some(nonzero) {
-                    assigner.count(nonzero);
+        let (reading, counting) = self.halves();
+        let bound = counting.assigning();
+        self.sorted.for_each_slice_within(reading, |slice| {
+            slice.chunks(BATCH_NNZ).try_for_each(|slice| {
+                self.sys.check_cancelled()?;
+                nnz += slice.len() as u64;
+                for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
+                    if last.replace(nonzero) != Some(nonzero) {
+                        assigner.count(nonzero);
+                    }
                 }
-            }
-            // A byte is kept of each.
-            let taken = assigner.bytes().saturating_add(nnz);
-            if taken <= bound { Ok(()) } else { Err(too_many_fibers(taken, bound)) }
+                // A byte is kept of each.
+                let taken = assigner.bytes().saturating_add(nnz);
+                if taken <= bound { Ok(()) } else { Err(too_many_fibers(taken, bound)) }
+            })
         })?;
         assigner.counted();
         let (mut leaves, mut last) = (Vec::new(), None);
         let nnz = usize::try_from(nnz).unwrap_or(usize::MAX);
         self.sys.reserve(&mut leaves, nnz, nnz)?;
-        self.sorted.for_each_slice(|slice| {
+        self.sorted.for_each_slice_within(reading, |slice| {
             self.sys.check_cancelled()?;
             for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
                 let leaf = match (last, leaves.last()) {
@@ -133,6 +136,19 @@ impl<K: Key> Orders<K> {
         Ok(&self.again.insert((layout.clone(), sorted)).1)
     }
 
+    /// Budgets for reading what is sorted, and for what is made of it meanwhile.
+    fn halves(&self) -> (Budget, Budget) {
+        let left = self.budget.beside(self.leaves.len() as u64);
+        match &self.sorted {
+            // Nothing is taken to read it.
+            SortedRuns::InMemory(nonzeros) => {
+                let left = left.beside(size_of_val(&nonzeros[..]) as u64);
+                (left, left)
+            }
+            SortedRuns::Runs(_) => left.shared(),
+        }
+    }
+
     /// Sorts what was spilled by `layout`.
     fn sort_again(&self, layout: &BitLayout) -> Result<SortedRuns<K>> {
         self.sort_some(layout, None)
@@ -140,13 +156,7 @@ impl<K: Key> Orders<K> {
 
     /// Sorts by `layout` what is assigned to a leaf mode, or all.
     fn sort_some(&self, layout: &BitLayout, leaf: Option<usize>) -> Result<SortedRuns<K>> {
-        let (reading, sorting) = match &self.sorted {
-            SortedRuns::InMemory(nonzeros) => {
-                let left = self.budget.beside((size_of_val(&nonzeros[..]) + self.leaves.len()) as u64);
-                (left, left)
-            }
-            SortedRuns::Runs(_) => self.budget.beside(self.leaves.len() as u64).shared(),
-        };
+        let (reading, sorting) = self.halves();
         let scratch = ScratchDir::passing(&self.sys, &self.parent);
         let mut runs = Runs::new(&self.sys, sorting, scratch, layout);
         let linearizer = Linearizer::<K>::new(&self.layout);

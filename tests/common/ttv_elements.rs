@@ -3,6 +3,7 @@
 use crate::common::Tensor;
 use blco::internals::dense::Real;
 use blco::internals::op::ttv::streams;
+use blco::internals::shape::ModeOrder;
 use blco::internals::store::Store;
 use std::collections::BTreeMap;
 
@@ -37,11 +38,12 @@ pub fn compare<T: Real>(found: &Elements, tensor: &Tensor, mode: usize, x: &[T],
 /// The order of elements: the store's for a streamed mode, that of the modes otherwise.
 pub fn check_order(found: &Elements, store: &Store, mode: usize, what: &str) {
     let order = store.manifest().shape.order();
-    let streamed = streams(store.manifest(), mode);
+    let levels = store.manifest().format().tree_levels().filter(|_| streams(store.manifest(), mode));
     let place = |at: &[u32]| -> Vec<u32> {
         let full: Vec<u32> =
             (0..order).map(|m| if m == mode { 0 } else { at[m - usize::from(m > mode)] }).collect();
-        if streamed { (1..order).map(|n| full[(mode + n) % order]).collect() } else { full }
+        let in_store = |levels: ModeOrder| (0..order - 1).map(|l| full[levels.mode(l)]).collect();
+        levels.map_or_else(|| full.clone(), in_store)
     };
     assert!(found.is_sorted_by(|a, b| place(&a.0) < place(&b.0)), "{what}: in order");
 }

@@ -11,7 +11,7 @@ use crate::backend::host::decoded_bytes;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{DeviceMatrix, FactorView, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeMatrix, ModeSortedDemand, serving_bytes};
+use crate::op::mttkrp::{ModeMatrix, ModeSortedDemand, serving, serving_bytes};
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{PassReport, Span};
@@ -344,7 +344,9 @@ impl<T: Real> MttkrpSession<T> {
     ) -> Result<Vec<ModeMatrix<T>>> {
         check_factors(factors, &self.store.manifest().shape, self.rank)?;
         self.passes.clear();
-        let nnz = self.store.manifest().nnz;
+        let covers =
+            if self.plan.device.is_some() { 1 } else { serving(self.store.whole(), &self.modes).len() };
+        let nnz = self.store.manifest().nnz * covers as u64;
         let Self { engine, at, passes, .. } = self;
         let progress = |done| engine.tell("computing", done, Some(nnz));
         let computed = engine.install(|| at.compute(factors, times, results, passes, &progress))?;

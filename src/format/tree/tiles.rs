@@ -99,6 +99,19 @@ impl TreeView<'_> {
             self.leaves(tile, &mut leaves)?;
             self.check_fibers(tile, &leaves)?;
             let mut position = self.before(tile);
+            if !leaves.padded {
+                // All that is here of the positions, as it lies.
+                let from = (positions.start + done).saturating_sub(position).min(leaves.len);
+                let some = from..leaves.len.min(positions.end.saturating_sub(position)).max(from);
+                let ends = done + some.len();
+                indices[done..ends].copy_from_slice(&leaves.indices[some.clone()]);
+                values[done..ends].copy_from_slice(&leaves.values[some.clone()]);
+                let first = u32::try_from(tile * TILE_NNZ + some.start).unwrap_or(u32::MAX);
+                slots[done..ends].iter_mut().zip(first..).for_each(|(slot, number)| *slot = number);
+                done = ends;
+                tile += 1;
+                continue;
+            }
             for slot in 0..leaves.len {
                 let pad = leaves.indices[slot] == PADDING;
                 if !pad && positions.contains(&position) {
