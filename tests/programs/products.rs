@@ -316,6 +316,13 @@ fn requests_that_cannot_be_are_refused() {
         assert!(error.starts_with("blco-run: ") && error.contains(wanted), "{args:?}: {error}");
         assert!(tree(dir.path()) == before, "{args:?}");
     };
+    // What clap finds it tells with how the program is used.
+    let misused = |args: &[&str], wanted: &str| {
+        let before = tree(dir.path());
+        let (status, _, error) = blco_run(dir.path(), args);
+        assert!(status == Some(2) && error.contains(wanted), "{args:?}: {error}");
+        assert!(tree(dir.path()) == before, "{args:?}");
+    };
     let ttm = |more: &[&str], wanted: &str| {
         refuses(&[&["t.blco", "--op", "ttm", "--output", "z"], more].concat(), wanted);
     };
@@ -327,9 +334,6 @@ fn requests_that_cannot_be_are_refused() {
     ttm(&["--modes", "3", "--matrix", "row.npy"], "has 1 axes; a factor has 2");
     ttm(&["--modes", "3", "--matrix", "nan.npy"], "holds NaN in row 0");
     ttm(&["--modes", "3", "--matrix", "wide.npy"], "cut off");
-    ttm(&["--modes", "3", "--matrix", "U.npy", "--rank", "2"], "--rank");
-    ttm(&["--modes", "3", "--matrix", "U.npy", "--seed", "2"], "--seed");
-    ttm(&["--modes", "3", "--rank", "0"], "--rank");
     ttm(&["--modes", "3", "--repeat", "2"], "--repeat is not an option of --op ttm");
     ttm(&["--modes", "3", "--vector", "row.npy"], "--vector is not an option of --op ttm");
     ttm(&["--modes", "3", "--with", "h"], "--with is not an option of --op ttm");
@@ -337,12 +341,19 @@ fn requests_that_cannot_be_are_refused() {
     ttm(&["--modes", "3", "--kernel", "balanced"], "--kernel names a kernel of TTV");
     ttm(&["--modes", "3", "--memory", "1KiB"], "needs at least");
     refuses(&["t.blco", "--op", "ttm", "--modes", "3", "--output", "-"], "results are files");
+    let ttm = ["t.blco", "--op", "ttm", "--modes", "3", "--output", "z"];
+    for more in
+        [&["--matrix", "U.npy", "--rank", "2"][..], &["--matrix", "U.npy", "--seed", "2"], &["--rank", "0"]]
+    {
+        misused(&[&ttm[..], more].concat(), more[more.len() - 2]);
+    }
+    for more in [&["--ranks", "2,0,3"][..], &["--factors", "f", "--ranks", "2,3,4"]] {
+        misused(&[&["t.blco", "--op", "ttmc", "--output", "z"], more].concat(), "--ranks");
+    }
     let ttmc = |more: &[&str], wanted: &str| {
         refuses(&[&["t.blco", "--op", "ttmc", "--output", "z"], more].concat(), wanted);
     };
     ttmc(&["--ranks", "2,3"], "--ranks has 2 numbers; this store has 3 modes");
-    ttmc(&["--ranks", "2,0,3"], "--ranks");
-    ttmc(&["--ranks", "2,3,4", "--factors", "f"], "--ranks");
     ttmc(&["--rank", "4"], "--rank is not an option of --op ttmc");
     ttmc(&["--factors", "none"], "none");
     ttmc(&["--ranks", "1000000,1000000,1000000"], "needs at least");
