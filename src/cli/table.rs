@@ -24,22 +24,22 @@ pub struct TableArgs {
     /// The column of the values [default: none; each row counts 1]
     #[arg(long, value_name = "COLUMN")]
     value: Option<String>,
-    /// What to do with rows whose label or value is empty [default: error]
+    /// Rows with an empty label or value: report their count and stop, or drop them [default: error]
     #[arg(long, value_enum, value_name = "error|drop", hide_possible_values = true)]
     nulls: Option<NullsArg>,
     /// The time zone whose clock bins of time follow, such as Europe/Zurich [default: UTC]
     #[arg(long, value_name = "ZONE")]
     timezone: Option<String>,
-    /// The character between fields, or tab [default: found out]
+    /// The character between fields, or tab [default: detected]
     #[arg(long, value_name = "CHAR", value_parser = character)]
     delimiter: Option<u8>,
     /// The character that quotes fields, or none [default: "]
     #[arg(long, value_name = "CHAR", value_parser = quote)]
     quote: Option<Quote>,
-    /// Whether the first line names the columns [default: found out]
+    /// Whether the first line names the columns [default: detected]
     #[arg(long, value_name = "yes|no", value_parser = super::one_of([("yes", true), ("no", false)]), hide_possible_values = true)]
     header: Option<bool>,
-    /// Keep the indices that labels have in this store; new labels get the indices behind them
+    /// Number labels as this store does; new labels follow the old ones
     #[arg(long, value_name = "STORE")]
     labels_from: Option<PathBuf>,
     /// Names of the modes of coordinate text, in order
