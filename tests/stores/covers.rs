@@ -261,3 +261,35 @@ fn the_figure_of_mm_csf() {
         assert_eq!(met.len(), fibers, "{assign:?}");
     }
 }
+
+/// A store is packed again in another format without text, by the program: the bytes are those of packing the text so.
+#[test]
+fn a_store_is_packed_again_in_another_format() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.tns"), uneven().text()).unwrap();
+    let pack = |args: &[&str]| {
+        let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_blco-pack"));
+        command.current_dir(dir.path()).args(args).env_remove("BLCO_FAULT").output().unwrap()
+    };
+    let packs = |args: &[&str]| {
+        let output = pack(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    packs(&["t.tns", "-o", "blco"]);
+    let mut last = "blco".to_owned();
+    for format in ["csf", "bcsf", "hbcsf", "mmcsf", "fcoo", "hocfs", "blco"] {
+        let (wanted, found) = (format!("{format}-of-text"), format!("{format}-of-{last}"));
+        packs(&["t.tns", "-o", &wanted, "--format", format]);
+        packs(&[&last, "-o", &found, "--format", format]);
+        assert!(identity(&dir.path().join(&wanted)) == identity(&dir.path().join(&found)), "{found}");
+        last = found;
+    }
+    let said = |args: &[&str]| String::from_utf8_lossy(&pack(args).stderr).into_owned();
+    assert!(said(&["blco", "--format", "csf"]).contains("-o"));
+    assert!(said(&["blco", "-o", "x", "--index-base", "0"]).contains("--index-base is an option of text"));
+    assert!(
+        said(&["t.tns", "-o", "x", "--trees", "one"])
+            .contains("--trees is an option of --format csf or bcsf")
+    );
+    assert!(said(&["t.tns", "-o", "x", "--format", "csf", "--trees", "4"]).contains("modes 1 to 3"));
+}
