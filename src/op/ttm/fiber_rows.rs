@@ -1,46 +1,15 @@
 //! Nonzeros in the order of the fibers in, rows of fibers out.
 
 use super::kernel::AddTile;
+use super::tile_fibers::TileFibers;
 use super::{FiberSink, Fibers, tiles_at_once};
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
-use crate::format::DecodedTile;
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::ops::Range;
-
-/// The fibers of at most 512 consecutive nonzeros, as far as these have them.
-#[derive(Debug, Default)]
-pub(super) struct TileFibers {
-    /// Indices along the mode.
-    pub leaves: Vec<u32>,
-    pub values: Vec<f64>,
-    /// Where each fiber begins.
-    pub starts: Vec<u32>,
-    /// Indices of each fiber in the other modes.
-    pub coordinates: Vec<u32>,
-    /// A row for each fiber.
-    pub sums: Vec<f64>,
-}
-
-impl TileFibers {
-    /// Those of nonzeros of a tile of a store that [`is_in_order`].
-    fn of_tile(tile: &DecodedTile<'_>, mode: usize) -> Self {
-        let others: Vec<usize> = (0..tile.order()).filter(|&m| m != mode).collect();
-        let begins = |i: usize| i == 0 || others.iter().any(|&m| tile.column(m)[i] != tile.column(m)[i - 1]);
-        let starts: Vec<u32> = (0u32..).take(tile.nnz).filter(|&i| begins(i as usize)).collect();
-        let of_fiber = |&start: &u32| others.iter().map(move |&m| tile.column(m)[start as usize]);
-        Self {
-            coordinates: starts.iter().flat_map(of_fiber).collect(),
-            leaves: tile.column(mode).to_vec(),
-            values: tile.values.to_vec(),
-            starts,
-            sums: Vec::new(),
-        }
-    }
-}
 
 /// The fiber that the next nonzeros may go on with.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The inner loop: the fibers of a tile times the matrix.
 
-use super::fiber_rows::TileFibers;
+use super::tile_fibers::TileFibers;
 use crate::dense::{MatrixRef, Real};
 
 /// Adds what each nonzero of a tile gives to the row of its fiber.

@@ -15,6 +15,7 @@ mod fiber_rows;
 mod kernel;
 mod oracle;
 mod sorted;
+mod tile_fibers;
 
 pub use fiber_rows::FiberRows;
 pub use oracle::{Oracle, oracle_bytes};

@@ -1,6 +1,7 @@
 //! SpTTM of any store: its nonzeros are brought into the order of the fibers by the packer's runs.
 
-use super::fiber_rows::{FiberRows, TileFibers};
+use super::fiber_rows::FiberRows;
+use super::tile_fibers::TileFibers;
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
 use crate::dense::Real;
