@@ -94,7 +94,8 @@ mod tests {
     #[test]
     fn the_longest_header_fits() {
         let header = header("<f8", u64::MAX, usize::MAX);
-        assert!(header.ends_with(b"), }             \n") || header.ends_with(b" \n"));
-        assert_eq!(header.iter().filter(|&&byte| byte == b'}').count(), 1);
+        assert!(
+            std::str::from_utf8(&header[10..]).unwrap().trim_end().ends_with("), }") && header[127] == b'\n'
+        );
     }
 }

@@ -111,6 +111,7 @@ fn round(limbs: &[i64; LIMBS]) -> f64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "sums are exact")]
 mod tests {
     use super::*;
     use crate::random::Counter;
@@ -158,8 +159,9 @@ mod tests {
     #[test]
     fn many_numbers_in_any_order() {
         let random = Counter::new(4, 6);
-        let mut numbers: Vec<f64> = (0..5000).map(|i| (random.bits(i) as i64 >> 12) as f64).collect();
-        let wanted: i128 = numbers.iter().map(|&x| x as i128).sum();
+        let integers: Vec<i64> = (0..5000).map(|i| random.bits(i).cast_signed() >> 12).collect();
+        let mut numbers: Vec<f64> = integers.iter().map(|&x| x as f64).collect();
+        let wanted: i128 = integers.iter().map(|&x| i128::from(x)).sum();
         assert_eq!(sum(&numbers), wanted as f64);
         let scaled: Vec<f64> = numbers.iter().map(|x| x * 2f64.powi(-1060)).collect();
         assert_eq!(sum(&scaled), wanted as f64 * 2f64.powi(-1060));
