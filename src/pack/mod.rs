@@ -84,15 +84,18 @@ pub fn pack(
     } else {
         let resumed_nnz = scratch.report().resumed_nnz;
         let mut stage = StagedBatches::new(sys, budget, scratch);
-        let extent = match extent {
-            Some(extent) => extent,
-            None => drain(sys, source, resumed_nnz, watch, |batch| {
+        // One that is known was noted by the job that this one continues: a journal says it once.
+        let extent = if let Some(extent) = extent {
+            extent
+        } else {
+            let extent = drain(sys, source, resumed_nnz, watch, |batch| {
                 // Now, not when all of it has been read.
                 options.format.check_order(batch.order())?;
                 stage.push(batch)
-            })?,
+            })?;
+            stage.drained(&extent)?;
+            extent
         };
-        stage.drained(&extent)?;
         let shape = Shape::new(&extent.dims).map_err(|e| Error::input(source.name(), e.to_string()))?;
         (PackInput::Staged(stage, extent), shape)
     };
