@@ -396,7 +396,7 @@ class Bench:
 
     def decompose(self, path, rank, iterations, *flags):
         """The iterations of a decomposition, without the first two, which copy and sort."""
-        common = ["--rank", str(rank), "--tol", "0", "--max-iters", str(iterations), "--backend", "cuda", "-q"]
+        common = ["--rank", str(rank), "--tol", "0", "--max-iters", str(iterations), "--backend", "cuda", "--no-output", "-q"]
         return self.tool("blco-cpd", path, *common, *flags)["iterations"][2:]
 
     def start(self):
