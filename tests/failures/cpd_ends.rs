@@ -191,7 +191,8 @@ fn an_interrupted_run_leaves_its_checkpoint() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(130), "{said}");
         let told = "blco-cpd: interrupted; no result was written; c is a checkpoint, from which this continues: blco-cpd ";
-        assert!(said.starts_with(told) && said.ends_with("--max-iters 1000000 --resume\n"), "{said}");
+        assert!(said.starts_with(told) && said.ends_with(" --resume\n"), "{said}");
+        assert!(said.contains(" --max-iters 1000000"), "{said}");
         assert_eq!(said.lines().count(), 1);
         place.is_clean(signal);
         let facts = std::fs::read(place.path("c/current/checkpoint.json")).unwrap();

@@ -452,7 +452,12 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     }
 
     /// Has the first pass build mode-sorted copies, from which later ones are computed; the results are the same.
+    ///
+    /// What is added up along trees would have other bits: such stores are read again in each pass.
     pub fn keep_mode_sorted(self, store: &Store) -> Result<Self> {
+        if has_trees(&self.scratch.trees) {
+            return Ok(self);
+        }
         let gathered = Gathered::new(store.sys(), store.manifest().shape.dims(), store.manifest().nnz)?;
         self.with_kept(store, Kept::Gathered(gathered))
     }
