@@ -245,7 +245,7 @@ fn ttv<'py, T: Real>(
             }
             Ok(())
         };
-        work.engine.ttv(&open.store, mode, vector, &mut take)?;
+        work.engine.ttv(&open.store, &[(mode, vector)], &mut take)?;
         Ok(result)
     })?;
     Ok(batch_arrays(py, result, open.store.dims().len() - 1))

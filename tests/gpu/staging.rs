@@ -11,7 +11,8 @@ fn pieces_arrive_whole_wherever_they_end() {
             [(1, 4096, 10 * 4096), (3, 4096, 1), (2, 8192, 50_001), (4, 1 << 22, (9 << 20) + 3)]
         {
             let mut staging = Staging::new(device, &Sys::default(), buffers, piece).unwrap();
-            let data: Vec<u8> = (0..bytes as u64).map(|i| (i * 0x9e37_79b9 >> 13) as u8).collect();
+            let byte = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+            let data: Vec<u8> = (0..bytes as u64).map(byte).collect();
             let memory: Memory = device.memory(bytes + 64).unwrap();
             // Twice, since buffers come back in another order.
             for round in 0..2u8 {

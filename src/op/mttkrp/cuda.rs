@@ -337,11 +337,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
     pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
         let matrices = self.factors.iter().zip(&self.targets);
-        self.read(sys, matrices.map(|(memory, target)| (memory, target.rows)).collect())
+        let matrices: Vec<_> = matrices.map(|(memory, target)| (memory, target.rows)).collect();
+        self.read(sys, &matrices)
     }
 
     /// The first rows of matrices on the device, as many as stand beside each.
-    fn read(&self, sys: &Sys, matrices: Vec<(&Memory, usize)>) -> Result<Vec<Matrix<T>>> {
+    fn read(&self, sys: &Sys, matrices: &[(&Memory, usize)]) -> Result<Vec<Matrix<T>>> {
         let zeroed = |rows: usize| sys.par_vec(rows * self.rank, |_| T::zeroed());
         let mut data = matrices.iter().map(|&(_, rows)| zeroed(rows)).collect::<Result<Vec<_>>>()?;
         let read = matrices.iter().map(|&(memory, _)| memory).zip(data.iter_mut().map(|data| &mut data[..]));
@@ -406,8 +407,8 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// The results of the last pass, with their modes.
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
-        let results = self.targets.iter().map(|target| (self.result(target), target.rows)).collect();
-        Ok(self.targets.iter().map(|target| target.mode).zip(self.read(sys, results)?).collect())
+        let results: Vec<_> = self.targets.iter().map(|target| (self.result(target), target.rows)).collect();
+        Ok(self.targets.iter().map(|target| target.mode).zip(self.read(sys, &results)?).collect())
     }
 }
 

@@ -26,6 +26,7 @@ pub struct Staging {
 
 impl Staging {
     /// What copies of `bytes` bytes go through, if they are worth it and the host has memory for it; otherwise the driver's own serve.
+    #[must_use]
     pub fn worth(device: &Arc<Device>, sys: &Sys, bytes: u64) -> Option<Self> {
         const BUFFERS: usize = 4;
         let piece = usize::try_from(staging_bytes(bytes)).ok()? / BUFFERS;
