@@ -229,7 +229,12 @@ fn judged_as_listed(vectors: &Path, named: bool) {
         let Judgement { read, unverified } =
             judge(&vectors.join(kind).join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         if unverified.as_ref().is_some_and(|e| e.contains("which this program does not know")) {
-            // One of the drafts, or it is what the vector is about.
+            // It is what the vector is about.
+            continue;
+        }
+        if name.starts_with("draft-") {
+            // Made before their formats were: readers take them, though chunks are cut elsewhere than the packer cuts them.
+            assert!(read.is_ok(), "{name}: {unverified:?}");
             continue;
         }
         let refuses = if unverified.is_none() { None } else { Some(read.map_or("reader", |_| "verifier")) };

@@ -208,13 +208,15 @@ pub fn check_ttv(tensor: &Tensor, mode: usize, x: &[f64], mut found: Elements) -
 /// The nonzeros of all chunks that can be read, each by itself.
 fn intact(store: &Store) -> Tensor {
     let shape = &store.manifest().shape;
-    let decoder = Decoder::new(shape, store.manifest().format());
     let mut all = Tensor { dims: shape.dims().iter().map(|&d| d.into()).collect(), ..Tensor::default() };
-    for number in 0..store.manifest().chunks.len() {
-        let before = (all.indices.len(), all.values.len());
-        if chunk(store, &decoder, number, &mut all).is_err() {
-            all.indices.truncate(before.0);
-            all.values.truncate(before.1);
+    for (partition, chunks) in store.parts() {
+        let decoder = Decoder::new(shape, &store.whole().partitions[partition].format);
+        for number in chunks {
+            let before = (all.indices.len(), all.values.len());
+            if chunk(store, &decoder, number, &mut all).is_err() {
+                all.indices.truncate(before.0);
+                all.values.truncate(before.1);
+            }
         }
     }
     all
