@@ -185,7 +185,9 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
         + hot_tasks * size_of::<BlockWork<'_, f64>>();
     // While one is sorted: what was gathered, places, and keys; where each block's places lie in each sheet; the block of each row.
     let building = nnz * (4 * (order + 2) + 8 + 16) + 4 * blocks * nnz.div_ceil(SHEET_NNZ) + 4 * rows;
-    let of_thread = size_of::<RowRun>() * nnz.min(BLOCK_NNZ_MAX) + 4 * COPIES * limits.rows;
+    // What a thread keeps: runs, keys twice, counts.
+    let of_thread =
+        size_of::<RowRun>() * nnz.min(BLOCK_NNZ_MAX) + 16 * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
     let hot_sums = hot_runs.saturating_mul(8 * rank).saturating_mul(modes);
     Some(hot_sums.saturating_add(modes * (nnz * copy + of_copy) + building + threads * of_thread) as u64)
 }
@@ -303,7 +305,12 @@ impl ModeSorted {
                 let parts = sheets.iter().map(|sheet| sheet.of_block(b));
                 let room = &rooms[rayon::current_thread_index().unwrap_or(0)];
                 let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
-                room.fill(block, gathered, mode, strategy, parts, bytes)
+                room.fill(block, gathered, mode, strategy, parts, bytes)?;
+                if block.is_hot {
+                    // As large as the row: kept by several threads, such buffers would exceed what is planned.
+                    *room = Filling::default();
+                }
+                Ok(())
             })?;
             Ok(Shelf { blocks, nonzeros })
         });
