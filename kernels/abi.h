@@ -105,12 +105,20 @@ struct MttkrpArgs {
     u8 key_modes[64];
     // Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
     u32 add;
+    // Of sorted nonzeros: the mode in which alone those differ that share a fiber and follow one another, or `order` where few do.
+    u32 leaf;
+    // Not used.
+    u32 unused;
+    // Of a Kronecker product: columns of each mode's factor.
+    u32 widths[BLCO_ORDER_MAX];
+    // The same: how many columns of the product follow one another that have the same one of these.
+    u32 strides[BLCO_ORDER_MAX];
     // Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
     u64 carry_rows;
     // Address of the sums of those rows, `f64[2][rank]` of each thread block.
     u64 carry_sums;
 };
-BLCO_SIZE(MttkrpArgs, 392)
+BLCO_SIZE(MttkrpArgs, 464)
 BLCO_OFFSET(MttkrpArgs, factors, 0)
 BLCO_OFFSET(MttkrpArgs, targets, 64)
 BLCO_OFFSET(MttkrpArgs, fault, 192)
@@ -125,8 +133,12 @@ BLCO_OFFSET(MttkrpArgs, block_bits, 272)
 BLCO_OFFSET(MttkrpArgs, key_bits, 304)
 BLCO_OFFSET(MttkrpArgs, key_modes, 308)
 BLCO_OFFSET(MttkrpArgs, add, 372)
-BLCO_OFFSET(MttkrpArgs, carry_rows, 376)
-BLCO_OFFSET(MttkrpArgs, carry_sums, 384)
+BLCO_OFFSET(MttkrpArgs, leaf, 376)
+BLCO_OFFSET(MttkrpArgs, unused, 380)
+BLCO_OFFSET(MttkrpArgs, widths, 384)
+BLCO_OFFSET(MttkrpArgs, strides, 416)
+BLCO_OFFSET(MttkrpArgs, carry_rows, 448)
+BLCO_OFFSET(MttkrpArgs, carry_sums, 456)
 
 // The arguments of a launch that adds up carry-outs.
 struct FixUpArgs {
@@ -206,11 +218,12 @@ BLCO_OFFSET(SourceTile, unused, 36)
 // The arguments of launches that build a mode-sorted copy, but for the sort. A nonzero's position is 512 times its
 // tile's number in the list and its place in the tile.
 struct BuildArgs {
-    // Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile, of whole tiles but for the last.
+    // Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile.
     u64 chunks;
     // Address of an `SourceTile` for each of their tiles.
     u64 tiles;
-    // Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the copy's after.
+    // Address of `u32[positions_end]`: before the sort the row of the target mode of the nonzero at each position, ~0 where there is
+    // none; after it, each nonzero's row in the copy's order.
     u64 rows;
     // Address of `u32[nnz]`: each nonzero's position, in the copy's order.
     u64 positions;
@@ -228,6 +241,8 @@ struct BuildArgs {
     u32 chunk_count;
     // Nonzeros.
     u32 nnz;
+    // Positions up to the last nonzero's: more than nonzeros where chunks end inside a tile.
+    u32 positions_end;
     // The tensor's order.
     u32 order;
     // The target mode.
@@ -236,8 +251,10 @@ struct BuildArgs {
     u32 image_tiles;
     // Value encoding of images: INTEGER where all chunks have it, F32 or F64.
     u32 value_encoding;
+    // Not used.
+    u32 unused;
 };
-BLCO_SIZE(BuildArgs, 96)
+BLCO_SIZE(BuildArgs, 104)
 BLCO_OFFSET(BuildArgs, chunks, 0)
 BLCO_OFFSET(BuildArgs, tiles, 8)
 BLCO_OFFSET(BuildArgs, rows, 16)
@@ -249,10 +266,12 @@ BLCO_OFFSET(BuildArgs, fault, 56)
 BLCO_OFFSET(BuildArgs, empty, 64)
 BLCO_OFFSET(BuildArgs, chunk_count, 72)
 BLCO_OFFSET(BuildArgs, nnz, 76)
-BLCO_OFFSET(BuildArgs, order, 80)
-BLCO_OFFSET(BuildArgs, mode, 84)
-BLCO_OFFSET(BuildArgs, image_tiles, 88)
-BLCO_OFFSET(BuildArgs, value_encoding, 92)
+BLCO_OFFSET(BuildArgs, positions_end, 80)
+BLCO_OFFSET(BuildArgs, order, 84)
+BLCO_OFFSET(BuildArgs, mode, 88)
+BLCO_OFFSET(BuildArgs, image_tiles, 92)
+BLCO_OFFSET(BuildArgs, value_encoding, 96)
+BLCO_OFFSET(BuildArgs, unused, 100)
 
 // The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
 struct SortArgs {
@@ -385,10 +404,10 @@ BLCO_OFFSET(TtvArgs, order, 68)
 BLCO_OFFSET(TtvArgs, end, 72)
 BLCO_OFFSET(TtvArgs, carried, 76)
 
-// The arguments of a launch that makes a `tiled` image of a tree's.
+// The arguments of a launch that makes a `tiled` image of one of another layout.
 struct ExpandArgs {
-    // Address of the tree's image.
-    u64 tree;
+    // Address of the image that is read.
+    u64 from;
     // Address of the image that is made.
     u64 image;
     // Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
@@ -403,11 +422,13 @@ struct ExpandArgs {
     u32 columns_at;
     // Where its values begin.
     u32 values_at;
-    // Not used.
-    u32 unused;
+    // Of segments, bit m: mode m is a product mode.
+    u32 product;
+    // The dims.
+    u32 dims[BLCO_ORDER_MAX];
 };
-BLCO_SIZE(ExpandArgs, 48)
-BLCO_OFFSET(ExpandArgs, tree, 0)
+BLCO_SIZE(ExpandArgs, 80)
+BLCO_OFFSET(ExpandArgs, from, 0)
 BLCO_OFFSET(ExpandArgs, image, 8)
 BLCO_OFFSET(ExpandArgs, fault, 16)
 BLCO_OFFSET(ExpandArgs, number, 24)
@@ -415,4 +436,5 @@ BLCO_OFFSET(ExpandArgs, order, 28)
 BLCO_OFFSET(ExpandArgs, tiles_at, 32)
 BLCO_OFFSET(ExpandArgs, columns_at, 36)
 BLCO_OFFSET(ExpandArgs, values_at, 40)
-BLCO_OFFSET(ExpandArgs, unused, 44)
+BLCO_OFFSET(ExpandArgs, product, 44)
+BLCO_OFFSET(ExpandArgs, dims, 48)

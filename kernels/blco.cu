@@ -34,6 +34,20 @@
         mttkrp_sorted<double, order, OfBlock, Lanes<16, 1, 4>, 0, float>(args);                                        \
     }
 
+#define TTMC(name, layout, real, order, tiles)                                                                         \
+    extern "C" __global__ void BOUNDS(tiles) name(const MttkrpArgs args)                                               \
+    {                                                                                                                  \
+        typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
+        mttkrp<layout, real, order, OfBlock, Lanes<16, 2, 2>, 0, real, 1, KroneckerSweep>(args);                       \
+    }
+
+#define TTMC_SORTED(name, real, order)                                                                                 \
+    extern "C" __global__ void BOUNDS(BLCO_SORTED_TILES) name(const MttkrpArgs args)                                   \
+    {                                                                                                                  \
+        typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
+        mttkrp_sorted<real, order, OfBlock, Lanes<16, 2, 2>, 0, real, KroneckerSweep>(args);                           \
+    }
+
 #define OF_ROWS(name, threads, real)                                                                                   \
     extern "C" __global__ void finish_##name(const double* sums, u32 copies, u64 elements, real* result)               \
     {                                                                                                                  \
@@ -71,9 +85,11 @@ BLCO_INSTANCES(MTTKRP)
 BLCO_SORTED_INSTANCES(SORTED)
 BLCO_WIDE_INSTANCES(WIDE)
 BLCO_WIDE_SORTED_INSTANCES(WIDE_SORTED)
+BLCO_TTMC_INSTANCES(TTMC)
+BLCO_TTMC_SORTED_INSTANCES(TTMC_SORTED)
 BLCO_BUILD_KERNELS(BUILD)
 BLCO_ROW_KERNELS(OF_ROWS)
 BLCO_DENSE_KERNELS(BLCO_DENSE)
 BLCO_TTV_KERNELS(BLCO_TTV)
-BLCO_EXPAND
+BLCO_EXPAND_KERNELS(BLCO_EXPAND)
 #endif

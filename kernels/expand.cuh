@@ -1,9 +1,7 @@
-// A tree's image as a `tiled` one, which every kernel reads (image.cuh): on the device, behind the copy of the tree. Its columns are not
-// packed: numbers of 32 bits from 0 on, and values are f64. So where everything lies follows from the number of nonzeros.
-//
-// A thread block of BLCO_TILE_THREADS takes tiles of leaves and climbs from level to level: of the nodes below, at most as many as a
-// tile has, each thread tells the children of a node who their parent is. Nonzeros lie in the order of the leaves, without padding.
-// Whatever numbers damaged columns hold, every nonzero of the image is written, with indices inside of the dims.
+// The image of a tree, of segments or of coordinates as a `tiled` one, which every kernel reads (image.cuh): on the device, behind the
+// copy. Its columns are not packed: numbers of 32 bits from 0 on, and values are f64. So where everything lies follows from the number of
+// nonzeros, which keep their order. Whatever numbers damaged columns hold, every nonzero of the image is written, with indices inside
+// of the dims.
 #pragma once
 #include "tree.cuh"
 
@@ -82,7 +80,17 @@ __device__ __forceinline__ u32 nonzeros_before(const u32 (&present)[BLCO_TILE_NN
     return count;
 }
 
-// The nonzeros of a tile of leaves.
+// Header and records, by all thread blocks together.
+__device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0) write_header(a, nnz);
+    for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < (nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x * THREADS) {
+        write_record(a, t);
+    }
+}
+
+// The nonzeros of a tile of leaves. A thread block climbs from level to level: of the nodes below, at most as many as a tile has, each thread
+// tells the children of a node who their parent is. Nonzeros lie in the order of the leaves, without padding.
 __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& tree, u32 tile, bool& bad)
 {
     __shared__ u32 present[BLCO_TILE_NNZ / 32], parents[BLCO_TILE_NNZ];
@@ -157,23 +165,146 @@ __device__ __forceinline__ void check_starts(const ExpandArgs& a, const Tree& tr
 // A grid of any size.
 __device__ inline void tree(const ExpandArgs& a)
 {
-    const Tree tree((const u8*)a.tree);
-    const u32 slots = tree.nodes(a.order - 1), nnz = tree.h.nnz;
+    const Tree tree((const u8*)a.from);
+    const u32 slots = tree.nodes(a.order - 1);
     bool bad = false;
-    if (blockIdx.x == 0 && threadIdx.x == 0) write_header(a, nnz);
-    for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < (nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x * THREADS) {
-        write_record(a, t);
-    }
+    write_frame(a, tree.h.nnz);
     check_starts(a, tree, bad);
     for (u32 t = blockIdx.x; t < (slots + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x) write_nonzeros(a, tree, t, bad);
     if (bad) atomicMin((u32*)a.fault, a.number);
 }
 
+// Columns of indices, one after the other: a record says where they begin, in units of 64 bytes, `ranges` low and high of each.
+struct Columns {
+    const u32* words;
+    const u8* ranges;
+    u32 start;
+
+    __device__ __forceinline__ Columns(const Header& h, const u8* record, const u8* ranges_)
+        : words((const u32*)(h.second.at + 64ull * load<u32>(record))), ranges(ranges_), start(0)
+    {
+    }
+
+    // Goes on to the next column.
+    __device__ __forceinline__ void pass()
+    {
+        start += 16 * width_of(load<u32>(ranges + 4) - load<u32>(ranges));
+        ranges += 8;
+    }
+    // Number i of this one.
+    __device__ __forceinline__ u32 index(u32 i, bool& bad) const
+    {
+        const u32 low = load<u32>(ranges), span = load<u32>(ranges + 4) - low;
+        return low + inside(unpack32(words, width_of(span), i, start), span, bad);
+    }
+};
+
+// The layout `segments` (formats-spec/formats.md), as far as it is the same for all tiles.
+struct Segments {
+    Header h;
+    u32 count, tile_record, group_record;
+    const u8 *tiles, *groups;
+    const u32* flags;
+
+    __device__ __forceinline__ explicit Segments(const ExpandArgs& a) : h(header((const u8*)a.from, SECTION_SEGMENTS, SECTION_COLUMNS))
+    {
+        const u32 products = __popc(a.product);
+        count = load<u32>(h.first.at);
+        tile_record = 16 + 8 * products;
+        group_record = 8 + 8 * (a.order - products);
+        tiles = h.first.at + 8;
+        groups = tiles + (u64)tile_record * ((h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ);
+        flags = (const u32*)(groups + (u64)group_record * ((count + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ));
+    }
+
+    __device__ __forceinline__ u32 flag_words() const { return (h.nnz + 31) / 32; }
+};
+
+// Segments that begin in the first `words` words of flags. Called by the whole thread block.
+__device__ __forceinline__ u32 segments_before(const Segments& s, u32 words)
+{
+    __shared__ u32 sum;
+    if (threadIdx.x == 0) sum = 0;
+    __syncthreads();
+    u32 own = 0;
+    for (u32 w = threadIdx.x; w < words; w += THREADS) own += __popc(__ldg(s.flags + w));
+    if (own > 0) atomicAdd(&sum, own);
+    __syncthreads();
+    return sum;
+}
+
+// A grid of any size: a thread block takes consecutive tiles, so that it counts the segments before them once.
+__device__ inline void segments(const ExpandArgs& a)
+{
+    __shared__ u32 flags[BLCO_TILE_NNZ / 32];
+    const Segments s(a);
+    const u32 tiles = (s.h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
+    const u32 begin = (u64)tiles * blockIdx.x / gridDim.x, end = (u64)tiles * (blockIdx.x + 1) / gridDim.x;
+    bool bad = false;
+    write_frame(a, s.h.nnz);
+    u32 before = segments_before(s, begin * (BLCO_TILE_NNZ / 32));
+    for (u32 t = begin; t < end; ++t) {
+        __syncthreads();
+        const u32 word = t * (BLCO_TILE_NNZ / 32) + threadIdx.x;
+        if (threadIdx.x < BLCO_TILE_NNZ / 32) flags[threadIdx.x] = word < s.flag_words() ? __ldg(s.flags + word) : 0;
+        __syncthreads();
+        const u32 first = t * BLCO_TILE_NNZ, slots = s.h.nnz - first < BLCO_TILE_NNZ ? s.h.nnz - first : BLCO_TILE_NNZ;
+        const u8* const record = s.tiles + (u64)s.tile_record * t;
+        const auto slot = [&](u32 k) {
+            const u32 i = threadIdx.x + k * THREADS;
+            return i < slots ? i : slots - 1;
+        };
+        Columns columns(s.h, record, record + 16);
+        for (u32 m = 0; m < a.order; ++m) {
+            if ((a.product >> m & 1) == 0) continue;
+#pragma unroll
+            for (u32 k = 0; k < OWN; ++k) *index_at(a, first + slot(k), m) = columns.index(slot(k), bad);
+            columns.pass();
+        }
+        double value[OWN];
+        tile_values(value, s.h, columns.words, columns.start, record + 4, record + 8, first, slot, bad);
+#pragma unroll
+        for (u32 k = 0; k < OWN; ++k) {
+            const u32 i = slot(k);
+            *value_at(a, first + i) = value[k];
+            u32 segment = before + __popc(flags[i / 32] & ~0u >> (31 - i % 32)) - 1;
+            for (u32 w = 0; w < i / 32; ++w) segment += __popc(flags[w]);
+            segment = inside(segment, s.count - 1, bad);
+            const u8* const group = s.groups + (u64)s.group_record * (segment / BLCO_TILE_NNZ);
+            Columns of_segment(s.h, group, group + 8);
+            for (u32 m = 0; m < a.order; ++m) {
+                if (a.product >> m & 1) continue;
+                *index_at(a, first + i, m) = of_segment.index(segment % BLCO_TILE_NNZ, bad);
+                of_segment.pass();
+            }
+        }
+        for (u32 w = 0; w < BLCO_TILE_NNZ / 32; ++w) before += __popc(flags[w]);
+    }
+    if (bad) atomicMin((u32*)a.fault, a.number);
+}
+
+// A grid of any size.
+__device__ inline void coordinates(const ExpandArgs& a)
+{
+    const Header h = header((const u8*)a.from, SECTION_COORDINATES, SECTION_VALUES);
+    bool bad = false;
+    write_frame(a, h.nnz);
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < h.nnz; i += gridDim.x * THREADS) {
+        for (u32 m = 0; m < a.order; ++m) {
+            *index_at(a, i, m) = inside(load<u32>(h.first.at + 4 * ((u64)m * h.nnz + i)), a.dims[m] - 1, bad);
+        }
+        *value_at(a, i) = section_value(h, i, bad);
+    }
+    if (bad) atomicMin((u32*)a.fault, a.number);
+}
+
 }  // namespace expand
 
-// A kernel for every order and encoding.
-#define BLCO_EXPAND                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 4) expand_tree(const ExpandArgs args)              \
+// Kernels for every order and encoding: X(layout).
+#define BLCO_EXPAND_KERNELS(X) X(tree) X(segments) X(coordinates)
+
+#define BLCO_EXPAND(layout)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 4) expand_##layout(const ExpandArgs args)          \
     {                                                                                                                  \
-        expand::tree(args);                                                                                            \
+        expand::layout(args);                                                                                          \
     }

@@ -11,7 +11,9 @@ enum {
     SECTION_TILES = 4,
     SECTION_COLUMNS = 5,
     SECTION_VALUES = 6,
-    SECTION_LEVELS = 7
+    SECTION_LEVELS = 7,
+    SECTION_SEGMENTS = 8,
+    SECTION_COORDINATES = 9
 };
 // Whether the images that a kernel is made for may hold decimals: without, it takes fewer registers. The embedded kernels serve all.
 #ifndef BLCO_DECIMALS

@@ -54,6 +54,27 @@
     X(wide_sorted_o4, 4)                                                                                               \
     X(wide_sorted_o8, 8)
 
+// SpTTMc: X(name, layout, real, order, tiles).
+#define BLCO_TTMC_ORDERS(X, tag, layout, real)                                                                         \
+    X(ttmc_##tag##_o3, layout, real, 3, 4)                                                                             \
+    X(ttmc_##tag##_o4, layout, real, 4, 4)                                                                             \
+    X(ttmc_##tag##_o8, layout, real, 8, 2)
+
+#define BLCO_TTMC_INSTANCES(X)                                                                                         \
+    BLCO_TTMC_ORDERS(X, tiled_f64, Tiled, double)                                                                      \
+    BLCO_TTMC_ORDERS(X, tiled_f32, Tiled, float)                                                                       \
+    BLCO_TTMC_ORDERS(X, raw_f64, Raw, double)                                                                          \
+    BLCO_TTMC_ORDERS(X, raw_f32, Raw, float)
+
+// The same of sorted nonzeros: X(name, real, order).
+#define BLCO_TTMC_SORTED_INSTANCES(X)                                                                                  \
+    X(ttmc_sorted_f64_o3, double, 3)                                                                                   \
+    X(ttmc_sorted_f64_o4, double, 4)                                                                                   \
+    X(ttmc_sorted_f64_o8, double, 8)                                                                                   \
+    X(ttmc_sorted_f32_o3, float, 3)                                                                                    \
+    X(ttmc_sorted_f32_o4, float, 4)                                                                                    \
+    X(ttmc_sorted_f32_o8, float, 8)
+
 // What clears, fixes up and finishes results: X(name, threads, real).
 #define BLCO_ROW_KERNELS(X)                                                                                            \
     X(f64, BLCO_ROW_THREADS, double)                                                                                   \

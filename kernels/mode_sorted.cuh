@@ -25,7 +25,7 @@ __device__ __forceinline__ u32 record_bytes(const BuildArgs& a)
     return 16 + 8 * a.order;
 }
 
-// Nonzeros of tile t, of the chunks as of the copy.
+// Nonzeros of tile t of the copy.
 __device__ __forceinline__ u32 nnz_of(const BuildArgs& a, u32 t)
 {
     const u32 rest = a.nnz - t * BLCO_TILE_NNZ;
@@ -69,11 +69,13 @@ __device__ inline void keys(const BuildArgs& a)
     }
     for (u32 m = 0; m < a.mode; ++m) words += 16 * width_of(span_of(record, m).span);
     const Span mode = span_of(record, a.mode);
-    const u32 width = width_of(mode.span), nnz = nnz_of(a, blockIdx.x);
-    u32* rows = (u32*)a.rows + (u64)blockIdx.x * BLCO_TILE_NNZ;
+    const u32 width = width_of(mode.span), first = blockIdx.x * BLCO_TILE_NNZ;
+    const u32 nnz = h.nnz - t * BLCO_TILE_NNZ, end = a.positions_end - first;
+    u32* rows = (u32*)a.rows + first;
     bool bad = false;
-    for (u32 i = threadIdx.x; i < nnz; i += BLCO_TILE_THREADS) {
-        rows[i] = mode.low + inside(unpack32(words, width, i), mode.span, bad);
+    for (u32 i = threadIdx.x; i < BLCO_TILE_NNZ && i < end; i += BLCO_TILE_THREADS) {
+        // What is no nonzero is sorted behind all of them.
+        rows[i] = i < nnz ? mode.low + inside(unpack32(words, width, i), mode.span, bad) : ~0u;
     }
     note(a, bad, chunk.number);
 }

@@ -51,6 +51,12 @@ template <class S, bool WHOLE> struct Sweep {
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
+    // What the thread's columns of a product have of row `index` of the factor of `mode`.
+    template <class FACTOR, class T> __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    {
+        load(base((const FACTOR*)a.factors[mode]) + (u64)index * rank, x);
+    }
+
     // Adds a thread's sums to a row, of which `row` is the base.
     template <class T> __device__ __forceinline__ void add(double* row, const T (&sum)[S::COLUMNS]) const
     {
@@ -70,19 +76,35 @@ template <class S, bool WHOLE> struct Sweep {
     }
 };
 
+// Columns of a Kronecker product (SpTTMc; Liu et al., CLUSTER 2017, equation 4) instead: of each factor's row, column j of the product has
+// number `j / stride % width`.
+template <class S, bool WHOLE> struct KroneckerSweep : Sweep<S, false> {
+    using Sweep<S, false>::Sweep;
+
+    template <class FACTOR, class T> __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    {
+        const u32 width = a.widths[mode], stride = a.strides[mode];
+        const FACTOR* const row = (const FACTOR*)a.factors[mode] + (u64)index * width;
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; ++c) {
+            const u32 column = this->column(c);
+            x[c] = __ldg(row + (column < this->rank ? column / stride % width : 0));
+        }
+    }
+};
+
 // Loads into `rows` what BATCH nonzeros, from place i on, ask of the factor whose indices are the group's column k, and
 // multiplies `product` by it where `more` factors follow.
-template <class FACTOR, class T, int ORDER, class SHAPE, class S, bool WHOLE>
-__device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group,
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP>
+__device__ __forceinline__ void load_rows(const SWEEP& sweep, const Group<T, ORDER, SHAPE, S>& group,
                                           const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
                                           T (&rows)[S::BATCH][S::COLUMNS])
 {
-    const FACTOR* const factor = sweep.base((const FACTOR*)a.factors[k == mode ? 0 : k]);
     u32 index[S::BATCH];
     take(group.index[k] + i, index);
 #pragma unroll
     for (int b = 0; b < S::BATCH; ++b) {
-        sweep.load(factor + (u64)index[b] * sweep.rank, rows[b]);
+        sweep.template of_factor<FACTOR>(a, k == mode ? 0 : k, index[b], rows[b]);
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
             if (more) product[b][c] *= rows[b][c];
@@ -92,8 +114,8 @@ __device__ __forceinline__ void load_rows(const Sweep<S, WHOLE>& sweep, const Gr
 
 // Adds up nonzeros `begin` to `end` of a group, whole batches of them; `done` takes the sums of each row that it has met, and whether
 // the row is the last.
-template <class FACTOR, class T, int ORDER, class SHAPE, class S, bool WHOLE, class DONE>
-__device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a,
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP, class DONE>
+__device__ __forceinline__ void accumulate(const SWEEP& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a,
                                            u32 mode, u32 begin, u32 end, const DONE& done)
 {
     constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
@@ -137,8 +159,76 @@ __device__ __forceinline__ void accumulate(const Sweep<S, WHOLE>& sweep, const G
     done(row, sum, true);
 }
 
+// The same where nonzeros follow one another that share their indices in all modes but the `leaf`: a fiber. Of each nonzero one row is read
+// then; the product of the other modes' rows is made once a fiber, and multiplies its sum.
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP, class DONE>
+__device__ __forceinline__ void accumulate_fibers(const SWEEP& sweep, const Group<T, ORDER, SHAPE, S>& group,
+                                                  const MttkrpArgs& a, u32 mode, u32 leaf, u32 begin, u32 end, const DONE& done)
+{
+    constexpr int BATCH = S::BATCH, COLUMNS = S::COLUMNS;
+    const u32 order = ORDER < BLCO_ORDER_MAX ? ORDER : a.order, leaves = leaf == 0 ? mode : leaf, turn = group.turn(begin);
+    T sum[COLUMNS] = {}, fiber[COLUMNS] = {}, above[COLUMNS];
+    u32 last = begin ^ turn;
+    const auto same = [&](u32 x, u32 y) {
+        bool equal = true;
+#pragma unroll
+        for (u32 k = 0; k < ORDER; ++k) {
+            if (k < order && k != leaves) equal &= group.index[k][x] == group.index[k][y];
+        }
+        return equal;
+    };
+    const auto enter = [&](u32 i) {
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) above[c] = T(1);
+#pragma unroll
+        for (u32 k = 1; k < ORDER; ++k) {
+            if (k >= order || k == leaves) continue;
+            T row[COLUMNS];
+            sweep.template of_factor<FACTOR>(a, k == mode ? 0 : k, group.index[k][i], row);
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) above[c] *= row[c];
+        }
+    };
+    const auto leave = [&]() {
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            sum[c] += fiber[c] * above[c];
+            fiber[c] = T(0);
+        }
+    };
+    enter(last);
+#pragma unroll 1
+    for (u32 at = begin; at < end; at += BATCH) {
+        const u32 i = at ^ turn;
+        T rows[BATCH][COLUMNS], value[BATCH];
+        u32 index[BATCH];
+        take(group.index[leaves] + i, index);
+        take(group.value + i, value);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) sweep.template of_factor<FACTOR>(a, leaf, index[b], rows[b]);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            if (!same(i + b, last)) {
+                leave();
+                const u32 row = group.index[0][last];
+                if (group.index[0][i + b] != row) {
+                    done(row, sum, false);
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c) sum[c] = T(0);
+                }
+                enter(i + b);
+            }
+            last = i + b;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) fiber[c] += value[b] * rows[b][c];
+        }
+    }
+    leave();
+    done(group.index[0][last], sum, true);
+}
+
 // Adds up what a thread block has ordered.
-template <class FACTOR, bool WHOLE, class T, int ORDER, class SHAPE, class S>
+template <class FACTOR, class SWEEP, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
                                        double* sums)
 {
@@ -146,7 +236,7 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, c
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
     for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
-        const Sweep<S, WHOLE> sweep(start, rank);
+        const SWEEP sweep(start, rank);
         double* const out = sweep.base(sums);
         accumulate<FACTOR>(sweep, group, a, mode, begin, end,
                    [&](u32 row, const T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
@@ -155,7 +245,8 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, c
 
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order. A thread block takes its
 // tiles in TIMES steps.
-template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T, u32 TIMES = 1>
+template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T, u32 TIMES = 1,
+          template <class, bool> class SWEEP = Sweep>
 __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
 {
     __shared__ Group<T, ORDER, SHAPE, S> group;
@@ -175,7 +266,7 @@ __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
         const u32 nnz = gather<LAYOUT, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
         if (bad) atomicMin((u32*)a.fault, chunk.number);
         double* sums = (double*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
-        reduce<FACTOR, (RANK > 0 && RANK % S::SWEEP == 0)>(group, a, target.mode, nnz, rank, sums);
+        reduce<FACTOR, SWEEP<S, (RANK > 0 && RANK % S::SWEEP == 0)>>(group, a, target.mode, nnz, rank, sums);
     }
 }
 

@@ -79,7 +79,7 @@ template <class T> struct Written {
 };
 
 // RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
-template <class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T>
+template <class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T, template <class, bool> class SWEEP = Sweep>
 __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 {
     constexpr bool WHOLE = RANK > 0 && RANK % S::SWEEP == 0;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     };
     for (u32 start = 0; start < rank; start += S::SWEEP) {
         if (begin < end) {
-            const Sweep<S, WHOLE> sweep(start, rank);
+            const SWEEP<S, WHOLE> sweep(start, rank);
             T* const out = sweep.base((T*)target.sums);
             double* const sums = sweep.base((double*)target.sums);
             const u32 first = group.index[0][group.place(begin)];
@@ -112,12 +112,14 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 #pragma unroll
                 for (int c = 0; c < S::COLUMNS; ++c) ends[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
             };
-            accumulate<FACTOR>(sweep, group, a, target.mode, begin, end, [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
+            const auto done = [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
                 if (row == first) keep(0, sum, true);
                 if (last) keep(1, sum, row != first);
                 else if (row != first && a.add) sweep.add(sums + (u64)row * rank, sum);
                 else if (row != first) sweep.write(out + (u64)row * rank, sum);
-            });
+            };
+            if (a.leaf < a.order) accumulate_fibers<FACTOR>(sweep, group, a, target.mode, a.leaf, begin, end, done);
+            else accumulate<FACTOR>(sweep, group, a, target.mode, begin, end, done);
         }
         __syncthreads();
         const u32 first_row = row_of(0), last_row = row_of(entries - 1);

@@ -125,6 +125,11 @@ pub struct ImageSet {
 pub struct ModePlan {
     /// The mode, from 1.
     pub mode: usize,
+    /// The store's cover from which it is computed, and that cover's chunks among those that are read.
+    pub cover: u32,
+    #[serde(skip)]
+    #[doc(hidden)]
+    pub chunks: Range<usize>,
     /// Which of the sets serves it from the second pass on.
     pub set: usize,
     /// Why, in one line; empty where there was no choice.
@@ -148,7 +153,7 @@ pub struct LanesPlan {
     pub count: usize,
     /// Bytes of a lane's buffer for an image; 0 where none needs one.
     pub image_bytes: u64,
-    /// Bytes of its second buffer, in which trees wait until they are nonzeros; 0 for other formats.
+    /// Bytes of its second buffer, in which trees, segments and coordinates wait until they are tiles; 0 for other formats.
     pub staging_bytes: u64,
     /// Bytes of its buffers for results, on the device and, pinned, on the host.
     pub result_bytes: u64,
@@ -166,7 +171,7 @@ impl LanesPlan {
 /// How mode-sorted copies are built.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildPlan {
-    /// Chunks that are sorted together: all, or as many as there is room to gather and sort.
+    /// Chunks that are sorted together: all of a cover, or as many as there is room to gather and sort.
     pub groups: Vec<Range<usize>>,
     /// How values are encoded in images.
     #[serde(skip)]
@@ -179,6 +184,14 @@ pub struct BuildPlan {
     pub gathered_bytes: u64,
     /// Bytes of device memory that building may take: all copies that stay there, or one of a group.
     pub room_bytes: u64,
+}
+
+impl BuildPlan {
+    /// Which of the groups has these chunks: the cover's of a mode whose copy stays on the device.
+    #[must_use]
+    pub fn group_of(&self, chunks: &Range<usize>) -> usize {
+        self.groups.iter().position(|group| group == chunks).unwrap_or(0)
+    }
 }
 
 /// Bytes that cross the link to the device in a pass.
@@ -250,6 +263,11 @@ impl DevicePlan {
     pub fn held_chunks(&self) -> usize {
         let all = self.chunks().residence.iter().filter_map(|part| Some(part.images.as_ref()?.end)).max();
         if self.chunks().later_passes.is_empty() { all.unwrap_or(0) } else { self.resident().0 }
+    }
+
+    /// The chunks that part `part` of the operation works on, of those that are read.
+    pub(crate) fn chunks_of(&self, part: usize) -> Range<usize> {
+        self.modes[part].chunks.clone()
     }
 
     /// Where the copy lies that serves part `part` of the operation, if one does.

@@ -14,9 +14,9 @@ use crate::decomp::{
 };
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
-#[cfg(feature = "cuda")]
-use crate::op::mttkrp::cuda::DeviceMttkrp;
 use crate::op::mttkrp::{ModeSortedDemand, Mttkrp};
+#[cfg(feature = "cuda")]
+use crate::op::mttkrp::{cuda::DeviceMttkrp, serving_view};
 use crate::store::{Manifest, Store};
 use std::ops::ControlFlow;
 
@@ -211,6 +211,8 @@ impl Engine {
         #[cfg(feature = "cuda")]
         if let Some(device_plan) = &plan.device {
             let gpu = &self.gpu()?;
+            let modes: Vec<usize> = (0..store.manifest().shape.order()).collect();
+            let store = &serving_view(store, &modes);
             let op = DeviceMttkrp::alternating(gpu, store, rank, &self.kernels(device_plan))?;
             let als = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, cp.settings.nonneg)?;
             return Ok(Place::Gpu(Box::new(als)));

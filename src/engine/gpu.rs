@@ -55,18 +55,8 @@ pub(super) fn plan<T: Real>(
     demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
-    use crate::error::Error;
-    use crate::format::Layout;
     use crate::{decomp, op};
-    let format = store.manifest().format();
-    if store.manifest().partitions.len() != 1 {
-        let what = "no kernel reads a cover of several partitions; take `Device::Cpu`";
-        return Err(Error::request(format!("format {}: {what}", format.name())));
-    }
-    if ![Layout::RAW, Layout::TILED, Layout::TREE].contains(&format.layout()) {
-        let what = "no kernel reads its chunks; take `Device::Cpu`";
-        return Err(Error::request(format!("format {}: {what}", format.name())));
-    }
+    check_formats(store)?;
     let Demand { modes, rank, starts, .. } = *demand;
     let shape = &store.manifest().shape;
     let operation = if starts.is_some() {
@@ -75,6 +65,43 @@ pub(super) fn plan<T: Real>(
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     };
     crate::backend::cuda::plan(gpu, store, operation, limits)
+}
+
+/// An error unless kernels read all that is read of `store`.
+#[cfg(feature = "cuda")]
+fn check_formats(store: &Store) -> Result<()> {
+    use crate::error::Error;
+    use crate::format::{Format, Layout};
+    let is_private = |format: &&Format| format.layout().0 >= Layout::PRIVATE.0;
+    let private = store.manifest().partitions.iter().map(|partition| &partition.format).find(is_private);
+    private.map_or(Ok(()), |format| {
+        let what = "no kernel reads its chunks; take `Device::Cpu`";
+        Err(Error::request(format!("format {}: {what}", format.name())))
+    })
+}
+
+/// Plans what SpTTMc of `modes` uses of a GPU, with factors of `ranks` columns.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_ttmc<T: Real>(
+    gpu: &Gpu,
+    store: &Store,
+    (modes, ranks): (&[usize], &[usize]),
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    check_formats(store)?;
+    let operation = crate::op::mttkrp::cuda::ttmc_operation::<T>(&store.manifest().shape, modes, ranks);
+    crate::backend::cuda::plan(gpu, store, operation, limits)
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn plan_ttmc<T: Real>(
+    _: &Gpu,
+    _: &Store,
+    _: (&[usize], &[usize]),
+    _: &DeviceLimits,
+) -> Result<DevicePlan> {
+    none()
 }
 
 #[cfg(not(feature = "cuda"))]

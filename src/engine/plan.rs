@@ -9,7 +9,7 @@ use crate::backend::device::{DeviceLimits, DeviceOrder};
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::{ModeSortedDemand, serving};
+use crate::op::mttkrp::{ModeSortedDemand, serving_view};
 use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
 use serde::Serialize;
@@ -162,10 +162,12 @@ impl Engine {
 
     /// Plans passes over `store` for an operation on factors.
     pub(crate) fn plan<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
+        // Each mode is computed from the cover that serves it best; decompositions on the CPU read one cover.
+        let served = serving_view(store, demand.modes);
         let find = |gpu: &Gpu, limits: &DeviceLimits| {
             let taken = demand.beside_gpu + buffers_bytes(store);
             let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
-            gpu::plan::<T>(gpu, store, demand, &limits)
+            gpu::plan::<T>(gpu, &served, demand, &limits)
         };
         let (device, notes) = self.choose(demand.passes, find)?;
         let limits = Limits {
@@ -184,15 +186,7 @@ impl Engine {
         };
         let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);
         let made_for = Some(Subject { store: store.id(), modes, rank, precision, starts: demand.starts });
-        // On the CPU each mode is computed from the cover that serves it best, where a pass computes all of them.
-        let served;
-        let store = if device.is_some() || demand.starts.is_some() {
-            store
-        } else {
-            let covers = serving(store.whole(), demand.modes);
-            served = store.view(&covers.into_iter().map(|(cover, _)| cover).collect::<Vec<_>>());
-            &served
-        };
+        let store = if device.is_none() && demand.starts.is_some() { store } else { &served };
         if device.is_none() && demand.passes > 1 {
             let (host, mode_sorted) = self.plan_mode_sorted(store, demand, bytes, &limits)?;
             return Ok(ExecutionPlan { host, device, notes, mode_sorted: Some(mode_sorted), made_for });

@@ -1,15 +1,26 @@
-//! SpTTMc on the CPU.
+//! SpTTMc on whatever there is.
 
+use super::gpu::{self, Gpu};
 use super::mttkrp::{Modes, check_modes, check_rank};
 use super::{Engine, ExecutionPlan};
+#[cfg(feature = "cuda")]
+use crate::backend::cuda::CudaBackend;
+use crate::backend::device::{DeviceLimits, staging_bytes};
 use crate::backend::host::{HostBackend, decoded_bytes};
+use crate::backend::plan::DevicePlan;
+#[cfg(feature = "cuda")]
+use crate::dense::FactorView;
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::ModeMatrix;
+#[cfg(feature = "cuda")]
+use crate::op::mttkrp::cuda::DeviceMttkrp;
+use crate::op::mttkrp::{ModeMatrix, serving_view};
 use crate::op::ttmc::{Ttmc, host_bytes, matrices_bytes};
 use crate::shape::Shape;
 use crate::store::Store;
-use crate::stream::{Limits, PassReport, Span};
+#[cfg(feature = "cuda")]
+use crate::stream::Plan;
+use crate::stream::{Limits, PassReport, Span, buffers_bytes};
 
 /// SpTTMc to be made.
 #[derive(Clone, Debug)]
@@ -35,7 +46,8 @@ impl Engine {
     /// the Kronecker product, over the other modes, of the rows of their factors: `dims[mode]` x the product of the other ranks, the last
     /// mode's rank fastest. `factors[m]` is `dims[m]` x a rank of its own. (Liu et al., CLUSTER 2017, equation 4.)
     ///
-    /// Results have the same bits for any number of threads, memory and chunks.
+    /// On the CPU results have the same bits for any number of threads, memory and chunks; on a GPU where the engine is
+    /// [deterministic](super::EngineBuilder::deterministic).
     ///
     /// ```
     /// # use blco::{Engine, Matrix, Modes, PackOptions, ReadOptions};
@@ -95,23 +107,31 @@ impl Engine {
     pub(crate) fn settle_ttmc<T: Real>(&self, store: &Store, request: &TtmcRequest) -> Result<ExecutionPlan> {
         let TtmcRequest { modes, ranks, passes, checked } = request;
         let (manifest, threads) = (store.manifest(), self.threads());
-        let decoded = decoded_bytes(manifest.shape.order(), threads);
-        let bytes = host_bytes::<T>(manifest, modes, ranks, threads).saturating_add(decoded);
+        let served = serving_view(store, modes);
+        let matrices = matrices_bytes::<T>(manifest, modes, ranks);
+        let beside_gpu = matrices.saturating_add(staging_bytes(matrices));
+        let find = |gpu: &Gpu, limits: &DeviceLimits| {
+            let taken = beside_gpu.saturating_add(buffers_bytes(store));
+            let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
+            gpu::plan_ttmc::<T>(gpu, &served, (modes, ranks), &limits)
+        };
+        let (device, notes) = self.choose(*passes, find)?;
+        let (store, bytes) = if let Some(plan) = &device {
+            (&served, beside_gpu.saturating_add(plan.host_bytes))
+        } else {
+            let decoded = decoded_bytes(manifest.shape.order(), threads);
+            (store, host_bytes::<T>(manifest, modes, ranks, threads).saturating_add(decoded))
+        };
         let checking = |bytes: u64| matrices_bytes::<T>(manifest, modes, ranks).saturating_add(bytes);
         let less = if modes.len() > 1 {
             "take fewer modes at a time or smaller ranks"
         } else {
             "take smaller ranks"
         };
-        let limits = Limits { afterwards: checked.map_or(0, checking), less, ..self.limits(*passes) };
+        let held = device.as_ref().map_or(0, DevicePlan::held_chunks);
+        let limits = Limits { held, afterwards: checked.map_or(0, checking), less, ..self.limits(*passes) };
         let host = self.plan_host(store, bytes, &limits)?;
-        Ok(ExecutionPlan {
-            host,
-            device: None,
-            notes: self.notes_of_cpu(),
-            mode_sorted: None,
-            made_for: None,
-        })
+        Ok(ExecutionPlan { host, device, notes, mode_sorted: None, made_for: None })
     }
 
     /// Runs it by `plan`.
@@ -124,6 +144,10 @@ impl Engine {
     ) -> Result<TtmcOutcome<T>> {
         let store = &store.clone().with_direct_reads(plan.host.direct_reads).with_sys(self.sys());
         let vectors = self.options().vectors;
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &plan.device {
+            return self.install(|| self.run_ttmc_on_gpu(store, request, (&plan.host, device), factors));
+        }
         self.install(|| {
             let op = Ttmc::new(store, factors, &request.modes)?.with_vectors(vectors);
             let mut backend = HostBackend::for_threads(store, op, self.threads())?;
@@ -132,6 +156,25 @@ impl Engine {
             let (passes, spans) = self.passes(passes, &plan.host, &mut backend, again)?;
             Ok(TtmcOutcome { results: backend.into_op().finish(), passes, spans })
         })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Engine {
+    fn run_ttmc_on_gpu<T: Real>(
+        &self,
+        store: &Store,
+        request: &TtmcRequest,
+        (host, device): (&Plan, &DevicePlan),
+        factors: &[MatrixRef<'_, T>],
+    ) -> Result<TtmcOutcome<T>> {
+        let TtmcRequest { modes, ranks, passes, .. } = request;
+        let (gpu, store) = (&self.gpu()?, &serving_view(store, modes));
+        let mut op = DeviceMttkrp::ttmc(gpu, store, ranks, modes, &self.kernels(device))?;
+        op.put(factors.iter().map(|factor| FactorView::Host(*factor)))?;
+        let mut backend = CudaBackend::new(gpu, store, device, op)?;
+        let (passes, spans) = self.passes((store, *passes), host, &mut backend, |_, _| ())?;
+        Ok(TtmcOutcome { results: backend.op().results(self.sys())?, passes, spans })
     }
 }
 

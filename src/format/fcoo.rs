@@ -113,6 +113,10 @@ impl ChunkFormat for Fcoo {
         Some(self.levels)
     }
 
+    fn product_modes(&self) -> u32 {
+        self.product
+    }
+
     fn cover_key(&self) -> u32 {
         key_of(&self.levels)
     }

@@ -140,6 +140,12 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
         None
     }
 
+    /// Of layout `segments`, bit m: mode m is a product mode.
+    #[doc(hidden)]
+    fn product_modes(&self) -> u32 {
+        0
+    }
+
     /// Partitions of a store with the same number here are one cover, where no manifest says which are.
     #[doc(hidden)]
     fn cover_key(&self) -> u32 {

@@ -78,6 +78,22 @@ impl Store {
         self.places.partition_point(|place| place.at <= number).saturating_sub(1)
     }
 
+    /// The view's number of a chunk with this header.
+    #[must_use]
+    pub fn place_of(&self, header: &ChunkHeader) -> usize {
+        let partition = header.partition as usize;
+        let place = self.places.iter().find(|place| place.partition == partition);
+        place.map_or(0, |place| place.at + (header.number as usize).saturating_sub(place.number))
+    }
+
+    /// The view's chunks from which `mode`, from 0, is computed: those of the cover that serves it best, where that is in the view.
+    #[must_use]
+    pub fn chunks_for(&self, mode: usize) -> Range<usize> {
+        let cover = self.whole.cover(self.whole.cover_for(mode));
+        let own = self.parts().filter(|(partition, _)| cover.contains(partition)).map(|(_, chunks)| chunks);
+        own.reduce(|all, more| all.start..more.end).unwrap_or(0..self.manifest.chunks.len())
+    }
+
     fn place(&self, number: usize) -> Place {
         self.places[self.part_of(number)]
     }

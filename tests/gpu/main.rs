@@ -25,5 +25,6 @@ mod mode_sorted;
 mod mttkrp;
 mod mutants;
 mod staging;
+mod ttmc;
 mod ttv;
 mod views;

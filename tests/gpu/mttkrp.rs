@@ -14,8 +14,9 @@ use blco::internals::backend::plan::Shortfall;
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
 use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
 use blco::internals::encoding::IndexEncoding;
-use blco::internals::op::mttkrp::ModeMatrix;
+use blco::internals::format::Layout;
 use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, operation};
+use blco::internals::op::mttkrp::{ModeMatrix, serving_view};
 use blco::internals::op::oracle::{self, OracleMode};
 use blco::internals::store::{Format, Store};
 use blco::internals::stream::{Executor, Limits, PassReport, plan};
@@ -29,7 +30,7 @@ pub enum Residency {
     Streamed,
     Half,
     All,
-    /// All, in mode-sorted copies where the store is `tiled`.
+    /// All, in mode-sorted copies where the store is not `raw`.
     Sorted,
     /// The same from the first pass on, with the same bits in every run.
     Deterministic,
@@ -50,6 +51,18 @@ fn is_full() -> bool {
     std::env::var_os("BLCO_DEVICE_FULL").is_some()
 }
 
+/// Whether copies are built of a store.
+fn is_sorted(store: &Store) -> bool {
+    store.manifest().format().layout() != Layout::RAW
+}
+
+/// Whether copies in host memory are: where one cover serves all modes.
+fn kept(store: &Store, residency: Residency) -> bool {
+    let manifest = store.manifest();
+    let is_one = |mode| store.chunks_for(mode) == (0..manifest.chunks.len());
+    residency == Residency::Kept && is_sorted(store) && (0..manifest.shape.order()).all(is_one)
+}
+
 /// Results of the second pass on the device (of the first where everything is streamed), and its report.
 fn run<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
@@ -68,8 +81,7 @@ fn run<T: Real + bytemuck::Pod>(
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
     let passes = if residency == Residency::Streamed || deterministic { 1 } else { 2 };
-    let tiled = *manifest.format() == Format::blco(IndexEncoding::Tiled);
-    let (sorted, kept) = (residency == Residency::Sorted && tiled, residency == Residency::Kept && tiled);
+    let (sorted, kept) = (residency == Residency::Sorted && is_sorted(store), kept(store, residency));
     let host_memory = if kept { u64::MAX } else { 0 };
     let unlimited = |passes, order| {
         let limits =
@@ -81,10 +93,25 @@ fn run<T: Real + bytemuck::Pod>(
             let (streamed, resident) = (unlimited(1, DeviceOrder::Store), unlimited(2, DeviceOrder::Store));
             Some(operation.bytes + streamed.lanes.bytes_of(lanes) + resident.resident().1 / 2)
         }
-        // Less than sorting all at once takes.
-        Residency::Kept if tiled && manifest.chunks.len() > 3 => {
+        // Less than sorting all at once takes. Some chunks of trees are most of their store.
+        Residency::Kept if kept && manifest.chunks.len() > 3 => {
             let whole = unlimited(2, DeviceOrder::Host);
-            Some(whole.memory_bytes - whole.copies_bytes / 3)
+            let is_in_parts = |memory: &u64| {
+                let limits = DeviceLimits {
+                    memory: Some(*memory),
+                    lanes: Some(lanes),
+                    passes: 2,
+                    order: DeviceOrder::Host,
+                    host_memory,
+                    ..DeviceLimits::default()
+                };
+                let plan = plan_device(device, store, operation.clone(), &limits);
+                plan.is_ok_and(|plan| plan.build.is_some_and(|build| build.groups.len() > 1))
+            };
+            let less = |part: u64| whole.memory_bytes - whole.copies_bytes / part;
+            let found = [3, 4, 6, 12].map(less).into_iter().find(is_in_parts);
+            assert!(found.is_some() || manifest.format().layout() != Layout::TILED);
+            found
         }
         _ => None,
     };
@@ -175,7 +202,7 @@ fn agrees<T: Real + bytemuck::Pod>(
         if only.as_ref().is_some_and(|only| *only != format!("{residency:?}")) {
             continue;
         }
-        if residency == Residency::Deterministic && store.format() != Format::blco(IndexEncoding::Tiled) {
+        if residency == Residency::Deterministic && !is_sorted(store) {
             continue;
         }
         tally.turn += 1;
@@ -188,7 +215,7 @@ fn agrees<T: Real + bytemuck::Pod>(
             let held = report.device.unwrap().resident_chunks;
             match residency {
                 Residency::Streamed => assert_eq!(held, 0, "{what}"),
-                Residency::Kept if store.format() == Format::blco(IndexEncoding::Tiled) => {
+                Residency::Kept if kept(store, residency) => {
                     assert_eq!(held, 0, "{what}");
                     assert!(report.device.unwrap().copied_chunks >= order - 1, "{what}");
                 }
@@ -219,18 +246,32 @@ fn agrees<T: Real + bytemuck::Pod>(
 fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tally: &mut Tally) {
     let dir = tempfile::tempdir().unwrap();
     let mut stores = Vec::new();
-    for (kind, chunk_bytes) in [
+    // Coordinates beside trees, trees of several sort orders, segments; of one cover and of several.
+    let family = [
+        Kind::Hbcsf,
+        Kind::FcooMttkrp,
+        Kind::Mmcsf,
+        Kind::FcooTtm,
+        Kind::FcooRoot,
+        Kind::HbcsfRoot,
+        Kind::CsfAll,
+    ];
+    let taken = if is_full() { &family[..] } else { &family[tally.turn % family.len()..][..1] };
+    let of_family = taken.iter().map(|&kind| (kind, SMALL_CHUNKS));
+    let kinds = [
         (Kind::Tiled, SMALL_CHUNKS),
         (Kind::Tiled, 16 << 20),
         (Kind::Raw, SMALL_CHUNKS),
         (Kind::Raw, 16 << 20),
         (Kind::HocfsCsr, SMALL_CHUNKS),
         (Kind::HocfsEll, 16 << 20),
-    ] {
+        (Kind::TiledZstd, SMALL_CHUNKS),
+    ];
+    let modes: Vec<usize> = (0..tensor.order()).collect();
+    for (kind, chunk_bytes) in kinds.into_iter().chain(of_family) {
         let target = dir.path().join(format!("{name}-{kind:?}-{chunk_bytes}"));
-        stores.push(packed(tensor, &options(&target, kind, chunk_bytes)));
+        stores.push(serving_view(&packed(tensor, &options(&target, kind, chunk_bytes)), &modes));
     }
-    stores.push(packed(tensor, &options(&dir.path().join("zstd"), Kind::TiledZstd, SMALL_CHUNKS)));
     for (n, &rank) in ranks.iter().enumerate() {
         tally.turn += 1;
         let mut of = |precision: usize| {

@@ -140,6 +140,14 @@ structs! {
         key_modes: [u8; 64],
         /// Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
         add: u32,
+        /// Of sorted nonzeros: the mode in which alone those differ that share a fiber and follow one another, or `order` where few do.
+        leaf: u32,
+        /// Not used.
+        unused: u32,
+        /// Of a Kronecker product: columns of each mode's factor.
+        widths: [u32; ORDER_MAX],
+        /// The same: how many columns of the product follow one another that have the same one of these.
+        strides: [u32; ORDER_MAX],
         /// Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
         carry_rows: u64,
         /// Address of the sums of those rows, `f64[2][rank]` of each thread block.
@@ -201,11 +209,12 @@ structs! {
     /// The arguments of launches that build a mode-sorted copy, but for the sort. A nonzero's position is 512 times its
     /// tile's number in the list and its place in the tile.
     pub struct BuildArgs {
-        /// Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile, of whole tiles but for the last.
+        /// Address of the list of `Chunk`s in order of `first_block`, a thread block for each tile.
         chunks: u64,
         /// Address of an `SourceTile` for each of their tiles.
         tiles: u64,
-        /// Address of `u32[nnz]`: each nonzero's row of the target mode, in the chunks' order before the sort, in the copy's after.
+        /// Address of `u32[positions_end]`: before the sort the row of the target mode of the nonzero at each position, ~0 where there is
+        /// none; after it, each nonzero's row in the copy's order.
         rows: u64,
         /// Address of `u32[nnz]`: each nonzero's position, in the copy's order.
         positions: u64,
@@ -223,6 +232,8 @@ structs! {
         chunk_count: u32,
         /// Nonzeros.
         nnz: u32,
+        /// Positions up to the last nonzero's: more than nonzeros where chunks end inside a tile.
+        positions_end: u32,
         /// The tensor's order.
         order: u32,
         /// The target mode.
@@ -231,6 +242,8 @@ structs! {
         image_tiles: u32,
         /// Value encoding of images: INTEGER where all chunks have it, F32 or F64.
         value_encoding: u32,
+        /// Not used.
+        unused: u32,
     }
 
     /// The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
@@ -324,10 +337,10 @@ structs! {
         carried: u32,
     }
 
-    /// The arguments of a launch that makes a `tiled` image of a tree's.
+    /// The arguments of a launch that makes a `tiled` image of one of another layout.
     pub struct ExpandArgs {
-        /// Address of the tree's image.
-        tree: u64,
+        /// Address of the image that is read.
+        from: u64,
         /// Address of the image that is made.
         image: u64,
         /// Address of a `u32`, ~0 at first: the smallest number of a chunk that holds a number out of range.
@@ -342,8 +355,10 @@ structs! {
         columns_at: u32,
         /// Where its values begin.
         values_at: u32,
-        /// Not used.
-        unused: u32,
+        /// Of segments, bit m: mode m is a product mode.
+        product: u32,
+        /// The dims.
+        dims: [u32; ORDER_MAX],
     }
 }
 

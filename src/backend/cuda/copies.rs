@@ -74,11 +74,14 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// Builds the copy of part `p` from what is resident.
     fn build_for(&mut self, p: usize) -> Result<PartCopy> {
         let resident = self.resident.as_ref().expect("copies are built from resident chunks");
-        let (at, offsets) = (resident.memory.address(), resident.offsets.clone());
+        let (at, chunks) = (resident.memory.address(), self.plan.chunks_of(p));
+        let offsets = resident.offsets[chunks.clone()].to_vec();
+        let numbers = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
         let held: u64 = self.parts.iter().flat_map(|part| &part.sorted).map(|copy| copy.held_bytes).sum();
-        let sorted_bytes = self.op.sorted_bytes(self.store.manifest().nnz);
-        let copy = self.build(p, 0, (at, &offsets), held + sorted_bytes)?;
-        let numbers = u32::try_from(offsets.len()).unwrap_or(u32::MAX);
+        let nnz = self.store.manifest().chunks[chunks.clone()].iter().map(|chunk| chunk.nnz).sum();
+        let sorted_bytes = self.op.sorted_bytes(nnz);
+        let group = self.plan.build.as_ref().map_or(0, |build| build.group_of(&chunks));
+        let copy = self.build(p, group, (at, &offsets), held + sorted_bytes)?;
         let mut copy = PartCopy::new(&self.device, copy, self.op.tiles_per_block(true), numbers)?;
         copy.held_bytes += sorted_bytes;
         self.op.sort(p, copy.blocks)?;

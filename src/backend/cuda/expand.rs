@@ -1,5 +1,5 @@
-//! What chunks are on the device. Trees become `tiled` images there (kernels/expand.cuh), behind the copy, so that every kernel
-//! reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
+//! What chunks are on the device. Trees, segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so
+//! that every kernel reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
 
 use super::abi::{ExpandArgs, TILE, TILE_THREADS};
 use super::driver::{Device, Kernel, Stream};
@@ -8,11 +8,13 @@ use super::kernels::embedded_ptx;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::Layout;
+use crate::shape::ORDER_MAX;
 use crate::store::{ChunkHeader, Format, Store, Version};
 use std::sync::Arc;
 
-/// The kernel.
-pub const KERNEL: &str = "expand_tree";
+/// The kernels, and the layouts that they read.
+pub const KERNELS: [&str; 3] = ["expand_tree", "expand_segments", "expand_coordinates"];
+const LAYOUTS: [Layout; 3] = [Layout::TREE, Layout::SEGMENTS, Layout::COORDINATES];
 
 /// What sections are aligned to, in bytes.
 const ALIGN: u64 = 64;
@@ -38,14 +40,19 @@ impl ExpandLayout {
 }
 
 /// Whether chunks of a format are copied as they lie in their files, but used in another form.
-fn is_expanded(format: &Format) -> bool {
-    format.layout() == Layout::TREE
+pub(super) fn is_expanded(format: &Format) -> bool {
+    LAYOUTS.contains(&format.layout())
+}
+
+/// Whether chunk `number` is.
+fn expands(store: &Store, number: usize) -> bool {
+    is_expanded(&store.manifest().partitions[store.part_of(number)].format)
 }
 
 /// Bytes that chunk `number` takes on the device when kernels read it.
 pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
     let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
-    if is_expanded(manifest.format()) {
+    if expands(store, number) {
         ExpandLayout::new(entry.nnz, manifest.shape.order() as u64).bytes
     } else {
         entry.image_bytes
@@ -69,33 +76,36 @@ pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
 /// Bytes of a buffer in which chunks of a store wait for that; 0 where they need not.
 pub(super) fn staging_bytes(store: &Store) -> u64 {
     let manifest = store.manifest();
-    let images = manifest.chunks.iter().map(|chunk| chunk.image_bytes);
-    if is_expanded(manifest.format()) { images.max().unwrap_or(0) } else { 0 }
+    let expanded = manifest.chunks.iter().enumerate().filter(|(number, _)| expands(store, *number));
+    expanded.map(|(_, chunk)| chunk.image_bytes).max().unwrap_or(0)
 }
 
-/// Makes `tiled` images of trees.
+/// Makes `tiled` images of chunks of other layouts.
 #[derive(Debug)]
 pub(super) struct Expander {
-    kernel: Kernel,
+    kernels: [Kernel; LAYOUTS.len()],
     fault: Fault,
-    order: u32,
+    store: Store,
 }
 
+/// Thread blocks of a launch on segments, at most: each counts the segments before its own.
+const SEGMENT_BLOCKS: u32 = 512;
+
 impl Expander {
-    /// For the chunks of a store of trees.
+    /// For the chunks of a store some of which are of other layouts.
     pub fn new(device: &Arc<Device>, store: &Store) -> Result<Self> {
         let manifest = store.manifest();
         let long = (0..manifest.chunks.len()).find(|&n| bytes_there(store, n) > u64::from(u32::MAX));
         if let Some(number) = long {
             return Err(Error::request(format!(
-                "chunk {number} is too long for a GPU once its tree is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`"
+                "chunk {} is too long for a GPU once it is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`",
+                store.number_of(number)
             )));
         }
-        Ok(Self {
-            kernel: device.module(&embedded_ptx(&[KERNEL]))?.kernel(KERNEL)?,
-            fault: Fault::new(device)?,
-            order: u32::try_from(manifest.shape.order()).unwrap_or(0),
-        })
+        let module = device.module(&embedded_ptx(&KERNELS))?;
+        let [tree, segments, coordinates] = KERNELS.map(|name| module.kernel(name));
+        let kernels = [tree?, segments?, coordinates?];
+        Ok(Self { kernels, fault: Fault::new(device)?, store: store.clone() })
     }
 
     /// A pass begins; nothing is under way.
@@ -103,23 +113,38 @@ impl Expander {
         self.fault.clear()
     }
 
-    /// Makes the image of the tree at address `tree` at `image`.
-    pub fn launch(&self, stream: &Stream, header: &ChunkHeader, tree: u64, image: u64) -> Result<()> {
-        let layout = ExpandLayout::new(header.nnz.into(), self.order.into());
+    /// Makes the image of chunk `number`, which lies at address `from`, at `image`; nothing where kernels read it as it is.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        number: usize,
+        header: &ChunkHeader,
+        from: u64,
+        image: u64,
+    ) -> Result<()> {
+        let manifest = self.store.manifest();
+        let format = &manifest.partitions[self.store.part_of(number)].format;
+        let kernel = LAYOUTS.iter().position(|&layout| layout == format.layout());
+        let kernel = kernel.expect("what kernels read as it lies needs no image");
+        let (shape, mut dims) = (&manifest.shape, [1; ORDER_MAX]);
+        dims[..shape.order()].copy_from_slice(shape.dims());
+        let layout = ExpandLayout::new(header.nnz.into(), shape.order() as u64);
         let at = |offset: u64| u32::try_from(offset).expect("images are shorter than 4 GiB");
         let arguments = ExpandArgs {
-            tree,
+            from,
             image,
             fault: self.fault.address(),
-            number: header.number,
-            order: self.order,
+            number: u32::try_from(number).unwrap_or(u32::MAX),
+            order: u32::try_from(shape.order()).unwrap_or(0),
             tiles_at: at(layout.tiles_at),
             columns_at: at(layout.columns_at),
             values_at: at(layout.values_at),
-            unused: 0,
+            product: format.product_modes(),
+            dims,
         };
         let tiles = header.nnz.div_ceil(TILE);
-        stream.launch(&self.kernel, tiles, TILE_THREADS, &arguments)
+        let blocks = if format.layout() == Layout::SEGMENTS { tiles.min(SEGMENT_BLOCKS) } else { tiles };
+        stream.launch(&self.kernels[kernel], blocks, TILE_THREADS, &arguments)
     }
 
     /// The smallest number of a chunk in which a number was out of range. All work is done when this is asked.

@@ -175,6 +175,22 @@ impl MttkrpKernels {
     }
 }
 
+impl MttkrpKernels {
+    /// Those of SpTTMc, which are embedded and serve ranks of any numbers.
+    pub fn ttmc(device: &Arc<Device>, spec: &Specialisation) -> error::Result<Self> {
+        let (precision, order) = (spec.precision.name(), spec.embedded_order());
+        let tiles = if order == ORDER_MAX { 2 } else { 4 };
+        let variant = MttkrpVariant { tiles, lanes: 16, columns: 2, batch: 2, split: false };
+        let name = format!("ttmc_{}_{precision}_o{order}", spec.layout_name());
+        let sorted = spec.has_sorted().then(|| format!("ttmc_sorted_{precision}_o{order}"));
+        let of_rows = of_rows(precision);
+        let names = [&name].into_iter().chain(&sorted).chain(&of_rows).map(String::as_str);
+        let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
+        let report = KernelReport { name: name.clone(), origin: Origin::Embedded, why: None };
+        Self::new(&module, &name, sorted, precision, variant, report)
+    }
+}
+
 /// Kernels whose products are in f64 while factors are in f32, embedded ones of any rank. Results that they write are in f64.
 #[derive(Debug)]
 pub struct WideKernels {

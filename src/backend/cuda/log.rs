@@ -5,7 +5,7 @@ use super::driver::Device;
 use crate::backend::device::Facts;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder};
-use crate::store::{ChunkHeader, Store};
+use crate::store::{ChunkHeader, Partition, Store};
 use crate::stream::{DevicePass, Inspector};
 use std::path::Path;
 use std::sync::Arc;
@@ -52,24 +52,28 @@ pub(super) fn inspector(
     look: impl Fn(&ChunkHeader, &ChunkView<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> Inspector {
     let manifest = store.manifest();
-    let decoder = Decoder::new(&manifest.shape, manifest.format());
-    let directory = store.path().to_path_buf();
+    let decoder = |partition: &Partition| Decoder::new(&manifest.shape, &partition.format);
+    let decoders: Vec<Decoder> = manifest.partitions.iter().map(decoder).collect();
+    let store = store.clone();
     Arc::new(move |header, image| {
-        let path = Store::chunk_path_in(&directory, header.number as usize);
-        look(header, &ChunkView::open_for_device(&decoder, header, image, path)?)
+        let number = store.place_of(header);
+        let decoder = &decoders[store.part_of(number)];
+        look(header, &ChunkView::open_for_device(decoder, header, image, store.chunk_path(number))?)
     })
 }
 
-/// The error of a number out of range in chunk `number` of `store`.
+/// The error of a number out of range in chunk `number` of what is read of `store`.
 pub(super) fn out_of_range(store: &Store, number: u32) -> Error {
-    out_of_range_in(store.path(), store.manifest().chunks.len(), number)
+    let chunks = store.manifest().chunks.len();
+    let of_store = if (number as usize) < chunks { store.number_of(number as usize) } else { 0 };
+    out_of_range_in(store.path(), (chunks, of_store), number)
 }
 
-/// From so many chunks on, in an image of sorted nonzeros. Chunks are verified before any image is made of them.
-fn out_of_range_in(directory: &Path, chunks: usize, number: u32) -> Error {
+/// The same where the store has the chunk as number `of_store`. From so many chunks on, in an image of sorted nonzeros. Chunks are verified before any image is made of them.
+fn out_of_range_in(directory: &Path, (chunks, of_store): (usize, usize), number: u32) -> Error {
     let Some(image) = (number as usize).checked_sub(chunks) else {
-        let path = Store::chunk_path_in(directory, number as usize);
-        return Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range"));
+        let path = Store::chunk_path_in(directory, of_store);
+        return Error::corrupt(path, format!("chunk {of_store}: corrupt: a number out of range"));
     };
     Error::Device {
         action: "work on sorted nonzeros",
@@ -88,7 +92,7 @@ mod tests {
     /// Only a chunk's number is told as one.
     #[test]
     fn images_are_not_told_as_chunks() {
-        let told = |number| out_of_range_in(Path::new("s"), 5, number).to_string();
+        let told = |number| out_of_range_in(Path::new("s"), (5, number as usize), number).to_string();
         assert_eq!(told(4), "s/chunk-000004.bin: chunk 4: corrupt: a number out of range");
         for (number, image) in [(5, "image 0 of"), (7, "image 2 of")] {
             let told = told(number);

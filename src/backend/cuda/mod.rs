@@ -17,8 +17,11 @@
 //! ends with building copies and working on them. What turns out otherwise than the plan said makes a new plan
 //! ([`plan::again`]).
 //!
-//! **Trees** are copied into a second buffer of a lane, and a kernel behind the copy makes nonzeros of them ([`expand`]), unless the
-//! operation's kernels read trees.
+//! **Trees, segments and coordinates** are copied into a second buffer of a lane, and a kernel behind the copy makes `tiled` images of
+//! them ([`expand`]), unless the operation's kernels read trees.
+//!
+//! **Covers.** A part works on the chunks of the cover that serves its mode ([`ModePlan::chunks`](crate::backend::plan::ModePlan)); what
+//! no part of a pass needs is not brought.
 //!
 //! **Results** stay on the device until the pass ends, or leave it chunk by chunk (`results`).
 //!
@@ -49,7 +52,7 @@ pub mod ttv;
 use super::Squares;
 use crate::backend::plan::{DevicePlan, Shortfall};
 use crate::error::Result;
-use crate::store::Store;
+use crate::store::{ChunkEntry, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
 use copies::PartCopy;
@@ -59,7 +62,7 @@ use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
 use log::{PassLog, inspector, out_of_range};
 use mode_sorted::SortKernels;
-use resident::{Resident, make_resident};
+use resident::{Resident, ResidentList, make_resident};
 use results::Results;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -165,7 +168,9 @@ impl<O: DeviceOp> CudaBackend<O> {
         if count < plan.lanes.count {
             plan = plan::again(store, &plan, Shortfall::Lanes(count))?;
         }
-        let image_bytes = plan.first_pass.bytes * parts.len() as u64;
+        let chunks = &store.manifest().chunks;
+        let of_part = |chunks: &[ChunkEntry]| chunks.iter().map(|chunk| chunk.image_bytes).sum::<u64>();
+        let image_bytes = (0..parts.len()).map(|p| of_part(&chunks[plan.chunks_of(p)])).sum();
         let expands = plan.lanes.staging_bytes > 0;
         let mut made = Self {
             results: Results::new(store),
@@ -244,11 +249,10 @@ impl<O: DeviceOp> CudaBackend<O> {
         self.begin_kept()
     }
 
-    /// Starts the work on what is resident: one launch for all parts that read the store's order, one for each other.
+    /// Starts the work on what is resident: one launch for all parts that read a cover in the store's order, one for each other.
     fn begin_resident(&mut self) -> Result<()> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.log.pass.resident_chunks = resident.offsets.len();
-        let count = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
         let work = |list: &Memory, images, blocks, nonzeros| Launch {
             blocks,
             chunks: (list.address(), images),
@@ -257,11 +261,12 @@ impl<O: DeviceOp> CudaBackend<O> {
             results: 0,
         };
         let mut launches = Vec::with_capacity(self.parts.len());
-        if !self.sharing.is_empty() {
-            launches.push((
-                self.sharing.clone(),
-                work(&resident.list, count, resident.blocks, Nonzeros::InStoreOrder),
-            ));
+        for ResidentList { chunks, list, images, blocks } in &resident.lists {
+            let parts = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p) == *chunks);
+            let parts: Vec<usize> = parts.collect();
+            if !parts.is_empty() && *images > 0 {
+                launches.push((parts, work(list, *images, *blocks, Nonzeros::InStoreOrder)));
+            }
         }
         launches.extend(active(&self.op, &self.parts).filter_map(|(p, part)| {
             let copy = part.sorted.as_ref()?;
@@ -319,18 +324,24 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let sorts = self.plan.copies().next().is_some();
         let range = sorts.then_some((manifest.value_min, manifest.value_max));
         let (directory, look) = (self.store.path().to_path_buf(), self.op.look());
+        // Each nonzero's once.
+        let (store, squared) = (self.store.clone(), self.plan.chunks_of(0));
         Some(inspector(&self.store, move |header, view| {
             look.as_ref().map_or(Ok(()), |look| look(header, view))?;
             if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
                 return Err(mode_sorted::beyond_the_range(&directory));
             }
-            squares.as_ref().map_or(Ok(()), |squares| squares.add(view))
+            let squares = squares.as_ref().filter(|_| squared.contains(&store.place_of(header)));
+            squares.map_or(Ok(()), |squares| squares.add(view))
         }))
     }
 
     fn holds(&self, number: usize) -> bool {
-        let resident = self.resident.as_ref().is_some_and(|r| r.there && number < r.offsets.len());
-        resident || active(&self.op, &self.parts).all(|(_, part)| part.kept.is_some())
+        if let Some(resident) = self.resident.as_ref().filter(|r| number < r.offsets.len()) {
+            return resident.there;
+        }
+        let serves = |p: usize| self.plan.chunks_of(p).contains(&number);
+        active(&self.op, &self.parts).all(|(p, part)| part.kept.is_some() || !serves(p))
     }
 
     fn begin(&mut self) -> Result<()> {
@@ -355,7 +366,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
 
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
         let LoadedChunk { header, buffer, owner } = chunk;
-        let number = header.number as usize;
+        let number = self.store.place_of(&header);
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }
@@ -384,10 +395,14 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             None
         };
         self.log.copied(bytes);
-        let one = Chunk { image: memory.address() + offset as u64, first_block: 0, number: header.number };
+        let one = Chunk {
+            image: memory.address() + offset as u64,
+            first_block: 0,
+            number: u32::try_from(number).unwrap_or(u32::MAX),
+        };
         let ready = match (&self.expander, &lane.staging) {
             (Some(expander), Some(staging)) => {
-                let expand = || expander.launch(&lane.copy, &header, staging.address(), one.image);
+                let expand = || expander.launch(&lane.copy, number, &header, staging.address(), one.image);
                 let row = self.parts.len() + self.turns.streams.len() + at;
                 self.log.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?
             }
@@ -396,8 +411,10 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
         let results = lane.out.as_ref().map_or(0, |out| out.memory.address());
         let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
-        // Nothing, where copies are to be built first.
-        if self.sharing.is_empty() {
+        let sharing = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p).contains(&number));
+        let sharing: Vec<usize> = sharing.collect();
+        // Nothing, where copies are to be built first, or it only comes to stay.
+        if sharing.is_empty() {
             return Ok(());
         }
         let turn = self.turns.next;
@@ -405,7 +422,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let stream = &self.turns.streams[turn];
         stream.wait(&ready)?;
         let (op, mut result_bytes) = (&mut self.op, 0);
-        let launch = || op.launch(&self.sharing, stream, &work).map(|bytes| result_bytes = bytes);
+        let launch = || op.launch(&sharing, stream, &work).map(|bytes| result_bytes = bytes);
         let done =
             self.log.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
         let passes = stays.is_none() && self.gathering.is_none();

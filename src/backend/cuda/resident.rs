@@ -7,6 +7,7 @@ use super::plan::again;
 use crate::backend::plan::{DevicePlan, Shortfall};
 use crate::error::{Error, Result};
 use crate::store::{Manifest, Store};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Chunks that stay on the device.
@@ -15,11 +16,20 @@ pub(super) struct Resident {
     pub(super) memory: Memory,
     /// Where each chunk lies.
     pub(super) offsets: Vec<usize>,
-    /// All of them, for one launch.
-    pub(super) list: Memory,
-    pub(super) blocks: u32,
+    /// Of each cover that is read, those of its chunks that stay.
+    pub(super) lists: Vec<ResidentList>,
     /// Whether a pass has brought them.
     pub(super) there: bool,
+}
+
+/// Chunks for one launch.
+#[derive(Debug)]
+pub(super) struct ResidentList {
+    /// All of their cover, as parts have them.
+    pub(super) chunks: Range<usize>,
+    pub(super) list: Memory,
+    pub(super) images: u32,
+    pub(super) blocks: u32,
 }
 
 /// Memory for the resident chunks: half as many again and again where the device has less.
@@ -36,7 +46,7 @@ pub(super) fn make_resident(
         if chunks == 0 {
             break;
         }
-        match Resident::new(device, store, (chunks, bytes), tiles_per_block) {
+        match Resident::new(device, store, plan, (chunks, bytes), tiles_per_block) {
             Err(Error::Device { out_of_memory: true, .. }) => {
                 *plan = again(store, plan, Shortfall::Resident(chunks / 2))?;
             }
@@ -60,6 +70,7 @@ impl Resident {
     fn new(
         device: &Arc<Device>,
         store: &Store,
+        plan: &DevicePlan,
         (count, bytes): (usize, u64),
         tiles_per_block: u32,
     ) -> Result<Self> {
@@ -69,8 +80,14 @@ impl Resident {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
             at += resident_bytes(store, number);
         }
-        let (list, blocks) = launched(device, store, memory.address(), &offsets, tiles_per_block)?;
-        Ok(Self { memory, offsets, list, blocks, there: false })
+        let mut made = Self { memory, offsets, lists: Vec::new(), there: false };
+        for chunks in plan.modes.iter().map(|mode| mode.chunks.clone()) {
+            if !made.lists.iter().any(|list| list.chunks == chunks) {
+                let list = made.listed(device, store, chunks, tiles_per_block)?;
+                made.lists.push(list);
+            }
+        }
+        Ok(made)
     }
 
     /// Has launches take thread blocks with so many tiles.
@@ -80,23 +97,29 @@ impl Resident {
         store: &Store,
         tiles: u32,
     ) -> Result<()> {
-        (self.list, self.blocks) = launched(device, store, self.memory.address(), &self.offsets, tiles)?;
+        for at in 0..self.lists.len() {
+            self.lists[at] = self.listed(device, store, self.lists[at].chunks.clone(), tiles)?;
+        }
         Ok(())
     }
-}
 
-/// The list of the first chunks for one launch, and its thread blocks.
-fn launched(
-    device: &Arc<Device>,
-    store: &Store,
-    address: u64,
-    offsets: &[usize],
-    tiles_per_block: u32,
-) -> Result<(Memory, u32)> {
-    let manifest = store.manifest();
-    let chunks = manifest.chunks.iter().take(offsets.len());
-    let blocks = chunks.map(|chunk| blocks_of(chunk.nnz, tiles_per_block)).sum();
-    Ok((list(device, &chunks_at(address, offsets, manifest, 0, tiles_per_block))?, blocks))
+    /// The list of those of `chunks` that stay.
+    fn listed(
+        &self,
+        device: &Arc<Device>,
+        store: &Store,
+        chunks: Range<usize>,
+        tiles_per_block: u32,
+    ) -> Result<ResidentList> {
+        let (manifest, there) = (store.manifest(), self.offsets.len());
+        let stay = chunks.start.min(there)..chunks.end.min(there);
+        let own = &manifest.chunks[stay.clone()];
+        let blocks = own.iter().map(|chunk| blocks_of(chunk.nnz, tiles_per_block)).sum();
+        let (address, offsets) = (self.memory.address(), &self.offsets[stay.clone()]);
+        let own = chunks_at(address, offsets, manifest, stay.start, tiles_per_block);
+        let images = u32::try_from(own.len()).unwrap_or(u32::MAX);
+        Ok(ResidentList { chunks, list: list(device, &own)?, images, blocks })
+    }
 }
 
 /// Chunks from number `first` on that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.

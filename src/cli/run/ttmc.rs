@@ -7,7 +7,7 @@ use crate::cli::outputs::refuse_dash_for_directory;
 use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, memory_text, pass_text, stages_text};
 use crate::dense::{Matrix, MatrixRef, Real, factors_ranks, load_ranked_factors, mode_file};
-use crate::engine::{Engine, ExecutionPlan, TtmcRequest};
+use crate::engine::{Engine, ExecutionPlan, TtmcRequest, chain};
 use crate::error::{Error, Result};
 use crate::op::oracle::{self, Comparison};
 use crate::op::ttmc::width;
@@ -106,7 +106,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
         let oracle = oracle::ttmc(source, &factors, &request.modes)?;
         let results = oracle.iter().zip(&outcome.results);
         let check: Vec<Comparison> =
-            results.map(|(o, (_, result))| o.compare(result, shape.order(), 1)).collect();
+            results.map(|(o, (_, result))| o.compare(result, shape.order(), chain(&plan))).collect();
         if check.iter().any(|c| !c.holds) {
             report.head.notes.extend(source.differs(store.manifest()));
         }

@@ -25,6 +25,13 @@ pub fn serving(whole: &Manifest, modes: &[usize]) -> Vec<(u32, Vec<usize>)> {
     covers
 }
 
+/// The view of `store` that a pass over `modes`, from 0, reads: of the covers from which they are computed.
+#[must_use]
+pub fn serving_view(store: &Store, modes: &[usize]) -> Store {
+    let covers: Vec<u32> = serving(store.whole(), modes).into_iter().map(|(cover, _)| cover).collect();
+    store.view(&covers)
+}
+
 /// What each of some modes is computed from on the host, and how.
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
@@ -81,7 +88,7 @@ impl<T: Real> ByCover<'static, T> {
     /// See [`Mttkrp::prepare`]; the view of `store` that a pass must read.
     pub fn prepare(store: &Store, rank: usize, modes: &[usize], threads: usize) -> Result<(Store, Self)> {
         let serving = serving(store.whole(), modes);
-        let view = store.view(&serving.iter().map(|(cover, _)| *cover).collect::<Vec<_>>());
+        let view = serving_view(store, modes);
         let (mut ops, mut parts) = (Vec::with_capacity(serving.len()), Vec::new());
         for (number, (cover, modes)) in serving.iter().enumerate() {
             let own = store.view(&[*cover]);

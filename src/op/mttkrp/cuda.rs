@@ -1,4 +1,5 @@
-//! MTTKRP on a GPU: a part for each mode, one kernel for all parts that read the same chunk (kernels/mttkrp.cuh).
+//! MTTKRP on a GPU: a part for each mode, one kernel for all parts that read the same chunk (kernels/mttkrp.cuh). SpTTMc too: its products
+//! have other columns ([`Columns`]), and each part has a launch of its own, since results differ in width.
 //!
 //! Products are in the precision of the factors, or, where a pass asks for it, in f64 ([`DeviceMttkrp::aim`]), with at most [`SHARE`](crate::backend::cuda::abi::SHARE) additions in
 //! it; longer sums are in f64.
@@ -19,6 +20,7 @@ use crate::backend::cuda::abi::{
 use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
+use crate::backend::cuda::mode_sorted::fibers;
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::Operation;
@@ -28,6 +30,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::Layout;
 use crate::linear::{BLOCK_BITS, BitLayout};
+use crate::op::ttmc::width;
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::{ChunkEntry, Store};
 use crate::sys::Sys;
@@ -45,11 +48,51 @@ pub fn copies(rows: usize) -> usize {
     if rows <= SHORT_ROWS { SPREAD_ROWS.div_ceil(rows) } else { 1 }
 }
 
+/// Columns of factors and of results.
+#[derive(Clone, Debug)]
+enum Columns {
+    /// Of a Khatri-Rao product (MTTKRP): the same everywhere.
+    KhatriRao(usize),
+    /// Of a Kronecker product (SpTTMc): those of each mode's factor; of a result the product of the others.
+    Kronecker(Vec<usize>),
+}
+
+impl Columns {
+    fn of_factor(&self, mode: usize) -> usize {
+        match self {
+            Self::KhatriRao(rank) => *rank,
+            Self::Kronecker(ranks) => ranks[mode],
+        }
+    }
+
+    fn of_result(&self, mode: usize) -> usize {
+        match self {
+            Self::KhatriRao(rank) => *rank,
+            Self::Kronecker(ranks) => width(ranks, mode).unwrap_or(usize::MAX),
+        }
+    }
+
+    fn widest(&self, modes: &[usize]) -> usize {
+        modes.iter().map(|&mode| self.of_result(mode)).max().unwrap_or(1)
+    }
+}
+
 /// What MTTKRP of `modes` asks of a device: factors, sums and results.
 #[must_use]
 pub fn operation<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> Operation {
+    operation_of::<T>(shape, modes, &Columns::KhatriRao(rank))
+}
+
+/// What SpTTMc of `modes` asks, with factors of `ranks` columns.
+#[must_use]
+pub fn ttmc_operation<T: Real>(shape: &Shape, modes: &[usize], ranks: &[usize]) -> Operation {
+    operation_of::<T>(shape, modes, &Columns::Kronecker(ranks.to_vec()))
+}
+
+fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> Operation {
+    let rank = columns.widest(modes);
     Operation {
-        bytes: device_bytes::<T>(shape, modes, rank),
+        bytes: device_bytes::<T>(shape, modes, columns),
         result_bytes: None,
         modes: modes.to_vec(),
         rank,
@@ -60,12 +103,17 @@ pub fn operation<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> Operat
     }
 }
 
-fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
-    let matrix = |m: usize, element: usize| u64::from(shape.dims()[m]) * rank as u64 * element as u64;
-    let factors: u64 = (0..shape.order()).map(|m| matrix(m, size_of::<T>())).sum();
-    let sums = |m: usize| matrix(m, 8) * copies(shape.dims()[m] as usize) as u64;
-    let results = |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, size_of::<T>()) };
-    factors + modes.iter().map(|&m| sums(m) + results(m)).sum::<u64>()
+fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> u64 {
+    let matrix = |m: usize, columns: usize, element: usize| {
+        u64::from(shape.dims()[m]).saturating_mul(columns as u64).saturating_mul(element as u64)
+    };
+    let factors = (0..shape.order()).map(|m| matrix(m, columns.of_factor(m), size_of::<T>()));
+    let sums =
+        |m: usize| matrix(m, columns.of_result(m), 8).saturating_mul(copies(shape.dims()[m] as usize) as u64);
+    let results =
+        |m: usize| if size_of::<T>() == 8 { 0 } else { matrix(m, columns.of_result(m), size_of::<T>()) };
+    let of_modes = modes.iter().map(|&m| sums(m).saturating_add(results(m)));
+    factors.chain(of_modes).fold(0, u64::saturating_add)
 }
 
 /// What [`DeviceMttkrp::alternating`] asks of a device, which holds `more` bytes besides: all factors and the largest sums.
@@ -101,7 +149,7 @@ pub struct DeviceMttkrp<T> {
     is_wide: bool,
     device: Arc<Device>,
     sys: Sys,
-    rank: usize,
+    columns: Columns,
     marker: std::marker::PhantomData<T>,
 }
 
@@ -110,11 +158,14 @@ pub struct DeviceMttkrp<T> {
 struct ModeSums {
     mode: usize,
     rows: usize,
+    columns: usize,
     copies: u32,
     /// Which sums are its own, or, one target at a time, every target's.
     sums: usize,
     /// `None` where the sums' memory becomes the result's.
     result: Option<Memory>,
+    /// The mode in which alone nonzeros that are sorted for this one differ while they share a fiber, where fibers are long.
+    leaf: Option<usize>,
     /// Once nonzeros are sorted.
     carries: Option<[CarryOut; 2]>,
     /// Whether the last pass has written the result itself, not sums.
@@ -123,8 +174,8 @@ struct ModeSums {
 
 impl ModeSums {
     /// Bytes of all copies of its sums.
-    fn sum_bytes(&self, rank: usize) -> usize {
-        self.copies as usize * self.rows * rank * size_of::<f64>()
+    fn sum_bytes(&self) -> usize {
+        self.copies as usize * self.rows * self.columns * size_of::<f64>()
     }
 }
 
@@ -172,7 +223,7 @@ fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
 fn encoding(store: &Store) -> IndexEncoding {
     match store.manifest().format().layout() {
         Layout::RAW => IndexEncoding::Raw,
-        // Trees are expanded behind the copy.
+        // All others are `tiled`, or become so behind the copy.
         _ => IndexEncoding::Tiled,
     }
 }
@@ -181,7 +232,8 @@ fn encoding(store: &Store) -> IndexEncoding {
 fn has_decimals(store: &Store) -> bool {
     let manifest = store.manifest();
     let decimal = |chunk: &ChunkEntry| chunk.value_encoding == Some(ValueEncoding::Decimal as u8);
-    manifest.format().layout() != Layout::TREE && manifest.chunks.iter().any(decimal)
+    let as_they_lie = [Layout::RAW, Layout::TILED].contains(&manifest.format().layout());
+    as_they_lie && manifest.chunks.iter().any(decimal)
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
@@ -206,20 +258,43 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
         kernels: &KernelSource,
     ) -> Result<Self> {
-        let mut made = Self::without_targets(device, store, rank, kernels)?;
+        Self::with_columns(device, store, Columns::KhatriRao(rank), modes, kernels)
+    }
+
+    /// SpTTMc of `modes`, from 0, with room for factors of `ranks` columns.
+    pub fn ttmc(
+        device: &Arc<Device>,
+        store: &Store,
+        ranks: &[usize],
+        modes: &[usize],
+        kernels: &KernelSource,
+    ) -> Result<Self> {
+        Self::with_columns(device, store, Columns::Kronecker(ranks.to_vec()), modes, kernels)
+    }
+
+    fn with_columns(
+        device: &Arc<Device>,
+        store: &Store,
+        columns: Columns,
+        modes: &[usize],
+        kernels: &KernelSource,
+    ) -> Result<Self> {
+        let mut made = Self::without_targets(device, store, columns, kernels)?;
         let target = |&mode: &usize| {
             let rows = store.manifest().shape.dims()[mode] as usize;
-            let copies = copies(rows);
-            made.sums.push(device.memory(copies * rows * rank * size_of::<f64>())?);
+            let (copies, columns) = (copies(rows), made.columns.of_result(mode));
+            made.sums.push(device.memory(copies * rows * columns * size_of::<f64>())?);
             let separate = size_of::<T>() < size_of::<f64>();
-            let result = separate.then(|| device.memory(rows * rank * size_of::<T>())).transpose()?;
+            let result = separate.then(|| device.memory(rows * columns * size_of::<T>())).transpose()?;
             let copies = u32::try_from(copies).unwrap_or(1);
             Ok(ModeSums {
                 mode,
                 rows,
+                columns,
                 copies,
                 sums: made.sums.len() - 1,
                 result,
+                leaf: fibers(store, mode).map(|fibers| fibers.leaf),
                 carries: None,
                 written: false,
             })
@@ -236,14 +311,26 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         rank: usize,
         kernels: &KernelSource,
     ) -> Result<Self> {
-        let mut made = Self::without_targets(device, store, rank, kernels)?;
+        let mut made = Self::without_targets(device, store, Columns::KhatriRao(rank), kernels)?;
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
-            ModeSums { mode, rows, copies, sums: 0, result: None, carries: None, written: false }
+            let leaf = fibers(store, mode).map(|fibers| fibers.leaf);
+            let columns = rank;
+            ModeSums {
+                mode,
+                rows,
+                columns,
+                copies,
+                sums: 0,
+                result: None,
+                leaf,
+                carries: None,
+                written: false,
+            }
         };
         made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
-        let bytes = made.targets.iter().map(|target| target.sum_bytes(rank)).max();
+        let bytes = made.targets.iter().map(ModeSums::sum_bytes).max();
         made.sums.push(device.memory(bytes.unwrap_or(0))?);
         made.active = Some(0);
         Ok(made)
@@ -263,7 +350,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     fn without_targets(
         device: &Arc<Device>,
         store: &Store,
-        rank: usize,
+        columns: Columns,
         kernels: &KernelSource,
     ) -> Result<Self> {
         let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store));
@@ -271,16 +358,22 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             layout: encoding,
             precision: T::PRECISION,
             order: shape.order(),
-            rank,
+            rank: columns.of_factor(0),
             decimals: has_decimals(store),
         };
-        let bytes = |&dim: &u32| dim as usize * rank * size_of::<T>();
-        let factor_bytes = shape.dims().iter().map(|dim| bytes(dim) as u64).sum();
-        let kernels = kernels.load(device, sys, &spec, factor_bytes)?;
-        let mut arguments = arguments(shape, rank)?;
+        let dims = shape.dims().iter().enumerate();
+        let bytes: Vec<usize> =
+            dims.map(|(mode, &dim)| dim as usize * columns.of_factor(mode) * size_of::<T>()).collect();
+        let kernels = match columns {
+            Columns::KhatriRao(_) => {
+                kernels.load(device, sys, &spec, bytes.iter().map(|&bytes| bytes as u64).sum())?
+            }
+            Columns::Kronecker(_) => MttkrpKernels::ttmc(device, &spec)?,
+        };
+        let mut arguments = arguments(shape)?;
         let mut factors = Vec::with_capacity(shape.order());
-        for (dim, address) in shape.dims().iter().zip(&mut arguments.factors) {
-            let memory = device.memory(bytes(dim))?;
+        for (&bytes, address) in bytes.iter().zip(&mut arguments.factors) {
+            let memory = device.memory(bytes)?;
             *address = memory.address();
             factors.push(memory);
         }
@@ -301,7 +394,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             is_wide: false,
             device,
             sys: sys.clone(),
-            rank,
+            columns,
             marker,
         })
     }
@@ -337,20 +430,22 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
     pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
         let matrices = self.factors.iter().zip(&self.targets);
-        let matrices: Vec<_> = matrices.map(|(memory, target)| (memory, target.rows)).collect();
+        let columns = |target: &ModeSums| self.columns.of_factor(target.mode);
+        let matrices: Vec<_> =
+            matrices.map(|(memory, target)| (memory, (target.rows, columns(target)))).collect();
         self.read(sys, &matrices)
     }
 
-    /// The first rows of matrices on the device, as many as stand beside each.
-    fn read(&self, sys: &Sys, matrices: &[(&Memory, usize)]) -> Result<Vec<Matrix<T>>> {
-        let zeroed = |rows: usize| sys.par_vec(rows * self.rank, |_| T::zeroed());
-        let mut data = matrices.iter().map(|&(_, rows)| zeroed(rows)).collect::<Result<Vec<_>>>()?;
+    /// Matrices on the device, with the rows and columns that stand beside each.
+    fn read(&self, sys: &Sys, matrices: &[(&Memory, (usize, usize))]) -> Result<Vec<Matrix<T>>> {
+        let zeroed = |(rows, columns): (usize, usize)| sys.par_vec(rows * columns, |_| T::zeroed());
+        let mut data = matrices.iter().map(|&(_, shape)| zeroed(shape)).collect::<Result<Vec<_>>>()?;
         let read = matrices.iter().map(|&(memory, _)| memory).zip(data.iter_mut().map(|data| &mut data[..]));
         self.read_into(read.collect())?;
         Ok(matrices
             .iter()
             .zip(data)
-            .map(|(&(_, rows), data)| Matrix::from_rows(rows, self.rank, data))
+            .map(|(&(_, (rows, columns)), data)| Matrix::from_rows(rows, columns, data))
             .collect())
     }
 
@@ -407,7 +502,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// The results of the last pass, with their modes.
     pub fn results(&self, sys: &Sys) -> Result<Vec<ModeMatrix<T>>> {
-        let results: Vec<_> = self.targets.iter().map(|target| (self.result(target), target.rows)).collect();
+        let shape = |target: &ModeSums| (target.rows, target.columns);
+        let results: Vec<_> =
+            self.targets.iter().map(|target| (self.result(target), shape(target))).collect();
         Ok(self.targets.iter().map(|target| target.mode).zip(self.read(sys, &results)?).collect())
     }
 }
@@ -422,6 +519,19 @@ fn foreign<T>(device: &Device, matrix: &DeviceMatrix<T>) -> Result<ForeignMemory
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
+    /// Tells a launch for `mode` how a Kronecker product's columns are made: the last mode's fastest.
+    fn set_widths(&self, arguments: &mut MttkrpArgs, mode: usize) -> Result<()> {
+        let Columns::Kronecker(ranks) = &self.columns else { return Ok(()) };
+        let mut stride = 1;
+        for (m, &rank) in ranks.iter().enumerate().rev() {
+            (arguments.widths[m], arguments.strides[m]) = (narrow(rank)?, stride);
+            if m != mode {
+                stride *= narrow(rank)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Starts the work on sorted nonzeros, and adds up what their thread blocks carry out, level by level.
     fn launch_sorted(
         &self,
@@ -443,6 +553,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             _ => self.result(target),
         };
         arguments.add = u32::from(work.nonzeros == Nonzeros::SortedPart);
+        arguments.leaf = target.leaf.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(arguments.order);
         arguments.targets[0].sums = result.address();
         (arguments.carry_rows, arguments.carry_sums) = (from.rows.address(), from.sums.address());
         stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
@@ -475,11 +586,13 @@ fn warps(count: u64) -> u32 {
     u32::try_from(count.div_ceil(u64::from(ROW_THREADS / 32))).unwrap_or(u32::MAX)
 }
 
-/// The arguments that all launches share.
-fn arguments(shape: &Shape, rank: usize) -> Result<MttkrpArgs> {
-    let narrow = |x: usize| u32::try_from(x).map_err(|_| Error::request(format!("rank {x} is too large")));
-    let mut arguments =
-        MttkrpArgs { order: narrow(shape.order())?, rank: narrow(rank)?, ..Zeroable::zeroed() };
+fn narrow(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::request(format!("rank {x} is too large")))
+}
+
+/// The arguments that all launches share, but for columns.
+fn arguments(shape: &Shape) -> Result<MttkrpArgs> {
+    let mut arguments = MttkrpArgs { order: narrow(shape.order())?, ..Zeroable::zeroed() };
     arguments.dims[..shape.order()].copy_from_slice(shape.dims());
     let layout = BitLayout::new(shape);
     let (inside, above) = layout.bit_modes().split_at(layout.bit_modes().len().min(BLOCK_BITS as usize));
@@ -498,12 +611,12 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn sorted_bytes(&self, nnz: u64) -> u64 {
-        sorted_bytes(nnz, self.rank)
+        sorted_bytes(nnz, self.targets.iter().map(|target| target.columns).max().unwrap_or(1))
     }
 
     fn sort(&mut self, part: usize, blocks: u32) -> Result<()> {
         let carries = 2 * u64::from(blocks);
-        let of = |count| CarryOut::new(&self.device, count, self.rank);
+        let of = |count| CarryOut::new(&self.device, count, self.targets[part].columns);
         self.targets[part].carries = Some([of(carries)?, of(left_of(carries))?]);
         Ok(())
     }
@@ -519,10 +632,10 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         self.targets[part].written = empty.is_some();
         let target = &self.targets[part];
         let Some(empty) = empty else {
-            let bytes = target.sum_bytes(self.rank);
+            let bytes = target.sum_bytes();
             return stream.fill_first(&mut self.sums[target.sums], bytes, 0);
         };
-        let (rows, rank) = (u32::try_from(target.rows).unwrap_or(u32::MAX), self.arguments.rank);
+        let (rows, rank) = (u32::try_from(target.rows).unwrap_or(u32::MAX), narrow(target.columns)?);
         let result = self.result(target).address();
         let arguments = ClearArgs { empty: empty.address(), result, rows, rank };
         let clear = self.wide().map_or(&self.kernels.clear, |wide| &wide.clear);
@@ -530,6 +643,13 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
+        if let (Columns::Kronecker(_), [_, _, ..]) = (&self.columns, parts) {
+            return parts
+                .iter()
+                .try_for_each(|part| self.launch(&[*part], stream, work).map(drop))
+                .map(|()| 0);
+        }
+        let columns = self.targets[parts[0]].columns;
         let (chunks, chunk_count) = work.chunks;
         let mut arguments = MttkrpArgs { chunks, chunk_count, one: work.one, ..self.arguments };
         for (to, target) in arguments.targets.iter_mut().zip(parts.iter().map(|&p| &self.targets[p])) {
@@ -537,10 +657,12 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             *to = abi::Target { sums: self.sums[target.sums].address(), mode, copies: target.copies };
         }
         arguments.target_count = u32::try_from(parts.len()).unwrap_or(0);
+        arguments.rank = narrow(columns)?;
+        self.set_widths(&mut arguments, self.targets[parts[0]].mode)?;
         if let (Nonzeros::Sorted | Nonzeros::SortedPart, &[part]) = (work.nonzeros, parts) {
             return self.launch_sorted(&self.targets[part], stream, work, arguments).map(|()| 0);
         }
-        let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(self.rank));
+        let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(columns));
         let (kernel, threads) = match self.wide() {
             Some(wide) => (&wide.mttkrp, wide.threads),
             None => (&self.kernels.mttkrp, TILE_THREADS * self.tiles_per_block(false)),
@@ -553,7 +675,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         if written || self.active.is_some() || (target.copies == 1 && target.result.is_none()) {
             return Ok(());
         }
-        let elements = (target.rows * self.rank) as u64;
+        let elements = (target.rows * target.columns) as u64;
         let sums = &self.sums[target.sums];
         stream.launch_finish(&self.kernels.finish, sums, target.copies, elements, self.result(target))
     }
@@ -563,9 +685,10 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn bytes_per_nonzero(&self) -> f64 {
-        let targets = if self.active.is_some() { 1 } else { self.targets.len() };
-        let rows = targets as f64 * (f64::from(self.arguments.order) - 1.0);
-        rows * (self.rank * size_of::<T>()) as f64
+        let targets = if self.active.is_some() { &self.targets[..1] } else { &self.targets[..] };
+        let all: usize = (0..self.factors.len()).map(|mode| self.columns.of_factor(mode)).sum();
+        let read: usize = targets.iter().map(|target| all - self.columns.of_factor(target.mode)).sum();
+        (read * size_of::<T>()) as f64
     }
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {

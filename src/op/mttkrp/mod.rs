@@ -25,7 +25,7 @@ mod path;
 mod queue;
 pub(super) mod rows;
 
-pub use covers::{ByCover, Served, served, serving, serving_bytes};
+pub use covers::{ByCover, Served, served, serving, serving_bytes, serving_view};
 pub use group::Strategy;
 
 use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};

@@ -123,7 +123,11 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     asked.extend(["f64", "f32"].into_iter().flat_map(of_rows));
     asked.extend(crate::backend::cuda::mode_sorted::KERNELS.map(String::from));
     asked.extend(crate::backend::cuda::dense::KERNELS.map(String::from));
-    asked.insert(crate::backend::cuda::expand::KERNEL.to_owned());
+    let (precisions, orders) = (["f64", "f32"], ["o3", "o4", "o8"]);
+    for kind in ["tiled", "raw", "sorted"] {
+        asked.extend(precisions.iter().flat_map(|p| orders.map(|order| format!("ttmc_{kind}_{p}_{order}"))));
+    }
+    asked.extend(crate::backend::cuda::expand::KERNELS.map(String::from));
     asked.extend(crate::backend::cuda::ttv::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
     let ptx = embedded_ptx(&names);

@@ -1,10 +1,11 @@
-//! Mode-sorted copies, built on the device: the nonzeros of resident `tiled` chunks once more, by row of one mode (in the
+//! Mode-sorted copies, built on the device: the nonzeros of resident chunks, which are `tiled` there, once more, by row of one mode (in the
 //! store's order where rows are equal), encoded as `tiled` images that every kernel reads like a store's own.
 //!
 //! A kernel decodes the mode's column to rows, a stable radix sort carries their positions along, and two more kernels
 //! measure and pack the tiles of the new order, reading each nonzero where it lies (`kernels/mode_sorted.cuh`). The bytes
 //! depend on the chunks, the mode and the [`CopyPlan`] alone.
 
+mod fibers;
 mod plan;
 
 use super::abi::{BuildArgs, Chunk, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
@@ -18,6 +19,8 @@ use crate::store::Store;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use fibers::{Fibers, fibers};
+pub(super) use plan::check_layouts;
 pub use plan::{CopyPlan, value_encoding};
 
 /// The names of the kernels.
@@ -189,6 +192,7 @@ impl<'a> BuildJob<'a> {
             fault: fault.address(),
             chunk_count,
             nnz: plan.nnz,
+            positions_end: plan.positions_end,
             order: u32::try_from(plan.order).unwrap_or(0),
             mode: u32::try_from(plan.mode).unwrap_or(0),
             image_tiles: plan.image_tiles,
@@ -209,7 +213,7 @@ impl<'a> BuildJob<'a> {
     /// Finds where the chunks' tiles lie, and sorts their nonzeros: rows and positions in the new order.
     fn sort(&mut self) -> Result<(Memory, Memory)> {
         let plan = self.plan;
-        let column = || self.device.memory(4 * plan.nnz as usize);
+        let column = || self.device.memory(4 * plan.positions_end as usize);
         let counts = self.device.memory((4 * plan.sort_blocks as usize) << plan.digit_bits)?;
         let totals = self.device.memory(4 << plan.digit_bits)?;
         let rows = [column()?, column()?];
@@ -219,7 +223,7 @@ impl<'a> BuildJob<'a> {
         self.arguments.rows = rows[0].address();
         self.run(|job| {
             job.clock.mark()?;
-            job.stream.launch(&job.kernels.keys, plan.tiles, TILE_THREADS, &job.arguments)?;
+            job.stream.launch(&job.kernels.keys, plan.source_tiles, TILE_THREADS, &job.arguments)?;
             job.clock.mark()?;
             for step in 0..plan.digits {
                 let (from, to) = (step as usize % 2, (step as usize + 1) % 2);
@@ -230,7 +234,7 @@ impl<'a> BuildJob<'a> {
                     positions_out: address(&positions[to]),
                     counts: counts.address(),
                     totals: totals.address(),
-                    nnz: plan.nnz,
+                    nnz: plan.positions_end,
                     shift: step * plan.digit_bits,
                     bits: plan.digit_bits,
                     unused: 0,

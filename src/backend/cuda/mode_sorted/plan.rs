@@ -1,7 +1,7 @@
 //! What building a mode-sorted copy takes, and what comes out of it at most.
 
 use super::super::abi::{DIGIT_BITS, SORT_PORTION, SourceTile, TILE};
-use super::super::expand::blocks_of;
+use super::super::expand::{blocks_of, is_expanded};
 use crate::backend::device::Facts;
 use crate::backend::plan::BuildPlan;
 use crate::chunk::ALIGN;
@@ -11,7 +11,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::encoding::{IndexEncoding, column, width};
 use crate::error::{Error, Result};
 use crate::format::Layout;
-use crate::store::{ChunkHeader, Format, Manifest, SectionKind, Version};
+use crate::store::{ChunkHeader, Format, Manifest, Partition, SectionKind, Version};
 use std::ops::Range;
 
 /// What images start at a multiple of, in bytes.
@@ -47,6 +47,9 @@ pub struct CopyPlan {
     pub(super) order: usize,
     pub(super) nnz: u32,
     pub(super) tiles: u32,
+    /// Tiles of the chunks, and where the last ends: positions are counted in whole tiles, but for the last one's.
+    pub(super) source_tiles: u32,
+    pub(super) positions_end: u32,
     pub(super) image_tiles: u32,
     pub(super) values: ValueEncoding,
     /// Digits of a row, and bits of each.
@@ -69,7 +72,7 @@ impl CopyPlan {
     /// For the nonzeros of some consecutive chunks by row of `mode`, in images of at most `image_nnz` nonzeros (rounded down to
     /// whole tiles, within what an image can hold) with values as [`value_encoding`] says.
     ///
-    /// An error where positions have more than 32 bits, or the chunks are not `tiled`.
+    /// An error where positions have more than 32 bits, or kernels that sort do not read the chunks.
     ///
     /// # Panics
     /// If there is no such chunk or mode.
@@ -81,25 +84,35 @@ impl CopyPlan {
         values: ValueEncoding,
         image_nnz: u32,
     ) -> Result<Self> {
-        if manifest.format().layout() != Layout::TILED {
-            return Err(Error::request("only `tiled` chunks are sorted"));
-        }
-        let nnz: u64 = manifest.chunks[chunks].iter().map(|c| c.nnz).sum();
-        let nnz = u32::try_from(nnz)
-            .map_err(|_| Error::request(format!("{nnz} nonzeros at once are too many to sort")))?;
+        check_layouts(manifest)?;
+        let chunks = &manifest.chunks[chunks];
+        let nnz: u64 = chunks.iter().map(|c| c.nnz).sum();
+        let source_tiles: u64 = chunks.iter().map(|c| u64::from(blocks_of(c.nnz, 1))).sum();
+        let tile = u64::from(TILE);
+        let missing = chunks.last().map_or(0, |last| last.nnz.next_multiple_of(tile) - last.nnz);
+        let positions_end = source_tiles * tile - missing;
+        let too_many = |_| Error::request(format!("{nnz} nonzeros at once are too many to sort"));
+        let positions_end = u32::try_from(positions_end).map_err(too_many)?;
+        let source_tiles = u32::try_from(source_tiles).map_err(too_many)?;
+        let nnz = u32::try_from(nnz).map_err(too_many)?;
         let (shape, tiles) = (&manifest.shape, blocks_of(nnz.into(), 1));
-        let bits = shape.bits(mode);
+        // Positions without a nonzero have a row behind the last.
+        let bits = if positions_end > nnz { width(u64::from(shape.dims()[mode])) } else { shape.bits(mode) };
         let digits = bits.div_ceil(DIGIT_BITS).max(1);
         let mut plan = Self {
             mode,
             order: shape.order(),
             nnz,
             tiles,
+            source_tiles,
+            positions_end,
             image_tiles: image_nnz.min(IMAGE_NNZ_MAX) / TILE,
             values,
             digits,
             digit_bits: bits.div_ceil(digits).max(1),
-            sort_blocks: nnz.div_ceil(SORT_PORTION).clamp(1, SORT_BLOCKS * facts.multiprocessors.max(1)),
+            sort_blocks: positions_end
+                .div_ceil(SORT_PORTION)
+                .clamp(1, SORT_BLOCKS * facts.multiprocessors.max(1)),
             sort_bytes: 0,
             pack_bytes: 0,
             result_bytes_max: 0,
@@ -107,7 +120,7 @@ impl CopyPlan {
             rows: shape.dims()[mode],
         };
         plan.image_tiles = plan.image_tiles.clamp(1, tiles);
-        let column = 4 * u64::from(nnz);
+        let column = 4 * u64::from(positions_end);
         let tile_bytes = plan.tile_bytes();
         let counts = (4 * (u64::from(plan.sort_blocks) + 1)) << plan.digit_bits;
         plan.sort_bytes = tile_bytes + counts + column * if digits > 1 { 4 } else { 3 };
@@ -115,7 +128,8 @@ impl CopyPlan {
             tile_bytes + plan.record_bytes() + 2 * column + u64::from(tiles + 3 * plan.images()) * 4;
         let rest = plan.rest_units(manifest);
         plan.result_bytes_max = plan.result_bytes_max(manifest, rest);
-        plan.image_bytes_max = plan.image_bytes(0, u64::from(plan.image_tiles) * (rest + u64::from(bits)));
+        plan.image_bytes_max =
+            plan.image_bytes(0, u64::from(plan.image_tiles) * (rest + u64::from(shape.bits(mode))));
         Ok(plan)
     }
 
@@ -150,7 +164,7 @@ impl CopyPlan {
     }
 
     pub(super) fn tile_bytes(&self) -> u64 {
-        u64::from(self.tiles) * size_of::<SourceTile>() as u64
+        u64::from(self.source_tiles) * size_of::<SourceTile>() as u64
     }
 
     pub(super) fn record_bytes(&self) -> u64 {
@@ -216,6 +230,16 @@ impl CopyPlan {
     pub(super) fn empty_bytes(&self) -> u64 {
         u64::from(self.rows.div_ceil(32)) * 4
     }
+}
+
+/// An error where kernels that sort do not read chunks as they are on the device.
+pub(in crate::backend::cuda) fn check_layouts(manifest: &Manifest) -> Result<()> {
+    let is_read =
+        |partition: &Partition| partition.format.layout() == Layout::TILED || is_expanded(&partition.format);
+    if manifest.partitions.iter().all(is_read) {
+        return Ok(());
+    }
+    Err(Error::request("mode-sorted copies are not built of `raw` stores"))
 }
 
 /// The integer next to `v` toward 0, at most 2^53 from it: no integer value lies between.

@@ -6,16 +6,19 @@
 //! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
 //! measured (docs/performance.md).
 
-use crate::backend::cuda::mode_sorted::{CopyPlan, value_encoding};
+use crate::backend::cuda::expand::is_expanded;
+use crate::backend::cuda::mode_sorted::{CopyPlan, Fibers, check_layouts, fibers, value_encoding};
 use crate::backend::device::{DeviceOrder, Facts};
 use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
-use crate::format::{ChunkView, Decoder, GROUP_SIZES, Layout};
+use crate::format::{ChunkView, Decoder, PartitionStatistics};
+use crate::shape::Shape;
 use crate::store::{Manifest, Store};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// What serves a mode.
 #[derive(Clone, Debug)]
@@ -26,9 +29,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// No copy serves `mode`, from 0.
-    pub fn none(mode: usize, why: &str) -> Self {
-        Self { mode: ModePlan { mode: mode + 1, why: why.to_owned(), ..ModePlan::default() }, place: None }
+    /// No copy serves `mode`, from 0, of what is read of `store`.
+    pub fn none(store: &Store, mode: usize, why: &str) -> Self {
+        let (cover, chunks) = (store.whole().cover_for(mode), store.chunks_for(mode));
+        let mode = ModePlan { mode: mode + 1, cover, chunks, why: why.to_owned(), ..ModePlan::default() };
+        Self { mode, place: None }
     }
 }
 
@@ -48,6 +53,9 @@ pub(super) struct Sample {
 pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncoding> {
     let manifest = store.manifest();
     let encoding = |number: usize| {
+        if is_expanded(&manifest.partitions[store.part_of(number)].format) {
+            return Ok(ValueEncoding::F64);
+        }
         let code = match manifest.chunks[number].value_encoding {
             Some(code) => code,
             None => store.read_header(number)?.codes.value_encoding,
@@ -69,16 +77,24 @@ const SAMPLED_GROUPS: usize = 16;
 const SAMPLED_BYTES: usize = 64 << 20;
 
 impl Sample {
-    /// What the manifest of a `tiled` store says, or some of its chunks where they have to be read for it: of version 1.
-    pub fn new(store: &Store) -> Result<Self> {
+    /// Of these chunks, which are whole partitions: what the manifest says, or some of them where they have to be read for it: of version 1.
+    fn new(store: &Store, chunks: &Range<usize>) -> Result<Self> {
         let manifest = store.manifest();
-        if let Some(statistics) = &manifest.partitions[0].statistics {
-            let in_groups = |distinct: &[u64; GROUP_SIZES]| distinct[GROUP_TILES.ilog2() as usize] as f64;
-            let rows = statistics.distinct.iter().map(in_groups);
-            let nnz = statistics.sampled.max(1) as f64;
-            return Ok(Self { rows_per_nonzero: rows.map(|rows| rows / nnz).collect() });
-        }
         let order = manifest.shape.order();
+        let own = store.parts().zip(&manifest.partitions).filter(|((_, of), _)| chunks.contains(&of.start));
+        let recorded: Option<Vec<(f64, &PartitionStatistics)>> =
+            own.map(|(_, partition)| Some((partition.nnz as f64, partition.statistics.as_ref()?))).collect();
+        if let Some(recorded) = recorded {
+            let all: f64 = recorded.iter().map(|(nnz, _)| nnz).sum();
+            let rows = |mode: usize| {
+                let of_partition = |(nnz, statistics): &(f64, &PartitionStatistics)| {
+                    let rows = statistics.distinct[mode][GROUP_TILES.ilog2() as usize] as f64;
+                    nnz * rows / statistics.sampled.max(1) as f64
+                };
+                recorded.iter().map(of_partition).sum::<f64>() / all.max(1.0)
+            };
+            return Ok(Self { rows_per_nonzero: (0..order).map(rows).collect() });
+        }
         let mut sample = Self { rows_per_nonzero: vec![0.0; order] };
         let (mut rows, mut nnz) = (vec![0; order], 0);
         let decoder = Decoder::new(&manifest.shape, manifest.format());
@@ -100,8 +116,37 @@ impl Sample {
     }
 
     /// Over the modes.
-    pub fn mean_rows_per_nonzero(&self) -> f64 {
+    fn mean(&self) -> f64 {
         self.rows_per_nonzero.iter().sum::<f64>() / self.rows_per_nonzero.len() as f64
+    }
+}
+
+/// Of the chunks from which each mode is computed.
+#[derive(Clone, Debug)]
+pub(super) struct Samples(Vec<(Range<usize>, Sample)>);
+
+impl Samples {
+    pub fn new(store: &Store, operation: &Operation) -> Result<Self> {
+        let mut samples: Vec<(Range<usize>, Sample)> = Vec::new();
+        for chunks in operation.modes.iter().map(|&mode| store.chunks_for(mode)) {
+            if !samples.iter().any(|(known, _)| *known == chunks) {
+                let sample = Sample::new(store, &chunks)?;
+                samples.push((chunks, sample));
+            }
+        }
+        Ok(Self(samples))
+    }
+
+    /// Of those of `mode`.
+    pub fn of(&self, store: &Store, mode: usize) -> &Sample {
+        let chunks = store.chunks_for(mode);
+        let of_mode = self.0.iter().find(|(known, _)| *known == chunks);
+        &of_mode.expect("one for each mode of the operation").1
+    }
+
+    /// Over covers and modes.
+    pub fn mean_rows_per_nonzero(&self) -> f64 {
+        self.0.iter().map(|(_, sample)| sample.mean()).sum::<f64>() / self.0.len().max(1) as f64
     }
 }
 
@@ -189,22 +234,22 @@ impl Rates {
 
     /// Seconds to build a copy: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
     /// sector of 32 bytes each.
-    pub fn build(&self, manifest: &Manifest, mode: usize) -> f64 {
-        let (digits, columns) = (manifest.shape.bits(mode).div_ceil(8), manifest.shape.order() + 1);
+    pub fn build(&self, (shape, nnz): (&Shape, u64), mode: usize) -> f64 {
+        let (digits, columns) = (shape.bits(mode).div_ceil(8), shape.order() + 1);
         let bytes = 20.0 * f64::from(digits) + 64.0 * columns as f64 + 30.0;
-        manifest.nnz as f64 * bytes / (0.65 * self.memory)
+        nnz as f64 * bytes / (0.65 * self.memory)
     }
 
     /// What `operation` takes for `mode`.
     pub fn of_mode(
         &self,
-        manifest: &Manifest,
+        (shape, nnz): (&Shape, u64),
         operation: &Operation,
-        sample: &Sample,
+        (sample, fibers): (&Sample, Option<Fibers>),
         mode: usize,
     ) -> ModeSeconds {
-        let (nnz, rank) = (manifest.nnz as f64, operation.rank as f64);
-        let rows = |m: usize| f64::from(manifest.shape.dims()[m]);
+        let (nnz, rank) = (nnz as f64, operation.rank as f64);
+        let rows = |m: usize| f64::from(shape.dims()[m]);
         let sum_bytes = rank * 8.0;
         let update = sum_bytes / self.updates(rows(mode) * sum_bytes);
         let updated = sample.rows_per_nonzero[mode] * update;
@@ -212,12 +257,12 @@ impl Rates {
             Precision::F64 => (rank * 8.0, 0.0),
             Precision::F32 => (rank * 4.0, rank * 12.0),
         };
-        let others = (0..manifest.shape.order()).filter(|&m| m != mode);
+        let others = (0..shape.order()).filter(|&m| m != mode);
         let (mut met, mut read) = (0.0, 0.0);
         for m in others {
             let row = row_bytes / self.reads(rows(m) * row_bytes);
             met += sample.rows_per_nonzero[m] * row;
-            read += row;
+            read += fibers.filter(|fibers| fibers.leaf != m).map_or(row, |fibers| row / fibers.length);
         }
         let together = operation.modes.len() > 1 && !operation.alternating;
         let alone = if together { 1.0 - SHARED } else { 1.0 };
@@ -238,7 +283,7 @@ pub(super) struct ModeSeconds {
     /// other modes, a group finds them in its cache when it meets them again. Where others are computed in the same pass, it has tiles
     /// decoded and rows cached for them, or they for it.
     pub in_store_order: f64,
-    /// Reading rows for the nonzeros by row of the mode: all of them anew.
+    /// Reading rows for the nonzeros by row of the mode: all of them anew, but for a fiber's.
     pub sorted: f64,
     /// Updating a row.
     pub update: f64,
@@ -259,12 +304,12 @@ impl ModeSeconds {
 /// The part of a mode's time in the store's order that is saved where other modes are computed from the same tiles.
 const SHARED: f64 = 0.12;
 
-/// What serves each mode of `operation` on a `tiled` store, for `passes` passes of which the first brings the chunks, all of which stay
+/// What serves each mode of `operation` on a store, for `passes` passes of which the first brings the chunks, all of which stay
 /// on the device; `room` is what copies may take there, while they are built too.
 pub(super) fn choose(
     facts: &Facts,
     store: &Store,
-    sample: &Sample,
+    samples: &Samples,
     operation: &Operation,
     which: DeviceOrder,
     passes: u32,
@@ -273,7 +318,7 @@ pub(super) fn choose(
     let manifest = store.manifest();
     let rates = Rates::of(facts);
     let build = BuildPlan {
-        groups: std::iter::once(0..manifest.chunks.len()).collect(),
+        groups: samples.0.iter().map(|(chunks, _)| chunks.clone()).collect(),
         values: values(store, operation.precision)?,
         image_nnz: IMAGE_NNZ,
         image_bytes: 0,
@@ -282,23 +327,28 @@ pub(super) fn choose(
     };
     let mut choices = Vec::with_capacity(operation.modes.len());
     let mut left = room;
-    let sorted_bytes = (operation.sorted_bytes)(manifest.nnz, operation.rank);
     for &mode in &operation.modes {
-        let copy = match CopyPlan::of_group(facts, manifest, &build, 0, mode) {
+        let (sample, chunks) = (samples.of(store, mode), store.chunks_for(mode));
+        let group = build.group_of(&chunks);
+        let copy = match CopyPlan::of_group(facts, manifest, &build, group, mode) {
             Ok(copy) => copy,
             Err(e) if which == DeviceOrder::Auto => {
-                choices.push(Choice::none(mode, &e.to_string()));
+                choices.push(Choice::none(store, mode, &e.to_string()));
                 continue;
             }
             Err(e) => return Err(e),
         };
+        let nnz = copy.nnz().into();
+        let sorted_bytes = (operation.sorted_bytes)(nnz, operation.rank);
         let mut plan = ModePlan {
             rows_per_nonzero: sample.rows_per_nonzero[mode],
-            saved_seconds: rates.of_mode(manifest, operation, sample, mode).saved(),
-            build_seconds: rates.build(manifest, mode),
+            saved_seconds: rates
+                .of_mode((&manifest.shape, nnz), operation, (sample, fibers(store, mode)), mode)
+                .saved(),
+            build_seconds: rates.build((&manifest.shape, nnz), mode),
             copy_bytes: copy.result_bytes_max + sorted_bytes,
             peak_bytes: copy.peak_bytes() + sorted_bytes,
-            ..Choice::none(mode, "").mode
+            ..Choice::none(store, mode, "").mode
         };
         let gain = plan.saved_seconds * f64::from(passes - 1);
         let expected = format!(
@@ -329,19 +379,12 @@ const IMAGE_NNZ: u32 = 1 << 24;
 
 /// An error where copies are asked for that cannot be built.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
-    if matches!(which, DeviceOrder::Target | DeviceOrder::Host) && manifest.format().layout() != Layout::TILED
-    {
-        return Err(Error::request("mode-sorted copies are built of `tiled` stores only"));
-    }
-    Ok(())
+    if matches!(which, DeviceOrder::Target | DeviceOrder::Host) { check_layouts(manifest) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encoding::IndexEncoding;
-    use crate::shape::Shape;
-    use crate::store::{Codec, Format, Partition, Version};
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -357,30 +400,8 @@ mod tests {
     }
 
     /// Three modes of as many rows.
-    fn manifest() -> Manifest {
-        Manifest {
-            version: Version::NEWEST,
-            shape: Shape::new(&[1000; 3]).unwrap(),
-            codec: Codec::None,
-            may_repeat: false,
-            chunk_bytes: 1 << 24,
-            nnz: 1_000_000,
-            sum_squares: 1.0,
-            value_min: 1.0,
-            value_max: 1.0,
-            longest_row_bounds: vec![1_000_000; 3],
-            partitions: vec![Partition::whole(
-                Format::blco(IndexEncoding::Tiled),
-                3,
-                0,
-                1_000_000,
-                None,
-                None,
-            )],
-            chunks: Vec::new(),
-            part: None,
-            modes: None,
-        }
+    fn shape() -> Shape {
+        Shape::new(&[1000; 3]).unwrap()
     }
 
     /// Rows fit in the cache; a tenth of the nonzeros in a group of tiles meets a new one.
@@ -396,7 +417,7 @@ mod tests {
             reads_trees: false,
         };
         let sample = Sample { rows_per_nonzero: vec![0.1; 3] };
-        rates.of_mode(&manifest(), &operation, &sample, 0)
+        rates.of_mode((&shape(), 1_000_000), &operation, (&sample, None), 0)
     }
 
     /// Modes that are computed in passes of their own share nothing; what others share is a part of the time that they take.
@@ -431,7 +452,9 @@ mod tests {
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
             let ModeSeconds { in_store_order, sorted, update, cleared, written } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in [in_store_order, sorted, update, cleared, written, rates.build(&manifest(), 0)] {
+            for seconds in
+                [in_store_order, sorted, update, cleared, written, rates.build((&shape(), 1_000_000), 0)]
+            {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"

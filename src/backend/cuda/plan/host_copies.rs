@@ -1,8 +1,8 @@
 //! Which modes are served by mode-sorted copies in host memory, and what that takes.
 
-use super::choose::{self, Choice, ModeSeconds, Rates, Sample, values};
+use super::choose::{self, Choice, ModeSeconds, Rates, Samples, values};
 use crate::backend::cuda::expand::resident_bytes;
-use crate::backend::cuda::mode_sorted::CopyPlan;
+use crate::backend::cuda::mode_sorted::{CopyPlan, fibers};
 use crate::backend::device::Facts;
 use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
 use crate::error::Result;
@@ -27,8 +27,9 @@ pub struct HostRoom {
     pub device_bytes: u64,
     /// Lanes.
     pub lanes: u64,
-    /// Bytes that each of them has in any case.
+    /// Bytes that each of them has in any case for an image, and besides.
     pub lane_bytes: u64,
+    pub staging_bytes: u64,
     /// Bytes of host memory.
     pub host_bytes: u64,
     /// Bytes a second of the link.
@@ -54,11 +55,11 @@ struct Candidate {
 /// A choice of candidates, bit c for candidate c.
 type Chosen = usize;
 
-/// Plans what is asked of a `tiled` store.
+/// Plans what is asked of a store with one cover to read.
 pub struct Planner<'a> {
     pub facts: &'a Facts,
     pub store: &'a Store,
-    pub sample: &'a Sample,
+    pub samples: &'a Samples,
     pub operation: &'a Operation,
     pub room: HostRoom,
 }
@@ -114,7 +115,11 @@ impl Planner<'_> {
     }
 
     fn mode(&self, mode: usize, why: &str) -> ModePlan {
-        ModePlan { rows_per_nonzero: self.sample.rows_per_nonzero[mode], ..Choice::none(mode, why).mode }
+        let sample = self.samples.of(self.store, mode);
+        ModePlan {
+            rows_per_nonzero: sample.rows_per_nonzero[mode],
+            ..Choice::none(self.store, mode, why).mode
+        }
     }
 
     /// All modes in the store's order.
@@ -167,7 +172,8 @@ impl Planner<'_> {
             build.image_bytes = build.image_bytes.max(copy.image_bytes_max);
             build.room_bytes = build.room_bytes.max(copy.peak_bytes());
         }
-        let lanes = self.room.lanes * self.room.lane_bytes.max(build.image_bytes);
+        let of_lane = self.room.lane_bytes.max(build.image_bytes) + self.room.staging_bytes;
+        let lanes = self.room.lanes * of_lane;
         let held = choose::held(self.operation, &build);
         let bytes = lanes + build.gathered_bytes + build.room_bytes + held;
         Ok((bytes <= self.room.device_bytes).then_some(build))
@@ -181,7 +187,9 @@ impl Planner<'_> {
     fn candidates(&self, build: &BuildPlan) -> Result<Vec<Candidate>> {
         let (manifest, rates) = (self.store.manifest(), Rates::of(self.facts));
         let candidate = |&mode: &usize| {
-            let seconds = rates.of_mode(manifest, self.operation, self.sample, mode);
+            let (tensor, sample) = ((&manifest.shape, manifest.nnz), self.samples.of(self.store, mode));
+            let sample = (sample, fibers(self.store, mode));
+            let seconds = rates.of_mode(tensor, self.operation, sample, mode);
             let (mut bytes, mut updates) = (0, 0.0);
             for group in 0..build.groups.len() {
                 let copy = self.copy(build, group, mode)?;
@@ -191,7 +199,7 @@ impl Planner<'_> {
                 updates += rows * -f64::exp_m1(-f64::from(copy.nnz()) / rows);
             }
             let sorted = seconds.sorted + updates * seconds.update + seconds.cleared;
-            let once = rates.build(manifest, mode) + bytes as f64 / KEPT_BYTES_PER_SECOND;
+            let once = rates.build(tensor, mode) + bytes as f64 / KEPT_BYTES_PER_SECOND;
             Ok(Candidate { mode, seconds, sorted, once, bytes })
         };
         self.operation.modes.iter().map(candidate).collect()

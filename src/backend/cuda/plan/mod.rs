@@ -7,15 +7,15 @@ mod room;
 
 use super::driver::Device;
 use super::expand::{self, resident_bytes};
+use super::mode_sorted::check_layouts;
 use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
 use crate::backend::plan::{
     BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, Operation, Place, Residence,
     Room, Shortfall,
 };
 use crate::error::{Error, Result};
-use crate::format::Layout;
 use crate::store::Store;
-use choose::{Choice, Sample};
+use choose::{Choice, Samples};
 use host_copies::{HostRoom, Planner};
 use room::LANES;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl<'a> Draft<'a> {
             staging_bytes: if operation.reads_trees { 0 } else { expand::staging_bytes(store) },
             result_bytes: operation.result_bytes.unwrap_or(0),
         };
-        let choices = operation.modes.iter().map(|&mode| Choice::none(mode, "")).collect();
+        let choices = operation.modes.iter().map(|&mode| Choice::none(store, mode, "")).collect();
         let (resident, resident_bytes, build, rows_per_nonzero) = (0, 0, None, None);
         let mut draft = Self {
             facts,
@@ -199,36 +199,38 @@ impl<'a> Draft<'a> {
         let on_device = all_there && (more || limits.deterministic);
         let on_host = more && !limits.deterministic && limits.host_memory > 0 && !all_there;
         let large = operation.bytes > CACHED_BYTES;
-        let tiled = store.manifest().format().layout() == Layout::TILED;
-        if !tiled || !(on_device || on_host || large) {
+        if check_layouts(store.manifest()).is_err() || !(on_device || on_host || large) {
             return Ok(());
         }
-        let sample = Sample::new(store)?;
-        self.rows_per_nonzero = large.then(|| sample.mean_rows_per_nonzero());
+        let samples = Samples::new(store, operation)?;
+        self.rows_per_nonzero = large.then(|| samples.mean_rows_per_nonzero());
         if on_device {
             let left = room.bound - self.bytes();
             (self.choices, self.build) =
-                choose::choose(self.facts, store, &sample, operation, which, limits.passes, left)?;
+                choose::choose(self.facts, store, &samples, operation, which, limits.passes, left)?;
         }
-        if on_host {
-            self.consider_host_copies(&sample)?;
+        // Groups are of all chunks.
+        let is_one = operation.modes.iter().all(|&mode| store.chunks_for(mode) == (0..self.chunks()));
+        if on_host && is_one {
+            self.consider_host_copies(&samples)?;
         }
         Ok(())
     }
 
     /// Takes copies in host memory, instead of chunks that stay on the device, where these are expected to be better.
-    fn consider_host_copies(&mut self, sample: &Sample) -> Result<()> {
+    fn consider_host_copies(&mut self, samples: &Samples) -> Result<()> {
         let DeviceRequest { operation, limits, room, .. } = self.request;
         let there = HostRoom {
             device_bytes: room.bound - operation.bytes,
             lanes: limits.lanes.unwrap_or(LANES) as u64,
             lane_bytes: longest(self.store, operation),
+            staging_bytes: self.lanes.staging_bytes,
             host_bytes: limits.host_memory,
             link_bytes_per_second: room.link_bytes_per_second,
             later_pass_bytes: self.image_bytes(self.resident),
             passes: limits.passes,
         };
-        let planner = Planner { facts: self.facts, store: self.store, sample, operation, room: there };
+        let planner = Planner { facts: self.facts, store: self.store, samples, operation, room: there };
         let forced = matches!(self.which, DeviceOrder::Target | DeviceOrder::Host);
         (self.choices, self.build) = planner.choose(forced)?;
         let Some(build) = &self.build else {
@@ -258,7 +260,8 @@ impl<'a> Draft<'a> {
                     // Those are built from all chunks.
                     self.build = None;
                     for choice in &mut self.choices {
-                        *choice = Choice::none(choice.mode.mode - 1, "not all chunks stay on the device");
+                        let mode = choice.mode.mode - 1;
+                        *choice = Choice::none(self.store, mode, "not all chunks stay on the device");
                     }
                 }
             }
@@ -332,6 +335,14 @@ impl<'a> Draft<'a> {
         std::iter::once(chunks).chain(self.choices.iter().filter_map(copy)).collect()
     }
 
+    /// Bytes of the chunks that a later pass brings: those of modes in the store's order that do not stay.
+    fn later_bytes(&self) -> u64 {
+        let in_order = || self.choices.iter().filter(|choice| choice.place.is_none());
+        let is_brought = |number: &usize| in_order().any(|choice| choice.mode.chunks.contains(number));
+        let chunks = &self.store.manifest().chunks;
+        (self.resident..self.chunks()).filter(is_brought).map(|number| chunks[number].image_bytes).sum()
+    }
+
     /// The plan.
     fn finish(self) -> DevicePlan {
         let request = self.request;
@@ -339,8 +350,7 @@ impl<'a> Draft<'a> {
         let link = |bytes: u64| LinkPlan { bytes, seconds: bytes as f64 / rate };
         let streamed = self.choices.iter().filter(|choice| choice.place == Some(Place::Host));
         let copied: u64 = streamed.map(|choice| choice.mode.copy_bytes).sum();
-        let chunks_serve = self.choices.iter().any(|choice| choice.place.is_none());
-        let chunks = if chunks_serve { self.image_bytes(self.resident) } else { 0 };
+        let chunks = self.later_bytes();
         let mut modes: Vec<_> = self.choices.iter().map(|choice| choice.mode.clone()).collect();
         let sorted = self.choices.iter().zip(&mut modes).filter(|(choice, _)| choice.place.is_some());
         sorted.enumerate().for_each(|(copy, (_, mode))| mode.set = copy + 1);

@@ -1,0 +1,111 @@
+//! Establishes, on whatever CUDA device there is or else on the mock driver, that SpTTMc on it agrees with the oracle within the derived bound:
+//! orders 2 to 8, ranks that differ by mode, both precisions, stores of one partition and of several, streamed, resident, and from
+//! mode-sorted copies.
+
+use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use crate::on_a_device::on_a_device;
+use blco::internals::backend::cuda::abi::SHARE;
+use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::{CudaBackend, plan as plan_device};
+use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource};
+use blco::internals::dense::{FactorView, Matrix, Real};
+use blco::internals::format::Layout;
+use blco::internals::op::mttkrp::cuda::{DeviceMttkrp, ttmc_operation};
+use blco::internals::op::mttkrp::serving_view;
+use blco::internals::op::oracle;
+use blco::internals::store::Store;
+use blco::internals::stream::{Executor, Limits, plan};
+use blco::internals::sys::Sys;
+use std::sync::Arc;
+
+/// How nonzeros are read: passes, sort order, whether bits are to be the same in every run.
+const WAYS: [(u32, DeviceOrder, bool); 4] = [
+    (1, DeviceOrder::Store, false),
+    (2, DeviceOrder::Store, false),
+    (2, DeviceOrder::Target, false),
+    (1, DeviceOrder::Auto, true),
+];
+
+fn run<T: Real + bytemuck::Pod>(
+    device: &Arc<Device>,
+    store: &Store,
+    factors: &[Matrix<T>],
+    modes: &[usize],
+    (passes, order, deterministic): (u32, DeviceOrder, bool),
+) -> Vec<(usize, Matrix<T>)> {
+    let ranks: Vec<usize> = factors.iter().map(Matrix::columns).collect();
+    let operation = ttmc_operation::<T>(&store.manifest().shape, modes, &ranks);
+    let limits = DeviceLimits { passes, order, deterministic, ..DeviceLimits::default() };
+    let device_plan = plan_device(device, store, operation, &limits).unwrap();
+    assert_eq!(device_plan.copies().count() == modes.len(), order == DeviceOrder::Target || deterministic);
+    let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
+    let plan = plan(store, 0, &limits).unwrap();
+    let mut op = DeviceMttkrp::ttmc(device, store, &ranks, modes, &KernelSource::default()).unwrap();
+    op.put(factors.iter().map(|factor| FactorView::Host(factor.into()))).unwrap();
+    let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
+    let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+    for _ in 0..passes {
+        executor.pass(&mut backend, &|_| ()).unwrap();
+    }
+    assert!(backend.notes().is_empty(), "{:?}", backend.notes());
+    backend.op().results(store.sys()).unwrap()
+}
+
+fn agrees<T: Real + bytemuck::Pod>(device: &Arc<Device>, tensor: &Tensor, stores: &[Store], turn: usize) {
+    let order = tensor.order();
+    let ranks = &[3, 5, 4, 1, 2, 3, 1, 2][..order];
+    let sys = Sys::default();
+    let seeded = |(mode, (&dim, &rank)): (usize, (&u64, &usize))| {
+        Matrix::<T>::seeded(&sys, usize::try_from(dim).unwrap(), rank, mode, 9).unwrap()
+    };
+    let factors: Vec<Matrix<T>> = tensor.dims.iter().zip(ranks).enumerate().map(seeded).collect();
+    let modes: Vec<usize> = (0..order).collect();
+    let expected = oracle::ttmc(&mut { tensor }, &factors, &modes).unwrap();
+    for (n, store) in stores.iter().enumerate() {
+        let store = &serving_view(store, &modes);
+        for (way, &(passes, sorted, deterministic)) in WAYS.iter().enumerate() {
+            let sorts = sorted == DeviceOrder::Target || deterministic;
+            if (sorts && store.format().layout() == Layout::RAW) || (way + n + turn).is_multiple_of(2) {
+                continue;
+            }
+            let what = format!("{}: order {order}, {sorted:?}, {deterministic}", store.path().display());
+            let results = run(device, store, &factors, &modes, (passes, sorted, deterministic));
+            assert_eq!(results.len(), order, "{what}");
+            for (expected, (mode, result)) in expected.iter().zip(&results) {
+                let comparison = expected.compare(result, order, SHARE);
+                assert!(comparison.holds, "{what}: mode {}: {:.2}", mode + 1, comparison.worst);
+            }
+            if deterministic {
+                let again = run(device, store, &factors, &modes, (passes, sorted, deterministic));
+                assert_eq!(again, results, "{what}: bits");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_order_agrees_with_the_oracle() {
+    on_a_device(module_path!(), "every_order_agrees_with_the_oracle", |device| {
+        let tensors = [
+            Tensor::random(&[300, 400], 9000, 1, values::fraction),
+            Tensor::random(&[70, 500, 9], 9000, 2, values::integer),
+            Tensor::random(&[20, 30, 10, 40], 6000, 3, values::single),
+            Tensor::random(&[9, 1, 8, 11, 30], 5000, 4, values::few),
+            Tensor::random(&[5, 4, 6, 3, 7, 9], 3000, 5, values::decimal),
+            Tensor::random(&[3, 4, 2, 5, 3, 4, 6], 2000, 6, values::fraction),
+            Tensor::random(&[3, 4, 2, 5, 3, 4, 2, 6], 2000, 7, values::with_zeros),
+        ];
+        for (turn, tensor) in tensors.iter().enumerate() {
+            let dir = tempfile::tempdir().unwrap();
+            let kinds = [Kind::Tiled, Kind::Raw, Kind::CsfAll, Kind::Mmcsf, Kind::Hbcsf, Kind::FcooMttkrp];
+            let store =
+                |kind| packed(tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
+            let stores: Vec<Store> = kinds.map(store).into_iter().collect();
+            if turn.is_multiple_of(2) {
+                agrees::<f64>(device, tensor, &stores, turn);
+            } else {
+                agrees::<f32>(device, tensor, &stores, turn);
+            }
+        }
+    });
+}
