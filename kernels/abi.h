@@ -105,10 +105,6 @@ struct MttkrpArgs {
     u8 key_modes[64];
     // Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
     u32 add;
-    // Of sorted nonzeros: the mode in which alone those differ that share a fiber and follow one another, or `order` where few do.
-    u32 leaf;
-    // Not used.
-    u32 unused;
     // Of a Kronecker product: columns of each mode's factor.
     u32 widths[BLCO_ORDER_MAX];
     // The same: how many columns of the product follow one another that have the same one of these.
@@ -118,7 +114,7 @@ struct MttkrpArgs {
     // Address of the sums of those rows, `f64[2][rank]` of each thread block.
     u64 carry_sums;
 };
-BLCO_SIZE(MttkrpArgs, 464)
+BLCO_SIZE(MttkrpArgs, 456)
 BLCO_OFFSET(MttkrpArgs, factors, 0)
 BLCO_OFFSET(MttkrpArgs, targets, 64)
 BLCO_OFFSET(MttkrpArgs, fault, 192)
@@ -133,12 +129,10 @@ BLCO_OFFSET(MttkrpArgs, block_bits, 272)
 BLCO_OFFSET(MttkrpArgs, key_bits, 304)
 BLCO_OFFSET(MttkrpArgs, key_modes, 308)
 BLCO_OFFSET(MttkrpArgs, add, 372)
-BLCO_OFFSET(MttkrpArgs, leaf, 376)
-BLCO_OFFSET(MttkrpArgs, unused, 380)
-BLCO_OFFSET(MttkrpArgs, widths, 384)
-BLCO_OFFSET(MttkrpArgs, strides, 416)
-BLCO_OFFSET(MttkrpArgs, carry_rows, 448)
-BLCO_OFFSET(MttkrpArgs, carry_sums, 456)
+BLCO_OFFSET(MttkrpArgs, widths, 376)
+BLCO_OFFSET(MttkrpArgs, strides, 408)
+BLCO_OFFSET(MttkrpArgs, carry_rows, 440)
+BLCO_OFFSET(MttkrpArgs, carry_sums, 448)
 
 // The arguments of a launch that adds up carry-outs.
 struct FixUpArgs {

@@ -118,8 +118,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
                 else if (row != first && a.add) sweep.add(sums + (u64)row * rank, sum);
                 else if (row != first) sweep.write(out + (u64)row * rank, sum);
             };
-            if (a.leaf < a.order) accumulate_fibers<FACTOR>(sweep, group, a, target.mode, a.leaf, begin, end, done);
-            else accumulate<FACTOR>(sweep, group, a, target.mode, begin, end, done);
+            accumulate<FACTOR>(sweep, group, a, target.mode, begin, end, done);
         }
         __syncthreads();
         const u32 first_row = row_of(0), last_row = row_of(entries - 1);

@@ -335,7 +335,26 @@ fn copies_are_built_where_they_are_asked_for_and_fit() {
     let raw = Place::new(gpu, &many_chunks(), Kind::Raw, SMALL_CHUNKS);
     let output = raw.blco_run(&target, &[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("`tiled` stores only"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not built of `raw` stores"));
+}
+
+/// Stores of trees, segments and coordinates, of one cover and of several: streamed, resident, sorted; SpTTMc too.
+#[test]
+fn every_format_runs() {
+    let Some(gpu) = gpu() else { return };
+    for kind in [Kind::CsfAll, Kind::Hbcsf, Kind::Mmcsf, Kind::FcooMttkrp] {
+        let place = Place::new(gpu.clone(), &many_chunks(), kind, SMALL_CHUNKS);
+        for args in [
+            &["--device-order", "store"][..],
+            &["--device-order", "store", "--repeat", "2"],
+            &["--device-order", "target", "--repeat", "2"],
+            &["--deterministic"],
+        ] {
+            check(&place, 9, args, &[]);
+        }
+        place.succeeds(&["--op", "ttmc", "--ranks", "3,2,4", "--repeat", "2"], &[]);
+        std::fs::remove_dir_all(place.path("out")).unwrap();
+    }
 }
 
 /// The plan knows what the values of every chunk are, also of those that it does not sample: with what it says, all is sorted.

@@ -140,10 +140,6 @@ structs! {
         key_modes: [u8; 64],
         /// Of sorted nonzeros: 1 where rows are added to sums in f64, 0 where they are written in the kernel's precision.
         add: u32,
-        /// Of sorted nonzeros: the mode in which alone those differ that share a fiber and follow one another, or `order` where few do.
-        leaf: u32,
-        /// Not used.
-        unused: u32,
         /// Of a Kronecker product: columns of each mode's factor.
         widths: [u32; ORDER_MAX],
         /// The same: how many columns of the product follow one another that have the same one of these.

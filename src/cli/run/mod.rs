@@ -49,8 +49,8 @@ const DIMS: &str = "The dims of --check's text, for example 183,24,1140; they wi
 /// TTM: each fiber along a mode times a matrix, a row for each fiber. TTMc: for each mode, value * the Kronecker product over the
 /// other modes of the rows of their factors. norm: the Frobenius norm. inner: the inner product with another store.
 ///
-/// Results on the CPU are bit-identical for any number of threads and workers and any chunk size. TTM, TTMc, norm and inner run
-/// on the CPU.
+/// Results on the CPU are bit-identical for any number of threads and workers and any chunk size. TTM, norm and inner run on
+/// the CPU.
 #[derive(Debug, Parser)]
 #[command(
     mut_arg("index_base", |a| a.help(INDEX_BASE).long_help(INDEX_BASE)),

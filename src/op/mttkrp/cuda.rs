@@ -20,7 +20,6 @@ use crate::backend::cuda::abi::{
 use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
-use crate::backend::cuda::mode_sorted::fibers;
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::Operation;
@@ -164,8 +163,6 @@ struct ModeSums {
     sums: usize,
     /// `None` where the sums' memory becomes the result's.
     result: Option<Memory>,
-    /// The mode in which alone nonzeros that are sorted for this one differ while they share a fiber, where fibers are long.
-    leaf: Option<usize>,
     /// Once nonzeros are sorted.
     carries: Option<[CarryOut; 2]>,
     /// Whether the last pass has written the result itself, not sums.
@@ -294,7 +291,6 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 copies,
                 sums: made.sums.len() - 1,
                 result,
-                leaf: fibers(store, mode).map(|fibers| fibers.leaf),
                 carries: None,
                 written: false,
             })
@@ -315,19 +311,8 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
-            let leaf = fibers(store, mode).map(|fibers| fibers.leaf);
             let columns = rank;
-            ModeSums {
-                mode,
-                rows,
-                columns,
-                copies,
-                sums: 0,
-                result: None,
-                leaf,
-                carries: None,
-                written: false,
-            }
+            ModeSums { mode, rows, columns, copies, sums: 0, result: None, carries: None, written: false }
         };
         made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
         let bytes = made.targets.iter().map(ModeSums::sum_bytes).max();
@@ -553,7 +538,6 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             _ => self.result(target),
         };
         arguments.add = u32::from(work.nonzeros == Nonzeros::SortedPart);
-        arguments.leaf = target.leaf.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(arguments.order);
         arguments.targets[0].sums = result.address();
         (arguments.carry_rows, arguments.carry_sums) = (from.rows.address(), from.sums.address());
         stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;

@@ -5,7 +5,6 @@
 //! measure and pack the tiles of the new order, reading each nonzero where it lies (`kernels/mode_sorted.cuh`). The bytes
 //! depend on the chunks, the mode and the [`CopyPlan`] alone.
 
-mod fibers;
 mod plan;
 
 use super::abi::{BuildArgs, Chunk, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
@@ -19,7 +18,6 @@ use crate::store::Store;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use fibers::{Fibers, fibers};
 pub(super) use plan::check_layouts;
 pub use plan::{CopyPlan, value_encoding};
 

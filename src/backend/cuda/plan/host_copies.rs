@@ -2,7 +2,7 @@
 
 use super::choose::{self, Choice, ModeSeconds, Rates, Samples, values};
 use crate::backend::cuda::expand::resident_bytes;
-use crate::backend::cuda::mode_sorted::{CopyPlan, fibers};
+use crate::backend::cuda::mode_sorted::CopyPlan;
 use crate::backend::device::Facts;
 use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
 use crate::error::Result;
@@ -188,7 +188,6 @@ impl Planner<'_> {
         let (manifest, rates) = (self.store.manifest(), Rates::of(self.facts));
         let candidate = |&mode: &usize| {
             let (tensor, sample) = ((&manifest.shape, manifest.nnz), self.samples.of(self.store, mode));
-            let sample = (sample, fibers(self.store, mode));
             let seconds = rates.of_mode(tensor, self.operation, sample, mode);
             let (mut bytes, mut updates) = (0, 0.0);
             for group in 0..build.groups.len() {
