@@ -62,12 +62,16 @@ pub(super) fn inspector(
 
 /// The error of a number out of range in chunk `number` of `store`.
 pub(super) fn out_of_range(store: &Store, number: u32) -> Error {
-    out_of_range_in(store.path(), store.manifest().chunks.len(), number)
+    let chunks = store.manifest().chunks.len();
+    let at = number as usize;
+    let number_in_store =
+        if at < chunks { u32::try_from(store.number_of(at)).unwrap_or(number) } else { number };
+    out_of_range_in(store.path(), chunks, number, number_in_store)
 }
 
 /// From so many chunks on, in an image of sorted nonzeros. Chunks are verified before any image is made of them.
-fn out_of_range_in(directory: &Path, chunks: usize, number: u32) -> Error {
-    let Some(image) = (number as usize).checked_sub(chunks) else {
+fn out_of_range_in(directory: &Path, chunks: usize, at: u32, number: u32) -> Error {
+    let Some(image) = (at as usize).checked_sub(chunks) else {
         let path = Store::chunk_path_in(directory, number as usize);
         return Error::corrupt(path, format!("chunk {number}: corrupt: a number out of range"));
     };
@@ -88,7 +92,7 @@ mod tests {
     /// Only a chunk's number is told as one.
     #[test]
     fn images_are_not_told_as_chunks() {
-        let told = |number| out_of_range_in(Path::new("s"), 5, number).to_string();
+        let told = |number| out_of_range_in(Path::new("s"), 5, number, number).to_string();
         assert_eq!(told(4), "s/chunk-000004.bin: chunk 4: corrupt: a number out of range");
         for (number, image) in [(5, "image 0 of"), (7, "image 2 of")] {
             let told = told(number);

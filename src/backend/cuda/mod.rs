@@ -32,6 +32,7 @@ mod clock;
 mod copies;
 pub mod dense;
 mod device_op;
+pub mod devices;
 pub mod driver;
 pub mod expand;
 pub mod fault;
@@ -354,8 +355,10 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     }
 
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
-        let LoadedChunk { header, buffer, owner } = chunk;
-        let number = header.number as usize;
+        let LoadedChunk { mut header, buffer, owner } = chunk;
+        // From here on its number in the view, which counts from 0.
+        let number = self.store.number_in_view(header.number as usize);
+        header.number = u32::try_from(number).unwrap_or(u32::MAX);
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }
