@@ -156,10 +156,12 @@ fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 7] {
 }
 
 /// Options of all operations that these do without.
-const NOT_TAKEN: [(OpArg, &[&str]); 3] = [
-    (OpArg::Ttm, &["repeat"]),
-    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check"]),
-    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check"]),
+const NOT_TAKEN: [(OpArg, &[&str]); 5] = [
+    (OpArg::Ttv, &["devices"]),
+    (OpArg::Ttm, &["repeat", "devices"]),
+    (OpArg::Ttmc, &["devices"]),
+    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
+    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
 ];
 
 /// What MTTKRP and TTM take.

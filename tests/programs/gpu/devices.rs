@@ -18,7 +18,7 @@ fn with_nccl(gpu: &Gpu) -> String {
 /// rows no number of devices divides.
 fn tensors() -> Vec<Tensor> {
     let shapes: [(&[u64], usize); 3] =
-        [(&[90, 701, 3], 40_000), (&[50, 7, 333, 61], 30_000), (&[11, 300, 5, 17, 2], 20_000)];
+        [(&[90, 701, 3], 40_000), (&[50, 7, 333, 61], 30_000), (&[11, 300, 5, 17, 2], 36_000)];
     (1u64..)
         .zip(shapes)
         .map(|(seed, (dims, nnz))| Tensor::random(dims, nnz, seed, values::fraction))
@@ -34,9 +34,10 @@ fn mttkrp_is_that_of_the_cpu() {
         let kind = [Kind::Tiled, Kind::Raw, Kind::TiledZstd][number];
         let place = Place::new(gpu.clone(), tensor, kind, SMALL_CHUNKS);
         let orders = if kind == Kind::Raw { "store" } else { "target" };
-        for count in ["1", "2", "3", "4"] {
-            let ways = [["--repeat", "1"], ["--repeat", "2"], ["--device-order", orders]];
-            for (way, args) in ways.iter().enumerate() {
+        let ways = [["--repeat", "1"], ["--repeat", "2"], ["--device-order", orders]];
+        for (count, some) in [("1", &[0][..]), ("2", &[0, 1, 2]), ("3", &[1]), ("4", &[0, 2])] {
+            for &way in some {
+                let args = &ways[way];
                 let args =
                     [&args[..], &["--devices", "all", "--repeat", "3"][..if way == 2 { 4 } else { 2 }]]
                         .concat();
@@ -116,7 +117,7 @@ fn devices_of_unequal_memory() {
     let parts = report["devices"]["parts"].as_array().unwrap();
     let [all, some] = [0, 1].map(|part: usize| resident(&parts[part]["device"]).0);
     assert_eq!(all, parts[0]["host"]["chunks"].as_u64().unwrap());
-    assert!(some <= 6 && some < all && parts[1]["nnz"].as_u64() <= parts[0]["nnz"].as_u64(), "{report}");
+    assert!(some <= 6 && some < all, "{some} chunks stay, {all} on the other device");
     let output = place.blco_run(&args, &devices("2", &[("BLCO_MOCK_MEMORY", "1073741824,100000")]));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("of device memory"), "{said}");
@@ -182,7 +183,7 @@ fn what_several_devices_do_not_do() {
         (&["--devices", "0,2"], "device 2 of 2"),
         (&["--devices", "one"], "give all, or numbers from 0"),
         (&["--devices", "0,1", "--device", "0"], "cannot be used with"),
-        (&["--devices", "0,1", "--op", "ttv", "--modes", "1"], "several GPUs compute MTTKRP"),
+        (&["--devices", "0,1", "--op", "ttv", "--modes", "1"], "--devices is not an option of --op ttv"),
         (&["--devices", "0,1", "--backend", "cpu"], "--devices is for a GPU"),
     ] {
         let output = place.blco_run(args, &env);
@@ -207,7 +208,9 @@ fn decompositions_are_those_of_the_cpu() {
     let Some(gpu) = mock() else { return };
     let nccl = with_nccl(&gpu);
     for (number, (dims, support)) in
-        [("80,70,3", "9"), ("60,50,40,31", "6"), ("40,24,30,20,2", "5")].into_iter().enumerate()
+        [("200,170,3", "90,80,2"), ("60,50,40,31", "14,14,12,8"), ("40,24,30,20,2", "9,9,9,9,2")]
+            .into_iter()
+            .enumerate()
     {
         let dir = tempfile::tempdir().unwrap();
         let generated =
@@ -216,7 +219,7 @@ fn decompositions_are_those_of_the_cpu() {
         let cpd = |args: &[&str], env: &[(&str, &str)]| {
             let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
             command.current_dir(dir.path()).args([
-                "s",
+                "s.blco",
                 "--json",
                 "--no-output",
                 "--tol",
@@ -255,6 +258,9 @@ fn decompositions_are_those_of_the_cpu() {
                 ];
                 let report = cpd(&[&args[..], &on].concat(), &env);
                 let several = report["devices"]["parts"].as_array().map_or(1, Vec::len);
+                let (asked, chunks): (usize, u64) =
+                    (count.parse().unwrap(), report["plan"]["chunks"].as_u64().unwrap());
+                assert!(several == asked && chunks > 3, "{several} of {count} devices, {chunks} chunks");
                 let got = fits(&report);
                 assert!(wanted.len() == 4 && got.len() == 4, "{report}");
                 let worst = wanted.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
