@@ -21,7 +21,7 @@ gen() { # NAME DIMS SKEW NNZ
     "$dir/bin/blco-gen" --dims "$2" --skew "$3" --nnz "$4" --values 1..5 --seed 7 -q "$work/$1.blco" >/dev/null
 }
 echo "## agreement ($SECONDS s)"
-"$dir/bin/blco-gen" --dims 900,7010,3 --skew 2,2,1 --nnz 300K --values 1..5 --seed 3 --chunk-bytes 1MiB -q "$work/small.blco" >/dev/null
+"$dir/bin/blco-gen" --dims 900,7010,3 --skew 2,2,1 --nnz 300K --values 1..5 --seed 3 --chunk-bytes 256KiB -q "$work/small.blco" >/dev/null
 "$dir/bin/blco-export" "$work/small.blco" "$work/small.tns" -q
 "$dir/bin/blco-gen" --dims 50,70,333,61 --planted-rank 3 --support 20 --chunk-bytes 256KiB -q "$work/planted.blco" >/dev/null
 for precision in f64 f32; do
