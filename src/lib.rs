@@ -96,6 +96,7 @@ mod sys;
 mod table;
 
 pub use backend::device::{DeviceOrder, Facts};
+pub use backend::devices::{DevicePart, DevicesPass, DevicesPlan, Exchange, ExchangePlan};
 pub use backend::host::{HostOp, Tiles};
 pub use backend::plan::{
     BuildPlan, DevicePlan, ImageSet, Images, LanesPlan, LinkPlan, ModePlan, Place, Residence, Shortfall,
@@ -108,7 +109,7 @@ pub use dense::{DeviceMatrix, FactorView, Matrix, MatrixRef, Precision, Real};
 pub use encoding::values::ValueEncoding;
 pub use encoding::{IndexEncoding, LeafRule, TILE_NNZ};
 pub use engine::{
-    Cancel, Cp, CpSession, Device, Engine, EngineBuilder, ExecutionPlan, ModeSortedPlan, Modes,
+    Cancel, Cp, CpSession, Device, DeviceSet, Engine, EngineBuilder, ExecutionPlan, ModeSortedPlan, Modes,
     MttkrpSession, Progress,
 };
 pub use error::{Damage, Error, Result};

@@ -26,7 +26,8 @@ compile broken "${checks[@]}"
 compile cuda_cpu
 compile driver
 compile selftest
-if [[ $stale = 1 || ! -e $out/libcuda.so.1 || ! -e $out/selftest ]]; then
+compile nccl
+if [[ $stale = 1 || ! -e $out/libcuda.so.1 || ! -e $out/selftest || ! -e $out/nccl/libnccl.so.2 ]]; then
     objects=("$out"/{driver,cuda_cpu,kernels}.o)
     echo '{ global: cu*; local: *; };' >"$out/exports"
     "${CXX:-g++}" -shared -pthread -Wl,-soname,libcuda.so.1 -Wl,--no-undefined -Wl,--version-script="$out/exports" \
@@ -35,5 +36,9 @@ if [[ $stale = 1 || ! -e $out/libcuda.so.1 || ! -e $out/selftest ]]; then
     ln -sf libcuda.so.1 "$out/libcuda.so"
     "${CXX:-g++}" -pthread -o "$out/selftest.new" "$out"/{selftest,broken}.o "${objects[@]}"
     mv "$out/selftest.new" "$out/selftest"
+    # In a folder of its own: most tests have none.
+    mkdir -p "$out/nccl"
+    "${CXX:-g++}" -shared -Wl,-soname,libnccl.so.2 -o "$out/nccl/libnccl.so.2.new" "$out/nccl.o" -ldl
+    mv "$out/nccl/libnccl.so.2.new" "$out/nccl/libnccl.so.2"
 fi
 echo "$out"

@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+pub mod devices;
 pub mod host;
 pub mod plan;
 mod squares;

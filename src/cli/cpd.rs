@@ -163,7 +163,7 @@ impl Cpd {
         let cp = Cp::rank(rank).ridge(args.ridge).nonneg(args.nonneg).tol(args.tol);
         let cp = cp.max_iters(args.max_iters).starts(seed, args.starts);
         let plan = engine.plan_cp_als::<T>(&store, &cp)?;
-        self.engine.check_kernel("MTTKRP", plan.device.is_some())?;
+        self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
         let mut report = CpdReport::new::<T>(&store, &cp, &plan);
         if args.plan {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);

@@ -135,6 +135,9 @@ pub fn plan_text(report: &CpdReport) -> String {
     if let Some(device) = &head.device {
         return device::plan_text(head, device, &what, &passes);
     }
+    if let Some(devices) = &head.devices {
+        return device::several_text(head, devices, &what, &passes);
+    }
     let memory = memory_text(&head.plan, "factors, sums and decoded tiles", "buffers");
     let (memory, passes) =
         (format!("{memory} + {}", kept_text(&head.plan)), format!("; {passes}{}", head.reads_text()));

@@ -1,7 +1,10 @@
 //! What programs say of a GPU.
 
+use super::counted;
 use super::report::{ReportHead, kept_text, memory_text, shown};
+use crate::backend::devices::{DevicePart, DevicesPass, DevicesPlan};
 use crate::backend::plan::{DevicePlan, ModePlan, Place};
+use crate::stream::PassReport;
 use bytesize::ByteSize;
 
 /// What `--plan` prints of `what` is to be done to a store; `passes` says how many that takes.
@@ -34,6 +37,63 @@ pub fn plan_text(head: &ReportHead, device: &DevicePlan, what: &str, passes: &st
         device.later_pass.seconds,
         modes_text(device),
     )
+}
+
+/// What `--plan` prints of what is to be done on several GPUs: a line for each, then the host, and how sums are added up.
+pub fn several_text(head: &ReportHead, devices: &DevicesPlan, what: &str, passes: &str) -> String {
+    let plan = &head.plan;
+    let part = |part: &DevicePart| {
+        let (device, (resident, _)) = (&part.device, part.device.resident());
+        let sorted = device.copies().count();
+        format!(
+            "  GPU {}   {} of {} free: chunks {} to {}, {} nonzeros, of which {} stay; {} sorted copies, {} lanes; over the link ({}/s) {} in \
+             the first pass, {} in later ones; {:.4} s a pass at least\n",
+            device.device.number,
+            ByteSize(device.memory_bytes),
+            ByteSize(device.free_bytes),
+            part.chunks.start,
+            part.chunks.end - 1,
+            part.nnz,
+            counted(resident, "chunk"),
+            sorted,
+            device.lanes.count,
+            shown(device.link_bytes_per_second),
+            ByteSize(device.first_pass.bytes),
+            ByteSize(device.later_pass.bytes),
+            part.seconds,
+        )
+    };
+    let parts: String = devices.parts.iter().map(part).collect();
+    let exchange = &devices.exchange;
+    format!(
+        "{}\n{parts}  sums    by {}: {} to each GPU in a pass ({})\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}\n{}",
+        head.title(what),
+        exchange.by.name(),
+        ByteSize(exchange.bytes),
+        exchange.why,
+        memory_text(plan, "factors and results", "pinned buffers"),
+        kept_text(plan),
+        ByteSize(plan.file_bytes),
+        plan.chunks,
+        head.notes_text(),
+    )
+}
+
+/// What each of several GPUs did in the last pass.
+pub fn pass_text(plan: &DevicesPlan, pass: &DevicesPass) -> String {
+    let part = |(part, pass): (&DevicePart, &PassReport)| {
+        let (number, device) = (part.device.device.number, pass.device.unwrap_or_default());
+        format!(
+            "  GPU {number}: {} nonzeros in {:.4} s: kernels {:.4} s, copies {:.4} s of {}\n",
+            part.nnz,
+            pass.seconds,
+            device.kernel_seconds,
+            device.copy_seconds,
+            ByteSize(device.copied_bytes),
+        )
+    };
+    let parts: String = plan.parts.iter().zip(&pass.parts).map(part).collect();
+    format!("{parts}  sums added up by {} in {:.4} s\n", plan.exchange.by.name(), pass.exchange_seconds)
 }
 
 /// What serves each mode, where there was a choice, a line each.

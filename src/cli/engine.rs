@@ -4,7 +4,7 @@ use super::progress::Bar;
 use super::{Common, machine, one_of, size, thread_count};
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::dense::Precision;
-use crate::engine::{self, Device, Engine, Options};
+use crate::engine::{self, Device, DeviceSet, Engine, Options};
 use crate::error::{Error, Result};
 use crate::sys::Sys;
 use clap::Args;
@@ -20,6 +20,9 @@ pub struct EngineArgs {
     /// Which GPU, from 0 [default: 0]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
+    /// Which GPUs compute MTTKRP or a decomposition together: all, or a list such as 0,1,3
+    #[arg(long, value_name = "LIST", conflicts_with = "device", value_parser = devices)]
+    devices: Option<DeviceSet>,
     /// Take at most this much memory of the GPU
     #[arg(long, value_name = "SIZE", value_parser = size)]
     device_memory: Option<u64>,
@@ -63,6 +66,15 @@ const ORDERS: [(&str, DeviceOrder); 4] = [
     ("host", DeviceOrder::Host),
 ];
 
+/// What `--devices` takes.
+fn devices(text: &str) -> std::result::Result<DeviceSet, String> {
+    if text == "all" {
+        return Ok(DeviceSet::All);
+    }
+    let numbers: std::result::Result<Vec<usize>, _> = text.split(',').map(|n| n.trim().parse()).collect();
+    numbers.map(DeviceSet::Only).map_err(|_| "give all, or numbers from 0 such as 0,1,3".into())
+}
+
 /// A kernel's variant by name.
 #[derive(Clone, Copy, Debug)]
 enum KernelVariant {
@@ -86,6 +98,7 @@ impl EngineArgs {
     pub fn engine(&self, sys: &Sys, common: Common, progress: &Bar) -> Result<Engine> {
         let of_gpu = [
             (self.device.is_some(), "--device"),
+            (self.devices.is_some(), "--devices"),
             (self.device_memory.is_some(), "--device-memory"),
             (self.streams.is_some(), "--streams"),
             (self.device_order == DeviceOrder::Host, "--device-order host"),
@@ -102,6 +115,7 @@ impl EngineArgs {
         let options = Options {
             device: self.backend,
             device_number: self.device.unwrap_or(0),
+            devices: self.devices.clone(),
             device_memory: self.device_memory,
             lanes: self.streams.map(usize::from),
             device_order: self.device_order,

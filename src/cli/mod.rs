@@ -210,13 +210,16 @@ fn fail(name: &str, error: &Error) -> ExitCode {
 }
 
 /// What the library calls options and their values, between backticks, and the command line otherwise.
-const OPTIONS: [(&str, &str); 25] = [
+const OPTIONS: [(&str, &str); 28] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Duplicates::Sum`", "--duplicates sum"),
     ("`checkpoint`", "--checkpoint"),
     ("`chunk_bytes`", "--chunk-bytes"),
+    ("`deterministic`", "--deterministic"),
+    ("`device`", "--device"),
     ("`device_memory`", "--device-memory"),
+    ("`devices`", "--devices"),
     ("`dims`", "--dims"),
     ("`duplicates`", "--duplicates"),
     ("`f32`", "--precision f32"),

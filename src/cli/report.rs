@@ -1,6 +1,7 @@
 //! What the reports of all that streams a store share.
 
 use super::{counted, in_options};
+use crate::backend::devices::DevicesPlan;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::engine::{ExecutionPlan, ModeSortedPlan};
@@ -26,6 +27,9 @@ pub struct ReportHead {
     /// Mode-sorted copies in host memory, where several passes are to come on the CPU.
     pub mode_sorted: Option<ModeSortedPlan>,
     pub device: Option<DevicePlan>,
+    /// The same of several GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<DevicesPlan>,
     /// What was planned of the GPU, where less was there in the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned: Option<DevicePlan>,
@@ -38,11 +42,14 @@ impl ReportHead {
     /// Of a run on `store` by `plan`, which has not begun.
     pub fn new<T: Real>(store: &Store, plan: &ExecutionPlan) -> Self {
         let (manifest, device) = (store.manifest(), plan.device.as_ref());
-        let on_cpu = || format!("the CPU with {}", counted(plan.host.threads, "thread"));
+        let on_cpu = || match &plan.devices {
+            None => format!("the CPU with {}", counted(plan.host.threads, "thread")),
+            Some(devices) => names(devices),
+        };
         Self {
             store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
-            backend: if device.is_some() { "cuda" } else { "cpu" },
+            backend: if plan.is_on_gpu() { "cuda" } else { "cpu" },
             notes: plan.notes.iter().map(|note| in_options(note)).collect(),
             precision: T::PRECISION,
             dims: manifest.shape.dims().to_vec(),
@@ -50,6 +57,7 @@ impl ReportHead {
             plan: plan.host.clone(),
             mode_sorted: plan.mode_sorted.clone(),
             device: device.cloned(),
+            devices: plan.devices.clone(),
             planned: None,
             place: device.map_or_else(on_cpu, |plan| plan.device.name.clone()),
         }
@@ -58,6 +66,7 @@ impl ReportHead {
     /// Takes over what was used in the end, beside what was planned where a note says that they are not the same.
     pub fn used(&mut self, plan: ExecutionPlan) {
         let planned = std::mem::replace(&mut self.device, plan.device);
+        self.devices = plan.devices;
         let notes: Vec<String> = plan.notes.iter().map(|note| in_options(note)).collect();
         self.planned = if notes == self.notes { None } else { planned };
         self.notes = notes;
@@ -99,6 +108,20 @@ impl ReportHead {
     pub fn notes_text(&self) -> String {
         self.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
     }
+}
+
+/// The names of several GPUs, each once with its numbers.
+fn names(devices: &DevicesPlan) -> String {
+    let mut names: Vec<(&str, Vec<String>)> = Vec::new();
+    for part in &devices.parts {
+        let (name, number) = (&part.device.device.name[..], part.device.device.number.to_string());
+        match names.iter_mut().find(|(of, _)| *of == name) {
+            Some((_, numbers)) => numbers.push(number),
+            None => names.push((name, vec![number])),
+        }
+    }
+    let each = |(name, numbers): &(&str, Vec<String>)| format!("{name} ({})", numbers.join(", "));
+    names.iter().map(each).collect::<Vec<_>>().join(" and ")
 }
 
 /// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.

@@ -44,7 +44,7 @@ pub struct DeviceAls<T: Real + Pod> {
 
 /// What the dense update needs besides sums and factors.
 #[derive(Debug)]
-struct Dense {
+pub(super) struct Dense {
     stream: Stream,
     kernels: DenseKernels,
     /// Loaded when they are first needed.
@@ -81,7 +81,7 @@ fn narrow(n: u64) -> u32 {
 }
 
 impl Dense {
-    fn new(device: &Arc<Device>, precision: Precision, rank: usize, nonneg: bool) -> Result<Self> {
+    pub(super) fn new(device: &Arc<Device>, precision: Precision, rank: usize, nonneg: bool) -> Result<Self> {
         if nonneg && rank > HALS_RANK_MAX {
             let what = format!("`nonneg` on a GPU goes up to rank {HALS_RANK_MAX}; take `Device::Cpu`");
             return Err(Error::request(what));
@@ -102,8 +102,22 @@ impl Dense {
     }
 
     /// Runs the update that `arguments` describe, by `rule`.
-    fn update(&mut self, mut arguments: DenseArgs, rule: &Rule) -> Result<Gram> {
-        let rank = arguments.rank as usize;
+    fn update(&mut self, arguments: DenseArgs, rule: &Rule) -> Result<Gram> {
+        Self::update_all(vec![(self, arguments)], rule)?
+            .pop()
+            .ok_or_else(|| Error::request("an update of nothing"))
+    }
+
+    /// The same on several devices at once, each of other rows: what each adds up.
+    pub(super) fn update_all(mut work: Vec<(&mut Self, DenseArgs)>, rule: &Rule) -> Result<Vec<Gram>> {
+        // What kernels use goes where an update fails: they end before, also where one of them has not started.
+        let started = work.iter_mut().try_for_each(|(dense, arguments)| dense.begin(*arguments, rule));
+        let ended: Vec<_> = work.iter().map(|(dense, _)| dense.stream.synchronize()).collect();
+        started.and(ended.into_iter().collect::<Result<()>>())?;
+        work.iter().map(|(dense, arguments)| dense.partial_sums(arguments.rank as usize)).collect()
+    }
+
+    fn begin(&mut self, mut arguments: DenseArgs, rule: &Rule) -> Result<()> {
         match rule {
             Rule::Linear { matrix } => self.matrix.write(matrix)?,
             Rule::NonNegative { gram, of_sums, of_old, of_new } => {
@@ -113,8 +127,11 @@ impl Dense {
             }
         }
         (arguments.matrix, arguments.partials) = (self.matrix.address(), self.partials.address());
-        // What kernels use goes where an update fails: they end before, also where one of them has not started.
-        self.stream.finish(|_| self.start(arguments))?;
+        self.start(arguments)
+    }
+
+    /// What an update has added up.
+    fn partial_sums(&self, rank: usize) -> Result<Gram> {
         let mut gram = vec![0.0; numbers(rank)];
         self.partials.read(&mut gram)?;
         let inner = gram.split_off(rank * rank);
@@ -122,7 +139,7 @@ impl Dense {
     }
 
     /// The Gram matrix of the factor that `arguments` describe, in twice f64's digits.
-    fn extended_gram(
+    pub(super) fn extended_gram(
         &mut self,
         device: &Arc<Device>,
         precision: Precision,

@@ -6,13 +6,16 @@
 //!
 //! A [`AlsBackend`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
 //! there are matrices of rank x rank. Below it is a [`Collective`](collective::Collective): how several backends that share a tensor add up
-//! their sums and hand each other the rows that each has updated. Today there is but one member.
+//! their sums and hand each other the rows that each has updated. On the host there is but one member today; several GPUs do the same in
+//! their memory (`devices`).
 
 pub mod checkpoint;
 pub mod collective;
 mod cp_als;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "cuda")]
+pub mod devices;
 pub mod extended;
 pub mod host;
 mod run;

@@ -7,6 +7,8 @@ use crate::backend::host::decoded_bytes;
 use crate::decomp::checkpoint::Checkpointer;
 #[cfg(feature = "cuda")]
 use crate::decomp::cuda::DeviceAls;
+#[cfg(feature = "cuda")]
+use crate::decomp::devices::DevicesAls;
 use crate::decomp::host::{HostAls, host_bytes};
 use crate::decomp::score::match_bytes;
 use crate::decomp::{
@@ -203,11 +205,20 @@ enum Place<T: Real> {
     Host(Box<HostAls<T>>),
     #[cfg(feature = "cuda")]
     Gpu(Box<DeviceAls<T>>),
+    #[cfg(feature = "cuda")]
+    Gpus(Box<DevicesAls<T>>),
 }
 
 impl Engine {
     fn place<T: Real>(&self, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Place<T>> {
         let rank = cp.settings.rank;
+        #[cfg(feature = "cuda")]
+        if let Some(plan) = &plan.devices {
+            let numbers: Vec<usize> = plan.parts.iter().map(|part| part.device.device.number).collect();
+            let kind = (rank, cp.settings.nonneg);
+            let als = DevicesAls::new(&self.gpus(&numbers)?, store, plan, kind, |plan| self.kernels(plan))?;
+            return Ok(Place::Gpus(Box::new(als)));
+        }
         #[cfg(feature = "cuda")]
         if let Some(device_plan) = &plan.device {
             let gpu = &self.gpu()?;
@@ -240,6 +251,11 @@ impl Engine {
                 let device_plan = plan.device.as_ref().expect("a GPU's plan has it");
                 let als = als.with_rank(rank, cp.settings.nonneg, &self.kernels(device_plan))?;
                 Ok(Place::Gpu(Box::new(als)))
+            }
+            #[cfg(feature = "cuda")]
+            Place::Gpus(als) => {
+                let als = als.with_rank(rank, cp.settings.nonneg, |plan| self.kernels(plan))?;
+                Ok(Place::Gpus(Box::new(als)))
             }
         }
     }
@@ -297,6 +313,8 @@ impl<T: Real> CpSession<T> {
         let kernels = match self.at {
             #[cfg(feature = "cuda")]
             Some((_, Place::Gpu(mut als))) => Some(als.kernels().clone()),
+            #[cfg(feature = "cuda")]
+            Some((_, Place::Gpus(mut als))) => als.kernels(),
             _ => None,
         };
         (self.plan, kernels)
@@ -332,6 +350,8 @@ impl<T: Real> CpSession<T> {
                 Place::Host(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
                 #[cfg(feature = "cuda")]
                 Place::Gpu(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
+                #[cfg(feature = "cuda")]
+                Place::Gpus(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
             };
             Ok((outcome?, place))
         })?;
@@ -345,6 +365,10 @@ impl<T: Real> CpSession<T> {
         #[cfg(feature = "cuda")]
         if let Some((_, Place::Gpu(als))) = &self.at {
             self.plan = self.planned.with_used(als.allocated());
+        }
+        #[cfg(feature = "cuda")]
+        if let Some((_, Place::Gpus(als))) = &self.at {
+            self.plan = self.planned.with_devices(als.used());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
+use crate::backend::devices::Exchange;
 use crate::backend::plan::DevicePlan;
 use crate::dense::Real;
 use crate::error::Result;
@@ -47,23 +48,57 @@ pub(super) fn open(_number: usize) -> Result<Gpu> {
     none()
 }
 
-/// Plans what an operation on factors uses of a GPU.
+/// How many there are.
 #[cfg(feature = "cuda")]
+pub(super) fn count() -> Result<usize> {
+    crate::backend::cuda::driver::Device::count()
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn count() -> Result<usize> {
+    none()
+}
+
+/// How rows get from device to device, and why so.
+#[cfg(feature = "cuda")]
+pub(super) fn exchange(gpus: &[Gpu]) -> Result<(Exchange, String)> {
+    crate::backend::cuda::devices::exchange(gpus)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn exchange(_gpus: &[Gpu]) -> Result<(Exchange, String)> {
+    none()
+}
+
+/// Plans what an operation on factors uses of a GPU.
 pub(super) fn plan<T: Real>(
     gpu: &Gpu,
     store: &Store,
     demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
+    plan_part::<T>(gpu, store, demand, limits, 0)
+}
+
+/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_part<T: Real>(
+    gpu: &Gpu,
+    store: &Store,
+    demand: &Demand<'_>,
+    limits: &DeviceLimits,
+    more: u64,
+) -> Result<DevicePlan> {
     use crate::{decomp, op};
     check_formats(store)?;
     let Demand { modes, rank, starts, .. } = *demand;
     let shape = &store.manifest().shape;
-    let operation = if starts.is_some() {
+    let mut operation = if starts.is_some() {
         decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
     } else {
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     };
+    operation.bytes += more;
     crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
@@ -106,6 +141,12 @@ pub(super) fn plan_ttmc<T: Real>(
 
 #[cfg(not(feature = "cuda"))]
 #[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
-pub(super) fn plan<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>, _: &DeviceLimits) -> Result<DevicePlan> {
+pub(super) fn plan_part<T: Real>(
+    _: &Gpu,
+    _: &Store,
+    _: &Demand<'_>,
+    _: &DeviceLimits,
+    _: u64,
+) -> Result<DevicePlan> {
     none()
 }

@@ -55,6 +55,7 @@ impl Engine {
             host,
             device: None,
             notes: self.notes_of_cpu(),
+            devices: None,
             mode_sorted: None,
             made_for: None,
         })
@@ -139,6 +140,7 @@ impl Engine {
             host: plan(part)?,
             device: None,
             notes: self.notes_of_cpu(),
+            devices: None,
             mode_sorted: None,
             made_for: None,
         };

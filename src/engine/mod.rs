@@ -7,6 +7,7 @@
 
 mod cp;
 mod demand;
+mod devices;
 pub(crate) mod gpu;
 mod inner;
 pub(crate) mod machine;
@@ -21,6 +22,7 @@ mod ttv;
 
 pub use cp::{Cp, CpSession};
 pub use demand::Demand;
+pub use devices::DeviceSet;
 pub(crate) use inner::NumberOutcome;
 pub(crate) use mttkrp::chain;
 pub use mttkrp::{Modes, MttkrpSession};
@@ -86,6 +88,8 @@ struct Inner {
     pool: Arc<rayon::ThreadPool>,
     /// Once it is asked for.
     gpu: Arc<Mutex<Option<Gpu>>>,
+    /// The same of several, by their numbers.
+    gpus: Arc<Mutex<Vec<(usize, Gpu)>>>,
     watch: Option<ProgressWatch>,
 }
 
@@ -122,6 +126,15 @@ impl EngineBuilder {
     #[must_use]
     pub fn device_number(mut self, number: usize) -> Self {
         self.options.device_number = number;
+        self
+    }
+
+    /// Which GPUs compute MTTKRP and CP decompositions together [default: one]. Each has a part of a store's chunks, and what is said of the
+    /// GPU's memory holds for each. On several, results have other last bits than on one, and are not
+    /// [deterministic](Self::deterministic).
+    #[must_use]
+    pub fn devices(mut self, devices: DeviceSet) -> Self {
+        self.options.devices = Some(devices);
         self
     }
 
@@ -240,7 +253,17 @@ impl EngineBuilder {
         }
         options.kernel_cache = options.kernel_cache.or_else(machine::cache_directory);
         let pool = Arc::new(start(&sys, &options, options.threads)?);
-        Ok(Engine { inner: Arc::new(Inner { sys, formats, options, pool, gpu: Arc::default(), watch }) })
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                sys,
+                formats,
+                options,
+                pool,
+                gpu: Arc::default(),
+                gpus: Arc::default(),
+                watch,
+            }),
+        })
     }
 }
 
@@ -265,13 +288,14 @@ impl Engine {
     /// `progress`. Callers that share an engine, such as threads of a server, each stop and watch their own work by it.
     #[must_use]
     pub fn separate(&self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        let Inner { sys, formats, options, pool, gpu, .. } = &*self.inner;
+        let Inner { sys, formats, options, pool, gpu, gpus, .. } = &*self.inner;
         let inner = Inner {
             sys: sys.with_own_cancel(),
             formats: formats.clone(),
             options: options.clone(),
             pool: Arc::clone(pool),
             gpu: Arc::clone(gpu),
+            gpus: Arc::clone(gpus),
             watch: Some(Box::new(progress)),
         };
         Self { inner: Arc::new(inner) }
@@ -341,12 +365,27 @@ impl Engine {
         let mut gpu = self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner);
         match &*gpu {
             Some(gpu) => Ok(gpu.clone()),
-            None => Ok(gpu.insert(gpu::open(self.options().device_number)?).clone()),
+            None => Ok(gpu.insert(gpu::open(self.device_number())?).clone()),
         }
     }
 
-    /// Lets go of the GPU.
+    /// The GPUs of these numbers, opened by now.
+    pub(crate) fn gpus(&self, numbers: &[usize]) -> Result<Vec<Gpu>> {
+        let mut gpus = self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = |&number: &usize| {
+            if let Some((_, gpu)) = gpus.iter().find(|(of, _)| *of == number) {
+                return Ok(gpu.clone());
+            }
+            let gpu = gpu::open(number)?;
+            gpus.push((number, gpu.clone()));
+            Ok(gpu)
+        };
+        numbers.iter().map(&mut open).collect()
+    }
+
+    /// Lets go of the GPUs.
     pub(crate) fn close_gpu(&self) {
+        self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 

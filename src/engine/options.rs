@@ -1,5 +1,6 @@
 //! What whoever makes an engine chooses.
 
+use super::devices::DeviceSet;
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::backend::host::Vectors;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub struct Options {
     pub device: Device,
     /// Which GPU, from 0.
     pub device_number: usize,
+    /// Which GPUs, where several are to compute; without it, that one.
+    pub devices: Option<DeviceSet>,
     /// Bytes of the GPU's memory to take at most; without it, what is free.
     pub device_memory: Option<u64>,
     /// Copies to the GPU under way at once.

@@ -2,10 +2,11 @@
 
 use super::demand::Demand;
 use super::gpu::{self, Gpu};
-use super::{Device, Engine, machine};
+use super::{Device, Engine, devices, machine};
 #[cfg(feature = "cuda")]
 use crate::backend::device::KernelSource;
 use crate::backend::device::{DeviceLimits, DeviceOrder};
+use crate::backend::devices::DevicesPlan;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
@@ -19,6 +20,8 @@ use serde::Serialize;
 pub struct ExecutionPlan {
     pub(crate) host: Plan,
     pub(crate) device: Option<DevicePlan>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) devices: Option<DevicesPlan>,
     pub(crate) notes: Vec<String>,
     pub(crate) mode_sorted: Option<ModeSortedPlan>,
     /// What it was made for, which is all that it serves.
@@ -65,13 +68,30 @@ impl ExecutionPlan {
         Self { device: Some(device.clone()), notes, ..self.clone() }
     }
 
+    /// The same of several GPUs.
+    pub(crate) fn with_devices(&self, (devices, notes): (DevicesPlan, Vec<String>)) -> Self {
+        let notes = self.notes.iter().cloned().chain(notes).collect();
+        Self { devices: Some(devices), notes, ..self.clone() }
+    }
+
+    /// Whether one GPU or several compute.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.device.is_some() || self.devices.is_some()
+    }
+
     /// Workers, buffers and what is kept in host memory.
     #[must_use]
     pub fn host(&self) -> &Plan {
         &self.host
     }
 
-    /// What is to be used of the GPU; `None` on the CPU.
+    /// What is to be used of several GPUs; `None` where one or none computes.
+    #[must_use]
+    pub fn devices(&self) -> Option<&DevicesPlan> {
+        self.devices.as_ref()
+    }
+
+    /// What is to be used of the GPU; `None` on the CPU, and on several GPUs.
     #[must_use]
     pub fn device(&self) -> Option<&DevicePlan> {
         self.device.as_ref()
@@ -95,6 +115,19 @@ impl ExecutionPlan {
     }
 }
 
+/// What was planned of one GPU, or of several, with notes.
+enum Found {
+    One(Box<DevicePlan>),
+    Several(Box<(DevicesPlan, Vec<String>)>),
+}
+
+impl Demand<'_> {
+    fn subject<T: Real>(&self, store: &Store) -> Subject {
+        let (modes, rank, precision) = (self.modes.to_vec(), self.rank, T::PRECISION);
+        Subject { store: store.id(), modes, rank, precision, starts: self.starts }
+    }
+}
+
 /// What an operation runs on.
 pub(crate) type Chosen = (Option<DevicePlan>, Vec<String>);
 
@@ -105,21 +138,30 @@ impl Engine {
         passes: u32,
         find: impl FnOnce(&Gpu, &DeviceLimits) -> Result<DevicePlan>,
     ) -> Result<Chosen> {
+        self.choose_by(passes, |limits| {
+            self.refuse_several()?;
+            find(&self.gpu()?, limits)
+        })
+    }
+
+    /// What `find` plans of GPUs, by the same rule.
+    fn choose_by<P>(
+        &self,
+        passes: u32,
+        find: impl FnOnce(&DeviceLimits) -> Result<P>,
+    ) -> Result<(Option<P>, Vec<String>)> {
         let options = self.options();
         let found = match options.device {
             Device::Cpu => return Ok((None, Vec::new())),
             // Nobody who has no GPU wants to read about it.
             Device::Auto if !gpu::is_installed() => return Ok((None, Vec::new())),
-            Device::Cuda | Device::Auto => self.gpu().and_then(|gpu| {
-                let limits = DeviceLimits {
-                    memory: options.device_memory,
-                    lanes: options.lanes,
-                    host_memory: options.memory.unwrap_or_else(|| machine::available_memory() / 2),
-                    passes,
-                    order: options.device_order,
-                    deterministic: options.deterministic,
-                };
-                find(&gpu, &limits)
+            Device::Cuda | Device::Auto => find(&DeviceLimits {
+                memory: options.device_memory,
+                lanes: options.lanes,
+                host_memory: self.host_room(),
+                passes,
+                order: options.device_order,
+                deterministic: options.deterministic,
             }),
         };
         match found {
@@ -162,14 +204,35 @@ impl Engine {
 
     /// Plans passes over `store` for an operation on factors.
     pub(crate) fn plan<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
-        // Each mode is computed from the cover that serves it best; decompositions on the CPU read one cover.
+        // Each mode is computed from the cover that serves it best; decompositions on the CPU, and several GPUs, read one cover.
         let served = serving_view(store, demand.modes);
-        let find = |gpu: &Gpu, limits: &DeviceLimits| {
-            let taken = demand.beside_gpu + buffers_bytes(store);
+        let find = |limits: &DeviceLimits| {
+            let numbers = self.several()?;
+            let devices = numbers.as_ref().map_or(1, Vec::len);
+            let taken = devices::beside(demand, devices) + buffers_bytes(store) * devices as u64;
             let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
-            gpu::plan::<T>(gpu, &served, demand, &limits)
+            match numbers {
+                None => {
+                    gpu::plan::<T>(&self.gpu()?, &served, demand, &limits).map(|plan| Found::One(plan.into()))
+                }
+                Some(numbers) => self
+                    .plan_devices::<T>(store, demand, &numbers, &limits)
+                    .map(|found| Found::Several(found.into())),
+            }
         };
-        let (device, notes) = self.choose(demand.passes, find)?;
+        let (found, mut notes) = self.choose_by(demand.passes, find)?;
+        let made_for = Some(demand.subject::<T>(store));
+        let device = match found {
+            None => None,
+            Some(Found::One(plan)) => Some(*plan),
+            Some(Found::Several(found)) => {
+                let (plan, more) = *found;
+                notes.extend(more);
+                let host = self.host_of_all(&plan, demand)?;
+                let (device, devices, mode_sorted) = (None, Some(plan), None);
+                return Ok(ExecutionPlan { host, device, devices, notes, mode_sorted, made_for });
+            }
+        };
         let limits = Limits {
             held: device.as_ref().map_or(0, DevicePlan::held_chunks),
             afterwards: demand.afterwards,
@@ -184,15 +247,14 @@ impl Engine {
             Some(plan) => demand.beside_gpu.saturating_add(plan.host_bytes),
             None => demand.on_cpu,
         };
-        let (modes, rank, precision) = (demand.modes.to_vec(), demand.rank, T::PRECISION);
-        let made_for = Some(Subject { store: store.id(), modes, rank, precision, starts: demand.starts });
         let store = if device.is_none() && demand.starts.is_some() { store } else { &served };
         if device.is_none() && demand.passes > 1 {
             let (host, mode_sorted) = self.plan_mode_sorted(store, demand, bytes, &limits)?;
-            return Ok(ExecutionPlan { host, device, notes, mode_sorted: Some(mode_sorted), made_for });
+            let (devices, mode_sorted) = (None, Some(mode_sorted));
+            return Ok(ExecutionPlan { host, device, devices, notes, mode_sorted, made_for });
         }
         let host = self.plan_host(store, bytes, &limits)?;
-        Ok(ExecutionPlan { host, device, notes, mode_sorted: None, made_for })
+        Ok(ExecutionPlan { host, device, devices: None, notes, mode_sorted: None, made_for })
     }
 
     /// Plans passes on the CPU with mode-sorted copies, where these pay and there is room for them, or without.

@@ -168,6 +168,7 @@ impl Engine {
             host,
             device: None,
             notes: self.notes_of_cpu(),
+            devices: None,
             mode_sorted: None,
             made_for: None,
         };

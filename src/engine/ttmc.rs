@@ -131,7 +131,7 @@ impl Engine {
         let held = device.as_ref().map_or(0, DevicePlan::held_chunks);
         let limits = Limits { held, afterwards: checked.map_or(0, checking), less, ..self.limits(*passes) };
         let host = self.plan_host(store, bytes, &limits)?;
-        Ok(ExecutionPlan { host, device, notes, mode_sorted: None, made_for: None })
+        Ok(ExecutionPlan { host, device, devices: None, notes, mode_sorted: None, made_for: None })
     }
 
     /// Runs it by `plan`.

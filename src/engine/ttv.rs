@@ -217,7 +217,7 @@ impl Engine {
         let limits = Limits { afterwards, less, ..self.limits(request.passes) };
         let host = self.plan_host(store, bytes, &limits)?;
         Ok(TtvPlan {
-            uses: ExecutionPlan { host, device, notes, mode_sorted: None, made_for: None },
+            uses: ExecutionPlan { host, device, devices: None, notes, mode_sorted: None, made_for: None },
             kernel,
             shares,
         })

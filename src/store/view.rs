@@ -4,7 +4,7 @@
 //! header has its number in the whole store and its partition, by which it is told apart; the position of its first nonzero counts on
 //! through all partitions of a cover, and begins at 0 in each cover.
 
-use super::{ChunkHeader, Store, chunk_name};
+use super::{ChunkHeader, Partition, Store, chunk_name};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -66,6 +66,40 @@ impl Store {
         Self { manifest, places: places.into(), ..self.clone() }
     }
 
+    /// The same store, of which these chunks of this view are read: a part of a tensor, whose sum of squares and range of values
+    /// stay those of the whole.
+    #[must_use]
+    pub fn of_chunks(&self, chunks: Range<usize>) -> Self {
+        let (mut partitions, mut places) = (Vec::new(), Vec::new());
+        for ((place, (_, of)), partition) in
+            self.places.iter().zip(self.parts()).zip(&self.manifest.partitions)
+        {
+            let own = chunks.start.max(of.start)..chunks.end.min(of.end);
+            if own.is_empty() {
+                continue;
+            }
+            let nnz = self.manifest.chunks[own.clone()].iter().map(|chunk| chunk.nnz).sum();
+            let (at, number) = (own.start - chunks.start, place.number + own.start - place.at);
+            places.push(Place { at, number, ..*place });
+            partitions.push(Partition { chunks: own.len() as u64, nnz, hash: None, ..partition.clone() });
+        }
+        let manifest = Arc::new(self.manifest.of_chunks(chunks, partitions));
+        Self { manifest, places: places.into(), ..self.clone() }
+    }
+
+    /// The view's number of the chunk that has this number in the store; [`Store::number_of`] backwards.
+    ///
+    /// # Panics
+    /// If the view lacks it.
+    #[must_use]
+    pub fn number_in_view(&self, number: usize) -> usize {
+        let mut parts = self.places.iter().zip(self.parts());
+        let found = parts.find_map(|(place, (_, of))| {
+            number.checked_sub(place.number).filter(|&at| at < of.len()).map(|at| of.start + at)
+        });
+        found.expect("a chunk of this view")
+    }
+
     /// The partitions of this view: their numbers in the store, and which chunks of the view each has.
     pub fn parts(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let ends = self.places.iter().skip(1).map(|place| place.at).chain([self.manifest.chunks.len()]);
@@ -76,14 +110,6 @@ impl Store {
     #[must_use]
     pub fn part_of(&self, number: usize) -> usize {
         self.places.partition_point(|place| place.at <= number).saturating_sub(1)
-    }
-
-    /// The view's number of a chunk with this header.
-    #[must_use]
-    pub fn place_of(&self, header: &ChunkHeader) -> usize {
-        let partition = header.partition as usize;
-        let place = self.places.iter().find(|place| place.partition == partition);
-        place.map_or(0, |place| place.at + (header.number as usize).saturating_sub(place.number))
     }
 
     /// The view's chunks from which `mode`, from 0, is computed: those of the cover that serves it best, where that is in the view.

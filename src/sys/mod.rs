@@ -143,6 +143,8 @@ pub struct Sys {
     /// `None` but in tests.
     hooks: Option<Arc<Hooks>>,
     cancel: Arc<AtomicBool>,
+    /// Another flag of the kind, of those who work together.
+    stop: Option<Arc<AtomicBool>>,
     temporaries: Arc<temporary::Registry>,
 }
 
@@ -193,6 +195,12 @@ impl Sys {
         Self { cancel: Arc::default(), ..self.clone() }
     }
 
+    /// The same handle, which a second flag stops too: that of several who work together, one of whom has failed.
+    #[must_use]
+    pub fn with_stop(&self, stop: Arc<AtomicBool>) -> Self {
+        Self { stop: Some(stop), ..self.clone() }
+    }
+
     /// Removes everything temporary now, under the feet of whoever uses it: for ending at once, when asking to
     /// stop has not helped.
     pub fn abandon(&self) {
@@ -213,7 +221,8 @@ impl Sys {
 
     /// [`Error::Cancelled`] once the flag is set. Long loops ask once per batch or chunk.
     pub fn check_cancelled(&self) -> Result<()> {
-        if self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
+        let stopped = self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed));
+        if stopped || self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
     /// Passes the seam once: the fault that a test ordered for this call, if any.

@@ -9,10 +9,13 @@
 //   BLCO_MOCK_FAIL=K     the K-th call fails, from 1 on; every later call too, but for frees and destroys
 //   BLCO_MOCK_ERROR=N    with error N [default: 700]; 2, out of memory: the K-th allocation fails, 701, out of resources:
 //                        the K-th launch, nothing else
-//   BLCO_MOCK_MEMORY=N   bytes of device memory [default: 2^30]
+//   BLCO_MOCK_MEMORY=N   bytes of device memory [default: 2^30]; with commas, of each device, the last number for all others
 //   BLCO_MOCK_SEED=N     of the delays
-//   BLCO_MOCK_SLOW=US    mean delay in microseconds [default: 20]
-//   BLCO_MOCK_DEVICES=N  devices [default: 1]
+//   BLCO_MOCK_SLOW=US    mean delay in microseconds [default: 20]; the same
+//   BLCO_MOCK_DEVICES=N  devices [default: 1], at most 8, each with a context, streams and memory of its own, which nothing of another
+//                        device's may touch but copies between devices
+//   BLCO_MOCK_FAIL_DEVICE=D  only calls with the context of this device current are counted and fail: the others go on
+//   BLCO_MOCK_PEERS=0    devices do not reach each other
 //   BLCO_MOCK_LOG=FILE   a line is appended when the process ends: calls made and what is still alive
 #include "cuda_cpu.h"
 #include <atomic>
@@ -63,7 +66,23 @@ u64 setting(const char* name, u64 otherwise)
     return text && *text ? strtoull(text, nullptr, 0) : otherwise;
 }
 
+const u64 DEVICES_MAX = 8;
+
+// The number for a device in a list.
+u64 setting_of(const char* name, u64 device, u64 otherwise)
+{
+    const char* text = getenv(name);
+    if (!text || !*text) return otherwise;
+    for (; device > 0; --device) {
+        const char* comma = strchr(text, ',');
+        if (!comma) break;
+        text = comma + 1;
+    }
+    return strtoull(text, nullptr, 0);
+}
+
 struct Event {
+    int device = 0;
     u64 recorded = 0, done = 0;
     bool timed = false;
     Clock::time_point at;
@@ -81,6 +100,7 @@ struct Operation {
 struct Stream {
     std::deque<Operation> queue;   // the first one is at work
     bool running = false, stop = false, blocking = false;
+    int device = 0;
     std::mt19937_64 random;
     std::thread thread;
 };
@@ -88,9 +108,11 @@ struct Stream {
 // Device memory: `begin` to `end` was asked for, `mapped` lies between guard pages.
 struct Allocation {
     Range range, mapped, guarded;
+    int device = 0;
 };
 
 struct Module {
+    int device = 0;
     std::set<std::unique_ptr<const mock::Kernel*>> functions;
 };
 
@@ -99,10 +121,19 @@ struct Driver {
     std::mutex mutex;
     std::condition_variable changed;
     const u64 fail = setting("BLCO_MOCK_FAIL", 0), error = setting("BLCO_MOCK_ERROR", ILLEGAL_ADDRESS);
-    const u64 capacity = setting("BLCO_MOCK_MEMORY", 1u << 30), seed = setting("BLCO_MOCK_SEED", 1);
-    const u64 slow = setting("BLCO_MOCK_SLOW", 20), devices = setting("BLCO_MOCK_DEVICES", 1);
-    bool initialized = false;
-    volatile bool dead = false;
+    const u64 seed = setting("BLCO_MOCK_SEED", 1);
+    const u64 devices = std::min(setting("BLCO_MOCK_DEVICES", 1), DEVICES_MAX);
+    const u64 fail_device = setting("BLCO_MOCK_FAIL_DEVICE", DEVICES_MAX), peers = setting("BLCO_MOCK_PEERS", 1);
+    u64 capacity[DEVICES_MAX], slow[DEVICES_MAX], bytes_of[DEVICES_MAX] = {};
+    bool initialized = false, reaches[DEVICES_MAX][DEVICES_MAX] = {};
+    volatile bool dead[DEVICES_MAX] = {};
+    Driver()
+    {
+        for (u64 device = 0; device < DEVICES_MAX; ++device) {
+            capacity[device] = setting_of("BLCO_MOCK_MEMORY", device, 1u << 30);
+            slow[device] = setting_of("BLCO_MOCK_SLOW", device, 20);
+        }
+    }
     u64 calls = 0, allocations = 0, launches_asked = 0, streams_made = 0, device_bytes = 0, peak = 0;
     u64 pinned_bytes = 0, registered_bytes = 0;
     std::atomic<u64> blocks{0}, kernel_us{0}, launches{0}, copied{0};
@@ -131,7 +162,23 @@ Driver& driver()
 // The context of each thread is a number, not a pointer: 0 for none. Not zero at first, see mock::Here.
 __thread u64 current_plus_one = 1;
 
-char context_marker;
+// A context is the address of its device's.
+char context_markers[DEVICES_MAX];
+
+// The device whose context is current on this thread; DEVICES_MAX for none.
+u64 current_device()
+{
+    return current_plus_one == 1 ? DEVICES_MAX : (u64)((const char*)(current_plus_one - 1) - context_markers);
+}
+
+// Whether calls fail for good: of the current device, or, without one, of all.
+bool is_dead(const Driver& d, u64 device)
+{
+    if (device < DEVICES_MAX) return d.dead[device];
+    bool all = true;
+    for (u64 i = 0; i < std::max<u64>(d.devices, 1); ++i) all = all && d.dead[i];
+    return all;
+}
 
 enum Kind { PLAIN, NO_CONTEXT, ALLOCATES, LAUNCHES, RELEASES };
 
@@ -145,18 +192,20 @@ struct Call {
     Call(const char* name, Kind kind) : lock(driver().mutex)
     {
         Driver& d = driver();
-        ++d.calls;
-        if (kind == ALLOCATES) ++d.allocations;
-        if (kind == LAUNCHES) ++d.launches_asked;
+        const u64 device = current_device();
+        const bool counts = d.fail_device == DEVICES_MAX || d.fail_device == device;
+        d.calls += counts;
+        if (kind == ALLOCATES) d.allocations += counts;
+        if (kind == LAUNCHES) d.launches_asked += counts;
         const bool memory_only = d.error == OUT_OF_MEMORY, launch_only = d.error == LAUNCH_OUT_OF_RESOURCES;
         const bool fails = memory_only ? kind == ALLOCATES && d.allocations == d.fail
             : launch_only              ? kind == LAUNCHES && d.launches_asked == d.fail
                                        : d.calls == d.fail;
-        if (d.fail && fails) {
+        if (d.fail && counts && fails) {
             d.failed = name;
             error = (int)d.error;
-            if (!memory_only && !launch_only) die();
-        } else if (d.dead && kind != RELEASES) {
+            if (!memory_only && !launch_only) die(device);
+        } else if (is_dead(d, device) && kind != RELEASES) {
             error = (int)d.error;
         } else if (kind != NO_CONTEXT && !d.initialized) {
             error = NOT_INITIALIZED;
@@ -168,14 +217,14 @@ struct Call {
     }
 
     // What is queued is dropped, what is at work comes to its end.
-    void die()
+    void die(u64 device)
     {
         Driver& d = driver();
-        d.dead = true;
+        for (u64 i = 0; i < DEVICES_MAX; ++i) d.dead[i] = d.dead[i] || device == DEVICES_MAX || device == i;
         d.changed.notify_all();
         wait([&] {
             for (auto& [handle, stream] : d.streams) {
-                if (stream->running) return false;
+                if (stream->running && d.dead[stream->device]) return false;
             }
             return true;
         });
@@ -218,8 +267,8 @@ bool holds(const std::map<u64, Range>& ranges, const Range& range)
 // Ends the process where queued work uses memory that is about to go.
 void not_in_use(const char* function, const Range& range, std::vector<Range> Operation::* which)
 {
-    if (driver().dead) return;
     for (auto& [handle, stream] : driver().streams) {
+        if (driver().dead[stream->device]) continue;
         for (auto& operation : stream->queue) {
             for (auto& used : operation.*which) {
                 if (overlap(used, range)) fault("%s: queued work uses the memory", function);
@@ -244,9 +293,9 @@ std::shared_ptr<Event> event_of(const char* function, void* handle)
 }
 
 // Often nothing, sometimes long; `slow` in the mean.
-void delay(std::mt19937_64& random)
+void delay(Stream& stream)
 {
-    const u64 bits = random(), mean = driver().slow;
+    const u64 bits = stream.random(), mean = driver().slow[stream.device];
     if (mean == 0 || bits % 8 < 5) return;
     const u64 most = bits % 8 < 7 ? 2 * mean : 12 * mean;
     std::this_thread::sleep_for(std::chrono::microseconds((bits >> 8) % (most + 1)));
@@ -261,14 +310,17 @@ void serve(Stream& stream)
         if (stream.queue.empty()) break;
         Operation& operation = stream.queue.front();
         lock.unlock();
-        delay(stream.random);
+        delay(stream);
         lock.lock();
         if (operation.wait) {
-            d.changed.wait(lock, [&] { return d.dead || operation.wait->done >= operation.number; });
-        } else if (operation.record && !d.dead) {
+            // What a dead device was to do never comes.
+            d.changed.wait(lock, [&] {
+                return d.dead[stream.device] || d.dead[operation.wait->device] || operation.wait->done >= operation.number;
+            });
+        } else if (operation.record && !d.dead[stream.device]) {
             operation.record->done = std::max(operation.record->done, operation.number);
             operation.record->at = Clock::now();
-        } else if (operation.work && !d.dead) {
+        } else if (operation.work && !d.dead[stream.device]) {
             stream.running = true;
             lock.unlock();
             operation.work();
@@ -301,9 +353,9 @@ void slow_copy(Stream& stream, void* to, const void* from, u64 bytes)
 {
     mock::here.kernel = "a copy";
     poison(to, bytes);
-    delay(stream.random);
+    delay(stream);
     memcpy(to, from, bytes / 2);
-    delay(stream.random);
+    delay(stream);
     memcpy((char*)to + bytes / 2, (const char*)from + bytes / 2, bytes - bytes / 2);
     mock::here.kernel = nullptr;
     driver().copied += bytes;
@@ -361,7 +413,7 @@ Allocation map_device(u64 bytes)
     if (at == MAP_FAILED || mprotect(at + guard, data, PROT_READ | PROT_WRITE)) fault("no memory for device memory");
     const u64 low = (u64)at + guard, begin = low + data - whole;
     poison((void*)low, data);
-    return {{begin, begin + bytes}, {low, low + data}, {(u64)at, (u64)at + data + 2 * guard}};
+    return {{begin, begin + bytes}, {low, low + data}, {(u64)at, (u64)at + data + 2 * guard}, 0};
 }
 
 // What lies between an allocation and its guard pages must be as it was.
@@ -407,8 +459,8 @@ int drain(Call& call, const std::shared_ptr<Stream>& stream)
     operation.number = 1;
     push(stream, std::move(operation));
     Driver& d = driver();
-    call.wait([&] { return d.dead || mark->done; });
-    return d.dead ? (int)d.error : SUCCESS;
+    call.wait([&] { return d.dead[stream->device] || mark->done; });
+    return d.dead[stream->device] ? (int)d.error : SUCCESS;
 }
 
 int copy_now(Call& call, void* to, const void* from, u64 bytes)
@@ -416,7 +468,7 @@ int copy_now(Call& call, void* to, const void* from, u64 bytes)
     Driver& d = driver();
     std::vector<std::shared_ptr<Stream>> blocking;
     for (auto& [handle, stream] : d.streams) {
-        if (stream->blocking) blocking.push_back(stream);
+        if (stream->blocking && (u64)stream->device == current_device()) blocking.push_back(stream);
     }
     for (auto& stream : blocking) {
         if (int error = drain(call, stream)) return error;
@@ -426,16 +478,25 @@ int copy_now(Call& call, void* to, const void* from, u64 bytes)
     return SUCCESS;
 }
 
+// Ends the process where a stream is used with another device's context, or on another's memory.
+void must_be_of(const char* function, const Stream& stream, u64 address = 0)
+{
+    if ((u64)stream.device != current_device()) fault("%s: a stream of another device than the current context's", function);
+    const Allocation* used = address ? holding(address, 1) : nullptr;
+    if (used && used->device != stream.device) fault("%s: memory of another device than the stream's", function);
+}
+
 template <class T>
 int fill(const char* function, u64 to, T value, u64 count, void* handle)
 {
     if (!holding(to, count * sizeof(T)) || to % sizeof(T)) return INVALID_VALUE;
     auto stream = stream_of(function, handle);
+    must_be_of(function, *stream, to);
     Operation operation;
     operation.device = {{to, to + count * sizeof(T)}};
     Stream& s = *stream;
     operation.work = [=, &s] {
-        delay(s.random);
+        delay(s);
         for (u64 i = 0; i < count; ++i) ((T*)to)[i] = value;
     };
     push(stream, std::move(operation));
@@ -449,6 +510,7 @@ int make_stream(void** out, unsigned flags)
     auto stream = std::make_shared<Stream>();
     stream->random.seed(d.seed * 1000 + ++d.streams_made);
     stream->blocking = flags == 0;
+    stream->device = (int)current_device();
     Stream& s = *stream;
     stream->thread = std::thread([&s] { serve(s); });
     *out = stream.get();
@@ -500,10 +562,10 @@ int cuDeviceGetName(char* name, int bytes, int)
     return SUCCESS;
 }
 
-int cuDeviceTotalMem_v2(size_t* bytes, int)
+int cuDeviceTotalMem_v2(size_t* bytes, int device)
 {
     ENTER(NO_CONTEXT);
-    *bytes = d.capacity;
+    *bytes = d.capacity[device];
     return SUCCESS;
 }
 
@@ -539,12 +601,30 @@ int cuDeviceGetAttribute(int* value, int attribute, int)
     return SUCCESS;
 }
 
-int cuDevicePrimaryCtxRetain(void** context, int)
+int cuDeviceCanAccessPeer(int* can, int device, int peer)
+{
+    ENTER(NO_CONTEXT);
+    if ((u64)device >= d.devices || (u64)peer >= d.devices || device == peer) return INVALID_DEVICE;
+    *can = d.peers != 0;
+    return SUCCESS;
+}
+
+int cuCtxEnablePeerAccess(void* context, unsigned flags)
+{
+    ENTER(PLAIN);
+    const u64 peer = (u64)((char*)context - context_markers), device = current_device();
+    if (flags || peer >= d.devices || peer == device || !d.peers) return INVALID_VALUE;
+    if (d.reaches[device][peer]) return 704; // already enabled
+    d.reaches[device][peer] = true;
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int device)
 {
     ENTER(NO_CONTEXT);
     if (!d.initialized) return NOT_INITIALIZED;
     ++d.contexts;
-    *context = &context_marker;
+    *context = &context_markers[device];
     return SUCCESS;
 }
 
@@ -577,7 +657,9 @@ int cuCtxSynchronize()
 {
     ENTER(PLAIN);
     std::vector<std::shared_ptr<Stream>> all;
-    for (auto& [handle, stream] : d.streams) all.push_back(stream);
+    for (auto& [handle, stream] : d.streams) {
+        if ((u64)stream->device == current_device()) all.push_back(stream);
+    }
     for (auto& stream : all) {
         if (int error = drain(call, stream)) return error;
     }
@@ -587,8 +669,9 @@ int cuCtxSynchronize()
 int cuMemGetInfo_v2(size_t* free, size_t* total)
 {
     ENTER(PLAIN);
-    *total = d.capacity;
-    *free = d.capacity - d.device_bytes;
+    const u64 device = current_device();
+    *total = d.capacity[device];
+    *free = d.capacity[device] - d.bytes_of[device];
     return SUCCESS;
 }
 
@@ -599,6 +682,7 @@ int cuModuleLoadData(void** module, const void* image)
     // A device binary is for another device: kernels here come from tests/mock/kernels.cpp, whatever PTX says.
     if (!memcmp(image, "\x7f" "ELF", 4)) return NO_BINARY_FOR_GPU;
     auto made = std::make_unique<Module>();
+    made->device = (int)current_device();
     *module = made.get();
     d.modules[*module] = std::move(made);
     return SUCCESS;
@@ -610,7 +694,7 @@ int cuModuleUnload(void* module)
     if (!d.modules.count(module)) fault("%s: no such module", __func__);
     for (auto& [handle, stream] : d.streams) {
         for (auto& operation : stream->queue) {
-            if (operation.module == module && !d.dead) fault("%s: a kernel of the module is queued", __func__);
+            if (operation.module == module && !d.dead[stream->device]) fault("%s: a kernel of the module is queued", __func__);
         }
     }
     d.modules.erase(module);
@@ -689,7 +773,7 @@ int cuStreamDestroy_v2(void* handle)
 {
     ENTER_RELEASE;
     auto stream = stream_of(__func__, handle);
-    if (!stream->queue.empty() && !d.dead) fault("%s: work is queued in the stream", __func__);
+    if (!stream->queue.empty() && !d.dead[stream->device]) fault("%s: work is queued in the stream", __func__);
     d.streams.erase(handle);
     stream->stop = true;
     d.changed.notify_all();
@@ -728,6 +812,7 @@ int cuEventCreate(void** handle, unsigned flags)
 {
     ENTER(PLAIN);
     auto event = std::make_shared<Event>();
+    event->device = (int)current_device();
     event->timed = !(flags & 2);
     *handle = event.get();
     d.events[*handle] = event;
@@ -740,7 +825,7 @@ int cuEventDestroy_v2(void* handle)
     auto event = event_of(__func__, handle);
     for (auto& [stream_handle, stream] : d.streams) {
         for (auto& operation : stream->queue) {
-            if ((operation.record == event || operation.wait == event) && !d.dead) {
+            if ((operation.record == event || operation.wait == event) && !d.dead[stream->device]) {
                 fault("%s: queued work uses the event", __func__);
             }
         }
@@ -754,6 +839,7 @@ int cuEventRecord(void* event_handle, void* handle)
     ENTER(PLAIN);
     auto event = event_of(__func__, event_handle);
     auto stream = stream_of(__func__, handle);
+    if (event->device != stream->device) fault("%s: an event of another device than the stream's", __func__);
     Operation operation;
     operation.record = event;
     operation.number = ++event->recorded;
@@ -773,8 +859,8 @@ int cuEventSynchronize(void* handle)
     ENTER(PLAIN);
     auto event = event_of(__func__, handle);
     const u64 number = event->recorded;
-    call.wait([&] { return d.dead || event->done >= number; });
-    return d.dead ? (int)d.error : SUCCESS;
+    call.wait([&] { return d.dead[event->device] || event->done >= number; });
+    return d.dead[event->device] ? (int)d.error : SUCCESS;
 }
 
 int cuEventElapsedTime(float* milliseconds, void* from, void* to)
@@ -797,9 +883,12 @@ int cuMemAlloc_v2(u64* address, size_t bytes)
     ENTER(ALLOCATES);
     if (bytes == 0) return INVALID_VALUE;
     const u64 counted = (bytes + 255) / 256 * 256;
-    if (bytes > d.capacity || d.device_bytes + counted > d.capacity) return OUT_OF_MEMORY;
-    const Allocation made = map_device(bytes);
+    const u64 device = current_device();
+    if (bytes > d.capacity[device] || d.bytes_of[device] + counted > d.capacity[device]) return OUT_OF_MEMORY;
+    Allocation made = map_device(bytes);
+    made.device = (int)device;
     d.memory[made.range.begin] = made;
+    d.bytes_of[device] += counted;
     d.device_bytes += counted;
     d.peak = std::max(d.peak, d.device_bytes);
     *address = made.range.begin;
@@ -817,6 +906,7 @@ int cuMemFree_v2(u64 address)
     mmap((void*)freed.guarded.begin, freed.guarded.end - freed.guarded.begin, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     d.device_bytes -= (freed.range.end - freed.range.begin + 255) / 256 * 256;
+    d.bytes_of[freed.device] -= (freed.range.end - freed.range.begin + 255) / 256 * 256;
     d.memory.erase(found);
     return call.error;
 }
@@ -834,7 +924,7 @@ int cuPointerGetAttribute(void* value, int attribute, u64 address)
     switch (attribute) {
     case 2: *(unsigned*)value = 2; return SUCCESS; // device memory
     case 8: *(unsigned*)value = 0; return SUCCESS; // managed
-    case 9: *(int*)value = 0; return SUCCESS;      // the device
+    case 9: *(int*)value = found->device; return SUCCESS;
     case 11: *(u64*)value = found->range.begin; return SUCCESS;
     case 12: *(u64*)value = found->range.end - found->range.begin; return SUCCESS;
     }
@@ -894,6 +984,7 @@ int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* handle)
     if (!holding(to, bytes)) return INVALID_VALUE;
     must_be_pinned(__func__, from, bytes);
     auto stream = stream_of(__func__, handle);
+    must_be_of(__func__, *stream, to);
     Operation operation;
     operation.device = {{to, to + bytes}};
     operation.host = {{(u64)from, (u64)from + bytes}};
@@ -909,6 +1000,7 @@ int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* handle)
     if (!holding(from, bytes)) return INVALID_VALUE;
     must_be_pinned(__func__, to, bytes);
     auto stream = stream_of(__func__, handle);
+    must_be_of(__func__, *stream, from);
     Operation operation;
     operation.device = {{from, from + bytes}};
     operation.host = {{(u64)to, (u64)to + bytes}};
@@ -923,6 +1015,26 @@ int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void* handle)
     ENTER(PLAIN);
     if (!holding(to, bytes) || !holding(from, bytes)) return INVALID_VALUE;
     auto stream = stream_of(__func__, handle);
+    must_be_of(__func__, *stream, to);
+    must_be_of(__func__, *stream, from);
+    Operation operation;
+    operation.device = {{from, from + bytes}, {to, to + bytes}};
+    Stream& s = *stream;
+    operation.work = [=, &s] { slow_copy(s, (void*)to, (const void*)from, bytes); };
+    push(stream, std::move(operation));
+    return SUCCESS;
+}
+
+int cuMemcpyPeerAsync(u64 to, void* to_context, u64 from, void* from_context, size_t bytes, void* handle)
+{
+    ENTER(PLAIN);
+    const Allocation *target = holding(to, bytes), *source = holding(from, bytes);
+    if (!target || !source || bytes == 0) return INVALID_VALUE;
+    if (to_context != &context_markers[target->device] || from_context != &context_markers[source->device]) {
+        fault("%s: memory of another device than its context's", __func__);
+    }
+    auto stream = stream_of(__func__, handle);
+    must_be_of(__func__, *stream, to);
     Operation operation;
     operation.device = {{from, from + bytes}, {to, to + bytes}};
     Stream& s = *stream;
@@ -964,6 +1076,8 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     const void* module = nullptr;
     const mock::Kernel* kernel = kernel_of(__func__, function, &module);
     auto stream = stream_of(__func__, handle);
+    must_be_of(__func__, *stream);
+    if (d.modules[(void*)module]->device != stream->device) fault("%s: a kernel of another device's module", __func__);
     if (grid_z != 1 || block_y != 1 || block_z != 1) fault("%s: more dimensions than kernels here have", __func__);
     if (shared_bytes || extra || !parameters) fault("%s: shared bytes or packed parameters", __func__);
     if (grid_x == 0 || grid_y == 0 || grid_y > 0xffff || block_x == 0 || block_x > 1024 || grid_x > 0x7fffffff) return INVALID_VALUE;
@@ -988,12 +1102,14 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
         std::vector<Range> live;
         {
             std::lock_guard<std::mutex> lock(d.mutex);
-            for (auto& [begin, allocation] : d.memory) live.push_back(allocation.range);
+            for (auto& [begin, allocation] : d.memory) {
+                if (allocation.device == s.device) live.push_back(allocation.range);
+            }
         }
         std::vector<void*> arguments;
         for (auto& copy : copies) arguments.push_back(copy.get());
         const auto start = Clock::now();
-        mock::run(*kernel, {grid_x, grid_y, 1}, {block_x, 1, 1}, arguments.data(), live, s.random(), d.dead);
+        mock::run(*kernel, {grid_x, grid_y, 1}, {block_x, 1, 1}, arguments.data(), live, s.random(), d.dead[s.device]);
         d.kernel_us += std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
         d.blocks += (u64)grid_x * grid_y;
         ++d.launches;

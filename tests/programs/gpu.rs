@@ -6,6 +6,8 @@
 //! without it the tests say `skipped`. With `BLCO_REAL_CUDA=1` what needs no mock runs on the machine's GPU
 //! instead. `BLCO_EVERY_CALL=1` fails every call, not a selection.
 
+mod devices;
+
 use crate::common::{KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
 use blco::internals::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
 use blco::internals::sys::Sys;
@@ -98,7 +100,9 @@ impl Place {
             command.args(["--kernels", "embedded"]);
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
             // What is not set here is as by default.
-            for name in ["FAIL", "ERROR", "MEMORY", "SEED", "SLOW", "DEVICES"] {
+            for name in
+                ["FAIL", "ERROR", "MEMORY", "SEED", "SLOW", "DEVICES", "FAIL_DEVICE", "PEERS", "NCCL_FAIL"]
+            {
                 command.env_remove(format!("BLCO_MOCK_{name}"));
             }
             command.envs(env.iter().copied());

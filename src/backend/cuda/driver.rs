@@ -8,6 +8,8 @@
 
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
+pub mod nccl;
+mod peer;
 mod staging;
 mod transfer;
 
@@ -73,10 +75,7 @@ impl Device {
     /// Opens GPU `number`, from 0. The error says what is missing.
     pub fn open(number: usize) -> Result<Arc<Self>> {
         let missing = |what: String| Error::request(format!("no CUDA device: {what}"));
-        if !is_installed() {
-            return Err(missing("the driver's library (libcuda.so.1) is not installed".into()));
-        }
-        result::init().map_err(|e| missing(format!("the driver does not start: {}", failed("start")(e))))?;
+        let count = c_int::try_from(Self::count()?).unwrap_or(c_int::MAX);
         let mut version = 0;
         // SAFETY: the pointer is to a live integer.
         unsafe { sys::cuDriverGetVersion(&raw mut version) }
@@ -86,7 +85,6 @@ impl Device {
             let has = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
             return Err(missing(format!("the driver is of {has}; this program needs CUDA 12.0 or newer")));
         }
-        let count = result::device::get_count().map_err(failed("count the devices"))?;
         let ordinal = c_int::try_from(number).unwrap_or(c_int::MAX);
         if ordinal >= count {
             return Err(missing(format!("device {number} of {count}; they are counted from 0")));

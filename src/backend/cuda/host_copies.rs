@@ -121,7 +121,8 @@ fn keep(device: &Arc<Device>, sys: &Sys, copy: &SortedCopy) -> Result<Vec<HostIm
         memory.read_at(offset, &mut buffer.as_mut()[..bytes])?;
         Ok(HostImage { buffer: Some(buffer), bytes, nnz: image.nnz })
     };
-    let threads = rayon::current_num_threads().min(KEEPERS_MAX);
+    // A thread of no pool, as where several devices are at work, has fewer.
+    let threads = rayon::current_thread_index().map_or(2, |_| rayon::current_num_threads().min(KEEPERS_MAX));
     let each = copy.images.len().div_ceil(threads).max(1);
     crate::sys::sync::scope(|scope| {
         let start = |(number, images): (usize, &[SortedImage])| {

@@ -56,7 +56,7 @@ pub(super) fn inspector(
     let decoders: Vec<Decoder> = manifest.partitions.iter().map(decoder).collect();
     let store = store.clone();
     Arc::new(move |header, image| {
-        let number = store.place_of(header);
+        let number = store.number_in_view(header.number as usize);
         let decoder = &decoders[store.part_of(number)];
         look(header, &ChunkView::open_for_device(decoder, header, image, store.chunk_path(number))?)
     })

@@ -35,6 +35,7 @@ mod clock;
 mod copies;
 pub mod dense;
 mod device_op;
+pub mod devices;
 pub mod driver;
 pub mod expand;
 pub mod fault;
@@ -331,7 +332,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
                 return Err(mode_sorted::beyond_the_range(&directory));
             }
-            let squares = squares.as_ref().filter(|_| squared.contains(&store.place_of(header)));
+            let squares =
+                squares.as_ref().filter(|_| squared.contains(&store.number_in_view(header.number as usize)));
             squares.map_or(Ok(()), |squares| squares.add(view))
         }))
     }
@@ -365,8 +367,10 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     }
 
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
-        let LoadedChunk { header, buffer, owner } = chunk;
-        let number = self.store.place_of(&header);
+        let LoadedChunk { mut header, buffer, owner } = chunk;
+        // From here on its number in the view, which counts from 0.
+        let number = self.store.number_in_view(header.number as usize);
+        header.number = u32::try_from(number).unwrap_or(u32::MAX);
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {
             self.sort_group()?;
         }

@@ -156,10 +156,12 @@ fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 7] {
 }
 
 /// Options of all operations that these do without.
-const NOT_TAKEN: [(OpArg, &[&str]); 3] = [
-    (OpArg::Ttm, &["repeat"]),
-    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check"]),
-    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check"]),
+const NOT_TAKEN: [(OpArg, &[&str]); 5] = [
+    (OpArg::Ttv, &["devices"]),
+    (OpArg::Ttm, &["repeat", "devices"]),
+    (OpArg::Ttmc, &["devices"]),
+    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
+    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
 ];
 
 /// What MTTKRP and TTM take.
@@ -324,7 +326,7 @@ impl Run {
                 demand.checked::<T>(&shape, oracle::host_bytes(&shape, &modes, rank) + text.hold(engine));
         }
         let plan = engine.plan::<T>(&store, &demand)?;
-        self.engine.check_kernel("MTTKRP", plan.device.is_some())?;
+        self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
         let mut report = RunReport::new::<T>(&store, &modes, rank, &plan);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
@@ -340,6 +342,7 @@ impl Run {
         let results = session.repeat(&views, self.repeat)?;
         progress.end();
         report.passes = session.passes().to_vec();
+        report.devices_pass = session.devices_pass().cloned();
         report.kernels = session.kernels();
         let (spans, used) = (session.spans().to_vec(), session.into_plan());
         let chain = chain(&used);

@@ -1,6 +1,7 @@
 //! What `blco-run` reports of MTTKRP: as JSON and as text.
 
 use crate::backend::device::KernelReport;
+use crate::backend::devices::DevicesPass;
 use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bound, stages_text};
 use crate::cli::{counted, device};
 use crate::dense::Real;
@@ -25,13 +26,16 @@ pub struct RunReport {
     pub served: Vec<Served>,
     pub kernels: Option<KernelReport>,
     pub passes: Vec<PassReport>,
+    /// How the last pass went on each of several GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices_pass: Option<DevicesPass>,
     pub check: Option<Vec<Comparison>>,
 }
 
 impl RunReport {
     /// Of a run that has not begun; modes from 0.
     pub fn new<T: Real>(store: &Store, modes: &[usize], rank: usize, plan: &ExecutionPlan) -> Self {
-        let on_cpu = plan.device.is_none();
+        let on_cpu = !plan.is_on_gpu();
         let served = if on_cpu { served(store.whole(), modes, rank) } else { Vec::new() };
         Self {
             head: ReportHead::new::<T>(store, plan),
@@ -42,6 +46,7 @@ impl RunReport {
             served,
             kernels: None,
             passes: Vec::new(),
+            devices_pass: None,
             check: None,
         }
     }
@@ -56,6 +61,9 @@ pub fn plan_text(report: &RunReport) -> String {
     let (head, passes) = (&report.head, "one pass for all modes");
     if let Some(device) = &head.device {
         return device::plan_text(head, device, &report.what(), passes);
+    }
+    if let Some(devices) = &head.devices {
+        return device::several_text(head, devices, &report.what(), passes);
     }
     let memory = memory_text(&head.plan, "factors, results and decoded tiles", "buffers");
     let what = format!("{}, on the CPU", report.what());
@@ -91,6 +99,9 @@ pub fn text(report: &RunReport) -> String {
         pass.worker_stall_seconds,
         head.notes_text(),
     );
+    if let (Some(plan), Some(pass)) = (&head.devices, &report.devices_pass) {
+        text += &device::pass_text(plan, pass);
+    }
     if let Some(check) = &report.check {
         text += &check_table(check, &head.dims);
     }

@@ -2,11 +2,14 @@
 
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod host;
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::{KernelReport, staging_bytes};
+use crate::backend::devices::{DevicesPass, DevicesPlan};
 use crate::backend::host::decoded_bytes;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{DeviceMatrix, FactorView, Real};
@@ -116,6 +119,16 @@ trait Passes<T: Real>: std::fmt::Debug + Send {
 
     /// What is used of a GPU by now, and where that is less than was planned.
     fn used(&self) -> Option<(&DevicePlan, &[String])> {
+        None
+    }
+
+    /// The same of several GPUs.
+    fn used_devices(&self) -> Option<(DevicesPlan, Vec<String>)> {
+        None
+    }
+
+    /// How the last pass went on each of several GPUs.
+    fn devices_pass(&self) -> Option<&DevicesPass> {
         None
     }
 
@@ -240,6 +253,10 @@ impl<T: Real> MttkrpSession<T> {
         let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(engine.sys());
         let at = engine.install(|| -> Result<Box<dyn Passes<T>>> {
             #[cfg(feature = "cuda")]
+            if let Some(devices) = &plan.devices {
+                return Ok(Box::new(gpus::OnGpus::new(engine, &store, (&modes[..], rank), devices)?));
+            }
+            #[cfg(feature = "cuda")]
             if let Some(device_plan) = &plan.device {
                 let modes = (&modes[..], rank);
                 return Ok(Box::new(gpu::OnGpu::new(engine, &store, modes, &plan.host, device_plan)?));
@@ -256,6 +273,8 @@ impl<T: Real> MttkrpSession<T> {
     fn settle(&mut self) {
         if let Some(used) = self.at.used() {
             self.plan = self.planned.with_used(used);
+        } else if let Some(used) = self.at.used_devices() {
+            self.plan = self.planned.with_devices(used);
         }
     }
 
@@ -319,7 +338,13 @@ impl<T: Real> MttkrpSession<T> {
         &self.passes
     }
 
-    /// What went on when in the last pass.
+    /// How the last pass went on each of several GPUs; `None` where one or none computes.
+    #[must_use]
+    pub fn devices_pass(&self) -> Option<&DevicesPass> {
+        self.at.devices_pass()
+    }
+
+    /// What went on when in the last pass; of several GPUs, on the first.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         self.at.spans()
@@ -344,8 +369,7 @@ impl<T: Real> MttkrpSession<T> {
     ) -> Result<Vec<ModeMatrix<T>>> {
         check_factors(factors, &self.store.manifest().shape, self.rank)?;
         self.passes.clear();
-        let covers =
-            if self.plan.device.is_some() { 1 } else { serving(self.store.whole(), &self.modes).len() };
+        let covers = if self.plan.is_on_gpu() { 1 } else { serving(self.store.whole(), &self.modes).len() };
         let nnz = self.store.manifest().nnz * covers as u64;
         let Self { engine, at, passes, .. } = self;
         let progress = |done| engine.tell("computing", done, Some(nnz));
@@ -357,5 +381,5 @@ impl<T: Real> MttkrpSession<T> {
 
 /// The longest chain of additions in the precision of the factors: what a check has to know.
 pub(crate) fn chain(plan: &ExecutionPlan) -> u32 {
-    if plan.device.is_some() { super::gpu::CHAIN } else { 1 }
+    if plan.is_on_gpu() { super::gpu::CHAIN } else { 1 }
 }

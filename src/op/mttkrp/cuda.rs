@@ -17,6 +17,7 @@ use super::ModeMatrix;
 use crate::backend::cuda::abi::{
     self, ClearArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
+use crate::backend::cuda::devices::Partial;
 use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
@@ -143,6 +144,8 @@ pub struct DeviceMttkrp<T> {
     active: Option<usize>,
     kernels: MttkrpKernels,
     spec: Specialisation,
+    /// Whether other devices compute parts of the sums: then these stay in f64, and nothing completes results.
+    is_partial: bool,
     /// Kernels with products in f64, once a pass has asked for them, and whether the next pass takes them.
     wide: Option<WideKernels>,
     is_wide: bool,
@@ -327,8 +330,36 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.factors.clear();
         self.sums.clear();
         self.targets.clear();
+        let is_partial = self.is_partial;
         *self = Self::alternating(&Arc::clone(&self.device), store, rank, kernels)?;
+        self.is_partial = is_partial;
         Ok(())
+    }
+
+    /// The same on one of several devices: what a pass leaves is [`DeviceMttkrp::partial`].
+    #[must_use]
+    pub fn of_several(self) -> Self {
+        Self { is_partial: true, ..self }
+    }
+
+    /// What a pass has left of the part, for one of [`DeviceMttkrp::of_several`].
+    #[must_use]
+    pub fn partial(&self, part: usize) -> Partial<'_> {
+        let target = &self.targets[part];
+        Partial { sums: &self.sums[target.sums], copies: target.copies, rounded: target.result.as_ref() }
+    }
+
+    /// The results of part `part`, its mode and rows.
+    #[must_use]
+    pub fn result_of(&self, part: usize) -> (&Memory, usize, usize) {
+        let target = &self.targets[part];
+        (self.result(target), target.mode, target.rows)
+    }
+
+    /// The factor of `mode` on the device.
+    #[must_use]
+    pub fn factor(&self, mode: usize) -> &Memory {
+        &self.factors[mode]
     }
 
     /// With room for factors.
@@ -373,6 +404,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             sums,
             targets,
             active,
+            is_partial: false,
             kernels,
             spec,
             wide: None,
@@ -613,6 +645,8 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         if part == self.active.unwrap_or(0) {
             self.fault.clear()?;
         }
+        // Sums that others complete are added to, like those of some of the nonzeros.
+        let empty = empty.filter(|_| !self.is_partial);
         self.targets[part].written = empty.is_some();
         let target = &self.targets[part];
         let Some(empty) = empty else {
@@ -627,6 +661,10 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
+        let whole = work.nonzeros == Nonzeros::Sorted && !self.is_partial;
+        let nonzeros =
+            if work.nonzeros == Nonzeros::Sorted && !whole { Nonzeros::SortedPart } else { work.nonzeros };
+        let work = &Launch { nonzeros, ..*work };
         if let (Columns::Kronecker(_), [_, _, ..]) = (&self.columns, parts) {
             return parts
                 .iter()
@@ -656,7 +694,11 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn finish(&mut self, part: usize, written: bool, stream: &Stream) -> Result<()> {
         let target = &self.targets[part];
-        if written || self.active.is_some() || (target.copies == 1 && target.result.is_none()) {
+        if written
+            || self.active.is_some()
+            || self.is_partial
+            || (target.copies == 1 && target.result.is_none())
+        {
             return Ok(());
         }
         let elements = (target.rows * target.columns) as u64;

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::{ChunkRanges, Format, Formats, PartitionRecord, PartitionStatistics, all_modes};
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::labels::ModesInfo;
+use std::ops::Range;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -347,6 +348,27 @@ impl Manifest {
             longest_row_bounds: self.longest_row_bounds.clone(),
             partitions: own,
             chunks,
+            part: self.part.clone(),
+            modes: self.modes.clone(),
+        }
+    }
+
+    /// The same of these chunks alone, which are of these partitions.
+    #[must_use]
+    pub(super) fn of_chunks(&self, chunks: Range<usize>, partitions: Vec<Partition>) -> Self {
+        Self {
+            version: self.version,
+            shape: self.shape.clone(),
+            codec: self.codec,
+            may_repeat: self.may_repeat,
+            chunk_bytes: self.chunk_bytes,
+            nnz: partitions.iter().map(|partition| partition.nnz).sum(),
+            sum_squares: self.sum_squares,
+            value_min: self.value_min,
+            value_max: self.value_max,
+            longest_row_bounds: self.longest_row_bounds.clone(),
+            partitions,
+            chunks: self.chunks[chunks].to_vec(),
             part: self.part.clone(),
             modes: self.modes.clone(),
         }

@@ -61,6 +61,11 @@ impl Staging {
 
     /// Fills `data` from the start of `memory`, and waits.
     pub fn read<T: Pod>(&mut self, memory: &Memory, data: &mut [T]) -> Result<()> {
+        self.read_at(memory, 0, data)
+    }
+
+    /// Fills `data` from byte `offset` of `memory` on, and waits.
+    pub fn read_at<T: Pod>(&mut self, memory: &Memory, offset: usize, data: &mut [T]) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(data);
         let mut under_way: VecDeque<(Download, &mut [u8])> = VecDeque::new();
         for (i, piece) in bytes.chunks_mut(self.piece).enumerate() {
@@ -69,7 +74,8 @@ impl Staging {
             }
             let buffer = self.free.pop().expect("a buffer is free or under way");
             let done = Arc::new(self.device.event(false)?);
-            let download = self.stream.download(memory, i * self.piece, piece.len(), buffer, &done)?;
+            let download =
+                self.stream.download(memory, offset + i * self.piece, piece.len(), buffer, &done)?;
             under_way.push_back((download, piece));
         }
         under_way.into_iter().try_for_each(|landing| self.land(Some(landing)))

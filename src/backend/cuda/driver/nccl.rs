@@ -1,0 +1,260 @@
+//! NCCL, NVIDIA's library of collectives, where it is installed: looked for at run time, never needed.
+//!
+//! That it is not there is no [`Error`]: copies from device to device serve. The reason is one line for a report.
+
+use super::{Device, Memory, Stream};
+use crate::error::{Error, Result};
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Its name since version 2.0; without the number only where headers are installed too.
+const LIBRARY: &str = "libnccl.so.2";
+/// The oldest version whose functions are as below.
+const VERSION_MIN: c_int = 2400;
+// `ncclUint8`, `ncclFloat64` and `ncclSum`.
+const UINT8: c_int = 1;
+const FLOAT64: c_int = 8;
+const SUM: c_int = 0;
+
+/// `ncclComm_t`.
+type Communicator = *mut c_void;
+/// `ncclResult_t`; 0 is success.
+type Status = c_int;
+
+/// The functions that are used, as nccl.h declares them.
+#[derive(Debug)]
+struct Functions {
+    version: unsafe extern "C" fn(*mut c_int) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    init_all: unsafe extern "C" fn(*mut Communicator, c_int, *const c_int) -> Status,
+    destroy: unsafe extern "C" fn(Communicator) -> Status,
+    abort: unsafe extern "C" fn(Communicator) -> Status,
+    group_start: unsafe extern "C" fn() -> Status,
+    group_end: unsafe extern "C" fn() -> Status,
+    reduce_scatter: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        Communicator,
+        *mut c_void,
+    ) -> Status,
+    reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        c_int,
+        Communicator,
+        *mut c_void,
+    ) -> Status,
+    all_gather:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Communicator, *mut c_void) -> Status,
+    broadcast: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        Communicator,
+        *mut c_void,
+    ) -> Status,
+}
+
+impl Functions {
+    fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+        // SAFETY: each name has the type of its field in nccl.h, from version 2.4 on. The pointers are called only
+        // by `Nccl`, which keeps the library loaded.
+        unsafe {
+            Ok(Self {
+                version: *library.get(c"ncclGetVersion")?,
+                error_string: *library.get(c"ncclGetErrorString")?,
+                init_all: *library.get(c"ncclCommInitAll")?,
+                destroy: *library.get(c"ncclCommDestroy")?,
+                abort: *library.get(c"ncclCommAbort")?,
+                group_start: *library.get(c"ncclGroupStart")?,
+                group_end: *library.get(c"ncclGroupEnd")?,
+                reduce_scatter: *library.get(c"ncclReduceScatter")?,
+                reduce: *library.get(c"ncclReduce")?,
+                all_gather: *library.get(c"ncclAllGather")?,
+                broadcast: *library.get(c"ncclBroadcast")?,
+            })
+        }
+    }
+}
+
+/// A loaded NCCL, and its communicators once they are made.
+#[derive(Debug)]
+pub struct Nccl {
+    functions: Functions,
+    version: c_int,
+    communicators: Vec<Communicator>,
+    /// Whether a call has failed: then communicators wait for nobody.
+    failed: bool,
+    /// Loaded while the functions can be called.
+    _library: Library,
+}
+
+// SAFETY: communicators may be used from any thread, one at a time; `Nccl` lends itself to one.
+unsafe impl Send for Nccl {}
+
+impl Nccl {
+    /// The one that the loader finds. The error is one line.
+    pub fn find() -> std::result::Result<Self, String> {
+        // SAFETY: loading runs the library's initializers, as for any program that is linked to it; which
+        // library a name means is up to the user who starts the program.
+        let library =
+            unsafe { Library::new(LIBRARY) }.map_err(|_| format!("NCCL ({LIBRARY}) is not installed"))?;
+        let functions = Functions::of(&library).map_err(|e| format!("{LIBRARY} is no NCCL: {e}"))?;
+        let mut version = 0;
+        // SAFETY: the pointer is to a live integer.
+        let told = unsafe { (functions.version)(&raw mut version) };
+        if told != 0 || version < VERSION_MIN {
+            return Err(format!("NCCL is of version {version}; 2.4 or newer serves"));
+        }
+        Ok(Self { functions, version, communicators: Vec::new(), failed: false, _library: library })
+    }
+
+    /// What it is, for a report.
+    #[must_use]
+    pub fn name(&self) -> String {
+        // Since 2.9 a number has five digits: 22703 for 2.27.3.
+        let base = if self.version < 10_000 { 1000 } else { 10_000 };
+        let (major, rest) = (self.version / base, self.version % base);
+        format!("NCCL {major}.{}.{}", rest / 100, rest % 100)
+    }
+
+    /// Makes a communicator for each of `devices`. The error is one line.
+    pub fn connect(&mut self, devices: &[Arc<Device>]) -> std::result::Result<(), String> {
+        let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal).collect();
+        let mut communicators = vec![std::ptr::null_mut(); ordinals.len()];
+        let count = c_int::try_from(ordinals.len()).unwrap_or(0);
+        // SAFETY: both lists have `count` entries, and devices are not named twice.
+        let made = unsafe { (self.functions.init_all)(communicators.as_mut_ptr(), count, ordinals.as_ptr()) };
+        if made != 0 {
+            return Err(format!("{} does not start: {}", self.name(), self.words(made)));
+        }
+        self.communicators = communicators;
+        Ok(())
+    }
+
+    fn words(&self, status: Status) -> String {
+        // SAFETY: the function gives a string that is always there, for any number.
+        let text = unsafe { CStr::from_ptr((self.functions.error_string)(status)) };
+        text.to_string_lossy().into_owned()
+    }
+
+    /// Starts, for each device, what `call` calls with its communicator, memory address and stream, all of it as one group.
+    fn group(
+        &mut self,
+        action: &'static str,
+        members: &[(&Memory, &Stream)],
+        call: impl Fn(&Functions, usize, u64, Communicator, *mut c_void) -> Status,
+    ) -> Result<()> {
+        debug_assert_eq!(members.len(), self.communicators.len(), "a communicator for each device");
+        // SAFETY: a plain call.
+        let mut status = unsafe { (self.functions.group_start)() };
+        for (number, ((memory, stream), &communicator)) in members.iter().zip(&self.communicators).enumerate()
+        {
+            if status == 0 {
+                stream.device.bind()?;
+                status = call(&self.functions, number, memory.at, communicator, stream.stream.cast());
+            }
+        }
+        // SAFETY: the group was started.
+        let ended = unsafe { (self.functions.group_end)() };
+        match [status, ended].into_iter().find(|&status| status != 0) {
+            None => Ok(()),
+            Some(status) => {
+                self.failed = true;
+                let what = format!("{}: {}", self.name(), self.words(status));
+                Err(Error::Device { action, what, out_of_memory: false })
+            }
+        }
+    }
+
+    /// Adds up `numbers` f64 numbers over all members, in place: the first `each` of `owned` numbers come to rest with the member that
+    /// owns them, those behind with the last one.
+    pub fn reduce_scatter(
+        &mut self,
+        members: &[(&Memory, &Stream)],
+        owned: &[Range<usize>],
+        numbers: usize,
+    ) -> Result<()> {
+        const BYTES: u64 = size_of::<f64>() as u64;
+        let (each, last) = shares(owned);
+        check(members, numbers * size_of::<f64>());
+        let at = |base: u64, number: usize| base + number as u64 * BYTES;
+        self.group("add up sums over devices", members, |f, number, base, communicator, stream| {
+            let mut status = 0;
+            if each > 0 {
+                let own = at(base, number * each) as *mut c_void;
+                // SAFETY: all numbers are inside the allocation, which outlives the stream's work.
+                status = unsafe {
+                    (f.reduce_scatter)(base as *const c_void, own, each, FLOAT64, SUM, communicator, stream)
+                };
+            }
+            let behind = each * owned.len();
+            if status == 0 && behind < numbers {
+                let rest = at(base, behind) as *mut c_void;
+                // SAFETY: as above.
+                status = unsafe {
+                    (f.reduce)(rest, rest, numbers - behind, FLOAT64, SUM, last, communicator, stream)
+                };
+            }
+            status
+        })
+    }
+
+    /// Brings the bytes that each member owns to all.
+    pub fn all_gather(
+        &mut self,
+        members: &[(&Memory, &Stream)],
+        owned: &[Range<usize>],
+        bytes: usize,
+    ) -> Result<()> {
+        let (each, last) = shares(owned);
+        check(members, bytes);
+        self.group("gather rows from devices", members, |f, number, base, communicator, stream| {
+            let mut status = 0;
+            if each > 0 {
+                let own = (base + (number * each) as u64) as *const c_void;
+                // SAFETY: all bytes are inside the allocation, which outlives the stream's work.
+                status =
+                    unsafe { (f.all_gather)(own, base as *mut c_void, each, UINT8, communicator, stream) };
+            }
+            let behind = each * owned.len();
+            if status == 0 && behind < bytes {
+                let rest = (base + behind as u64) as *mut c_void;
+                // SAFETY: as above.
+                status =
+                    unsafe { (f.broadcast)(rest, rest, bytes - behind, UINT8, last, communicator, stream) };
+            }
+            status
+        })
+    }
+}
+
+/// What each member but the last owns, and the number of the last, who owns as much and what is left.
+fn shares(owned: &[Range<usize>]) -> (usize, c_int) {
+    let each = owned.first().map_or(0, |own| if owned.len() == 1 { 0 } else { own.len() });
+    (each, c_int::try_from(owned.len().saturating_sub(1)).unwrap_or(0))
+}
+
+fn check(members: &[(&Memory, &Stream)], bytes: usize) {
+    assert!(members.iter().all(|(memory, _)| bytes <= memory.bytes), "a collective fits the device memory");
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        for &communicator in &self.communicators {
+            let end = if self.failed { self.functions.abort } else { self.functions.destroy };
+            // SAFETY: made in `connect`, ended here only; the streams' work is done.
+            let _ = unsafe { end(communicator) };
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What passes use of several GPUs, as plans and reports have it: data, there in every build.
+//!
+//! Each device has a range of the store's chunks and a plan of its own ([`DevicePlan`]) for passes over these. What they have computed is
+//! added up when a pass ends, each device for the rows that it owns.
+
+use crate::backend::plan::DevicePlan;
+use crate::stream::{PassReport, Plan};
+use serde::Serialize;
+use std::ops::Range;
+
+/// Bytes of memory in which a device gathers what others send it, at most.
+const SCRATCH_BYTES_MAX: u64 = 64 << 20;
+
+/// How rows of sums and factors get from device to device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Exchange {
+    /// By NCCL's collectives.
+    Nccl,
+    /// By copies straight from device to device, and a kernel that adds.
+    PeerCopies,
+    /// The same, where some copies go through the host.
+    ThroughHost,
+}
+
+impl Exchange {
+    /// For people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nccl => "NCCL",
+            Self::PeerCopies => "copies between devices",
+            Self::ThroughHost => "copies through the host",
+        }
+    }
+}
+
+/// How devices exchange rows, and how much.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExchangePlan {
+    /// How.
+    pub by: Exchange,
+    /// What serves, or why nothing better does.
+    pub why: String,
+    /// Bytes that each device receives in a pass, on average; of a decomposition in one of each mode.
+    pub bytes: u64,
+    /// Bytes of memory on each device in which they wait to be added up.
+    pub scratch_bytes: u64,
+}
+
+/// What passes use of one of several devices.
+#[derive(Clone, Debug, Serialize)]
+pub struct DevicePart {
+    /// Its chunks of the store.
+    pub chunks: Range<usize>,
+    /// Their nonzeros.
+    pub nnz: u64,
+    /// Seconds that one of several passes over them is expected to take: what chunks were divided by.
+    pub seconds: f64,
+    /// What brings them: workers, buffers, chunks that stay in host memory.
+    pub host: Plan,
+    /// What is used of the device.
+    pub device: DevicePlan,
+}
+
+/// What passes use of several devices.
+#[derive(Clone, Debug, Serialize)]
+pub struct DevicesPlan {
+    /// Each one's part, in the order in which they were named, which is that of additions.
+    pub parts: Vec<DevicePart>,
+    /// How their sums are added up.
+    pub exchange: ExchangePlan,
+}
+
+/// How a pass on several devices went.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DevicesPass {
+    /// Each device's, in the plan's order.
+    pub parts: Vec<PassReport>,
+    /// Seconds in which sums were added up over the devices, after the last of them was done.
+    pub exchange_seconds: f64,
+}
+
+/// The rows of `rows` that each of `members` devices owns: as many each, and the last one what is left besides.
+#[must_use]
+pub fn owned(rows: usize, members: usize) -> Vec<Range<usize>> {
+    let each = rows / members;
+    let end = |member: usize| if member + 1 == members { rows } else { (member + 1) * each };
+    (0..members).map(|member| member * each..end(member)).collect()
+}
+
+/// Bytes of memory in which a device gathers what others send it of sums of `rows` rows.
+#[must_use]
+pub fn scratch_bytes(rows: usize, rank: usize, members: usize) -> u64 {
+    let most = owned(rows, members).iter().map(Range::len).max().unwrap_or(0);
+    let all = (most * rank * members * size_of::<f64>()) as u64;
+    // A slot for each device, of a number at least.
+    all.clamp((members * size_of::<f64>()) as u64, SCRATCH_BYTES_MAX)
+}
+
+/// Parts of chunks of so many nonzeros each, one after the other, whose nonzeros are as near to `shares` (which add up to 1) as chunks allow.
+/// None is empty where there are as many chunks.
+#[must_use]
+pub fn cut(nnz: &[u64], shares: &[f64]) -> Vec<Range<usize>> {
+    let total: u64 = nnz.iter().sum();
+    let (mut parts, mut from, mut before, mut wanted) = (Vec::with_capacity(shares.len()), 0, 0u64, 0.0);
+    for (number, share) in shares.iter().enumerate() {
+        wanted += share * total as f64;
+        let behind = shares.len() - number - 1;
+        let mut end = from;
+        // As long as half of the next chunk belongs here, and those behind get one each.
+        while end < nnz.len().saturating_sub(behind)
+            && (behind == 0 || end == from || before as f64 + nnz[end] as f64 / 2.0 <= wanted)
+        {
+            before += nnz[end];
+            end += 1;
+        }
+        parts.push(from..end);
+        from = end;
+    }
+    parts
+}
+
+impl DevicesPass {
+    /// The report of a pass of all devices that took `seconds` in all: counts are sums, what a device's seconds are is the longest.
+    #[must_use]
+    pub fn as_one(&self, seconds: f64) -> PassReport {
+        let mut all = PassReport::default();
+        for part in &self.parts {
+            all.chunks += part.chunks;
+            all.nnz += part.nnz;
+            all.bytes += part.bytes;
+            all.read_seconds += part.read_seconds;
+            all.verify_seconds += part.verify_seconds;
+            all.decode_seconds += part.decode_seconds;
+            all.worker_stall_seconds += part.worker_stall_seconds;
+            all.readers_busy += part.readers_busy / self.parts.len() as f64;
+            all.compute_seconds = all.compute_seconds.max(part.compute_seconds);
+            all.compute_stall_seconds = all.compute_stall_seconds.max(part.compute_stall_seconds);
+            let Some(one) = part.device else { continue };
+            let sum = all.device.get_or_insert_default();
+            sum.copied_chunks += one.copied_chunks;
+            sum.copied_bytes += one.copied_bytes;
+            sum.resident_chunks += one.resident_chunks;
+            sum.returned_bytes += one.returned_bytes;
+            sum.link_share += one.link_share / self.parts.len() as f64;
+            sum.memory_share += one.memory_share / self.parts.len() as f64;
+            for (most, one) in [
+                (&mut sum.build_seconds, one.build_seconds),
+                (&mut sum.device_seconds, one.device_seconds),
+                (&mut sum.copy_seconds, one.copy_seconds),
+                (&mut sum.kernel_seconds, one.kernel_seconds),
+                (&mut sum.overlap_seconds, one.overlap_seconds),
+                (&mut sum.return_seconds, one.return_seconds),
+            ] {
+                *most = most.max(one);
+            }
+        }
+        all.seconds = seconds;
+        all.nnz_per_second = all.nnz as f64 / seconds.max(1e-9);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_one_owner_each() {
+        for (rows, members) in [(0, 3), (2, 3), (3, 3), (10, 3), (11, 4), (1 << 20, 7), (5, 1)] {
+            let owned = owned(rows, members);
+            assert_eq!(owned.len(), members);
+            assert!(owned.iter().flat_map(Clone::clone).eq(0..rows), "{owned:?}");
+            let each = rows / members;
+            assert!(owned[..members - 1].iter().all(|own| own.len() == each), "{owned:?}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_cut_by_shares() {
+        let equal = vec![10; 12];
+        assert_eq!(cut(&equal, &[1.0 / 3.0; 3]), [0..4, 4..8, 8..12]);
+        assert_eq!(cut(&equal, &[0.5, 0.25, 0.25]), [0..6, 6..9, 9..12]);
+        // A device that is expected to do next to nothing still gets a chunk, and the last one what is left.
+        assert_eq!(cut(&equal, &[0.0, 0.99, 0.01]), [0..1, 1..11, 11..12]);
+        assert_eq!(cut(&[5, 5], &[0.5, 0.5]), [0..1, 1..2]);
+        assert_eq!(cut(&[100, 1, 1, 1], &[0.5, 0.5]), [0..1, 1..4]);
+        for shares in [vec![0.2, 0.3, 0.5], vec![0.9, 0.05, 0.05], vec![0.25; 4]] {
+            let nnz: Vec<u64> = (0..17).map(|i| 1 + i * 7 % 5).collect();
+            let parts = cut(&nnz, &shares);
+            assert!(parts.iter().flat_map(Clone::clone).eq(0..17), "{parts:?}");
+            assert!(parts.iter().all(|part| !part.is_empty()), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn scratch_has_a_slot_for_each_device() {
+        assert_eq!(scratch_bytes(10, 4, 2), 5 * 4 * 2 * 8);
+        assert_eq!(scratch_bytes(1, 1, 3), 3 * 8);
+        assert_eq!(scratch_bytes(100_000_000, 32, 2), SCRATCH_BYTES_MAX);
+    }
+}

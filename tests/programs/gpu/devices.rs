@@ -1,0 +1,274 @@
+//! Several GPUs: what they compute together is what the CPU computes, within the bounds of one; a device that fails ends the run with its
+//! error, and nothing is left.
+
+use super::*;
+
+/// Devices of the mock driver, with more settings.
+fn devices<'e>(count: &'e str, more: &[(&'e str, &'e str)]) -> Vec<(&'e str, &'e str)> {
+    [&[("BLCO_MOCK_DEVICES", count)], more].concat()
+}
+
+/// A library path on which there is a mock NCCL too.
+fn with_nccl(gpu: &Gpu) -> String {
+    let Gpu::Mock(directory) = gpu else { unreachable!("tests of several devices are on the mock") };
+    format!("{}:{}", directory.display(), directory.join("nccl").display())
+}
+
+/// Tensors of orders 3 to 5 with several small chunks: with modes that are short, that have fewer rows than there are devices, and whose
+/// rows no number of devices divides.
+fn tensors() -> Vec<Tensor> {
+    let shapes: [(&[u64], usize); 3] =
+        [(&[90, 701, 3], 40_000), (&[50, 7, 333, 61], 30_000), (&[11, 300, 5, 17, 2], 36_000)];
+    (1u64..)
+        .zip(shapes)
+        .map(|(seed, (dims, nnz))| Tensor::random(dims, nnz, seed, values::fraction))
+        .collect()
+}
+
+/// Every order, both precisions, 1 to 4 devices; once streamed, resident, and from mode-sorted copies; by copies and by NCCL.
+#[test]
+fn mttkrp_is_that_of_the_cpu() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    for (number, tensor) in tensors().iter().enumerate() {
+        let kind = [Kind::Tiled, Kind::Raw, Kind::TiledZstd][number];
+        let place = Place::new(gpu.clone(), tensor, kind, SMALL_CHUNKS);
+        let orders = if kind == Kind::Raw { "store" } else { "target" };
+        let ways = [["--repeat", "1"], ["--repeat", "2"], ["--device-order", orders]];
+        for (count, some) in [("1", &[0][..]), ("2", &[0, 1, 2]), ("3", &[1]), ("4", &[0, 2])] {
+            for &way in some {
+                let args = &ways[way];
+                let args =
+                    [&args[..], &["--devices", "all", "--repeat", "3"][..if way == 2 { 4 } else { 2 }]]
+                        .concat();
+                let by_nccl = (number + way) % 2 == 0;
+                let path = [("LD_LIBRARY_PATH", &nccl[..])];
+                let env = devices(count, if by_nccl { &path } else { &[] });
+                check(&place, [5, 16, 33][way], &args, &env);
+            }
+        }
+    }
+}
+
+/// The plan names every device's part, which together are the store, and how sums are added up; the report has what each did.
+#[test]
+fn every_device_has_its_part_in_plan_and_report() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/plan.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for (more, by) in [
+        (vec![], "peer-copies"),
+        (vec![("BLCO_MOCK_PEERS", "0")], "through-host"),
+        (vec![("LD_LIBRARY_PATH", &nccl[..])], "nccl"),
+    ] {
+        let args = ["--devices", "2,0,1", "--repeat", "2"];
+        let report = place.succeeds(&args, &devices("4", &more));
+        place.agrees::<f64>(16, by);
+        let plan = &report["devices"];
+        assert_eq!(plan["exchange"]["by"], by);
+        assert!(report["device"].is_null() && report["notes"].as_array().unwrap().is_empty(), "{report}");
+        let parts = plan["parts"].as_array().unwrap();
+        let number = |part: &serde_json::Value| part["device"]["device"]["number"].as_u64().unwrap();
+        assert_eq!(parts.iter().map(number).collect::<Vec<_>>(), [2, 0, 1]);
+        let mut next = 0;
+        for (part, pass) in parts.iter().zip(report["devices_pass"]["parts"].as_array().unwrap()) {
+            assert_eq!(part["chunks"]["start"], next);
+            next = part["chunks"]["end"].as_u64().unwrap();
+            assert_eq!((&part["nnz"], &pass["chunks"]), (&pass["nnz"], &part["host"]["chunks"]));
+        }
+        assert_eq!(report["plan"]["chunks"], next);
+        let nnz: u64 = parts.iter().map(|part| part["nnz"].as_u64().unwrap()).sum();
+        assert_eq!((&report["passes"][1]["nnz"], &report["nnz"]), (&nnz.into(), &nnz.into()));
+        let mut names = std::collections::BTreeSet::new();
+        fields(plan, &mut names);
+        fields(&report["devices_pass"], &mut names);
+        let of_passes = serde_json::to_value(blco::internals::stream::PassReport {
+            device: Some(blco::internals::stream::DevicePass::default()),
+            ..Default::default()
+        });
+        let mut known = std::collections::BTreeSet::new();
+        fields(&of_passes.unwrap(), &mut known);
+        let missing: Vec<_> =
+            names.iter().filter(|n| !page.contains(&format!("`{n}`")) && !known.contains(*n)).collect();
+        assert!(missing.iter().all(|name| ["start", "end"].contains(&&name[..])), "{missing:?}");
+        // For people.
+        let output = place.blco_run(&["--plan", "--devices", "2,0,1"], &devices("4", &more));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(["GPU 0", "GPU 1", "GPU 2"].iter().all(|gpu| text.contains(gpu)), "{text}");
+    }
+}
+
+/// A device with less memory holds fewer chunks, gets fewer nonzeros, and results are right; one with too little for factors is named by
+/// an error.
+#[test]
+fn devices_of_unequal_memory() {
+    let Some(gpu) = mock() else { return };
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let args = ["--devices", "all", "--repeat", "3", "--device-order", "store"];
+    let report = place.succeeds(&args, &devices("2", &[]));
+    place.agrees::<f64>(16, "equal memory");
+    let held = report["devices"]["parts"][1]["device"]["operation_bytes"].as_u64().unwrap();
+    // Four lanes and two chunks, of which the device lets be taken all but a sixteenth.
+    let memory = format!("1073741824,{}", (held + 6 * SMALL_CHUNKS) * 17 / 16);
+    let report = place.succeeds(&args, &devices("2", &[("BLCO_MOCK_MEMORY", &memory)]));
+    place.agrees::<f64>(16, "unequal memory");
+    let parts = report["devices"]["parts"].as_array().unwrap();
+    let [all, some] = [0, 1].map(|part: usize| resident(&parts[part]["device"]).0);
+    assert_eq!(all, parts[0]["host"]["chunks"].as_u64().unwrap());
+    assert!(some <= 6 && some < all, "{some} chunks stay, {all} on the other device");
+    let output = place.blco_run(&args, &devices("2", &[("BLCO_MOCK_MEMORY", "1073741824,100000")]));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("of device memory"), "{said}");
+    place.account();
+}
+
+/// Whichever call of one device fails, the run ends with that device's error, promptly; nothing is left alive, and no result is there.
+#[test]
+fn a_device_that_fails_ends_the_run() {
+    let Some(gpu) = mock() else { return };
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let args = ["--devices", "all", "--repeat", "2", "--output", "out"];
+    let env = devices("3", &[("BLCO_MOCK_FAIL_DEVICE", "1"), ("BLCO_MOCK_SLOW", "0")]);
+    assert!(place.blco_run(&args, &env).status.success());
+    std::fs::remove_dir_all(place.path("out")).unwrap();
+    let calls: usize = place.account()["calls"].parse().unwrap();
+    let step = if std::env::var_os("BLCO_EVERY_CALL").is_some() { 1 } else { calls / 40 + 1 };
+    for nth in (1..=calls).step_by(step) {
+        let nth = nth.to_string();
+        let env = [&env[..], &[("BLCO_MOCK_FAIL", &nth[..])]].concat();
+        let output = place.blco_run(&args, &env);
+        let (account, said) = (place.account(), String::from_utf8_lossy(&output.stderr).into_owned());
+        if output.status.success() {
+            assert!(RELEASES.contains(&&account["failed"][..]), "call {nth} {}: {said}", account["failed"]);
+            std::fs::remove_dir_all(place.path("out")).unwrap();
+            continue;
+        }
+        let told = said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.lines().count() == 1;
+        assert!(output.status.code() == Some(2) && told, "call {nth} {}: {said}", account["failed"]);
+        assert!(!place.path("out").exists(), "call {nth} left results");
+    }
+}
+
+/// NCCL that does not start is a note, and copies serve; one that fails later ends the run.
+#[test]
+fn nccl_that_fails() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let env = |nth| devices("2", &[("LD_LIBRARY_PATH", &nccl[..]), ("BLCO_MOCK_NCCL_FAIL", nth)]);
+    let report = place.succeeds(&["--devices", "0,1"], &env("1"));
+    place.agrees::<f64>(16, "without NCCL");
+    assert_eq!(report["devices"]["exchange"]["by"], "peer-copies");
+    assert!(report["notes"][0].as_str().unwrap().contains("NCCL 2.27.3 does not start"), "{report}");
+    for nth in ["2", "4", "5"] {
+        let output = place.blco_run(&["--devices", "0,1", "--output", "out"], &env(nth));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("internal error"), "{nth}: {said}");
+        place.account();
+        assert!(!place.path("out").exists());
+    }
+}
+
+/// What is asked for and cannot be is refused in a line.
+#[test]
+fn what_several_devices_do_not_do() {
+    let Some(gpu) = mock() else { return };
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    let env = devices("2", &[]);
+    for (args, fragment) in [
+        (&["--devices", "all", "--deterministic"][..], "--deterministic"),
+        (&["--devices", "0,0"], "named twice"),
+        (&["--devices", "0,2"], "device 2 of 2"),
+        (&["--devices", "one"], "give all, or numbers from 0"),
+        (&["--devices", "0,1", "--device", "0"], "cannot be used with"),
+        (&["--devices", "0,1", "--op", "ttv", "--modes", "1"], "--devices is not an option of --op ttv"),
+        (&["--devices", "0,1", "--backend", "cpu"], "--devices is for a GPU"),
+    ] {
+        let output = place.blco_run(args, &env);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(fragment), "{args:?}: {said}");
+    }
+    // One of several is one.
+    let report = place.succeeds(&["--devices", "1", "--deterministic"], &env);
+    place.agrees::<f64>(16, "one of two");
+    assert_eq!(report["device"]["device"]["number"], 1);
+    // A store of one chunk keeps one device at work.
+    let place = Place::new(place.gpu.clone(), &many_chunks(), Kind::Tiled, LARGE_CHUNKS);
+    let report = place.succeeds(&["--devices", "all"], &env);
+    place.agrees::<f64>(16, "one chunk");
+    assert!(report["notes"][0].as_str().unwrap().contains("keep 1 of 2 GPUs at work"), "{report}");
+}
+
+/// A decomposition's fits are those of the CPU: orders 3 to 5, both precisions, 1 to 4 devices, with and without negative numbers,
+/// several starts, resident and streamed, by copies and by NCCL.
+#[test]
+fn decompositions_are_those_of_the_cpu() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    for (number, (dims, support)) in
+        [("200,170,3", "90,80,2"), ("60,50,40,31", "14,14,12,8"), ("40,24,30,20,2", "9,9,9,9,2")]
+            .into_iter()
+            .enumerate()
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let generated =
+            ["--dims", dims, "--planted-rank", "3", "--support", support, "--chunk-bytes", "65536", "s.blco"];
+        crate::programs::program("blco-gen", dir.path(), &generated);
+        let cpd = |args: &[&str], env: &[(&str, &str)]| {
+            let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
+            command.current_dir(dir.path()).args([
+                "s.blco",
+                "--json",
+                "--no-output",
+                "--tol",
+                "0",
+                "--max-iters",
+                "4",
+            ]);
+            let Gpu::Mock(directory) = &gpu else { unreachable!("asked for the mock") };
+            command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_SLOW", "2").envs(env.iter().copied());
+            let output = command.args(args).timeout(PATIENCE).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{args:?} {env:?}: {said}");
+            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+        };
+        let fits = |report: &serde_json::Value| -> Vec<f64> {
+            let iterations = report["iterations"].as_array().unwrap();
+            iterations.iter().map(|iteration| iteration["fit"].as_f64().unwrap()).collect()
+        };
+        for (way, (precision, close)) in [("f64", 1e-9), ("f32", 1e-4)].into_iter().enumerate() {
+            let how = if number == 1 { &["--nonneg"][..] } else { &["--starts", "2"] };
+            let args = [&["--rank", "4", "--precision", precision], how].concat();
+            let wanted = fits(&cpd(&[&args[..], &["--backend", "cpu"]].concat(), &[]));
+            for count in ["1", "2", "3", "4"] {
+                let path = [("LD_LIBRARY_PATH", &nccl[..])];
+                let env = devices(count, if way == 1 { &path } else { &[] });
+                let memory = if number == 0 { "1000000" } else { "1000000000" };
+                let on = [
+                    "--backend",
+                    "cuda",
+                    "--devices",
+                    "all",
+                    "--kernels",
+                    "embedded",
+                    "--device-memory",
+                    memory,
+                ];
+                let report = cpd(&[&args[..], &on].concat(), &env);
+                let several = report["devices"]["parts"].as_array().map_or(1, Vec::len);
+                let (asked, chunks): (usize, u64) =
+                    (count.parse().unwrap(), report["plan"]["chunks"].as_u64().unwrap());
+                assert!(several == asked && chunks > 3, "{several} of {count} devices, {chunks} chunks");
+                let got = fits(&report);
+                assert!(wanted.len() == 4 && got.len() == 4, "{report}");
+                let worst = wanted.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(
+                    worst <= close,
+                    "{dims} {precision}, {several} of {count} devices: {got:?}, not {wanted:?}"
+                );
+            }
+        }
+    }
+}
