@@ -513,3 +513,25 @@ fn kinds_are_decided_over_the_whole_column() {
     let kinds: Vec<&str> = (0..3).map(|mode| info["modes"][mode]["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["text", "text", "number"]);
 }
+
+/// docs/report.md has a row for every field of a result's report.json, those of plans left out, and knows its version.
+#[test]
+fn every_field_of_a_report_is_on_its_page() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/report.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.csv"), GOOD).unwrap();
+    program("blco-pack", dir.path(), &["t.csv", "--modes", "user,title", "--value", "rating"]);
+    program("blco-cpd", dir.path(), &["t.blco", "--rank", "2", "--starts", "2", "--backend", "cpu"]);
+    let report = std::fs::read(dir.path().join("t.cp/report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    assert_eq!(report["schema"], 1);
+    let names =
+        |value: &serde_json::Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let mut fields = names(&report);
+    fields.extend(
+        [&report["settings"], &report["starts"][1], &report["iterations"][0]].into_iter().flat_map(names),
+    );
+    let missing: Vec<_> = fields.iter().filter(|field| !page.contains(&format!("`{field}`"))).collect();
+    assert!(fields.len() > 35 && missing.is_empty(), "{missing:?}");
+}
