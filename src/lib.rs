@@ -127,7 +127,9 @@ pub use shape::{ModeOrder as LevelOrder, Shape};
 pub use store::labels::{LabelKind, Labels, ModeInfo, ModesInfo, NewLabels};
 pub use store::{Codec, Store, StoreSummary};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
-pub use table::{Nulls, NumberBins, Table, TableMode, TableOptions, TimeBins, Treatment, csv::CsvOptions};
+pub use table::{
+    Nulls, NumberBins, Table, TableMode, TableOptions, TimeBins, Treatment, csv::CsvOptions, parse_modes,
+};
 
 /// Everything, as tests and benchmarks need it: no part of the interface.
 #[cfg(feature = "internals")]

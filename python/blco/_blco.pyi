@@ -39,6 +39,20 @@ class Engine:
         index_base: int = 1,
         progress: _Show = None,
     ) -> str: ...
+    def pack_table(
+        self,
+        source: Any,
+        name: str,
+        target: _Path,
+        options: dict[str, Any],
+        *,
+        modes: str,
+        value: str | None = None,
+        nulls: str = "error",
+        timezone: str | None = None,
+        labels_from: _Path | None = None,
+        progress: _Show = None,
+    ) -> str: ...
     def pack_arrays(
         self,
         columns: list[npt.NDArray[Any]],
@@ -79,6 +93,9 @@ class Store:
     def shape(self) -> list[int]: ...
     @property
     def nnz(self) -> int: ...
+    @property
+    def mode_names(self) -> list[str] | None: ...
+    def labels(self, mode: int) -> list[str] | None: ...
     def summary(self) -> str: ...
     def inspect(self, progress: _Show = None) -> str: ...
     def verify(self, progress: _Show = None) -> None: ...

@@ -78,6 +78,10 @@ class Model:
         Of the start that was best; empty for a model from elsewhere.
     starts : list of dict
         How each start went.
+    mode_names : tuple of str or None
+        What the store calls its modes.
+    labels : tuple of list of str or None
+        The labels of each mode's rows; None for a mode without labels.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class Model:
         *,
         iterations: Sequence[Iteration] = (),
         starts: Sequence[dict[str, Any]] = (),
+        mode_names: Sequence[str] | None = None,
+        labels: Sequence[Sequence[str] | None] | None = None,
     ) -> None:
         self.factors = [np.asarray(factor) for factor in factors]
         if not self.factors or any(f.ndim != 2 or f.shape[1] != self.factors[0].shape[1] for f in self.factors):
@@ -99,6 +105,13 @@ class Model:
             raise ValueError(f"weights of {self.weights.shape} for rank {rank}")
         self.iterations = list(iterations)
         self.starts = list(starts)
+        self.mode_names = None if mode_names is None else tuple(mode_names)
+        order = len(self.factors)
+        self.labels = tuple(None if known is None else list(known) for known in labels or [None] * order)
+        if len(self.labels) != order or (self.mode_names is not None and len(self.mode_names) != order):
+            raise ValueError(f"names or labels of other than {order} modes")
+        if any(known is not None and len(known) != len(f) for known, f in zip(self.labels, self.factors)):
+            raise ValueError("labels and rows of a factor differ in number")
 
     @property
     def rank(self) -> int:
@@ -133,19 +146,40 @@ class Model:
         fit = "" if self.fit is None else f", fit {self.fit:.6f}"
         return f"<blco.Model of rank {self.rank}: {' x '.join(map(str, self.shape))}{fit}>"
 
-    def top(self, component: int, mode: int, n: int = 10) -> list[tuple[int, float]]:
+    def _mode(self, mode: int | str) -> int:
+        if not isinstance(mode, str):
+            return mode
+        if mode not in (self.mode_names or ()):
+            raise ValueError(f"mode {mode!r}: there are {', '.join(self.mode_names or ()) or 'no names'}")
+        return (self.mode_names or ()).index(mode)
+
+    def top(self, component: int, mode: int | str, n: int = 10) -> list[tuple[int | str, float]]:
         """The rows of largest magnitude in a component's column.
+
+        Parameters
+        ----------
+        component : int
+            From 0.
+        mode : int or str
+            Its number, from 0, or its name.
+        n : int
+            Rows at most.
 
         Returns
         -------
-        list of (index, number)
-            The largest first; among equals the smaller index.
+        list of (label, number)
+            The largest first; among equals the smaller index. An index, from 0, for the label of a mode without labels.
         """
+        mode = self._mode(mode)
+        labels = self.labels[mode]
         column = self.factors[mode][:, component]
         n = min(n, len(column))
         largest = np.argpartition(-np.abs(column), n - 1)[:n] if n else np.array([], int)
         order = np.lexsort((largest, -np.abs(column[largest])))
-        return [(int(i), float(column[i])) for i in largest[order]]
+        return [(int(i) if labels is None else labels[i], float(column[i])) for i in largest[order]]
+
+    def _name(self, mode: int) -> str:
+        return f"mode {mode}" if self.mode_names is None else self.mode_names[mode]
 
     def full(self) -> npt.NDArray[np.float64]:
         """The model as a dense array, for small tensors."""
@@ -180,7 +214,7 @@ class Model:
         path = os.fspath(path)
         partial = f"{path}.{os.getpid()}.partial"
         said = [vars(iteration) for iteration in self.iterations]
-        told = json.dumps({"iterations": said, "starts": self.starts})
+        told = json.dumps({"iterations": said, "starts": self.starts, "mode_names": self.mode_names, "labels": self.labels})
         if path.endswith(".npz"):
             arrays = {f"mode_{mode}": factor for mode, factor in enumerate(self.factors)}
             with open(partial, "xb") as file:
@@ -250,18 +284,18 @@ class Model:
                 )
                 at.set_ylabel(f"{self.weights[component]:.4g}" if mode == 0 else "")
         for mode, at in enumerate(axes[-1]):
-            at.set_xlabel(f"mode {mode}")
+            at.set_xlabel(self._name(mode))
         return figure
 
     def _repr_html_(self) -> str:
         largest = max(float(np.max(np.abs(self.weights), initial=0.0)), np.finfo(float).tiny)
-        head = "".join(f"<th>mode {mode}</th>" for mode in range(len(self.factors)))
+        head = "".join(f"<th>{html.escape(self._name(mode))}</th>" for mode in range(len(self.factors)))
         rows = []
         for component in range(min(self.rank, 20)):
             weight = float(self.weights[component])
             bar = f'<div style="background:#0b62c4;height:.7em;width:{100 * abs(weight) / largest:.0f}px"></div>'
             tops = (
-                ", ".join(f"{index} ({number:.3g})" for index, number in self.top(component, mode, 3))
+                ", ".join(f"{html.escape(str(label))} ({number:.3g})" for label, number in self.top(component, mode, 3))
                 for mode in range(len(self.factors))
             )
             cells = "".join(f"<td>{top}</td>" for top in tops)
@@ -312,4 +346,9 @@ def _of_directory(path: str) -> Model:
 
 def _told(said: str) -> dict[str, Any]:
     told = json.loads(said)
-    return {"iterations": [Iteration(**iteration) for iteration in told["iterations"]], "starts": told["starts"]}
+    return {
+        "iterations": [Iteration(**iteration) for iteration in told["iterations"]],
+        "starts": told["starts"],
+        "mode_names": told.get("mode_names"),
+        "labels": told.get("labels"),
+    }

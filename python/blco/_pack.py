@@ -67,8 +67,11 @@ def pack(
     store: str | os.PathLike[str],
     *,
     shape: Sequence[int] | None = None,
-    modes: Sequence[str] | None = None,
+    modes: Sequence[str | tuple[str, str]] | None = None,
     value: str | None = None,
+    nulls: str = "error",
+    timezone: str | None = None,
+    labels_from: str | os.PathLike[str] | None = None,
     index_base: int | None = None,
     format: str = "blco",
     encoding: str | None = None,
@@ -96,17 +99,26 @@ def pack(
           of 1,
         * a matrix of ``scipy.sparse``, a tensor of PyData's ``sparse``, ``pyttb.sptensor``, :class:`COO`, a dense array, another
           :class:`Store`,
-        * a table with `modes` and `value`: pandas, Polars, pyarrow, or anything with an Arrow C stream (for which pyarrow must be
-          installed),
+        * a table with `modes` and `value`: pandas (which takes pyarrow for it), Polars, pyarrow, anything else with an Arrow C
+          stream, or the path of a file (CSV, TSV, Parquet, Arrow),
         * an iterator of batches ``(coords, values)``: the tensor may be larger than memory.
     store : path
         The directory to be made.
     shape : sequence of int, optional
         Indices of each mode; by default the largest that are met, plus one. Batches pack faster with it.
-    modes : sequence of str, optional
-        Of a table, its columns of indices, which hold integers.
+    modes : sequence of str or of pairs, optional
+        Of a table, its columns that become modes: each label becomes an index, in natural order, and stays in the store. A pair such
+        as ``("time", "month")`` puts a column into bins: ``year``, ``month``, ``week``, ``day``, ``hour``, ``minute``,
+        ``hour-of-day``, ``day-of-week``, ``month-of-year``, ``bins=N``, ``quantiles=N``, ``log2``. With `shape` or `index_base`
+        columns hold indices instead, and there are no labels.
     value : str, optional
         Of a table, its column of values; without it all are 1.
+    nulls : {"error", "drop"}
+        Of a table: rows without a label or value are an error that counts them, or are left out.
+    timezone : str, optional
+        Of a table: the time zone whose clock bins of time follow; by default UTC.
+    labels_from : path, optional
+        Of a table: number labels as this store does; new ones follow.
     index_base : {0, 1}, optional
         What indices count from; by default 1 in text and 0 elsewhere.
     format : {"blco", "hocfs"}
@@ -120,7 +132,7 @@ def pack(
         Compress chunks by zstd at this level, 1 to 22.
     chunk_bytes : int or str, optional
         Bound on a chunk; by default 8 MiB.
-    duplicates : {"sum", "keep", "error"}
+    duplicates : {"sum", "mean", "min", "max", "count", "keep", "error"}
         What to do with nonzeros that have the same coordinates.
     memory : int or str, optional
         Bytes of memory to take, at least 64 MiB; by default half of what is available. What exceeds it goes to temporary files.
@@ -168,9 +180,30 @@ def pack(
     )
     if index_base not in (None, 0, 1):
         raise ValueError(f"`index_base` {index_base}: give 0 or 1")
-    found = _sources.read(source, modes, value)
+    indexed = shape is not None or index_base is not None
+    found = _sources.read(source, modes, value, indexed)
+    if not isinstance(found, _sources.Table) and (nulls != "error" or timezone is not None or labels_from is not None):
+        raise ValueError("`nulls`, `timezone` and `labels_from` are for tables with labels")
     if resume and not isinstance(found, _sources.Text):
         raise ValueError("`resume` is for text, which can be read again")
+    if isinstance(found, _sources.Table):
+        if indexed:
+            raise ValueError("`shape` and `index_base` are for indices, and a file of a table has labels")
+        assert modes is not None
+        with shown(progress) as show:
+            report = engine._engine.pack_table(
+                found.source,
+                found.name,
+                target,
+                options,
+                modes=_sources.mode_list(modes),
+                value=value,
+                nulls=nulls,
+                timezone=timezone,
+                labels_from=labels_from,
+                progress=show,
+            )
+        return _packed(report, engine)
     declared = None if shape is None else [int(dim) for dim in shape]
     if isinstance(found, _sources.Text):
         base = 1 if index_base is None else index_base

@@ -21,6 +21,14 @@ class Text:
 
 
 @dataclass
+class Table:
+    """Columns of labels: the path of a file, or what has an Arrow C stream."""
+
+    source: Any
+    name: str
+
+
+@dataclass
 class Arrays:
     """A tensor in memory."""
 
@@ -47,9 +55,7 @@ def indices(name: str, array: Any) -> npt.NDArray[Any]:
     if column.dtype.kind not in "iu":
         if column.size == 0:
             return column.astype(np.int64)
-        what = (
-            "labels are not supported yet; number them, as pandas.factorize does" if column.dtype.kind in "OSUT" else "convert them"
-        )
+        what = "labels are of tables with an Arrow C stream, such as a DataFrame" if column.dtype.kind in "OSUT" else "convert them"
         raise TypeError(f"{name}: {column.dtype} indices; they are integers: {what}")
     native = column.dtype.newbyteorder("=")
     return column if column.dtype == native and column.flags.aligned else column.astype(native)
@@ -127,7 +133,7 @@ def _of_table(table: Any, modes: Sequence[Any] | None, value: Any) -> Arrays | S
     if modes is None:
         raise ValueError("a table takes `modes`, the names of its columns of indices, and `value`, that of its values")
     if not all(isinstance(mode, (str, int)) for mode in modes):
-        raise ValueError(f"`modes` {list(modes)!r}: give names of columns of integers; labels are not supported yet")
+        raise ValueError(f"`modes` {list(modes)!r}: bins are for tables with labels; give names of columns of integers")
     if not hasattr(table, "__getitem__"):
         return Stream("the table", _record_batches(table, modes, value))
     columns = [indices(f"column {name!r}", _column(table, name)) for name in modes]
@@ -144,16 +150,41 @@ def _of_batches(batches: Iterable[Any]) -> Iterator[tuple[Columns, npt.NDArray[A
         yield nonzeros(f"batch {number}", coords, values)
 
 
-def read(source: Any, modes: Sequence[Any] | None, value: Any) -> Text | Arrays | Stream:
-    """What `source` is."""
+def mode_list(modes: Sequence[Any]) -> str:
+    """Modes as ``blco-pack --modes`` takes them."""
+
+    def escaped(name: Any) -> str:
+        if not isinstance(name, str):
+            raise ValueError(
+                f'`modes` {list(modes)!r}: give names of columns, or pairs of a name and bins, such as ("time", "month")'
+            )
+        return name.replace("\\", "\\\\").replace(",", "\\,").replace(":", "\\:")
+
+    def one(mode: Any) -> str:
+        if isinstance(mode, tuple) and len(mode) == 2 and isinstance(mode[1], str):
+            return f"{escaped(mode[0])}:{mode[1]}"
+        return escaped(mode)
+
+    return ",".join(one(mode) for mode in modes)
+
+
+def read(source: Any, modes: Sequence[Any] | None, value: Any, indexed: bool) -> Text | Table | Arrays | Stream:
+    """What `source` is. `indexed`: columns of a table hold indices, not labels."""
     from ._coo import COO
-    from ._store import Store
 
     if isinstance(source, (str, os.PathLike)):
-        return Text(os.fspath(source))
+        path = os.fspath(source)
+        return Text(path) if modes is None else Table(path, path)
+    if modes is not None and not indexed:
+        if hasattr(source, "__arrow_c_stream__"):
+            return Table(source, "the table")
+        if any(isinstance(mode, tuple) for mode in modes):
+            raise TypeError(
+                f"{type(source).__name__}: labels and bins are of tables with an Arrow C stream; make a DataFrame of it"
+            )
     if modes is not None or value is not None:
         return _of_table(source, modes, value)
-    if isinstance(source, Store):
+    if hasattr(source, "batches") and hasattr(source, "nnz"):
         return Stream(source.path, _of_batches(source.batches()), source.shape)
     if isinstance(source, COO):
         return Arrays("the tensor", *nonzeros("the tensor", source.coords, source.values), source.shape)

@@ -43,6 +43,10 @@ class Store:
         self._engine = engine
         self._path = os.fspath(store.path)
         self._shape, self._nnz = tuple(store.shape), store.nnz
+        names = store.mode_names
+        self._names = None if names is None else tuple(names)
+        self._labels: dict[int, list[str] | None] = {}
+        self._places: dict[int, dict[str, int]] = {}
         self.report: dict[str, Any] | None = None
 
     @property
@@ -59,6 +63,33 @@ class Store:
     def order(self) -> int:
         """Modes."""
         return len(self._shape)
+
+    @property
+    def mode_names(self) -> tuple[str, ...] | None:
+        """What each mode is called; None if the store does not say."""
+        return self._names
+
+    @property
+    def labels(self) -> tuple[list[str] | None, ...]:
+        """The labels of each mode, in the order of its indices; None for a mode without labels. Read once, then kept."""
+        return tuple(self._labels_of(mode) for mode in range(self.order))
+
+    def _labels_of(self, mode: int) -> list[str] | None:
+        if mode not in self._labels:
+            self._labels[mode] = self._store.labels(mode)
+        return self._labels[mode]
+
+    def _place(self, mode: int, label: str) -> int:
+        """The index of a label."""
+        labels = self._labels_of(mode)
+        if labels is None:
+            raise IndexError(f"{label!r} in mode {mode}, which has no labels; give an integer or a slice")
+        if mode not in self._places:
+            self._places[mode] = {known: index for index, known in enumerate(labels)}
+        try:
+            return self._places[mode][label]
+        except KeyError:
+            raise KeyError(f"{label!r} is no label of mode {mode}") from None
 
     @property
     def nnz(self) -> int:
@@ -118,9 +149,9 @@ class Store:
         return self._part([(0, dim) for dim in self._shape], list(range(self.order)))
 
     def __getitem__(self, key: Any) -> COO | float:
-        """A part of the tensor, by indices and slices, in memory. Chunks that hold nothing of it are not read.
+        """A part of the tensor, by indices, labels and slices, in memory. Chunks that hold nothing of it are not read.
 
-        An index takes its mode away; indices for all modes give a number.
+        An index or a label takes its mode away; one for each mode gives a number. A slice of labels includes both ends.
         """
         ranges, kept = self._ranges(key)
         part = self._part(ranges, kept)
@@ -151,8 +182,15 @@ class Store:
         keys[at : at + 1] = [slice(None)] * missing
         ranges, kept = [], []
         for mode, (part, dim) in enumerate(zip(keys, self._shape)):
+            if isinstance(part, str):
+                part = self._place(mode, part)
             if isinstance(part, slice):
-                start, stop, step = part.indices(dim)
+                first, last = part.start, part.stop
+                if isinstance(first, str):
+                    first = self._place(mode, first)
+                if isinstance(last, str):
+                    last = self._place(mode, last) + 1
+                start, stop, step = slice(first, last, part.step).indices(dim)
                 if step != 1:
                     raise IndexError(f"step {step} in mode {mode}: slices take every index")
                 ranges.append((start, max(start, stop)))
@@ -161,7 +199,7 @@ class Store:
             try:
                 index = operator.index(part)
             except TypeError:
-                raise IndexError(f"{part!r} in mode {mode}: give an integer or a slice") from None
+                raise IndexError(f"{part!r} in mode {mode}: give an integer, a label or a slice") from None
             if not -dim <= index < dim:
                 raise IndexError(f"index {index} of mode {mode}, which has {dim}")
             ranges.append((index % dim, index % dim + 1))
@@ -170,7 +208,7 @@ class Store:
     def mttkrp(
         self,
         factors: Sequence[npt.ArrayLike] | Model,
-        modes: int | Sequence[int] | None = None,
+        modes: int | str | Sequence[int | str] | None = None,
         *,
         calls: int = CALLS,
         progress: Progress = None,
@@ -185,8 +223,8 @@ class Store:
         factors : sequence of array, shape[m] x rank each, or Model
             Not copied if they are C-contiguous and all float64 or all float32; otherwise float64 copies are taken. Do not change
             them meanwhile from another thread. Of a model its factors, without the weights.
-        modes : int or sequence of int, optional
-            Which results, from 0; by default all.
+        modes : int, str or sequence of these, optional
+            Which results, by number from 0 or by name; by default all.
         calls : int
             How many calls for these modes and this rank are to come, about. The first one prepares for them: it keeps the store in
             memory if there is room, the GPU's included, maybe in another order. Give 1 if this is the only one.
@@ -196,7 +234,7 @@ class Store:
         Returns
         -------
         ndarray or list of ndarray
-            For an int the array of that mode, shape[mode] x rank; otherwise a list of arrays, in the order of `modes`. They own the
+            For one mode its array, shape[mode] x rank; otherwise a list of arrays, in the order of `modes`. They own the
             engine's memory: nothing is copied in float64.
 
         Notes
@@ -208,7 +246,7 @@ class Store:
         single = bool(arrays) and all(array.dtype == np.float32 for array in arrays)
         dtype = np.float32 if single else np.float64
         arrays = [np.ascontiguousarray(array, dtype) if array.ndim else array for array in arrays]
-        one = isinstance(modes, (int, np.integer))
+        one = isinstance(modes, (int, np.integer, str))
         given: Any = range(self.order) if modes is None else [modes] if one else modes
         wanted = [self._mode(mode) for mode in given]
         with shown(progress) as show:
@@ -216,7 +254,11 @@ class Store:
         found = [sums for _, sums in results]
         return found[0] if one else found
 
-    def _mode(self, mode: int) -> int:
+    def _mode(self, mode: int | str) -> int:
+        if isinstance(mode, str):
+            if mode not in (self._names or ()):
+                raise ValueError(f"mode {mode!r}: there are {', '.join(self._names or ()) or 'no names'}")
+            return (self._names or ()).index(mode)
         index = operator.index(mode)
         if not -self.order <= index < self.order:
             raise ValueError(f"mode {mode} of a tensor of order {self.order}")
@@ -231,14 +273,14 @@ class Store:
         """Lets go of the sessions that :meth:`mttkrp` has prepared, and of their memory."""
         self._store.release()
 
-    def ttv(self, vector: npt.ArrayLike, mode: int, *, progress: Progress = None) -> COO:
+    def ttv(self, vector: npt.ArrayLike, mode: int | str, *, progress: Progress = None) -> COO:
         """The tensor times a vector along a mode: a sparse tensor of one order less.
 
         Parameters
         ----------
         vector : array_like of shape[mode] numbers
-        mode : int
-            From 0.
+        mode : int or str
+            Its number, from 0, or its name.
         progress : bool or callable, optional
             See :func:`blco.pack`.
 
@@ -321,6 +363,8 @@ class Store:
             def tell(start: int, said: str) -> Any:
                 return callback(Iteration._of(start, json.loads(said)))
 
+        # Before the work: what is damaged is found now.
+        labels = self.labels
         with shown(progress) as show:
             found = self._store.cp(
                 operator.index(rank),
@@ -336,7 +380,14 @@ class Store:
                 progress=show,
             )
         iterations = [Iteration._of(found["best"], said) for said in json.loads(found["iterations"])]
-        model = Model(found["weights"], found["factors"], iterations=iterations, starts=json.loads(found["starts"]))
+        model = Model(
+            found["weights"],
+            found["factors"],
+            iterations=iterations,
+            starts=json.loads(found["starts"]),
+            mode_names=self._names,
+            labels=labels,
+        )
         log.info("CP of rank %d: fit %.6f after %d iterations", rank, model.fit or 0.0, len(iterations))
         return model
 

@@ -8,13 +8,14 @@ use crate::process::OfProcess;
 use crate::source::ArraySource;
 use crate::store::Store;
 use blco::{
-    Codec, Device, Duplicates, Format, FormatOption, IndexBase, IndexEncoding, LeafRule, PackOptions,
-    ReadOptions,
+    Codec, Device, Duplicates, Error, Format, FormatOption, IndexBase, IndexEncoding, LeafRule, Nulls,
+    PackOptions, ReadOptions, TableOptions, parse_modes,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::path::PathBuf;
+use pyo3_arrow::PyRecordBatchReader;
+use std::path::{Path, PathBuf};
 
 /// Where to compute: device, threads and memory. Its threads serve every store that it has opened.
 #[pyclass(frozen, module = "blco._blco")]
@@ -146,6 +147,73 @@ impl Engine {
         json(&report)
     }
 
+    /// Packs a table, whose labels become indices: a file, or what has an Arrow C stream. Returns the report as JSON.
+    #[pyo3(signature = (source, name, target, options, *, modes, value = None, nulls = "error", timezone = None, labels_from = None, progress = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn pack_table(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        name: &str,
+        target: PathBuf,
+        options: &Bound<'_, PyDict>,
+        modes: &str,
+        value: Option<String>,
+        nulls: &str,
+        timezone: Option<String>,
+        labels_from: Option<PathBuf>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<String> {
+        let mut options = pack_options(target.clone(), name, options)?;
+        let beside = target.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let read = TableOptions {
+            modes: parse_modes(modes).map_err(|error| exception(&error))?,
+            value,
+            nulls: choice("nulls", nulls, &[("error", Nulls::Error), ("drop", Nulls::Drop)])?,
+            timezone,
+            labels_from,
+            temp_dir: options
+                .temp_dir
+                .clone()
+                .unwrap_or_else(|| beside.unwrap_or(Path::new(".")).to_path_buf()),
+            // Without a bound the engine finds one.
+            memory: if options.memory == u64::MAX { 0 } else { options.memory },
+            ..TableOptions::default()
+        };
+        let path: Option<PathBuf> = source.extract().ok();
+        if let Some(path) = path.as_ref().filter(|path| !path.exists()) {
+            let error = Error::input(path.display().to_string(), "no such file; check the path");
+            return Err(exception_about(&error, path));
+        }
+        let mut batches = match &path {
+            Some(_) => None,
+            None => Some(source.extract::<PyRecordBatchReader>()?.into_reader()?),
+        };
+        // Batches of Python's wait for its lock: on threads of its own, which nobody else needs.
+        let engine = if batches.is_some() {
+            self.choices.aside(self.engine.get()?.threads())?
+        } else {
+            self.engine.get()?.clone()
+        };
+        let work = Work::on(&engine);
+        let report = run(py, progress.as_ref(), |caller| {
+            caller.stop.covers(&work);
+            let mut table = match (&path, batches.take()) {
+                (Some(path), _) => work.engine.read_table(path, &read)?,
+                (_, Some(batches)) => work.engine.read_batches(name, batches, &read)?,
+                (None, None) => return Err(Error::Cancelled),
+            };
+            options.labels = Some(table.labels());
+            let report = work.engine.pack(&mut table, &options)?;
+            Ok((report, table.dropped()))
+        })?;
+        let (report, dropped) = report;
+        let mut told =
+            serde_json::to_value(report).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        told["rows_dropped"] = dropped.into();
+        json(&told)
+    }
+
     /// Packs a tensor in arrays: indices of each mode, and values.
     #[pyo3(signature = (columns, values, target, options, *, name, shape = None, index_base = 0, progress = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -211,9 +279,7 @@ fn pack_options(target: PathBuf, source: &str, given: &Bound<'_, PyDict>) -> PyR
             "chunk_bytes" => options.chunk_bytes = value.extract()?,
             "duplicates" => {
                 let given: String = value.extract()?;
-                let choices =
-                    [("sum", Duplicates::Sum), ("keep", Duplicates::Keep), ("error", Duplicates::Error)];
-                options.duplicates = choice("duplicates", &given, &choices)?;
+                options.duplicates = choice("duplicates", &given, &Duplicates::ALL)?;
             }
             "memory" => options.memory = value.extract()?,
             "temp_dir" => options.temp_dir = Some(value.extract()?),

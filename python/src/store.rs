@@ -72,6 +72,28 @@ impl Store {
         Ok(self.open.get()?.store.path().to_path_buf())
     }
 
+    /// What each mode is called; nothing where the store says nothing of its modes.
+    #[getter]
+    fn mode_names(&self) -> PyResult<Option<Vec<String>>> {
+        let info = self.open.get()?.store.modes_info();
+        Ok(info.map(|info| info.modes.iter().map(|mode| mode.name.clone()).collect()))
+    }
+
+    /// All labels of a mode, from 0; nothing where it has none.
+    fn labels(&self, py: Python<'_>, mode: usize) -> PyResult<Option<Vec<String>>> {
+        let open = self.open.get()?;
+        py.detach(|| {
+            let Some(mut labels) = open.store.labels(mode)? else { return Ok(None) };
+            let mut found = Vec::new();
+            labels.for_each(|_, label| {
+                found.push(label.to_owned());
+                Ok(true)
+            })?;
+            Ok(Some(found))
+        })
+        .map_err(|error: Error| exception(&error))
+    }
+
     /// Indices of each mode.
     #[getter]
     fn shape(&self) -> PyResult<Vec<u32>> {

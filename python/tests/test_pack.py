@@ -145,10 +145,10 @@ def test_tables(tensor, tmp_path):
 def test_tables_that_do_not_serve(tensor, tmp_path):
     table = columns(tensor) | {"name": np.array(["x"] * len(tensor.values)), "half": tensor.values / 2}
     for modes, error, said in [
-        (["user", "name"], TypeError, "labels are not supported yet"),
+        (["user", "name"], TypeError, "labels are of tables with an Arrow C stream"),
         (["user", "half"], TypeError, "column 'half': float64 indices"),
         (["user", "none"], ValueError, "no column 'none'"),
-        (["user", ("day", "month")], ValueError, "labels are not supported"),
+        (["user", ("day", "month")], TypeError, "labels and bins are of tables"),
     ]:
         with pytest.raises(error, match=said):
             pack(table, tmp_path, modes=modes)

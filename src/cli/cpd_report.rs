@@ -14,6 +14,8 @@ use serde::Serialize;
 /// What a decomposition reports as JSON.
 #[derive(Debug, Serialize)]
 pub struct CpdReport {
+    /// The version of docs/report.md.
+    schema: u32,
     #[serde(flatten)]
     pub head: ReportHead,
     pub settings: Settings,
@@ -46,7 +48,7 @@ impl CpdReport {
     pub fn new<T: Real>(store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Self {
         let &Cp { settings, max_iters, tol, .. } = cp;
         let head = ReportHead::new::<T>(store, plan);
-        Self { head, settings, max_iters, tol, kernels: None, found: Found::default() }
+        Self { schema: 1, head, settings, max_iters, tol, kernels: None, found: Found::default() }
     }
 
     /// Adds what came of it.

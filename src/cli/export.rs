@@ -1,6 +1,8 @@
 //! `blco-export`.
 
 use super::engine::host_engine;
+#[cfg(feature = "arrow")]
+use super::export_parquet::{self, ParquetWriter};
 use super::export_table::TableRows;
 use super::outputs::{Pending, check_tensor_name, check_text_name, ends_in};
 use super::progress::Bar;
@@ -19,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// Writes a store back: a table, coordinate text, a NumPy archive, or a matrix
 ///
-/// A table (.csv, .tsv) has a column for each mode, with labels where the store has them, and the values. Text has one nonzero a line: indices from 1, then the value with the fewest digits that read back the same bits. An
+/// A table (.csv, .tsv, .parquet) has a column for each mode, with labels where the store has them, and the values. Text has one nonzero a line: indices from 1, then the value with the fewest digits that read back the same bits. An
 /// archive (.npz) holds `indices` (nnz x order, u4, from 0), `values` (f8) and `dims` (u8). A
 /// store of order 2 becomes a Matrix Market file (.mtx) too. Nonzeros come in the store's order.
 /// Memory does not grow with the tensor, but with the labels where a table is written.
@@ -27,13 +29,13 @@ use std::path::{Path, PathBuf};
 #[command(
     name = "blco-export",
     version,
-    after_help = "Examples:\n  blco-export movies.blco movies.csv\n  blco-export movies.blco movies.tns\n  blco-export movies.blco - | sort -n | head\n  \
+    after_help = "Examples:\n  blco-export movies.blco movies.csv\n  blco-export movies.blco movies.parquet\n  blco-export movies.blco movies.tns\n  blco-export movies.blco - | sort -n | head\n  \
                   blco-export movies.blco movies.npz"
 )]
 pub struct Export {
     /// The store
     store: PathBuf,
-    /// The output: a file that ends in .csv, .tsv, .npz or .mtx, any other file for text, or - for text on standard output
+    /// The output: a file that ends in .csv, .tsv, .parquet, .npz or .mtx, any other file for text, or - for text on standard output
     output: PathBuf,
     /// Replace an existing file
     #[arg(long)]
@@ -174,6 +176,9 @@ enum Kind {
     Archive,
     /// With this between fields.
     Table(u8),
+    /// A table in columns.
+    #[cfg(feature = "arrow")]
+    Parquet,
     Matrix,
 }
 
@@ -185,8 +190,21 @@ impl Kind {
             _ if ends("npz") => Self::Archive,
             _ if ends("csv") => Self::Table(b','),
             _ if ends("tsv") || ends("tab") => Self::Table(b'\t'),
+            #[cfg(feature = "arrow")]
+            _ if ends("parquet") || ends("pq") => Self::Parquet,
             _ if ends("mtx") => Self::Matrix,
             _ => Self::Text,
+        }
+    }
+}
+
+impl Kind {
+    /// Bytes that a writer takes beside a text's.
+    fn writer_bytes(self) -> u64 {
+        match self {
+            #[cfg(feature = "arrow")]
+            Self::Parquet => export_parquet::WRITER_BYTES,
+            _ => 0,
         }
     }
 }
@@ -211,9 +229,13 @@ impl Program for Export {
         let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = host_engine(sys, self.common, self.memory, &progress)?;
         let store = engine.open(&self.store)?;
-        let rows =
-            if let Kind::Table(delimiter) = kind { Some(TableRows::new(&store, delimiter)) } else { None };
-        let held = rows.as_ref().map_or(0, TableRows::host_bytes);
+        let rows = match kind {
+            Kind::Table(delimiter) => Some(TableRows::new(&store, Some(delimiter))),
+            #[cfg(feature = "arrow")]
+            Kind::Parquet => Some(TableRows::new(&store, None)),
+            _ => None,
+        };
+        let held = rows.as_ref().map_or(0, TableRows::host_bytes) + kind.writer_bytes();
         let plan = engine.plan_stream(&store, [WRITER_BYTES + held, 0])?;
         let rows = rows.map(|rows| rows.load(&store)).transpose()?;
         if matches!(kind, Kind::Matrix) && store.dims().len() != 2 {
@@ -242,6 +264,12 @@ impl Program for Export {
                 |text: String| file().write_all(text.as_bytes()).map_err(Error::io(out.target(), "write"));
             match (kind, &rows) {
                 (Kind::Archive, _) => write_arrays(&store, &out, &pass),
+                #[cfg(feature = "arrow")]
+                (Kind::Parquet, Some(rows)) => {
+                    let mut writer = ParquetWriter::new(rows, out.file(), out.target())?;
+                    pass(&mut EachTile(Box::new(|tile: &DecodedTile<'_>| writer.push(tile))))?;
+                    writer.finish()
+                }
                 (Kind::Table(_), Some(rows)) => {
                     head(rows.header())?;
                     write_text(WriteText::with(

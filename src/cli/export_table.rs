@@ -27,7 +27,8 @@ impl ModeFields {
 /// Writes nonzeros as rows of labels and a value.
 #[derive(Debug)]
 pub struct TableRows {
-    delimiter: u8,
+    /// Between fields of text; `None` if labels are wanted as they are.
+    delimiter: Option<u8>,
     names: Vec<String>,
     modes: Vec<ModeFields>,
     bytes: u64,
@@ -35,7 +36,7 @@ pub struct TableRows {
 
 impl TableRows {
     /// Of `store`; its labels are not read yet.
-    pub fn new(store: &Store, delimiter: u8) -> Self {
+    pub fn new(store: &Store, delimiter: Option<u8>) -> Self {
         let info = store.modes_info();
         let name =
             |mode: usize| store.mode_name(mode).map_or_else(|| format!("mode-{}", mode + 1), str::to_owned);
@@ -60,7 +61,10 @@ impl TableRows {
             let mut fields = ModeFields::default();
             if let Some(labels) = &mut store.labels(mode)? {
                 labels.for_each(|_, label| {
-                    append_field(label, self.delimiter, &mut fields.text);
+                    match self.delimiter {
+                        Some(delimiter) => append_field(label, delimiter, &mut fields.text),
+                        None => fields.text.extend_from_slice(label.as_bytes()),
+                    }
                     fields.ends.push(fields.text.len() as u64);
                     Ok(true)
                 })?;
@@ -70,14 +74,27 @@ impl TableRows {
         Ok(self)
     }
 
+    /// The names of the modes, and of the values.
+    #[cfg(feature = "arrow")]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The label of an index; `None` where a mode has none.
+    #[cfg(feature = "arrow")]
+    pub fn label(&self, mode: usize, index: u32) -> Option<&str> {
+        let fields = self.modes.get(mode).filter(|fields| !fields.ends.is_empty())?;
+        std::str::from_utf8(fields.field(index)).ok()
+    }
+
     /// The first row: names.
     pub fn header(&self) -> String {
-        let mut out = Vec::new();
+        let (mut out, delimiter) = (Vec::new(), self.delimiter.unwrap_or(b','));
         for (at, name) in self.names.iter().enumerate() {
             if at > 0 {
-                out.push(self.delimiter);
+                out.push(delimiter);
             }
-            append_field(name, self.delimiter, &mut out);
+            append_field(name, delimiter, &mut out);
         }
         out.push(b'\n');
         String::from_utf8_lossy(&out).into_owned()
@@ -85,7 +102,7 @@ impl TableRows {
 
     /// Appends the rows of a tile.
     pub fn append_tile(&self, tile: &DecodedTile<'_>, out: &mut Vec<u8>) {
-        let mut digits = itoa::Buffer::new();
+        let (mut digits, delimiter) = (itoa::Buffer::new(), self.delimiter.unwrap_or(b','));
         for (i, &value) in tile.values.iter().enumerate() {
             for (m, fields) in self.modes.iter().enumerate() {
                 let index = tile.indices[m * TILE_NNZ + i];
@@ -94,7 +111,7 @@ impl TableRows {
                 } else {
                     out.extend_from_slice(fields.field(index));
                 }
-                out.push(self.delimiter);
+                out.push(delimiter);
             }
             decimal(value, out);
             out.push(b'\n');

@@ -9,7 +9,7 @@
     reason = "a global allocator is an unsafe trait, and its last words must not allocate: libc writes them"
 )]
 
-use crate::sys::{Sys, is_trying};
+use crate::sys::{Sys, is_contained, is_trying};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, UnsafeCell};
 use std::io::Write;
@@ -169,7 +169,11 @@ pub(super) fn prepare(sys: &Sys, name: &str) {
     // SAFETY: the handler calls what may be called where C's allocator has no more.
     unsafe { libc::signal(libc::SIGABRT, aborted as *const () as libc::sighandler_t) };
     let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| if is_of_memory(panic) { end() } else { usual(panic) }));
+    std::panic::set_hook(Box::new(move |panic| match panic {
+        panic if is_of_memory(panic) => end(),
+        _ if is_contained() => {}
+        panic => usual(panic),
+    }));
 }
 
 /// Whether a panic tells that the system has no memory: what libraries and threads that start make of it.

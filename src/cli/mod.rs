@@ -10,12 +10,15 @@ mod cpd_report;
 mod device;
 mod engine;
 pub mod export;
+#[cfg(feature = "arrow")]
+mod export_parquet;
 mod export_table;
 pub mod generate;
 pub mod info;
 mod machine;
 pub mod memory;
 mod model_page;
+mod npz;
 mod outputs;
 pub mod pack;
 mod progress;
@@ -210,12 +213,13 @@ fn fail(name: &str, error: &Error) -> ExitCode {
 }
 
 /// What the library calls options and their values, between backticks, and the command line otherwise.
-const OPTIONS: [(&str, &str); 28] = [
+const OPTIONS: [(&str, &str); 31] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Duplicates::Sum`", "--duplicates sum"),
     ("`checkpoint`", "--checkpoint"),
     ("`chunk_bytes`", "--chunk-bytes"),
+    ("`delimiter`", "--delimiter"),
     ("`deterministic`", "--deterministic"),
     ("`device`", "--device"),
     ("`device_memory`", "--device-memory"),
@@ -224,12 +228,14 @@ const OPTIONS: [(&str, &str); 28] = [
     ("`duplicates`", "--duplicates"),
     ("`f32`", "--precision f32"),
     ("`f64`", "--precision f64"),
+    ("`header`", "--header"),
     ("`index_base`", "--index-base"),
     ("`labels_from`", "--labels-from"),
     ("`memory`", "--memory"),
     ("`modes`", "--modes"),
     ("`nnz`", "--nnz"),
     ("`nonneg`", "--nonneg"),
+    ("`quote`", "--quote"),
     ("`replace`", "--force"),
     ("`resume`", "--resume"),
     ("`ridge`", "--ridge"),

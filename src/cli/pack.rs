@@ -1,6 +1,7 @@
 //! `blco-pack`.
 
 use super::engine::host_engine;
+use super::npz::{NpzSource, is_npz};
 use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
 use super::progress::Bar;
 use super::table::{ModeReport, TableArgs, mode_reports, modes_text, temp_dir};
@@ -31,7 +32,7 @@ use std::time::Instant;
 
 /// Packs a table, a sparse tensor in coordinate text, or another store into a store
 ///
-/// Reads a table (CSV, TSV), whose columns --modes makes modes: each label becomes an index, in natural order, and stays in the store.
+/// Reads a table (CSV, TSV, Parquet, Arrow), whose columns --modes makes modes: each label becomes an index, in natural order, and stays in the store.
 /// Or FROSTT text (one nonzero a line: indices from 1, then the value), with or without a Tensor Toolbox, two-line or Matrix
 /// Market header. Plain, .gz or .zst. Writes a store: a directory with a manifest and chunk files that
 /// blco-run streams. The store's bytes depend on the tensor and the options alone.
@@ -40,6 +41,7 @@ use std::time::Instant;
     name = "blco-pack",
     version,
     after_help = "Examples:\n  blco-pack ratings.csv --modes user,title,timestamp:month --value rating\n  \
+                  blco-pack ratings.parquet --modes user,title,timestamp:month --value rating\n  \
                   blco-pack log.tsv --modes host,path,at:hour-of-day    # counts rows\n  \
                   blco-pack movies.tns                     # writes movies.blco\n  \
                   zcat big.tns.gz | blco-pack - -o big.blco\n  \
@@ -283,6 +285,12 @@ impl StoreArgs {
     }
 }
 
+/// Endings that a store's name does not take over.
+const INPUTS: [&str; 14] = [
+    ".tns", ".txt", ".coo", ".mtx", ".npz", ".csv", ".tsv", ".tab", ".parquet", ".pq", ".arrow", ".arrows",
+    ".feather", ".ipc",
+];
+
 /// `movies.blco` for `movies.tns.zst`.
 fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     if input == Path::new("-") {
@@ -290,7 +298,7 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     }
     let name = input.file_name().unwrap_or_default().as_bytes();
     let stem = without(name, &[".gz", ".zst", ".zstd"]);
-    let stem = without(stem, &[".tns", ".txt", ".coo", ".mtx", ".csv", ".tsv", ".tab"]);
+    let stem = without(stem, &INPUTS);
     let end: &[u8] = if format == Some(FormatArg::Hocfs) { b".hocfs" } else { b".blco" };
     Ok(OsString::from_vec([stem, end].concat()).into())
 }
@@ -320,18 +328,42 @@ impl Program for Pack {
             return self.pack_table(sys, &target, temp_dir, &progress);
         }
         if let Some(option) = self.table.of_tables() {
-            let what = "is an option of tables, whose names end in .csv or .tsv, or which --modes makes of any other";
+            let what = "is an option of tables, whose names end in .csv, .tsv or .parquet, or which --modes makes of any other";
             return Err(Error::request(format!("{option} {what}")));
         }
-        let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
-        let mut options = self.store.options(&source, &target)?;
-        options.labels = self.table.labels(sys, &temp_dir)?.map(Arc::new);
-        let engine = host_engine(sys, self.common, self.store.memory, &progress)?;
-        self.pack(&engine, &mut source, &options)
+        if is_npz(&self.input) {
+            if let Some(option) = self.text.given() {
+                return Err(Error::request(format!("{option} is an option of text, not of a NumPy archive")));
+            }
+            return self.pack_coordinates(
+                sys,
+                NpzSource::open(sys, &self.input)?,
+                &target,
+                &temp_dir,
+                &progress,
+            );
+        }
+        let source = TnsReader::open(sys, &self.input, self.text.options())?;
+        self.pack_coordinates(sys, source, &target, &temp_dir, &progress)
     }
 }
 
 impl Pack {
+    /// Packs coordinates that have no labels yet.
+    fn pack_coordinates(
+        &self,
+        sys: &Sys,
+        mut source: impl Source + Send,
+        target: &Path,
+        temp_dir: &Path,
+        progress: &Bar,
+    ) -> Result<Report> {
+        let mut options = self.store.options(&source, target)?;
+        options.labels = self.table.labels(sys, temp_dir)?.map(Arc::new);
+        let engine = host_engine(sys, self.common, self.store.memory, progress)?;
+        self.pack(&engine, &mut source, &options)
+    }
+
     fn pack(
         &self,
         engine: &Engine,

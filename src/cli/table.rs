@@ -76,8 +76,10 @@ fn quote(text: &str) -> std::result::Result<Quote, String> {
     }
 }
 
-/// Endings of tables.
-pub const TABLES: [&str; 3] = ["csv", "tsv", "tab"];
+/// Endings of tables that are text.
+const TEXTS: [&str; 3] = ["csv", "tsv", "tab"];
+/// Endings of tables that are not.
+const COLUMNS: [&str; 6] = ["parquet", "pq", "arrow", "arrows", "feather", "ipc"];
 
 /// The name of `path` without an ending that says how it is compressed.
 fn uncompressed(path: &Path) -> PathBuf {
@@ -90,7 +92,7 @@ impl TableArgs {
     pub fn is_table(&self, input: &Path) -> bool {
         let name = uncompressed(input);
         let is = |ends: &[&str]| ends.iter().any(|end| ends_in(&name, end));
-        is(&TABLES) || self.modes.is_some() && !is(&["tns", "coo"])
+        is(&TEXTS) || is(&COLUMNS) || self.modes.is_some() && !is(&["tns", "coo", "npz"])
     }
 
     /// An option of tables that is given.
@@ -116,7 +118,7 @@ impl TableArgs {
     /// How the table `input` is read; temporary files go to `temp_dir`.
     pub fn options(&self, input: &Path, temp_dir: PathBuf) -> Result<TableOptions> {
         let by_name = ends_in(&uncompressed(input), "csv");
-        let tabs = !by_name && TABLES.iter().any(|end| ends_in(&uncompressed(input), end));
+        let tabs = !by_name && TEXTS.iter().any(|end| ends_in(&uncompressed(input), end));
         let csv = CsvOptions {
             delimiter: self.delimiter.or(tabs.then_some(b'\t')),
             quote: self.quote.map(|Quote(quote)| quote),

@@ -10,6 +10,7 @@ use crate::pack::{
     CHUNK_BYTES, MEMORY_MIN, PackOptions, PackPlan, PackReport, memory_least, pack, plan, scan_bytes,
     threads_within,
 };
+use crate::store::Store;
 use crate::sys::Sys;
 use crate::table::{Table, TableOptions};
 use bytesize::ByteSize;
@@ -27,7 +28,7 @@ impl Engine {
         TnsReader::open(self.sys(), path.as_ref(), options)
     }
 
-    /// Reads a table, plain or compressed by gzip or zstd, or standard input where the path is `-`: a source for
+    /// Reads a table, text that may be compressed by gzip or zstd, Parquet or Arrow IPC, or standard input where the path is `-`: a source for
     /// [`Engine::pack`], whose labels go into [`PackOptions::labels`]. Without `options.memory` it takes what packing may.
     ///
     /// # Errors
@@ -35,14 +36,39 @@ impl Engine {
     /// [`Error::Input`](crate::Error::Input) for what is no table, with line, row, column and what to do;
     /// [`Error::Request`](crate::Error::Request) for less memory than it takes.
     pub fn read_table(&self, path: impl AsRef<Path>, options: &TableOptions) -> Result<Table> {
+        let path = path.as_ref();
+        self.reading(options, |options, older, watch| Table::read(self.sys(), path, options, older, watch))
+    }
+
+    /// The same for a table that somebody hands over in batches of Arrow's columns; messages call it `name`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::read_table`], and what the batches' reader gives.
+    #[cfg(feature = "arrow")]
+    pub fn read_batches(
+        &self,
+        name: &str,
+        batches: impl arrow_array::RecordBatchReader + Send + 'static,
+        options: &TableOptions,
+    ) -> Result<Table> {
+        self.reading(options, |options, older, watch| {
+            Table::of_batches(self.sys(), name, batches, options, older, watch)
+        })
+    }
+
+    /// Has `read` read a table, in the memory that it may take.
+    fn reading(
+        &self,
+        options: &TableOptions,
+        read: impl FnOnce(&TableOptions, Option<&Store>, &(dyn Fn(u64) + Sync)) -> Result<Table> + Send,
+    ) -> Result<Table> {
         let mut options = options.clone();
         if options.memory == 0 {
             options.memory = self.packing_memory()?;
         }
         let older = options.labels_from.as_deref().map(|store| self.open(store)).transpose()?;
-        let watch = |rows| self.tell("reading", rows, None);
-        let path = path.as_ref();
-        self.install(|| Table::read(self.sys(), path, &options, older.as_ref(), &watch))
+        self.install(|| read(&options, older.as_ref(), &|rows| self.tell("reading", rows, None)))
     }
 
     /// Packs a tensor into a new store. `options.memory` is what the packer takes; without it, what this engine may, or half of

@@ -130,6 +130,32 @@ fn trying<T>(allocate: impl FnOnce() -> std::result::Result<T, TryReserveError>)
     allocated.map_err(|_| io::ErrorKind::OutOfMemory.into())
 }
 
+thread_local! {
+    /// Whether the thread is in [`contained`].
+    static CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a panic of this thread becomes an error: nothing needs to be printed.
+#[must_use]
+pub fn is_contained() -> bool {
+    CONTAINED.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Runs a decoder of somebody else's, which may panic on a damaged file; what it said of that.
+#[cfg(feature = "arrow")]
+pub fn contained<T>(decode: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    let outer = CONTAINED.replace(true);
+    // What it worked on is not used again.
+    let decoded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode));
+    CONTAINED.set(outer);
+    decoded.map_err(|panic| match panic.downcast::<String>() {
+        Ok(told) => *told,
+        Err(panic) => {
+            panic.downcast::<&str>().map_or_else(|_| "it cannot be decoded".into(), |told| told.to_string())
+        }
+    })
+}
+
 /// What a test has hung into a handle.
 #[derive(Debug, Default)]
 struct Hooks {

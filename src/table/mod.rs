@@ -12,8 +12,11 @@
 //!
 //! Indices follow the labels' natural order, so they do not depend on the order of rows, nor on memory and threads.
 
+#[cfg(feature = "arrow")]
+mod arrow;
 pub mod csv;
 mod dictionary;
+mod input;
 mod lines;
 mod number;
 mod options;

@@ -105,7 +105,11 @@ pub fn parse_names(text: &str) -> Vec<String> {
     parts(text).into_iter().map(|part| cut(part, '\0').0).collect()
 }
 
-/// A list of modes: `user,title,timestamp:month`.
+/// A list of modes: `user,title,timestamp:month`. A backslash escapes `,` and `:` in names.
+///
+/// # Errors
+///
+/// [`Error::Request`] for what columns cannot become, and for a mode that is named twice.
 pub fn parse_modes(text: &str) -> Result<Vec<TableMode>> {
     let mut modes: Vec<TableMode> = parts(text).into_iter().map(str::parse).collect::<Result<_>>()?;
     // Several modes of one column have different names.

@@ -10,15 +10,25 @@ use crate::store::labels::{LABEL_BYTES_MAX, LabelKind};
 use jiff::tz::TimeZone;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// Bytes of a table that are taken apart by one task.
+pub const PIECE_BYTES: usize = 1 << 19;
+
+/// How a table's text is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// How it is divided.
+    pub dialect: Dialect,
+    /// Whether it begins with the names of the columns.
+    pub has_header: bool,
+}
+
 /// What rows are made into.
 #[derive(Debug)]
 pub struct Rules {
-    /// How text is divided.
-    pub dialect: Dialect,
+    /// How the text is written, if the table is text.
+    pub written: Option<Written>,
     /// Names of the columns, from the header or numbers.
     pub names: Vec<String>,
-    /// Whether the table has a header.
-    pub has_header: bool,
     /// For each mode its column and what becomes of it.
     pub modes: Vec<(usize, Treatment)>,
     /// The column of the values.
@@ -132,8 +142,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    fn new(rules: &Rules, bytes: usize) -> Self {
-        let rows = bytes / 24;
+    /// An empty piece with room for `rows` rows of `bytes` bytes in all.
+    pub fn new(rules: &Rules, rows: usize, bytes: usize) -> Self {
         let column = |&(_, treatment): &(usize, Treatment)| match treatment {
             Treatment::Labels | Treatment::Kind(_) | Treatment::Quantiles(_) => PieceColumn::Labels {
                 bytes: Vec::with_capacity(bytes / 4),
@@ -158,14 +168,51 @@ impl Piece {
     }
 }
 
+/// A row as its table holds it. Columns are counted from 0.
+pub trait Row {
+    /// Whether the column holds nothing.
+    fn is_null(&self, column: usize) -> bool;
+    /// What the column holds, as text; `buffer` may hold it.
+    fn text<'a>(&'a self, column: usize, buffer: &'a mut Vec<u8>) -> &'a [u8];
+    /// The number that the column holds, unless it holds text.
+    fn number(&self, column: usize) -> Option<f64>;
+    /// The time that the column holds, unless it holds text or numbers; on a clock in `zone`.
+    fn moment(&self, column: usize, zone: &TimeZone) -> Option<Moment>;
+}
+
+/// A record of a text.
+struct Record<'a> {
+    text: &'a [u8],
+    fields: &'a [Field],
+    quote: Option<u8>,
+}
+
+impl Row for Record<'_> {
+    fn is_null(&self, column: usize) -> bool {
+        self.fields[column].is_null()
+    }
+
+    fn text<'a>(&'a self, column: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        self.fields[column].bytes(self.text, self.quote, buffer)
+    }
+
+    fn number(&self, _: usize) -> Option<f64> {
+        None
+    }
+
+    fn moment(&self, _: usize, _: &TimeZone) -> Option<Moment> {
+        None
+    }
+}
+
 /// Takes a piece's text apart, up to the first thing that is wrong.
-pub fn parse(rules: &Rules, text: &[u8]) -> Piece {
-    let mut piece = Piece::new(rules, text.len());
+pub fn parse(rules: &Rules, written: Written, text: &[u8]) -> Piece {
+    let mut piece = Piece::new(rules, text.len() / 24, text.len());
     // Checked at once: each field then is, too.
     let valid = std::str::from_utf8(text).map_or_else(|e| e.valid_up_to(), str::len);
     let (mut at, mut fields, mut buffer) = (0, Vec::new(), Vec::new());
     while at < text.len() {
-        let next = rules.dialect.split(text, at, &mut fields);
+        let next = written.dialect.split(text, at, &mut fields);
         let record = match next {
             Ok(next) => next,
             Err(Fault { field, what }) => {
@@ -184,8 +231,9 @@ pub fn parse(rules: &Rules, text: &[u8]) -> Piece {
         let blank =
             fields.len() == 1 && fields[0].is_null() && (rules.names.len() > 1 || text[at..].len() <= 1);
         if !blank {
-            let checked = check_record(rules, &fields, text, (at, record), valid)
-                .and_then(|()| row(rules, &fields, text, &mut piece, &mut buffer));
+            let row = Record { text, fields: &fields, quote: written.dialect.quote };
+            let checked = check_record(rules, written.has_header, &row, (at, record), valid)
+                .and_then(|()| piece.push(rules, &row, &mut buffer));
             if let Err((column, what)) = checked {
                 piece.fault = Some(PieceFault { row: piece.rows, line: piece.lines, column, what });
                 return piece;
@@ -203,16 +251,17 @@ fn count_lines(text: &[u8]) -> u64 {
 }
 
 /// A column, if one is at fault, and what is wrong.
-type Wrong = (Option<usize>, String);
+pub type Wrong = (Option<usize>, String);
 
 /// What a whole record must be: `at` is where it begins and where the next one does.
 fn check_record(
     rules: &Rules,
-    fields: &[Field],
-    text: &[u8],
+    has_header: bool,
+    record: &Record<'_>,
     at: (usize, usize),
     valid: usize,
 ) -> Result<(), Wrong> {
+    let Record { text, fields, .. } = *record;
     if at.1 > valid {
         let column = fields.iter().position(|field| field.end > valid).unwrap_or(fields.len() - 1);
         let what = "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8";
@@ -224,7 +273,7 @@ fn check_record(
     }
     let (there, wanted) = (fields.len(), rules.names.len());
     if there != wanted {
-        let of = if rules.has_header { "the header" } else { "the first row" };
+        let of = if has_header { "the header" } else { "the first row" };
         let fields = |n: usize| format!("{n} field{}", if n == 1 { "" } else { "s" });
         let way = if there > wanted {
             "quote fields that hold the delimiter"
@@ -233,7 +282,7 @@ fn check_record(
         };
         return Err((None, format!("has {}, {of} has {wanted}; {way}", fields(there))));
     }
-    let repeats = rules.has_header
+    let repeats = has_header
         && fields
             .iter()
             .zip(&rules.names)
@@ -244,69 +293,92 @@ fn check_record(
     Ok(())
 }
 
-/// Adds a row to the piece.
-fn row(
+impl Piece {
+    /// Adds a row.
+    pub fn push(&mut self, rules: &Rules, row: &impl Row, buffer: &mut Vec<u8>) -> Result<(), Wrong> {
+        let mut is_whole = true;
+        let columns = rules.modes.iter().map(|&(column, _)| column).chain(rules.value);
+        for (at, column) in columns.enumerate() {
+            if row.is_null(column) {
+                let null = &mut self.nulls[at];
+                null.count += 1;
+                null.first.get_or_insert((self.rows, self.lines));
+                is_whole = false;
+            }
+        }
+        if !is_whole {
+            self.dropped += 1;
+            return Ok(());
+        }
+        for (&(column, treatment), out) in rules.modes.iter().zip(&mut self.columns) {
+            push_field(rules, row, column, treatment, out, buffer)?;
+        }
+        if let Some(column) = rules.value {
+            self.values.push(number_of(row, column, buffer)?);
+        }
+        self.kept += 1;
+        Ok(())
+    }
+}
+
+/// Adds a row's field to its column.
+fn push_field(
     rules: &Rules,
-    fields: &[Field],
-    text: &[u8],
-    piece: &mut Piece,
+    row: &impl Row,
+    column: usize,
+    treatment: Treatment,
+    out: &mut PieceColumn,
     buffer: &mut Vec<u8>,
 ) -> Result<(), Wrong> {
-    let mut is_whole = true;
-    let columns = rules.modes.iter().map(|&(column, _)| column).chain(rules.value);
-    for (at, column) in columns.enumerate() {
-        if fields[column].is_null() {
-            let null = &mut piece.nulls[if at < rules.modes.len() { at } else { rules.modes.len() }];
-            null.count += 1;
-            null.first.get_or_insert((piece.rows, piece.lines));
-            is_whole = false;
+    match out {
+        PieceColumn::Labels { bytes, ends, hashes } => {
+            let field = row.text(column, buffer);
+            check_label(field, treatment, rules).map_err(|what| wrong(column, field, &what))?;
+            bytes.extend_from_slice(field);
+            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+            hashes.push(xxh3_64_with_seed(field, rules.seed));
+        }
+        PieceColumn::Times { times, numbers, range } => {
+            let moment = row.moment(column, &rules.zone);
+            let moment = moment.or_else(|| time::parse(row.text(column, buffer), &rules.zone));
+            let (time, is_number) = match moment {
+                Some(Moment::Civil(seconds, _)) => (seconds, false),
+                Some(Moment::Number(number)) => (number, true),
+                None => {
+                    let field = row.text(column, buffer);
+                    return Err(wrong(column, field, &no_time(field)));
+                }
+            };
+            if *numbers.get_or_insert(is_number) != is_number {
+                return Err(wrong(column, row.text(column, buffer), &mixed_times(is_number)));
+            }
+            times.push(time);
+            Range::add(range, time);
+        }
+        PieceColumn::Numbers { numbers, range } => {
+            let x = number_of(row, column, buffer)?;
+            if treatment == Treatment::Number(NumberBins::Log2) && x <= 0.0 {
+                let what = "has no logarithm; use :bins=N, or leave out rows that are not above 0";
+                return Err(wrong(column, row.text(column, buffer), what));
+            }
+            numbers.push(x);
+            Range::add(range, x);
         }
     }
-    if !is_whole {
-        piece.dropped += 1;
-        return Ok(());
-    }
-    for (&(column, treatment), out) in rules.modes.iter().zip(&mut piece.columns) {
-        let field = fields[column].bytes(text, rules.dialect.quote, buffer);
-        let wrong = |what: String| (Some(column), format!("{} {what}", shown(field)));
-        match out {
-            PieceColumn::Labels { bytes, ends, hashes } => {
-                check_label(field, treatment, rules).map_err(wrong)?;
-                bytes.extend_from_slice(field);
-                ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
-                hashes.push(xxh3_64_with_seed(field, rules.seed));
-            }
-            PieceColumn::Times { times, numbers, range } => {
-                let (time, is_number) = match time::parse(field, &rules.zone) {
-                    Some(Moment::Civil(seconds, _)) => (seconds, false),
-                    Some(Moment::Number(number)) => (number, true),
-                    None => return Err(wrong(no_time(field))),
-                };
-                if *numbers.get_or_insert(is_number) != is_number {
-                    return Err(wrong(mixed_times(is_number)));
-                }
-                times.push(time);
-                Range::add(range, time);
-            }
-            PieceColumn::Numbers { numbers, range } => {
-                let x = parse_value(field).map_err(wrong)?;
-                if treatment == Treatment::Number(NumberBins::Log2) && x <= 0.0 {
-                    return Err(wrong(
-                        "has no logarithm; use :bins=N, or leave out rows that are not above 0".into(),
-                    ));
-                }
-                numbers.push(x);
-                Range::add(range, x);
-            }
-        }
-    }
-    if let Some(column) = rules.value {
-        let field = fields[column].bytes(text, rules.dialect.quote, buffer);
-        let value = parse_value(field).map_err(|what| (Some(column), format!("{} {what}", shown(field))))?;
-        piece.values.push(value);
-    }
-    piece.kept += 1;
     Ok(())
+}
+
+/// The number in a column.
+fn number_of(row: &impl Row, column: usize, buffer: &mut Vec<u8>) -> Result<f64, Wrong> {
+    if let Some(x) = row.number(column).filter(|x| x.is_finite()) {
+        return Ok(x);
+    }
+    let field = row.text(column, buffer);
+    parse_value(field).map_err(|what| wrong(column, field, &what))
+}
+
+fn wrong(column: usize, field: &[u8], what: &str) -> Wrong {
+    (Some(column), format!("{} {what}", shown(field)))
 }
 
 /// What is told of a date among numbers, or the other way.

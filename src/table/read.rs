@@ -1,12 +1,14 @@
 //! Takes a table in: all of its rows, with labels as numbers, wait in scratch when this is done.
 
-use super::csv::{CsvPiece, CsvPieces, sniff};
+use super::csv::{CsvPieces, sniff};
 use super::dictionary::{Dictionary, Found, SHARDS, Shard, Wanted, shard_of};
+use super::input::{Pieces, RawPiece, TableInput};
 use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
-use super::piece::{self, NullCount, Piece, PieceColumn, PieceFault, Range, Rules};
+use super::piece::{
+    NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, Written, mixed_times,
+};
 use super::scratch::{Extent, Scratch};
 use super::time;
-use crate::coo::tns::TextInput;
 use crate::error::{Error, Result};
 use crate::store::labels::LabelKind;
 use crate::sys::Sys;
@@ -14,8 +16,6 @@ use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use rayon::prelude::*;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Bytes of text that are taken apart by one task.
-const PIECE_BYTES: usize = 1 << 19;
 /// Pieces of a group for each thread.
 const PIECES_PER_THREAD: usize = 4;
 /// Bytes that a piece of a group takes: its text, that of a piece of the next group, and its columns.
@@ -98,42 +98,52 @@ impl ReadMemory {
 /// Reads the table `input`, called `name`.
 pub fn read(
     sys: &Sys,
-    input: TextInput,
+    input: TableInput,
     name: &str,
     options: &TableOptions,
     memory: ReadMemory,
     scratch: &Scratch,
     watch: &(dyn Fn(u64) + Sync),
 ) -> Result<ReadTable> {
-    let mut pieces = CsvPieces::new(sys, input, PIECE_BYTES);
     let wanted: Vec<&str> =
         options.modes.iter().map(|mode| &mode.column[..]).chain(options.value.as_deref()).collect();
-    let sniffed = sniff(options.csv, pieces.head()?, &wanted, name)?;
-    pieces.divide_by(sniffed.dialect);
+    let (mut pieces, written, names, columns) = match input {
+        TableInput::Text(text) => {
+            let mut pieces = CsvPieces::new(sys, text, PIECE_BYTES);
+            let sniffed = sniff(options.csv, pieces.head()?, &wanted, name)?;
+            pieces.divide_by(sniffed.dialect);
+            let written = Written { dialect: sniffed.dialect, has_header: sniffed.names.is_some() };
+            (Pieces::Csv(pieces), Some(written), sniffed.names, sniffed.columns)
+        }
+        #[cfg(feature = "arrow")]
+        TableInput::Arrow(rows) => {
+            let names = rows.names();
+            let columns = names.len();
+            (Pieces::Arrow(rows), None, Some(names), columns)
+        }
+    };
+    let numbers = || (1..=columns).map(|n| n.to_string()).collect();
     if options.modes.is_empty() {
-        let names = sniffed.names.unwrap_or_else(|| (1..=sniffed.columns).map(|n| n.to_string()).collect());
+        let names = names.unwrap_or_else(numbers);
         let what = format!(
             "say which columns are modes, and which holds values: --modes A,B,… --value C; the columns are {}",
             listed(&names)
         );
         return Err(Error::input(name, what));
     }
-    let column = |wanted: &str| find_column(wanted, sniffed.names.as_deref(), sniffed.columns, name);
+    let column = |wanted: &str| find_column(wanted, names.as_deref(), columns, name);
     let modes = options.modes.iter().map(|mode| Ok((column(&mode.column)?, mode.treatment)));
     let zone = time::zone(options.timezone.as_deref().unwrap_or("UTC"))?;
     let rules = Rules {
-        dialect: sniffed.dialect,
+        written,
         modes: modes.collect::<Result<_>>()?,
         value: options.value.as_deref().map(column).transpose()?,
-        has_header: sniffed.names.is_some(),
-        names: sniffed
-            .names
-            .clone()
-            .unwrap_or_else(|| (1..=sniffed.columns).map(|n| n.to_string()).collect()),
+        names: names.unwrap_or_else(numbers),
         nulls: options.nulls,
         zone,
         seed: RandomState::new().build_hasher().finish(),
     };
+    pieces.take_only(rules.modes.iter().map(|&(column, _)| column).chain(rules.value))?;
     let mut intake = Intake::new(sys, name, rules, memory, scratch);
     intake.read_all(pieces, watch)?;
     intake.finish()
@@ -192,7 +202,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    fn read_all(&mut self, pieces: CsvPieces, watch: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    fn read_all(&mut self, pieces: Pieces, watch: &(dyn Fn(u64) + Sync)) -> Result<()> {
         let (sys, group) = (self.sys, self.memory.group);
         scope(|scope| {
             let (full_sender, full) = bounded(group);
@@ -201,12 +211,12 @@ impl<'a> Intake<'a> {
                 read_pieces(pieces, &full_sender, &empty_receiver);
             })?;
             let mut incoming = full.iter();
-            let mut skip = self.rules.has_header;
+            let mut skip = self.rules.written.is_some_and(|written| written.has_header);
             loop {
                 sys.check_cancelled()?;
-                let mut group: Vec<Result<CsvPiece>> = incoming.by_ref().take(group).collect();
+                let mut group: Vec<Result<RawPiece>> = incoming.by_ref().take(group).collect();
                 let failure = group.iter().position(Result::is_err).map(|at| group.split_off(at));
-                let group: Vec<CsvPiece> = group.into_iter().flatten().collect();
+                let group: Vec<RawPiece> = group.into_iter().flatten().collect();
                 if group.is_empty() {
                     return failure.into_iter().flatten().find_map(Result::err).map_or(Ok(()), Err);
                 }
@@ -225,30 +235,13 @@ impl<'a> Intake<'a> {
     }
 
     /// Takes a group of pieces in; `skip`: the first begins with the header.
-    fn take(&mut self, group: &[CsvPiece], skip: bool) -> Result<()> {
+    fn take(&mut self, group: &[RawPiece], skip: bool) -> Result<()> {
+        let header = if skip { self.header(&group[0])? } else { 0 };
         let rules = &self.rules;
-        let mut header = (0, 0);
-        if skip {
-            let mut fields = Vec::new();
-            let text = group[0].text();
-            // Blank lines may stand above it.
-            loop {
-                let at = header.0;
-                let next = rules.dialect.split(text, at, &mut fields);
-                let next = next
-                    .map_err(|fault| Error::input(format!("{}:{}", self.name, header.1 + 1), fault.what))?;
-                header = (next, header.1 + memchr::memchr_iter(b'\n', &text[at..next]).count() as u64);
-                if fields.len() > 1 || !fields[0].is_null() || next >= text.len() {
-                    break;
-                }
-            }
-            self.lines = header.1;
-        }
-        let text = |(at, piece): (usize, &'_ CsvPiece)| -> Piece {
-            let text = piece.text();
-            piece::parse(rules, if at == 0 { &text[header.0..] } else { text })
+        let parse = |(at, piece): (usize, &RawPiece)| -> Piece {
+            piece.parse(rules, if at == 0 { header } else { 0 })
         };
-        let pieces: Vec<Piece> = group.par_iter().enumerate().map(text).collect();
+        let pieces: Vec<Piece> = group.par_iter().enumerate().map(parse).collect();
         for piece in &pieces {
             self.check(piece)?;
         }
@@ -261,6 +254,25 @@ impl<'a> Intake<'a> {
         }
         let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
         if tables > self.memory.tables { self.seal() } else { Ok(()) }
+    }
+
+    /// Where the header of a text ends that begins with `piece`.
+    fn header(&mut self, piece: &RawPiece) -> Result<usize> {
+        let (RawPiece::Text(piece), Some(written)) = (piece, self.rules.written) else { return Ok(0) };
+        let (text, mut fields, mut at, mut lines) = (piece.text(), Vec::new(), 0, 0);
+        // Blank lines may stand above it.
+        loop {
+            let next = written.dialect.split(text, at, &mut fields);
+            let next =
+                next.map_err(|fault| Error::input(format!("{}:{}", self.name, lines + 1), fault.what))?;
+            lines += memchr::memchr_iter(b'\n', &text[at..next]).count() as u64;
+            at = next;
+            if fields.len() > 1 || !fields[0].is_null() || next >= text.len() {
+                break;
+            }
+        }
+        self.lines = lines;
+        Ok(at)
     }
 
     fn dictionaries(&mut self) -> impl Iterator<Item = &mut Dictionary> {
@@ -297,7 +309,7 @@ impl<'a> Intake<'a> {
                 ) => {
                     if all.is_some() && *is_number != *numbers {
                         let column = Some(self.rules.modes[at].0);
-                        let what = piece::mixed_times(*numbers);
+                        let what = mixed_times(*numbers);
                         return Err(self.fault(&PieceFault { row: 0, line: 0, column, what }));
                     }
                     *is_number = *numbers;
@@ -321,12 +333,16 @@ impl<'a> Intake<'a> {
 
     /// The error about a row.
     fn fault(&self, fault: &PieceFault) -> Error {
-        let (row, line) = (self.rows + fault.row + 1, self.lines + fault.line + 1);
+        let row = self.rows + fault.row + 1;
+        let place = match self.rules.written {
+            Some(_) => format!("{}:{}", self.name, self.lines + fault.line + 1),
+            None => self.name.to_owned(),
+        };
         let column = fault
             .column
             .and_then(|at| self.rules.names.get(at))
             .map_or_else(String::new, |name| format!(", column {}", super::shown(name.as_bytes())));
-        Error::input(format!("{}:{line}", self.name), format!("row {row}{column}: {}", fault.what))
+        Error::input(place, format!("row {row}{column}: {}", fault.what))
     }
 
     /// The numbers of all labels of `pieces`: by column, shard and piece.
@@ -392,7 +408,8 @@ impl<'a> Intake<'a> {
         let count = |(column, null): (usize, &NullCount)| {
             let (row, line) = null.first.map_or((0, 0), |(row, line)| (row + 1, line + 1));
             let name = super::shown(self.rules.names[column].as_bytes());
-            format!("column {name} lacks {}, the first in row {row} (line {line})", null.count)
+            let line = self.rules.written.map_or_else(String::new, |_| format!(" (line {line})"));
+            format!("column {name} lacks {}, the first in row {row}{line}", null.count)
         };
         let counts: Vec<String> =
             columns.zip(&self.nulls).filter(|(_, null)| null.count > 0).map(count).collect();
@@ -446,7 +463,7 @@ fn encode(piece: &Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) -> Vec<u8> {
 }
 
 /// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
-fn read_pieces(mut pieces: CsvPieces, full: &Sender<Result<CsvPiece>>, empty: &Receiver<Vec<u8>>) {
+fn read_pieces(mut pieces: Pieces, full: &Sender<Result<RawPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();
         if full.send(item).is_err() || last {

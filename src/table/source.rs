@@ -1,19 +1,20 @@
 //! A table that has been read, as nonzeros with indices and what a store says of its modes.
 
 use super::dictionary::{Dictionary, index_of};
+use super::input::TableInput;
 use super::number::NumberRange;
 use super::options::{TableMode, TableOptions, Treatment};
 use super::piece::Range;
 use super::read::{Frame, ReadColumn, ReadMemory, ReadTable, read};
 use super::scratch::{SPOOL_BYTES, Scratch};
 use super::time::{Clock, TimeBins, parts_of_a_second};
-use crate::coo::tns::{TextInput, file_identity};
+use crate::coo::tns::{OpenedFile, file_identity};
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::shape::{DIM_MAX, Shape};
 use crate::store::Store;
 use crate::store::labels::{LabelKind, LabelWriter, ModeInfo, ModesInfo, NewLabels};
-use crate::sys::{File, FileState, SpillDir, Sys};
+use crate::sys::{File, SpillDir, Sys};
 use jiff::tz::TimeZone;
 use rayon::prelude::*;
 use std::path::Path;
@@ -64,18 +65,44 @@ impl Table {
         older: Option<&Store>,
         watch: &(dyn Fn(u64) + Sync),
     ) -> Result<Self> {
-        let (name, text, file) = TextInput::open(sys, path)?;
+        let (name, input, file) = TableInput::open(sys, path, options)?;
+        Self::take_in(sys, name, input, file.as_ref(), options, older, watch)
+    }
+
+    /// The same of batches that somebody hands over.
+    #[cfg(feature = "arrow")]
+    pub(crate) fn of_batches(
+        sys: &Sys,
+        name: &str,
+        batches: impl arrow_array::RecordBatchReader + Send + 'static,
+        options: &TableOptions,
+        older: Option<&Store>,
+        watch: &(dyn Fn(u64) + Sync),
+    ) -> Result<Self> {
+        let rows = super::arrow::ArrowRows::given(name, batches, options)?;
+        Self::take_in(sys, name.to_owned(), TableInput::Arrow(Box::new(rows)), None, options, older, watch)
+    }
+
+    fn take_in(
+        sys: &Sys,
+        name: String,
+        input: TableInput,
+        file: Option<&OpenedFile>,
+        options: &TableOptions,
+        older: Option<&Store>,
+        watch: &(dyn Fn(u64) + Sync),
+    ) -> Result<Self> {
         let threads = rayon::current_num_threads();
-        let memory = ReadMemory::new(options.memory, text.decoder_bytes(), threads, &name)?;
+        let memory = ReadMemory::new(options.memory, input.decoder_bytes(), threads, &name)?;
         let scratch = Scratch::new(sys, &options.temp_dir, memory.kept);
-        let read = read(sys, text, &name, options, memory, &scratch, watch);
+        let read = read(sys, input, &name, options, memory, &scratch, watch);
         if matches!(read, Ok(_) | Err(Error::Input { .. }))
-            && let Some((file, state)) = &file
+            && let Some((file, state)) = file
         {
             file.check_unchanged(state)?;
         }
         let read = read?;
-        let identity = identity(file.as_ref(), options)?;
+        let identity = identity(file, options)?;
         Self::index(sys, name, read, options, older, scratch, identity)
     }
 
@@ -210,7 +237,7 @@ impl Table {
 }
 
 /// What tells a table's file and the way in which it is read from others.
-fn identity(file: Option<&(File, FileState)>, options: &TableOptions) -> Result<Option<String>> {
+fn identity(file: Option<&OpenedFile>, options: &TableOptions) -> Result<Option<String>> {
     let Some((file, _)) = file else { return Ok(None) };
     let TableOptions { modes, value, nulls, timezone, csv, labels_from, .. } = options;
     let options = format!("{modes:?} {value:?} {nulls:?} {timezone:?} {csv:?} {labels_from:?}");

@@ -913,7 +913,7 @@ fn names_of_outputs_are_what_is_written() {
             &[name, "would be coordinate text"],
         );
     }
-    for name in ["x.npy", "x.BLCO", "x.hocfs", "x.parquet"] {
+    for name in ["x.npy", "x.BLCO", "x.hocfs", "x.feather"] {
         place.refuses("blco-export", &["t.blco", name], &[name, "would be coordinate text, which ."]);
     }
     let npz = ["x.npz: would be coordinate text, which .npz is not; name another, such as .tns"];

@@ -10,8 +10,11 @@ mod common;
 mod programs;
 
 mod cli;
+#[cfg(feature = "arrow")]
+mod columns;
 mod cpd;
 mod gpu;
+mod npz;
 mod products;
 mod replacing;
 mod surroundings;

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn run(name: &str, dir: &Path, args: &[&str]) -> Output {
+pub fn run(name: &str, dir: &Path, args: &[&str]) -> Output {
     Command::new(cargo_bin(name)).current_dir(dir).args(args).env("BLCO_MEMORY_MIN", "0").output().unwrap()
 }
 
@@ -45,7 +45,7 @@ fn nonzeros(dir: &Path, store: &str, modes: &[&str]) -> BTreeMap<Vec<String>, f6
 }
 
 /// The files of a store but for its provenance.
-fn bytes(store: &Path) -> BTreeMap<String, Vec<u8>> {
+pub fn bytes(store: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
     let named = files
         .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap()));
@@ -172,7 +172,11 @@ fn wrong_requests() -> Vec<Wrong> {
             &["row 3, column \"rating\": \"0\" has no logarithm"],
         ),
         ([b"\x1f\x8b\x08".to_vec(), GOOD.into()].concat(), USUAL, &["gzip"]),
-        (b"PAR1....PAR1".to_vec(), USUAL, &["Parquet", "CSV"]),
+        (
+            b"PAR1....PAR1".to_vec(),
+            USUAL,
+            if cfg!(feature = "arrow") { &["t.csv", "damaged or not whole"] } else { &["Parquet", "CSV"] },
+        ),
     ]
 }
 
@@ -508,4 +512,26 @@ fn kinds_are_decided_over_the_whole_column() {
     let info = program("blco-info", dir.path(), &["b.blco", "--quick"]);
     let kinds: Vec<&str> = (0..3).map(|mode| info["modes"][mode]["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["text", "text", "number"]);
+}
+
+/// docs/report.md has a row for every field of a result's report.json, those of plans left out, and knows its version.
+#[test]
+fn every_field_of_a_report_is_on_its_page() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/report.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.csv"), GOOD).unwrap();
+    program("blco-pack", dir.path(), &["t.csv", "--modes", "user,title", "--value", "rating"]);
+    program("blco-cpd", dir.path(), &["t.blco", "--rank", "2", "--starts", "2", "--backend", "cpu"]);
+    let report = std::fs::read(dir.path().join("t.cp/report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    assert_eq!(report["schema"], 1);
+    let names =
+        |value: &serde_json::Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let mut fields = names(&report);
+    fields.extend(
+        [&report["settings"], &report["starts"][1], &report["iterations"][0]].into_iter().flat_map(names),
+    );
+    let missing: Vec<_> = fields.iter().filter(|field| !page.contains(&format!("`{field}`"))).collect();
+    assert!(fields.len() > 35 && missing.is_empty(), "{missing:?}");
 }

@@ -74,6 +74,9 @@ impl TextInput {
         raw.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(Error::io(name, "read"))?;
         let compression = recognise(&head[..head.len().min(MAGIC_BYTES)]).map_err(|kind| {
             let way = match kind {
+                PARQUET | ARROW if cfg!(feature = "arrow") => {
+                    "give it to blco-pack as a file, uncompressed, with --modes"
+                }
                 PARQUET | ARROW => "write it as CSV first",
                 UTF_16 => "convert it first: iconv -f UTF-16 -t UTF-8",
                 _ => "unpack it first",
@@ -107,6 +110,25 @@ impl TextInput {
     /// Whether the text is not compressed.
     pub(super) fn is_plain(&self) -> bool {
         self.compression == Compression::None
+    }
+
+    /// Whether the text begins with `magic`. It can be read from its beginning afterwards.
+    #[cfg(feature = "arrow")]
+    pub(crate) fn begins_with(&mut self, magic: &[u8]) -> bool {
+        let (mut head, mut failure) = (Vec::new(), None);
+        while head.len() < magic.len() && failure.is_none() {
+            let mut rest = vec![0; magic.len() - head.len()];
+            match self.text.read(&mut rest) {
+                Ok(0) => break,
+                Ok(n) => head.extend_from_slice(&rest[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => failure = Some(e),
+            }
+        }
+        let begins = head == magic;
+        let rest = std::mem::replace(&mut self.text, Box::new(io::empty()));
+        self.text = Box::new(Cursor::new(head).chain(Failing(failure)).chain(rest));
+        begins
     }
 
     /// Fills `buf` and returns the bytes read, fewer only at the end of the text, and what went wrong after
@@ -235,6 +257,17 @@ impl<R: BufRead> Read for Members<R> {
             }
         }
         Ok(0)
+    }
+}
+
+/// Fails once, if it has a failure, and ends.
+#[cfg(feature = "arrow")]
+struct Failing(Option<io::Error>);
+
+#[cfg(feature = "arrow")]
+impl Read for Failing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        self.0.take().map_or(Ok(0), Err)
     }
 }
 

@@ -30,6 +30,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use decode::OpenedFile;
 pub use decode::TextInput;
 pub use write::{TnsWriter, append_row, decimal, row_bytes_max, text_of};
 

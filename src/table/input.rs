@@ -1,0 +1,120 @@
+//! What a table is written in: text, or columns of Arrow's types; and its pieces.
+
+#[cfg(feature = "arrow")]
+use super::arrow::{self, ArrowRows};
+use super::csv::{CsvPiece, CsvPieces};
+use super::options::TableOptions;
+use super::piece::{self, Piece, Rules};
+use crate::coo::tns::{OpenedFile, TextInput};
+use crate::error::Result;
+use crate::sys::Sys;
+use std::path::Path;
+
+/// A table that is open.
+#[derive(Debug)]
+pub enum TableInput {
+    /// Text.
+    Text(TextInput),
+    /// Columns.
+    #[cfg(feature = "arrow")]
+    Arrow(Box<ArrowRows>),
+}
+
+impl TableInput {
+    /// Opens `path`, or standard input if it is `-`: what messages call it, the table, and the file with its state if it is
+    /// one.
+    pub fn open(
+        sys: &Sys,
+        path: &Path,
+        options: &TableOptions,
+    ) -> Result<(String, Self, Option<OpenedFile>)> {
+        #[cfg(feature = "arrow")]
+        if let Some((file, state)) = arrow::open_file(sys, path)? {
+            let name = path.display().to_string();
+            let rows = ArrowRows::of_file(&name, file.duplicate()?, options)?;
+            return Ok((name, Self::Arrow(Box::new(rows)), Some((file, state))));
+        }
+        let (name, mut text, file) = TextInput::open(sys, path)?;
+        #[cfg(feature = "arrow")]
+        if text.begins_with(&arrow::STREAM_MAGIC) {
+            let rows = ArrowRows::of_stream(&name, text, options)?;
+            return Ok((name, Self::Arrow(Box::new(rows)), file));
+        }
+        let _ = (options, &mut text);
+        Ok((name, Self::Text(text), file))
+    }
+
+    /// Bytes of memory that decoding takes.
+    pub fn decoder_bytes(&self) -> u64 {
+        match self {
+            Self::Text(text) => text.decoder_bytes(),
+            #[cfg(feature = "arrow")]
+            Self::Arrow(rows) => rows.decoder_bytes(),
+        }
+    }
+}
+
+/// A table, read piece by piece.
+#[derive(Debug)]
+pub enum Pieces {
+    /// Records of a text.
+    Csv(CsvPieces),
+    /// Rows of columns.
+    #[cfg(feature = "arrow")]
+    Arrow(Box<ArrowRows>),
+}
+
+impl Pieces {
+    /// Nobody looks at columns but these.
+    #[allow(clippy::unnecessary_wraps, reason = "text alone has nothing to refuse")]
+    pub fn take_only(&mut self, columns: impl Iterator<Item = usize>) -> Result<()> {
+        match self {
+            Self::Csv(_) => {
+                drop(columns);
+                Ok(())
+            }
+            #[cfg(feature = "arrow")]
+            Self::Arrow(rows) => rows.take_only(columns),
+        }
+    }
+
+    /// The next rows; text is read into `buffer`.
+    pub fn next(&mut self, buffer: Vec<u8>) -> Result<Option<RawPiece>> {
+        match self {
+            Self::Csv(pieces) => Ok(pieces.next(buffer)?.map(RawPiece::Text)),
+            #[cfg(feature = "arrow")]
+            Self::Arrow(rows) => Ok(rows.next()?.map(RawPiece::Arrow)),
+        }
+    }
+}
+
+/// Some rows that have not been taken apart.
+#[derive(Debug)]
+pub enum RawPiece {
+    /// Records.
+    Text(CsvPiece),
+    /// Columns.
+    #[cfg(feature = "arrow")]
+    Arrow(arrow::ArrowPiece),
+}
+
+impl RawPiece {
+    /// Takes it apart, but for the first `skip` bytes of a text.
+    pub fn parse(&self, rules: &Rules, skip: usize) -> Piece {
+        match (self, rules.written) {
+            (Self::Text(piece), Some(written)) => piece::parse(rules, written, &piece.text()[skip..]),
+            #[cfg(feature = "arrow")]
+            (Self::Arrow(piece), _) => piece.parse(rules),
+            _ => Piece::new(rules, 0, 0),
+        }
+    }
+
+    /// A text's buffer, to be filled again.
+    pub fn into_buffer(self) -> Vec<u8> {
+        match self {
+            Self::Text(piece) => piece.into_buffer(),
+            #[cfg(feature = "arrow")]
+            Self::Arrow(_) => Vec::new(),
+        }
+    }
+}
