@@ -336,7 +336,7 @@ fn what_is_no_tensor_is_not_packed() {
         assert!(said.contains("`chunk_bytes`") && said.contains("give 64.0 KiB to 1.0 GiB"), "{said}");
     }
     let said = pack(&|_| (), &PackOptions { temp_dir: Some(dir.path().join("none")), ..options.clone() });
-    assert!(said.contains("none: is no directory"), "{said}");
+    assert!(said.contains("none: is not a directory"), "{said}");
     let levels = LevelOrder::new(&[0, 1, 2]).unwrap();
     let format = FormatOption::Known(Format::hocfs(levels, LeafRule::Auto));
     let said = pack(&|_| (), &PackOptions { format, ..options });

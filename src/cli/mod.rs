@@ -5,6 +5,7 @@
 //! error. 130: interrupted.
 
 mod components;
+mod conventions;
 pub mod cpd;
 mod cpd_report;
 mod device;
@@ -56,18 +57,20 @@ pub trait Program: Parser {
 /// The options that all programs have.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Common {
-    /// Compute threads [default: one for each processor]
+    /// Compute threads [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Keep each compute thread on a processor: for machines with several sockets
+    /// Pin each compute thread to a processor, for machines with several sockets
     #[arg(long)]
     pin_threads: bool,
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
-    /// Report as JSON on standard output
+    /// Print the report as JSON on standard output
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    conventions: conventions::Conventions,
 }
 
 /// What a program has to say when it has succeeded; by default nothing.
@@ -105,9 +108,18 @@ pub(crate) fn text_of(write: impl FnOnce(&mut String) -> std::fmt::Result) -> Re
 /// The whole of a program: parse, run, report.
 #[must_use]
 pub fn main<P: Program>() -> ExitCode {
-    let matches = P::command().get_matches();
-    let program = P::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     let name = P::command().get_name().to_owned();
+    let matches = match conventions::prepare(P::command()).try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return conventions::exit(&name, &error),
+    };
+    if let Some(status) = conventions::printed(&matches, P::command()) {
+        return status;
+    }
+    let program = match P::from_arg_matches(&matches) {
+        Ok(program) => program,
+        Err(error) => return conventions::exit(&name, &error),
+    };
     let report = P::check(&matches).and_then(|()| system()).and_then(|sys| {
         memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
@@ -205,12 +217,12 @@ fn end_now(sys: &Sys, name: &str) -> ! {
 fn fail(name: &str, error: &Error) -> ExitCode {
     let way = if matches!(error, Error::Cancelled) { continued_by() } else { String::new() };
     // Nobody is left to tell if this cannot be written.
-    drop(writeln!(std::io::stderr(), "{name}: {}{way}", told(error)));
+    drop(writeln!(std::io::stderr(), "{} {}{way}", conventions::prefix(name), told(error)));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
 /// What the library calls options and their values, between backticks, and the command line otherwise.
-const OPTIONS: [(&str, &str); 25] = [
+const OPTIONS: [(&str, &str); 26] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Duplicates::Sum`", "--duplicates sum"),
@@ -226,6 +238,7 @@ const OPTIONS: [(&str, &str); 25] = [
     ("`memory`", "--memory"),
     ("`modes`", "--modes"),
     ("`nnz`", "--nnz"),
+    ("`no_values`", "--no-values"),
     ("`nonneg`", "--nonneg"),
     ("`replace`", "--force"),
     ("`resume`", "--resume"),
@@ -282,7 +295,7 @@ fn system() -> Result<Sys> {
 
 /// Parses a size in bytes: `64MiB`, `1.5G`, `4096`.
 pub(crate) fn size(text: &str) -> std::result::Result<u64, String> {
-    parse_size::parse_size(text).map_err(|e| format!("{e}; sizes look like 64MiB, 2GB or 4096"))
+    parse_size::parse_size(text).map_err(|_| "not a size; sizes look like 64MiB, 2GB or 4096".to_owned())
 }
 
 /// Parses a count: `3300000`, `3.3M`, `1G` (powers of 1000).
@@ -291,7 +304,7 @@ pub(crate) fn count(text: &str) -> std::result::Result<u64, String> {
     if text.contains('.') && text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err(format!("not a whole number; {LIKE}"));
     }
-    parse_size::parse_size(text).map_err(|e| format!("{e}; {LIKE}"))
+    parse_size::parse_size(text).map_err(|_| format!("not a count; {LIKE}"))
 }
 
 /// Parses one of `words`, each with what it means.
@@ -345,9 +358,32 @@ pub(crate) fn command_line() -> String {
     std::iter::once(program).chain(words.map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
-/// `1 nonzero`, `2 nonzeros`.
+/// `1 nonzero`, `16,223,573 nonzeros`.
 pub(crate) fn nonzeros(n: u64) -> String {
-    format!("{n} nonzero{}", if n == 1 { "" } else { "s" })
+    format!("{} nonzero{}", grouped(n), if n == 1 { "" } else { "s" })
+}
+
+/// `16,223,573`.
+pub(crate) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).unwrap_or_default())
+        .collect();
+    groups.join(",")
+}
+
+/// The rank of the factors or the matrix in `path`, which `--rank` may repeat.
+pub(crate) fn agreed_rank(given: Option<u32>, path: &Path, found: usize) -> Result<usize> {
+    match given {
+        Some(rank) if rank as usize != found => {
+            let what = format!("has rank {found}, and --rank says {rank}; leave --rank out");
+            Err(Error::request(format!("{}: {what}", path.display())))
+        }
+        _ => Ok(found),
+    }
 }
 
 /// What messages call standard output.

@@ -28,14 +28,16 @@ pub fn check_tensor_name(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Endings of what is no coordinate text.
-const NO_TEXT: [&str; 11] =
-    ["npz", "npy", "blco", "hocfs", "mtx", "csv", "tsv", "tab", "parquet", "arrow", "feather"];
+/// Endings of coordinate text.
+const TEXT: [&str; 3] = ["tns", "coo", "txt"];
 
-/// An error where coordinate text is to be written to `path`, and that name says that something else is there.
-pub fn check_text_name(path: &Path) -> Result<()> {
-    let Some(end) = NO_TEXT.iter().find(|end| ends_in(path, end)) else { return Ok(()) };
-    let what = format!("would be coordinate text, which .{end} is not; name another, such as .tns");
+/// An error if coordinate text is to be written to `path` and the name's ending is another's, or nobody's. A name without an ending will do.
+pub fn check_text_name(path: &Path, others: &str) -> Result<()> {
+    let Some(end) = path.extension() else { return Ok(()) };
+    if path == Path::new("-") || TEXT.iter().any(|known| ends_in(path, known)) {
+        return Ok(());
+    }
+    let what = format!(".{} is not an ending of coordinate text; end it in .tns{others}", end.display());
     Err(Error::request(format!("{}: {what}", path.display())))
 }
 
@@ -43,7 +45,7 @@ pub fn check_text_name(path: &Path) -> Result<()> {
 pub fn check_temp_dir(option: &str, dir: Option<&Path>) -> Result<()> {
     match dir {
         Some(dir) if !dir.is_dir() => {
-            let what = "is no directory; make it, or name another";
+            let what = "is not a directory; create it, or name another";
             Err(Error::request(format!("{option} {}: {what}", dir.display())))
         }
         _ => Ok(()),
@@ -74,7 +76,7 @@ fn refuse_dash(option: &str, path: Option<&Path>, why: &str) -> Result<()> {
 static FILE: Kind = Kind {
     name: "file",
     marker: "",
-    exists: "is there already; --force replaces it",
+    exists: "already exists; replace it with --force",
     look: |_, path| {
         let found = path.symlink_metadata().map_err(Error::io(path, "inspect"))?;
         Ok(match (found.is_file(), found.is_dir()) {
@@ -90,7 +92,7 @@ static FILE: Kind = Kind {
 static RESULT: Kind = Kind {
     name: "result",
     marker: MARKER,
-    exists: "results are there already; --force replaces them",
+    exists: "results already exist; replace them with --force",
     look: look_at_result,
     beside: &[],
 };
@@ -98,7 +100,7 @@ static RESULT: Kind = Kind {
 fn look_at_result(sys: &Sys, path: &Path) -> Result<Found> {
     let other = |what: &str| Ok(Found::Other(format!("{what}; name another directory")));
     if !path.is_dir() {
-        return other("is no directory");
+        return other("is not a directory");
     }
     if path.join(MANIFEST).exists() {
         return other("is a store");

@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
     let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
     let caught = [SIGINT, SIGTERM, SIGHUP, SIGXFSZ].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
-    let failed = |e: std::io::Error| Error::request(format!("signals cannot be handled: {e}"));
+    let failed = |source| Error::Resource { action: "handle signals", source };
     let mut signals = Signals::new(caught).map_err(failed)?;
     let (started, starts) = std::sync::mpsc::sync_channel(1);
     let wait = move || {

@@ -34,11 +34,11 @@ pub struct Cp {
 }
 
 impl Cp {
-    /// Of `rank` components: at most 50 iterations, until the fit changes by less than 1e-4, from one start with seed 0.
+    /// Of `rank` components: at most 50 iterations, until the fit changes by less than 1e-5, from one start with seed 0.
     #[must_use]
     pub fn rank(rank: usize) -> Self {
         let settings = Settings { rank, ridge: 0.0, nonneg: false };
-        Self { settings, tol: 1e-4, max_iters: 50, seed: 0, starts: 1 }
+        Self { settings, tol: 1e-5, max_iters: 50, seed: 0, starts: 1 }
     }
 
     /// Whether factors may have no negative numbers (HALS).

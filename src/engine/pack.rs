@@ -126,7 +126,7 @@ impl Engine {
             Some(memory) if memory >= least => Ok(memory),
             Some(memory) => {
                 let (given, least) = (ByteSize(memory), ByteSize(least));
-                Err(Error::request(format!("`memory` {given}: packing takes at least {least}")))
+                Err(Error::request(format!("`memory` {given}: packing takes at least {least}; raise it")))
             }
         }
     }

@@ -99,7 +99,7 @@ impl ExecutionPlan {
 pub(crate) type Chosen = (Option<DevicePlan>, Vec<String>);
 
 impl Engine {
-    /// The GPU by what `find` plans of it, where it is asked for, or where nobody asks, there is one and it has room.
+    /// The GPU, by what `find` plans for it, if it is requested; with `auto`, if one is present and large enough.
     pub(crate) fn choose(
         &self,
         passes: u32,
@@ -108,8 +108,11 @@ impl Engine {
         let options = self.options();
         let found = match options.device {
             Device::Cpu => return Ok((None, Vec::new())),
-            // Nobody who has no GPU wants to read about it.
-            Device::Auto if !gpu::is_installed() => return Ok((None, Vec::new())),
+            // Without a GPU there is nothing to say, unless an option was meant for one.
+            Device::Auto if !gpu::is_installed() => {
+                let note = "no GPU driver is installed: `device_memory` has no effect";
+                return Ok((None, options.device_memory.map(|_| note.to_owned()).into_iter().collect()));
+            }
             Device::Cuda | Device::Auto => self.gpu().and_then(|gpu| {
                 let limits = DeviceLimits {
                     memory: options.device_memory,

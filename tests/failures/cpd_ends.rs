@@ -11,7 +11,7 @@ mod common;
 
 use assert_cmd::cargo::cargo_bin;
 use blco::internals::random::Counter;
-use common::{SMALL_CHUNKS, tree};
+use common::{SMALL_CHUNKS, system_words, tree};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -232,7 +232,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
                     break;
                 }
                 assert_eq!((status.code(), said.lines().count()), (Some(2), 1), "{fault}: {said}");
-                assert!(said.contains(&format!("os error {errno})")), "{fault}: {said}");
+                assert!(said.contains(&system_words(errno)), "{fault}: {said}");
                 place.is_whole(&fault, &wanted);
                 let (results, continued) = place.finish("--max-iters 2");
                 assert!(results == wanted, "{fault}: other results");

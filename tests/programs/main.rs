@@ -10,8 +10,10 @@ mod common;
 mod programs;
 
 mod cli;
+mod conventions;
 mod cpd;
 mod gpu;
+mod mistakes;
 mod products;
 mod replacing;
 mod surroundings;

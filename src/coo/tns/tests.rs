@@ -54,7 +54,7 @@ fn with_dims(dims: &[u64]) -> ReadOptions {
 }
 
 fn zero_based() -> ReadOptions {
-    ReadOptions { index_base: IndexBase::Zero, dims: None }
+    ReadOptions { index_base: IndexBase::Zero, ..ReadOptions::default() }
 }
 
 fn gzip(text: &[u8]) -> Vec<u8> {
