@@ -439,7 +439,7 @@ impl Pack {
             notes.push(format!("{} {rows} without a label or value left out", grouped(table.dropped())));
         }
         if table.has_values() && self.store.duplicates.is_none() && pack.duplicates_summed > 0 {
-            let repeated = pack.duplicates_summed;
+            let repeated = grouped(pack.duplicates_summed);
             notes.push(format!("{repeated} rows repeat the labels of another; their values were added up (--duplicates mean, min, max, count, keep or error does otherwise)"));
         }
         let modes = mode_reports(&engine.open(target)?)?;
@@ -473,7 +473,7 @@ fn plan_text(target: &Path, plan: &PackPlan) -> String {
     format!(
         "{}: {} nonzeros\n  memory     {}, of which {} are needed, on {}: {sorting}\n  temporary  {} in {} ({} free)\n  store      {} ({} free)\n",
         target.display(),
-        plan.nnz.map_or("an unknown number of".into(), |n| format!("about {n}")),
+        plan.nnz.map_or("an unknown number of".into(), |n| format!("about {}", grouped(n))),
         ByteSize(plan.memory_bytes),
         ByteSize(plan.memory_least_bytes),
         counted(plan.threads, "thread"),
@@ -498,7 +498,10 @@ pub(super) fn text(report: &PackReport) -> String {
     let s = &report.seconds;
     let spilled = match report.spilled.runs {
         0 => "sorted in memory".to_owned(),
-        runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
+        runs => {
+            let (s, peak) = (if runs == 1 { "" } else { "s" }, ByteSize(report.spilled.bytes_peak));
+            format!("{runs} run{s}, {peak} of temporary files")
+        }
     };
     let input = match (report.was_complete, report.input_read) {
         (true, _) => "  was complete: the unfinished pack had only to clean up\n",

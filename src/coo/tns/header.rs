@@ -172,7 +172,7 @@ impl HeaderScan<'_> {
             }
             if let (Expect::Anything, Some(name)) = (self.expect, separator(field)) {
                 return Err(format!(
-                    "{} is one field; separate the fields by spaces, not {name}, or read a table: give the file a name in .csv, or name its columns with --modes",
+                    "{} is one field; separate the fields by spaces, not {name}, or read it as a table: rename it to .csv, or name its columns with `modes`",
                     quoted(field)
                 ));
             }
