@@ -1,4 +1,4 @@
-//! What the programs that stream a store share: where to compute, with how much memory and which precision.
+//! Options that the programs that stream a store share: where to compute, memory, precision.
 
 use super::progress::Bar;
 use super::{Common, machine, one_of, size, thread_count};
@@ -78,11 +78,11 @@ impl FromStr for KernelVariant {
     }
 }
 
-/// Whether kernels are compiled; `None` where that is left to the engine.
+/// Whether kernels are compiled; `None` if the engine decides.
 type Compiled = Option<bool>;
 
 impl EngineArgs {
-    /// The engine that is asked for, with this many threads and a bar; an error where options of a GPU are given for the CPU.
+    /// The engine of these options, with a progress bar. Options for a GPU are an error with `--backend cpu`.
     pub fn engine(&self, sys: &Sys, common: Common, progress: &Bar) -> Result<Engine> {
         let of_gpu = [
             (self.device.is_some(), "--device"),
@@ -122,7 +122,7 @@ impl EngineArgs {
         build(sys, options, progress)
     }
 
-    /// An error where --kernel names a kernel of another operation than `operation`, or this runs on the CPU.
+    /// An error if --kernel names a kernel of another operation, or this runs on the CPU.
     pub fn check_kernel(&self, operation: &str, on_gpu: bool) -> Result<()> {
         let named = match self.kernel {
             None => return Ok(()),
@@ -147,7 +147,7 @@ fn build(sys: &Sys, options: Options, progress: &Bar) -> Result<Engine> {
     Engine::builder().sys(sys).options(options).progress(show).build()
 }
 
-/// An engine on the CPU, for programs that only look at nonzeros.
+/// An engine on the CPU, for programs that read nonzeros and compute little.
 pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Bar) -> Result<Engine> {
     let options = Options {
         device: Device::Cpu,

@@ -45,7 +45,7 @@ pub trait Program: Parser {
     /// The options that all programs have.
     fn common(&self) -> &Common;
 
-    /// Refuses what the grammar of the command line takes, and the program does not.
+    /// Refuses command lines that the grammar accepts and the program does not.
     fn check(_: &ArgMatches) -> Result<()> {
         Ok(())
     }
@@ -73,7 +73,7 @@ pub struct Common {
     conventions: conventions::Conventions,
 }
 
-/// What a program has to say when it has succeeded; by default nothing.
+/// The report of a program that succeeded; empty by default.
 #[derive(Debug, Default)]
 pub struct Report {
     /// For people.
@@ -166,8 +166,8 @@ fn tells() -> bool {
     tells
 }
 
-/// Asks the work to stop. If it has not within the grace, or at the second signal (it may wait for input that
-/// never comes), everything temporary is removed and the program ends here.
+/// Asks the work to stop. After a grace period, or at a second signal (the work may wait for input that never comes), removes temporary
+/// files and exits.
 fn interrupt(sys: &Sys, name: &str) {
     const GRACE: Duration = Duration::from_secs(2);
     if sys.cancel_flag().swap(true, Ordering::Relaxed) {
@@ -183,7 +183,7 @@ fn interrupt(sys: &Sys, name: &str) {
 /// The checkpoint from which an interrupted program can be continued, and the command that does.
 static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
 
-/// Has an interrupt say how to go on from the checkpoint `dir`.
+/// Makes an interrupt print how to continue from the checkpoint `dir`.
 pub(crate) fn continue_with(dir: &Path) {
     let line = command_line();
     let resume = if line.split(' ').any(|word| word == "--resume") { "" } else { " --resume" };
@@ -191,7 +191,7 @@ pub(crate) fn continue_with(dir: &Path) {
     *CONTINUE.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
 }
 
-/// What an interrupt says beside that there is no result.
+/// How to continue from a checkpoint, if there is one.
 fn continued_by() -> String {
     let way = CONTINUE.lock().unwrap_or_else(PoisonError::into_inner);
     match &*way {
@@ -202,7 +202,7 @@ fn continued_by() -> String {
     }
 }
 
-/// Ends the program under the feet of its work.
+/// Ends the program while its work is still running.
 fn end_now(sys: &Sys, name: &str) -> ! {
     let tells = tells();
     sys.abandon();
@@ -221,7 +221,7 @@ fn fail(name: &str, error: &Error) -> ExitCode {
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
-/// What the library calls options and their values, between backticks, and the command line otherwise.
+/// Names of options and values in the library, in backticks, and on the command line.
 const OPTIONS: [(&str, &str); 26] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
@@ -251,12 +251,12 @@ const OPTIONS: [(&str, &str); 26] = [
     ("`zstd`", "--zstd"),
 ];
 
-/// What the library says, in the words of the command line.
+/// A message of the library, with the command line's names of options.
 pub(crate) fn in_options(text: &str) -> String {
     OPTIONS.iter().fold(text.to_owned(), |text, (name, option)| text.replace(name, option))
 }
 
-/// An error in the words of the command line, with what to do about a damaged file of a store.
+/// An error with the command line's names of options, and how to repair a damaged store.
 pub(crate) fn told(error: &Error) -> String {
     let text = in_options(&error.to_string());
     let Error::Corrupt { path, damage: Damage::OfStore, .. } = error else { return text };

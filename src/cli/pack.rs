@@ -186,7 +186,7 @@ impl FormatArg {
     }
 }
 
-/// Which trees `given` asks for.
+/// Parses the value of `--trees`.
 fn trees(given: &str) -> Result<Trees> {
     match given {
         "all" => Ok(Trees::All),
@@ -208,7 +208,7 @@ fn named<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl Ty
 }
 
 impl StoreArgs {
-    /// An error where an option of stores is given for `output`, which is text.
+    /// An error if an option of stores is given for `output`, which is text.
     pub fn refuse_for_text(&self, output: &Path) -> Result<()> {
         let given = [
             (self.format.is_some(), "--format"),
@@ -231,7 +231,7 @@ impl StoreArgs {
         Err(Error::request(format!("{}: would be text, but {what}", output.display())))
     }
 
-    /// The format with its options; an error where an option is another format's.
+    /// The format with its options; an error if an option belongs to another format.
     fn format(&self, target: &Path) -> Result<FormatOption> {
         let named = if ends_in(target, "hocfs") { FormatArg::Hocfs } else { FormatArg::Blco };
         let format = self.format.unwrap_or(named);
@@ -256,7 +256,7 @@ impl StoreArgs {
         })
     }
 
-    /// An error where an option is given that `format` does not have.
+    /// An error if an option does not belong to `format`.
     fn refuse_of_others(&self, format: FormatArg) -> Result<()> {
         use FormatArg::{Bcsf, Blco, Csf, Fcoo, Hbcsf, Hocfs, Mmcsf};
         let options: [(bool, &str, &[FormatArg]); 7] = [
@@ -302,7 +302,7 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     Ok(OsString::from_vec([stem, end].concat()).into())
 }
 
-/// `name` without the first of these endings that it has, in capitals or not.
+/// `name` without the first of these endings that it has, in upper or lower case.
 fn without<'a>(name: &'a [u8], endings: &[&str]) -> &'a [u8] {
     let split = |end: &&str| name.split_at_checked(name.len().checked_sub(end.len())?);
     let cut = |end: &&str| split(end).filter(|(_, found)| found.eq_ignore_ascii_case(end.as_bytes()));
@@ -376,7 +376,7 @@ impl Pack {
         Report::new::<Self>(text(&report), &report)
     }
 
-    /// Packs a store again, in whatever format is asked for. Coordinates that may repeat there may do so here.
+    /// Packs a store again, in any format. Repeated coordinates stay as they are.
     fn pack_store(&self, sys: &Sys, progress: &Bar) -> Result<Report> {
         if let Some(option) = self.text.given().or(self.table.of_tables()).or(self.table.of_text()) {
             return Err(Error::request(format!("{option} is an option of text and tables, not of a store")));
@@ -407,7 +407,7 @@ struct TableReport {
     pack: PackReport,
     /// Seconds in which the table was read, before it was packed.
     table_seconds: f64,
-    /// Rows that were left out because a label or the value was not there.
+    /// Rows that were dropped because a label or the value was missing.
     rows_dropped: u64,
     modes: Vec<ModeReport>,
     notes: Vec<String>,
@@ -450,7 +450,7 @@ impl Pack {
     }
 }
 
-/// An error where the store is there already: before the table is read.
+/// An error if the store exists, before the table is read.
 fn refuse_existing(target: &Path, store: &StoreArgs) -> Result<()> {
     if target.exists() && !store.force && !store.resume {
         let what = "already exists; replace the store with --force, or name another with -o";

@@ -164,7 +164,7 @@ const NOT_TAKEN: [(OpArg, &[&str]); 3] = [
 
 /// What MTTKRP and TTM take.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Options of --op mttkrp, the default, and ttm")]
+#[command(next_help_heading = "Options of --op mttkrp and ttm")]
 struct RankArgs {
     /// Columns of the factors or the matrix [default: 16, or as in --factors or --matrix]
     #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
