@@ -353,7 +353,7 @@ impl InfoReport {
             )?;
         }
         match (self.verified, &self.problem) {
-            (Some(true), _) => writeln!(out, "verified: everything is as it should be"),
+            (Some(true), _) => writeln!(out, "verified: no damage"),
             (_, Some(problem)) => writeln!(out, "NOT VERIFIED: {problem}"),
             _ => Ok(()),
         }

@@ -212,8 +212,10 @@ fn end() -> ! {
     let name = PROGRAM.get().map_or("blco", |(_, name)| name);
     let mut line = [0u8; 200];
     let mut rest = &mut line[..];
-    let _ =
-        writeln!(rest, "{name}: cannot allocate memory: the system has no more; run it where there is more");
+    let _ = writeln!(
+        rest,
+        "{name}: cannot allocate memory: the system is out of memory; run it on a larger machine, or with a smaller --memory"
+    );
     let left = rest.len();
     // SAFETY: writes bytes of `line`. (The lock of `std::io::stderr` may be held by a thread that waits for this one.)
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len() - left) };

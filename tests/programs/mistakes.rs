@@ -94,12 +94,12 @@ const FILES: &[Mistake] = &[
 const ROWS: &[Mistake] = &[
     mistake(
         "echo 1,2,3,4.5 > c.tns; blco-pack c.tns",
-        "c.tns:1: `1,2,3,4.5` is one field; separate the fields by spaces, not commas, or read a table: …",
+        "c.tns:1: `1,2,3,4.5` is one field; separate the fields by spaces, not commas, or read it as a table: …",
         "tr ',' ' ' < c.tns | blco-pack - -o c.blco",
     ),
     mistake(
         "echo '1;2;3;4.5' > c.tns; blco-pack c.tns",
-        "c.tns:1: `1;2;3;4.5` is one field; separate the fields by spaces, not semicolons, or read a table: …",
+        "c.tns:1: `1;2;3;4.5` is one field; separate the fields by spaces, not semicolons, or read it as a table: …",
         "tr ';' ' ' < c.tns | blco-pack - -o c.blco",
     ),
     mistake(

@@ -230,7 +230,7 @@ fn what_came_meanwhile_is_not_replaced() {
                 _ => place.thesis("s"),
             }
             feeding.end();
-            refused(&child.wait_with_output().unwrap(), line, "s: is not what was there when the work began");
+            refused(&child.wait_with_output().unwrap(), line, "s: has changed since the work began");
             match comes {
                 "store" => assert!(identity(&place.path("s")) == wanted),
                 _ => place.holds_thesis("s"),
@@ -261,14 +261,14 @@ fn a_file_that_came_meanwhile_is_not_replaced() {
         let output = interfere(&place, &line, "g.tns.partial/file", || {
             fs::write(place.path("g.tns"), "mine").unwrap();
         });
-        refused(&output, &line, "g.tns: is not what was there");
+        refused(&output, &line, "g.tns: has changed since the work began");
         assert_eq!(read(), "mine");
         let line = format!("{SLOW_GEN} g.tns --force");
         let output = interfere(&place, &line, "g.tns.partial/file", || {
             fs::rename(place.path("g.tns"), place.path("away")).unwrap();
             fs::write(place.path("g.tns"), "new").unwrap();
         });
-        refused(&output, &line, "g.tns: is not what was there");
+        refused(&output, &line, "g.tns: has changed since the work began");
         assert_eq!(read(), "new");
         place.refuses("blco-export t.blco g.tns", "g.tns: already exists; replace it with --force");
         place.succeeds("blco-export t.blco g.tns --force");

@@ -394,7 +394,7 @@ fn beyond<T: Real>(results: &[ModeMatrix<T>]) -> Option<String> {
     };
     let what = if modes.len() == 1 { "mode" } else { "modes" };
     let (modes, name) = (modes.join(", "), T::PRECISION.name());
-    let note = || format!("results of {what} {modes} hold numbers that {name} does not; {way}");
+    let note = || format!("results of {what} {modes} overflow {name}; {way}");
     (!modes.is_empty()).then(note)
 }
 

@@ -150,7 +150,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     }
     if beyond {
         let precision = T::PRECISION.name();
-        report.head.notes.push(format!("the result holds numbers that {precision} does not"));
+        report.head.notes.push(format!("the result overflows {precision}"));
     }
     outputs.publish(|_, _| Ok(()), |trace| super::write_trace(trace, &spans))?;
     let report = TtmReport { fibers, spilled, merge_seconds, passes, ..report };

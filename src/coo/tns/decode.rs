@@ -219,7 +219,7 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
 }
 
 /// What is told of bytes behind a gzip member that begin no other one.
-const TRAILING: &str = "behind the gzip data are bytes that are none";
+const TRAILING: &str = "other bytes follow the gzip data";
 
 fn is_trailing(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|told| told.to_string() == TRAILING)
