@@ -147,7 +147,7 @@ fn what_packing_takes_is_known_beforehand_and_kept_to() {
         little.salvage(dir.path()).map(drop),
     ] {
         let said = refused.unwrap_err().to_string();
-        assert_eq!(said, "`memory` 1.0 MiB: packing takes at least 64.0 MiB");
+        assert_eq!(said, "`memory` 1.0 MiB: packing takes at least 64.0 MiB; raise it");
     }
 }
 
