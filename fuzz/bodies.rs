@@ -65,12 +65,18 @@ pub fn text(data: &[u8]) {
         drained(&mut TnsReader::from_read(&sys, text, "input", options)?)
     };
     for index_base in [IndexBase::One, IndexBase::Zero] {
-        let Ok((extent, batch)) = read(data, ReadOptions { index_base, dims: None }) else { continue };
+        let Ok((extent, batch)) = read(data, ReadOptions { index_base, ..ReadOptions::default() }) else {
+            continue;
+        };
         let mut writer = TnsWriter::new(Vec::new());
         let rows = batch.indices.chunks_exact(extent.dims.len()).zip(&batch.values);
         rows.for_each(|(row, &value)| writer.write_row(row, value).expect("a vector takes it"));
         let written = writer.finish().expect("a vector takes it");
-        let options = ReadOptions { index_base: IndexBase::One, dims: Some(extent.dims.clone()) };
+        let options = ReadOptions {
+            index_base: IndexBase::One,
+            dims: Some(extent.dims.clone()),
+            ..ReadOptions::default()
+        };
         let again = read(&written, options).expect("what is written can be read");
         assert!(again.0 == extent && same(&again.1, &batch), "differs when it is read again");
     }

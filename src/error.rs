@@ -8,36 +8,36 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Everything that can go wrong outside the program itself. A panic is a bug; an `Error` is the world.
 ///
-/// Each prints as one line: where, what, and what to do. An option that it names stands between backticks, under the name that it has in
-/// this library; `zstd` is the codec's level.
+/// Each prints as one line: where, what, and what to do. Options stand between backticks under the names that they have in this library;
+/// `zstd` is the codec's level. [`Error::Io`] gives the system's reason in words; its number is in `source`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The input text or array is wrong: mend the input, or give the option that the hint names.
+    /// The input is wrong: correct it, or pass the option that the message names.
     #[error("{place}: {what}")]
     Input {
         /// File and line, `movies.tns:17`, or only the file.
         place: String,
-        /// What is wrong and what to do.
+        /// What is wrong, and what to do.
         what: String,
     },
-    /// The request cannot be carried out: change the options.
+    /// The options are wrong, or do not fit the input.
     #[error("{0}")]
     Request(String),
-    /// A file is damaged, or is not what it should be.
+    /// A file is damaged, or is not of the expected kind.
     #[error("{path}: {what}{}", named(*rule))]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What does not hold, and where in the file.
+        /// What is wrong, and where in the file.
         what: String,
-        /// What kind of damage it is.
+        /// The kind of damage.
         damage: Damage,
-        /// The rule of formats-spec/container.md that the store breaks, where it is one of those.
+        /// The rule of formats-spec/container.md that the store breaks, if there is one.
         rule: Option<&'static str>,
     },
     /// The operating system refused.
-    #[error("{path}: cannot {action}: {source}{}", remedy(source))]
+    #[error("cannot {action} {path}: {}{}", reason(source), remedy(source))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -46,8 +46,8 @@ pub enum Error {
         /// The system's own error.
         source: std::io::Error,
     },
-    /// The system has no more threads or memory.
-    #[error("cannot {action}: {source}")]
+    /// The system is out of threads or memory.
+    #[error("cannot {action}: {}", reason(source))]
     Resource {
         /// A verb and its object: "start a thread".
         action: &'static str,
@@ -61,37 +61,51 @@ pub enum Error {
         action: &'static str,
         /// The driver's own words.
         what: String,
-        /// Whether less might do.
+        /// Whether a smaller request might succeed.
         out_of_memory: bool,
     },
-    /// The user asked to stop; everything temporary is gone.
+    /// The user asked to stop. Temporary files are removed.
     #[error("interrupted; no result was written")]
     Cancelled,
 }
 
-/// Kinds of damage, by what can be done about them.
+/// Kinds of damage, by what to do about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Damage {
-    /// A file of a store, in the store's directory, has lost what was written to it: what is intact can be salvaged.
+    /// A file of a store lost what was written to it. The intact part can be salvaged.
     OfStore,
-    /// The file is of another version or kind, it changes while it is read, or no store is concerned.
+    /// Anything else: another version or kind of file, a file that changes while it is read, or a file that belongs to no store.
     Other,
 }
 
-/// How messages name a rule.
+/// A rule's name as messages show it.
 fn named(rule: Option<&str>) -> String {
     rule.map_or_else(String::new, |rule| format!(" ({rule})"))
 }
 
-/// What to do about a refusal of the system, where that is known.
+/// The system's reason in its own words, without the number of the error.
+pub(crate) fn reason(source: &std::io::Error) -> String {
+    let text = source.to_string();
+    let words = text.split(" (os error ").next().unwrap_or_default();
+    let mut chars = words.chars();
+    let first = chars.next().map(|c| c.to_lowercase().to_string());
+    match (first, chars.as_str()) {
+        // "I/O error" and other abbreviations stay as they are.
+        (_, rest) if rest.starts_with(|c: char| !c.is_lowercase() && c != ' ') => words.to_owned(),
+        (first, rest) => first.unwrap_or_default() + rest,
+    }
+}
+
+/// What to do about a refusal of the system, if that is known.
 fn remedy(source: &std::io::Error) -> &'static str {
     match source.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => "; check the path",
         ErrorKind::AlreadyExists => "; name another",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or write elsewhere",
         ErrorKind::FileTooLarge => "; raise the limit (ulimit -f), or write elsewhere",
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; check who may do that there",
+        ErrorKind::PermissionDenied => "; check its permissions and those of its directory",
+        ErrorKind::ReadOnlyFilesystem => "; write elsewhere",
         _ => "",
     }
 }
@@ -107,7 +121,7 @@ impl Error {
         Self::Request(what.into())
     }
 
-    /// An [`Error::Corrupt`] about the file `path` of a store, which has lost what was written: [`Damage::OfStore`].
+    /// An [`Error::Corrupt`] with [`Damage::OfStore`]: the file `path` of a store lost what was written to it.
     pub fn corrupt(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Self::Corrupt {
             path: path.as_ref().to_path_buf(),
@@ -117,7 +131,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::Corrupt`] about a file that is not what it should be for another reason: [`Damage::Other`].
+    /// An [`Error::Corrupt`] with [`Damage::Other`]: `path` is not the file that it should be.
     pub fn unusable(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Self::Corrupt {
             path: path.as_ref().to_path_buf(),
@@ -127,7 +141,7 @@ impl Error {
         }
     }
 
-    /// The same error, where a store's file breaks this rule.
+    /// The same error, naming the rule that a store's file breaks.
     #[must_use]
     pub fn breaks(mut self, broken: &'static str) -> Self {
         if let Self::Corrupt { rule, .. } = &mut self {
@@ -136,12 +150,12 @@ impl Error {
         self
     }
 
-    /// The rule that a store's file breaks, where this says so.
+    /// The rule that a store's file breaks, if the error names one.
     pub(crate) fn rule(&self) -> Option<&'static str> {
         if let Self::Corrupt { rule, .. } = self { *rule } else { None }
     }
 
-    /// The same error about `path`, the name that the user knows, where it was about a temporary one.
+    /// The same error about `path`, the name that the user knows, instead of a temporary file's.
     #[must_use]
     pub fn about(self, path: &Path) -> Self {
         match self {
@@ -154,5 +168,30 @@ impl Error {
     pub fn io(path: impl AsRef<Path>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
         move |source| Self::Io { path, action, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_errors_are_words_without_numbers() {
+        let shown =
+            |number| Error::io("t.tns", "read")(std::io::Error::from_raw_os_error(number)).to_string();
+        assert_eq!(
+            shown(libc::EACCES),
+            "cannot read t.tns: permission denied; check its permissions and those of its directory"
+        );
+        assert_eq!(
+            shown(libc::ENOSPC),
+            "cannot read t.tns: no space left on device; make room, or write elsewhere"
+        );
+        assert_eq!(shown(libc::EIO), "cannot read t.tns: input/output error");
+        for number in 1..140 {
+            assert!(!shown(number).contains("os error"), "{}", shown(number));
+        }
+        let own = std::io::Error::other("I/O of its own kind");
+        assert_eq!(reason(&own), "I/O of its own kind");
     }
 }

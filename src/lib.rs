@@ -1,5 +1,5 @@
-//! An out-of-core engine for sparse tensors: coordinate text becomes a *store* of chunk files once, and operations on
-//! every mode stream the chunks, on machines whose memory holds neither, on a GPU where there is one.
+//! An out-of-core engine for sparse tensors. Text or a table is packed into a *store* of chunk files once. Operations stream the
+//! chunks, on tensors larger than memory, on the CPU or an NVIDIA GPU.
 //!
 //! ```
 //! use blco::{Cp, Engine, Matrix, Modes, PackOptions, ReadOptions};
@@ -25,39 +25,39 @@
 //!
 //! # Where to look
 //!
-//! | to | there is |
+//! | to | use |
 //! |---|---|
-//! | choose a device, threads, memory; stop what runs; see how far it is | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`]; for each caller apart: [`Engine::separate`] |
-//! | pack text, or a tensor from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
+//! | choose device, threads and memory; cancel; follow progress | [`Engine::builder`], [`Engine::cancel_handle`], [`EngineBuilder::progress`]; separately for each caller: [`Engine::separate`] |
+//! | pack text, or nonzeros from anywhere | [`Engine::read_text`], [`Source`]; [`Engine::pack`] with [`PackOptions`] |
 //! | pack a table with labels | [`Engine::read_table`] with [`TableOptions`] gives a [`Table`], whose [`Table::labels`] go into [`PackOptions::labels`]; [`Store::labels`] |
-//! | save what is intact of a damaged store | [`Engine::salvage`], a [`Source`] too |
-//! | write it as text again, hold all of it against what packing makes | [`Engine::write_text`], [`Engine::verify`] |
-//! | lay nonzeros out in a way of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
-//! | look at a store, read its nonzeros | [`Store::summary`], [`Engine::inspect`], [`Engine::read`] |
-//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::ttm`], [`Engine::ttmc`], [`Engine::norm`], [`Engine::inner`], [`Engine::cp_als`]; what you write yourself as a [`HostOp`]: [`Engine::stream`] |
-//! | compute again and again | [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`], whose sessions keep the store's chunks in memory, the GPU's too |
-//! | compute from factors in a GPU's memory, into it | [`MttkrpSession::mttkrp_on_device`] with [`DeviceMatrix`] |
-//! | take results that memory does not hold | [`Engine::ttv`] and [`Engine::ttm_to`] hand them over in order, piece by piece |
-//! | know beforehand what that takes | [`Engine::plan_pack`] gives a [`PackPlan`]; [`Engine::plan_mttkrp`], [`Engine::plan_ttm`], [`Engine::plan_ttmc`], [`Engine::plan_norm`], [`Engine::plan_inner`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
+//! | save the intact part of a damaged store | [`Engine::salvage`], which is a [`Source`] |
+//! | write a store as text; check every byte of it | [`Engine::write_text`], [`Engine::verify`] |
+//! | add a format of your own | [`ChunkFormat`], registered by [`EngineBuilder::format`] |
+//! | describe a store; read its nonzeros | [`Store::summary`], [`Engine::inspect`], [`Engine::read`] |
+//! | compute on a store | [`Engine::mttkrp`], [`Engine::ttv`], [`Engine::ttm`], [`Engine::ttmc`], [`Engine::norm`], [`Engine::inner`], [`Engine::cp_als`]; for an operation of your own, [`HostOp`] with [`Engine::stream`] |
+//! | compute repeatedly | [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`], whose sessions keep chunks in host and GPU memory |
+//! | compute from and into GPU memory | [`MttkrpSession::mttkrp_on_device`] with [`DeviceMatrix`] |
+//! | get results that do not fit into memory | [`Engine::ttv`] and [`Engine::ttm_to`] deliver them in order, in pieces |
+//! | know beforehand what an operation needs | [`Engine::plan_pack`] gives a [`PackPlan`]; [`Engine::plan_mttkrp`], [`Engine::plan_ttm`], [`Engine::plan_ttmc`], [`Engine::plan_norm`], [`Engine::plan_inner`] and [`Engine::plan_cp_als`] an [`ExecutionPlan`]: data |
 //!
-//! Modes and indices count from 0 here, as in Rust; in files of text, in messages and in what the programs are told they count
-//! from 1. Matrices are row-major. Every function that can fail gives an [`Error`] that says where, what, and what to do.
+//! Modes and indices count from 0 in the library, and from 1 in text, messages and command lines. Matrices are row-major. Every
+//! [`Error`] says where, what, and what to do.
 //!
 //! # Determinism
 //!
-//! A store's bytes depend on the tensor and the options alone. On the CPU results have the same bits for any number of threads,
-//! memory and chunks; on a GPU where the engine is [deterministic](EngineBuilder::deterministic).
+//! A store's bytes depend only on the tensor and the options. On the CPU, results have the same bits for any number of threads, memory
+//! and chunks; on a GPU if the engine is [deterministic](EngineBuilder::deterministic).
 //!
 //! # Features
 //!
-//! | feature | brings |
+//! | feature | adds |
 //! |---|---|
-//! | `cuda`, on by default | the GPU: the driver is loaded where there is one, nothing is needed to build |
-//! | `cli`, on by default | the programs, and what terminals need |
+//! | `cuda`, on by default | the GPU backend. The driver is loaded at run time; building needs no toolkit |
+//! | `cli`, on by default | the programs |
 //!
 //! # Inside
 //!
-//! `pack::pack` makes a store, `stream::Executor::pass` runs over one; ARCHITECTURE.md in the repository has the rest.
+//! `pack::pack` makes a store, and `stream::Executor::pass` runs over one. ARCHITECTURE.md in the repository explains the rest.
 
 #![cfg_attr(
     not(feature = "internals"),
@@ -68,6 +68,12 @@
         reason = "some is for tests and for programs alone"
     )
 )]
+
+/// What documents show in Rust compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/guide/mttkrp.md")]
+struct Documents;
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("stores are little-endian and used as they lie; a big-endian port needs a swapping view");
@@ -131,7 +137,7 @@ pub use table::{
     Nulls, NumberBins, Table, TableMode, TableOptions, TimeBins, Treatment, csv::CsvOptions, parse_modes,
 };
 
-/// Everything, as tests and benchmarks need it: no part of the interface.
+/// Everything, for tests and benchmarks. Not part of the interface.
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals {

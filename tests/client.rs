@@ -147,7 +147,7 @@ fn what_packing_takes_is_known_beforehand_and_kept_to() {
         little.salvage(dir.path()).map(drop),
     ] {
         let said = refused.unwrap_err().to_string();
-        assert_eq!(said, "`memory` 1.0 MiB: packing takes at least 64.0 MiB");
+        assert_eq!(said, "`memory` 1.0 MiB: packing takes at least 64.0 MiB; raise it");
     }
 }
 
@@ -336,7 +336,7 @@ fn what_is_no_tensor_is_not_packed() {
         assert!(said.contains("`chunk_bytes`") && said.contains("give 64.0 KiB to 1.0 GiB"), "{said}");
     }
     let said = pack(&|_| (), &PackOptions { temp_dir: Some(dir.path().join("none")), ..options.clone() });
-    assert!(said.contains("none: is no directory"), "{said}");
+    assert!(said.contains("none: is not a directory"), "{said}");
     let levels = LevelOrder::new(&[0, 1, 2]).unwrap();
     let format = FormatOption::Known(Format::hocfs(levels, LeafRule::Auto));
     let said = pack(&|_| (), &PackOptions { format, ..options });

@@ -136,7 +136,7 @@ impl Engine {
     ) -> PyResult<String> {
         let options = pack_options(target, &path.display().to_string(), options)?;
         let index_base = if index_base == 0 { IndexBase::Zero } else { IndexBase::One };
-        let read = ReadOptions { index_base, dims: shape };
+        let read = ReadOptions { index_base, dims: shape, ..ReadOptions::default() };
         let work = Work::on(self.engine.get()?);
         let mut source =
             work.engine.read_text(&path, read).map_err(|error| exception_about(&error, &path))?;

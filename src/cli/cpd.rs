@@ -5,7 +5,7 @@ use super::cpd_report::{self, CpdReport};
 use super::engine::{EngineArgs, host_engine};
 use super::outputs::{Outputs, ends_in, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Bar;
-use super::{Common, Program, Report, machine, options_of};
+use super::{Common, Program, Report, agreed_rank, machine, options_of};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::score::{self, Pair, Score, score};
 use crate::decomp::{CpWatch, CpWatchers, Init, LAMBDA_FILE, Model, Problem};
@@ -28,9 +28,11 @@ const NOTHING_ASKED: &str =
 
 /// Decomposes a store: CP by alternating least squares
 ///
-/// Approximates the tensor by R components, each a weight (lambda) and a column of length one in each mode's factor. An
-/// iteration takes one pass over the store for each mode. On one machine's CPU the result is the same to the bit for any number
-/// of threads and workers and any chunk size, and after --resume; on a GPU with --deterministic.
+/// Approximates the tensor by R components. Each has a weight (lambda) and a column of length one for every mode. Rows with large
+/// numbers in one component belong together.
+///
+/// An iteration makes one pass over the store per mode. On the CPU, results have the same bits for any number of threads and any chunk
+/// size, and after --resume; on a GPU with --deterministic.
 #[derive(Debug, Parser)]
 #[command(
     mut_arg("kernel", |a| a.help(KERNEL).long_help(KERNEL)),
@@ -48,7 +50,7 @@ pub struct Cpd {
     /// The store
     #[arg(conflicts_with = "score")]
     store: Option<PathBuf>,
-    /// Compare two results instead: their factor-match score, 1 where all components agree
+    /// Print the factor match score of two results instead: 1 if all components agree
     #[arg(long, num_args = 2, value_names = ["DIR1", "DIR2"], conflicts_with_all = options_of::<CpArgs>())]
     score: Option<Vec<PathBuf>>,
     #[command(flatten)]
@@ -64,64 +66,70 @@ pub struct Cpd {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of a decomposition")]
 struct CpArgs {
-    /// Components [default: 16]
-    #[arg(long, value_name = "R", conflicts_with = "factors", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
+    /// Number of components [default: 16, or as in --factors]
+    #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
     rank: Option<u32>,
-    /// Start from the factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank) in here
+    /// Start from the factors mode-1.npy, mode-2.npy, … in this directory: f8 or f4, dims x rank
     #[arg(long, value_name = "DIR", conflicts_with_all = ["seed", "starts"])]
     factors: Option<PathBuf>,
-    /// Seed of generated initial factors [default: 0]
+    /// Seed of the random initial factors [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Starts, with seeds from --seed on: the best fit is kept
+    /// Start N times, with consecutive seeds, and keep the best fit
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
-    /// Iterations at most
+    /// Stop after N iterations
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_iters: u32,
-    /// Stop when an iteration changes the fit by less; 0 never does
-    #[arg(long, value_name = "T", default_value_t = 1e-4, allow_negative_numbers = true, value_parser = not_negative)]
+    /// Stop when the fit changes by less than T; 0 runs all iterations
+    #[arg(long, value_name = "T", default_value_t = 1e-5, allow_negative_numbers = true, value_parser = not_negative)]
     tol: f64,
-    /// Added to the diagonal of the Hadamard product of the other modes' Gram matrices, whose columns have length one
+    /// Ridge term: add X to the diagonal of the Hadamard product of the Gram matrices
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = not_negative)]
     ridge: f64,
-    /// Allow no negative numbers in factors (HALS)
+    /// Keep factors nonnegative (HALS)
     #[arg(long)]
     nonneg: bool,
-    /// Write the result to this directory, all at once: mode-1.npy, …, lambda.npy, components.csv, report.json, and report.html, a
-    /// page to look at [default: the store's name with .cp, in the working directory]
-    #[arg(long, value_name = "DIR")]
+    /// Write the result to this directory: report.html, components.csv, report.json, lambda.npy, mode-1.npy and so on [default: the
+    /// store's name with .cp, in the working directory]
+    #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Write no directory of results
+    /// Write no result
     #[arg(long, conflicts_with = "output")]
     no_output: bool,
-    /// Labels listed of each component and mode, in components.csv and on the page
+    /// Labels listed per component and mode, in components.csv and on the page
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     top: u32,
-    /// Write the page here too
+    /// Write the page to this file, too
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     report: Option<PathBuf>,
-    /// Replace an earlier result at --output and an existing --report
+    /// Replace existing results and pages
     #[arg(long)]
     force: bool,
-    /// Keep what --resume needs here
+    /// Keep a checkpoint in this directory, for --resume
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
     /// Iterations between checkpoints
     #[arg(long, value_name = "N", default_value_t = 10, requires = "checkpoint", value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
-    /// Continue from the checkpoint; the other options are to be as they were, but for --max-iters, --tol and where to compute
+    /// Continue from the checkpoint. Other options must be the same, except --max-iters, --tol and where to compute
     #[arg(long, requires = "checkpoint")]
     resume: bool,
-    /// Print memory, bytes and passes, and run nothing
+    /// Print the memory, bytes and passes that the run needs, and exit
     #[arg(long)]
     plan: bool,
+}
+
+/// A note if the model may hold no negative numbers and the tensor does.
+fn negative_values(nonneg: bool, smallest: f64) -> Option<String> {
+    let what = "a model without negative numbers cannot fit those; leave out --nonneg, or shift the values";
+    (nonneg && smallest < 0.0).then(|| format!("the tensor has negative values, down to {smallest}: {what}"))
 }
 
 fn not_negative(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
-        _ => Err("give a number that is not negative, such as 1e-4".into()),
+        _ => Err("give a number that is not negative, such as 1e-5".into()),
     }
 }
 
@@ -156,7 +164,7 @@ impl Cpd {
         Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
         let rank = match &args.factors {
-            Some(dir) => factors_rank(sys, dir, &shape)?,
+            Some(dir) => agreed_rank(args.rank, dir, factors_rank(sys, dir, &shape)?)?,
             None => args.rank.unwrap_or(16) as usize,
         };
         let seed = args.seed.unwrap_or(0);
@@ -165,6 +173,8 @@ impl Cpd {
         let plan = engine.plan_cp_als::<T>(&store, &cp)?;
         self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
         let mut report = CpdReport::new::<T>(&store, &cp, &plan);
+        let unfit = negative_values(args.nonneg, store.manifest().value_min);
+        report.head.notes.extend(unfit.clone());
         if args.plan {
             return Report::new::<Self>(cpd_report::plan_text(&report), &report);
         }
@@ -190,6 +200,7 @@ impl Cpd {
         progress.end();
         let (used, kernels) = session.into_plan();
         report.head.used(used);
+        report.head.notes.extend(unfit);
         report.kernels = kernels;
         report.fill(&outcome);
         let mut out = Report::new::<Self>(cpd_report::text(&report), &report)?;

@@ -99,9 +99,9 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[Sh
         ("command", super::command_line()),
         ("store", head.store.display().to_string()),
         ("digest", head.digest.clone()),
-        ("shape", format!("{}, {} nonzeros", dims.join(" x "), head.nnz)),
-        ("fit", format!("{:.8} after {} iterations, {seconds:.3} s", found.fit, found.iterations.len())),
-        ("stopped because", stop_text(report)),
+        ("shape", format!("{}, {}", dims.join(" x "), super::nonzeros(head.nnz))),
+        ("fit", format!("{:.6} after {} iterations, {seconds:.3} s", found.fit, found.iterations.len())),
+        ("end", stop_text(report)),
         ("computed", format!("in {}, on {}", head.precision.name(), head.place)),
         ("starts", starts.join(", ")),
     ];
@@ -123,9 +123,9 @@ fn stability(starts: &[StartReport]) -> Option<f64> {
 
 fn stop_text(report: &CpdReport) -> String {
     match report.found.stop {
-        Some(Stop::Caller) => "the caller wanted no more".to_owned(),
-        Some(Stop::Tolerance) => format!("the fit changes by less than {:e}", report.tol),
-        _ => "as many iterations as allowed".to_owned(),
+        Some(Stop::Caller) => "stopped by the caller".to_owned(),
+        Some(Stop::Tolerance) => format!("converged: the fit changes by less than {:e}", report.tol),
+        _ => "stopped at --max-iters, not converged".to_owned(),
     }
 }
 
@@ -151,7 +151,7 @@ pub fn text(report: &CpdReport) -> String {
     let CpdReport { head, found, .. } = report;
     let seconds = |of: fn(&Iteration) -> f64| found.iterations.iter().map(of).sum::<f64>();
     let mut text = format!(
-        "{}\n  fit {:.6} after {} iterations ({})\n  {:.4} s: passes {:.4}, updates {:.4}, rank x rank algebra {:.4}\n",
+        "{}\n  fit {:.6}, {} iterations; {}\n  {:.4} s: passes {:.4}, updates {:.4}, rank x rank algebra {:.4}\n",
         head.title(&format!("CP of rank {}, {}", report.settings.rank, head.precision.name())),
         found.fit,
         found.iterations.len(),
@@ -163,8 +163,9 @@ pub fn text(report: &CpdReport) -> String {
     );
     if let Some(stability) = stability(&found.starts) {
         let fits: Vec<String> = found.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
+        let total: f64 = found.starts.iter().map(|start| start.seconds).sum();
         text = format!(
-            "{text}  best of {} starts, with fits {}; their components match to {stability:.3} on average\n",
+            "{text}  best of {} starts, in {total:.4} s, with fits {}; their components match to {stability:.3} on average\n",
             fits.len(),
             fits.join(", ")
         );

@@ -1,4 +1,4 @@
-//! What programs say of a GPU.
+//! Plans of a GPU, as text.
 
 use super::counted;
 use super::report::{ReportHead, kept_text, memory_text, shown};
@@ -7,7 +7,7 @@ use crate::backend::plan::{DevicePlan, ModePlan, Place};
 use crate::stream::PassReport;
 use bytesize::ByteSize;
 
-/// What `--plan` prints of `what` is to be done to a store; `passes` says how many that takes.
+/// The text of `--plan` on a GPU. `passes` says how many passes the operation makes.
 pub fn plan_text(head: &ReportHead, device: &DevicePlan, what: &str, passes: &str) -> String {
     let (plan, (resident, resident_bytes)) = (&head.plan, device.resident());
     let held = match device.host_bytes {
@@ -96,7 +96,7 @@ pub fn pass_text(plan: &DevicesPlan, pass: &DevicesPass) -> String {
     format!("{parts}  sums added up by {} in {:.4} s\n", plan.exchange.by.name(), pass.exchange_seconds)
 }
 
-/// What serves each mode, where there was a choice, a line each.
+/// One line for each mode that had a choice: which order of nonzeros serves it.
 fn modes_text(device: &DevicePlan) -> String {
     let line = |(part, mode): (usize, &ModePlan)| {
         let which = match device.copy(part) {

@@ -1,4 +1,4 @@
-//! What the programs that stream a store share: where to compute, with how much memory and which precision.
+//! Options that the programs that stream a store share: where to compute, memory, precision.
 
 use super::progress::Bar;
 use super::{Common, machine, one_of, size, thread_count};
@@ -14,46 +14,46 @@ use std::str::FromStr;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Where and how to compute")]
 pub struct EngineArgs {
-    /// Where to compute: on a GPU, on the CPU, or on a GPU where there is one that has room
+    /// Compute on the CPU or on an NVIDIA GPU. With auto, on a GPU if one is present and large enough
     #[arg(long, default_value = "auto", value_parser = one_of([("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)]))]
     backend: Device,
-    /// Which GPU, from 0 [default: 0]
+    /// Number of the GPU, from 0 [default: 0]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
     /// Which GPUs compute MTTKRP or a decomposition together: all, or a list such as 0,1,3
     #[arg(long, value_name = "LIST", conflicts_with = "device", value_parser = devices)]
     devices: Option<DeviceSet>,
-    /// Take at most this much memory of the GPU
+    /// Use at most this much GPU memory [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     device_memory: Option<u64>,
-    /// Lanes: copies to the GPU under way at once [default: 4]
+    /// Lanes: copies to the GPU in flight [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: Option<u16>,
     /// Precision of factors, products and results
     #[arg(long, default_value = "f64", value_parser = one_of([Precision::F64, Precision::F32].map(|p| (p.name(), p))))]
     pub precision: Precision,
-    /// Reading threads [default: as many as compute threads, 2 to 4]
+    /// Reading threads [default: one per compute thread, 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
-    /// Take at most this much memory [default: what is available, half of it for what is kept between passes]
+    /// Use at most this much memory [default: the available memory, half of it for data kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of the nonzeros for several passes: the store's, or copies sorted by the row of each target mode, which are built and
-    /// stay where passes are computed, or for a GPU in host memory (host: in any case); auto takes what is expected to take least time
+    /// Order of nonzeros over several passes: the store's (store), or a copy sorted by row for each target mode (target), kept in
+    /// GPU or host memory. host keeps a GPU's copies in host memory. auto takes the one that is expected to be fastest
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
-    /// Results with the same bits in every run, for any lanes and chunk size: on a GPU, from nonzeros sorted for each mode, all of
-    /// which have to stay there; on the CPU they always are
+    /// Give the same bits in every run on a GPU. Mode-sorted copies of all nonzeros must fit into GPU memory. On the CPU results
+    /// always have the same bits
     #[arg(long)]
     deterministic: bool,
-    /// GPU kernels: compiled for this order and rank by an installed NVRTC and kept in the user's cache, or the embedded ones
+    /// GPU kernels: compiled for this order and rank by NVRTC and cached, or embedded in the program. auto compiles if NVRTC is installed
     #[arg(long, default_value = "auto", value_parser = one_of([("auto", None), ("compiled", Some(true)), ("embedded", Some(false))]))]
     kernels: Compiled,
-    /// GPU kernel to measure: of MTTKRP to compile, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split;
-    /// of TTV balanced or two-level
+    /// GPU kernel, for measurements: for MTTKRP tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s with columns split;
+    /// for TTV balanced or two-level
     #[arg(long, value_name = "VARIANT")]
     kernel: Option<KernelVariant>,
-    /// Read the store past the page cache [default: where the cache could not hold it]
+    /// Read the store past the page cache [default: if the cache cannot hold it]
     #[arg(long)]
     direct: bool,
 }
@@ -90,11 +90,11 @@ impl FromStr for KernelVariant {
     }
 }
 
-/// Whether kernels are compiled; `None` where that is left to the engine.
+/// Whether kernels are compiled; `None` if the engine decides.
 type Compiled = Option<bool>;
 
 impl EngineArgs {
-    /// The engine that is asked for, with this many threads and a bar; an error where options of a GPU are given for the CPU.
+    /// The engine of these options, with a progress bar. Options for a GPU are an error with `--backend cpu`.
     pub fn engine(&self, sys: &Sys, common: Common, progress: &Bar) -> Result<Engine> {
         let of_gpu = [
             (self.device.is_some(), "--device"),
@@ -136,7 +136,7 @@ impl EngineArgs {
         build(sys, options, progress)
     }
 
-    /// An error where --kernel names a kernel of another operation than `operation`, or this runs on the CPU.
+    /// An error if --kernel names a kernel of another operation, or this runs on the CPU.
     pub fn check_kernel(&self, operation: &str, on_gpu: bool) -> Result<()> {
         let named = match self.kernel {
             None => return Ok(()),
@@ -161,7 +161,7 @@ fn build(sys: &Sys, options: Options, progress: &Bar) -> Result<Engine> {
     Engine::builder().sys(sys).options(options).progress(show).build()
 }
 
-/// An engine on the CPU, for programs that only look at nonzeros.
+/// An engine on the CPU, for programs that read nonzeros and compute little.
 pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Bar) -> Result<Engine> {
     let options = Options {
         device: Device::Cpu,

@@ -19,12 +19,13 @@ use std::cell::Cell;
 use std::io::{BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a store back: a table, coordinate text, a NumPy archive, or a matrix
+/// Writes a store as a table, coordinate text, a NumPy archive or a matrix
 ///
-/// A table (.csv, .tsv, .parquet) has a column for each mode, with labels where the store has them, and the values. Text has one nonzero a line: indices from 1, then the value with the fewest digits that read back the same bits. An
-/// archive (.npz) holds `indices` (nnz x order, u4, from 0), `values` (f8) and `dims` (u8). A
-/// store of order 2 becomes a Matrix Market file (.mtx) too. Nonzeros come in the store's order.
-/// Memory does not grow with the tensor, but with the labels where a table is written.
+/// The ending of the output decides. Tables (.csv, .tsv, .parquet) have a column of labels for each mode, and one of values. Coordinate text (.tns)
+/// has one nonzero per line: indices from 1, then the value with the fewest digits that give the same bits. Archives (.npz) hold
+/// indices (nnz x order, u4, from 0), values (f8) and dims (u8). Stores of order 2 can be written as Matrix Market files (.mtx).
+///
+/// Nonzeros come in the store's order. Memory does not grow with the tensor; for tables it grows with the labels.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-export",
@@ -35,12 +36,12 @@ use std::path::{Path, PathBuf};
 pub struct Export {
     /// The store
     store: PathBuf,
-    /// The output: a file that ends in .csv, .tsv, .parquet, .npz or .mtx, any other file for text, or - for text on standard output
+    /// The output: a file in .csv, .tsv, .parquet, .tns, .npz or .mtx, or - for coordinate text on standard output
     output: PathBuf,
     /// Replace an existing file
     #[arg(long)]
     force: bool,
-    /// Take at most this much memory [default: what is available]
+    /// Use at most this much memory [default: the available memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     #[command(flatten)]
@@ -224,7 +225,7 @@ impl Program for Export {
         check_tensor_name(&self.output)?;
         let kind = Kind::of(&self.output);
         if matches!(kind, Kind::Text) {
-            check_text_name(&self.output)?;
+            check_text_name(&self.output, ", .csv, .tsv, .npz or .mtx")?;
         }
         let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = host_engine(sys, self.common, self.memory, &progress)?;

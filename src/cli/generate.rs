@@ -21,13 +21,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// What is said of --force: the output may be text.
-const FORCE: &str = "Replace an existing store or file of text, and an existing model, each in one step";
+const FORCE: &str = "Replace an existing store, text file or model";
 
 /// Generates a sparse tensor, as coordinate text or as a store
 ///
-/// Index of mode m of nonzero i = floor(dim x u^skew), u from a counter-based generator keyed by the seed, m and i; every
-/// operation is exact, so that others can reproduce a tensor (the formula stands in the documentation of the
-/// module `coo::generate`). Nonzeros may repeat coordinates.
+/// The index in mode m of nonzero i is floor(dim x u^skew). The number u in [0, 1) follows from the seed, m and i by a counter-based
+/// generator. Arithmetic is exact, so that the same options give the same tensor everywhere. Coordinates may repeat.
 #[derive(Debug, Parser)]
 #[command(
     mut_arg("force", |a| a.help(FORCE).long_help(FORCE)),
@@ -39,15 +38,15 @@ const FORCE: &str = "Replace an existing store or file of text, and an existing 
                   blco-gen --dims 500,400,300 --planted-rank 4 --support 20 --model TRUE exact.blco"
 )]
 pub struct Gen {
-    /// The output: a store if it ends in .blco or .hocfs, otherwise text; - for text on standard output
+    /// The output: a store in .blco or .hocfs, a text file in .tns, or - for text on standard output
     output: PathBuf,
-    /// The dims, for example 183,24,1140,1717
+    /// The dims, such as 183,24,1140,1717
     #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
     dims: Vec<u64>,
-    /// Nonzeros, for example 3300000 or 3.3M
+    /// Number of nonzeros, such as 3300000 or 3.3M
     #[arg(long, value_name = "N", value_parser = count)]
     nnz: Option<u64>,
-    /// The skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
+    /// Skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
     #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', default_value = "1")]
     skew: Vec<Skew>,
     /// The values: 1, a range of integers such as 1..5, or uniform
@@ -59,10 +58,10 @@ pub struct Gen {
     /// Take the values from a random model of this rank
     #[arg(long, value_name = "R")]
     planted_rank: Option<u32>,
-    /// Make the tensor that model, of sparse columns with so many entries in each mode, or in all: it has exactly the planted rank
+    /// Make a tensor of exactly the planted rank: a model whose columns have S nonzeros in each mode
     #[arg(long, value_name = "S1,S2,…", value_delimiter = ',', value_parser = count, requires = "planted_rank", conflicts_with_all = ["nnz", "skew"])]
     support: Option<Vec<u64>>,
-    /// Write that model's factors mode-1.npy, … here
+    /// Write the factors of the model to this directory: mode-1.npy and so on
     #[arg(long, value_name = "DIR", requires = "support")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -155,14 +154,14 @@ impl Program for Gen {
     fn run(&self, sys: &Sys) -> Result<Report> {
         if self.nnz.is_none() && self.support.is_none() {
             let what = "give --nnz, or --planted-rank and --support for a tensor that is a model";
-            return Err(Error::request(format!("how many nonzeros is not said: {what}")));
+            return Err(Error::request(format!("the number of nonzeros is missing: {what}")));
         }
         self.check_model()?;
         refuse_dash_for_directory("--model", self.model.as_deref(), FACTORS)?;
         let is_store = ["blco", "hocfs"].iter().any(|end| ends_in(&self.output, end));
         if !is_store {
             check_tensor_name(&self.output)?;
-            check_text_name(&self.output)?;
+            check_text_name(&self.output, ", or in .blco or .hocfs for a store")?;
             self.store.refuse_for_text(&self.output)?;
         }
         let to_stdout = self.output == Path::new("-");

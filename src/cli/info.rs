@@ -24,11 +24,11 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Tells what a store is, and whether it is what it says
+/// Describes, checks, repairs and upgrades a store
 ///
-/// Reads the whole store once for the statistics of tiles and rows; --quick reads the manifest alone. --verify also
-/// decodes and encodes everything again and compares: exit status 1 if anything differs. --repair writes what is intact to
-/// a new store and tells what is lost: exit status 1 if anything is. --upgrade writes a store of an older version anew.
+/// Prints the shape, size and statistics of a store. --verify checks every byte: it decodes every chunk, encodes it again and compares.
+/// --repair writes the intact part of a damaged store to a new one and reports what is lost. For both, the exit status is 1 if the store
+/// is damaged.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-info",
@@ -39,23 +39,23 @@ use std::path::{Path, PathBuf};
 pub struct Info {
     /// The store
     store: PathBuf,
-    /// Check everything, every nonzero's coordinates included
+    /// Check every byte of the store
     #[arg(long, conflicts_with = "quick")]
     verify: bool,
-    /// Read the manifest alone
+    /// Read only the manifest: no statistics of rows and tiles
     #[arg(long)]
     quick: bool,
-    /// Count the numbers that the coordinate, CSR, bucket and slice formats of the HOCFS paper take, for each mode; sorts
-    /// the fibers of all modes, in temporary files where they exceed half of the memory that is available
+    /// Count the storage that the formats of the HOCFS paper (HOCOO, HOCSR, CFB, HOCFS) need for each mode. Sorts the fibers of every
+    /// mode, in temporary files if memory is short
     #[arg(long, conflicts_with = "quick")]
     storage: bool,
-    /// Where temporary files of --storage go [default: the system's directory for them]
+    /// Directory for temporary files of --storage [default: the system's]
     #[arg(long, value_name = "DIR", requires = "storage")]
     storage_dir: Option<PathBuf>,
-    /// Print the labels of a mode, by its name or number: index from 1, tab, label
+    /// Print the labels of a mode, given by name or number: index, tab, label
     #[arg(long, value_name = "MODE", conflicts_with_all = ["verify", "quick", "storage", "repair", "upgrade"])]
     labels: Option<String>,
-    /// Print those that contain this text alone, upper and lower case alike
+    /// Print only labels that contain this text, in upper or lower case
     #[arg(long, value_name = "TEXT", requires = "labels")]
     find: Option<String>,
     #[command(flatten)]
@@ -353,7 +353,7 @@ impl InfoReport {
             )?;
         }
         match (self.verified, &self.problem) {
-            (Some(true), _) => writeln!(out, "verified: everything is as it should be"),
+            (Some(true), _) => writeln!(out, "verified: no damage"),
             (_, Some(problem)) => writeln!(out, "NOT VERIFIED: {problem}"),
             _ => Ok(()),
         }

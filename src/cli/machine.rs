@@ -1,4 +1,4 @@
-//! What the environment says, for tests, and what the machine has.
+//! Environment variables for tests, and facts about the machine.
 
 use super::size;
 use crate::backend::host::Vectors;
@@ -6,12 +6,13 @@ use crate::error::{Error, Result};
 
 pub use crate::engine::machine::{available_memory, processors};
 
-/// The least memory that sorting is to be given, by `BLCO_MEMORY_MIN`: 0 has tests spill small tensors.
+/// The least memory for sorting, by `BLCO_MEMORY_MIN`. Tests set it to 0, so that small tensors spill.
 pub fn memory_min() -> Option<u64> {
     std::env::var("BLCO_MEMORY_MIN").ok().and_then(|text| size(&text).ok())
 }
 
-/// The vector instructions that `BLCO_VECTORS` asks for: `avx2`, or `baseline` for what every machine of the architecture has; without it the widest.
+/// The vector instructions that `BLCO_VECTORS` selects: `avx2`, or `baseline` for those that every machine of the architecture has. The
+/// default is the widest.
 pub fn vectors() -> Result<Vectors> {
     match std::env::var("BLCO_VECTORS").as_deref() {
         Err(_) => Ok(Vectors::Widest),

@@ -1,8 +1,8 @@
-//! Where memory ends: a program then ends with one line and exit status 2, and leaves nothing temporary.
+//! Out of memory: a program ends with one line and exit status 2, and leaves no temporary files.
 //!
-//! What a plan foresees is allocated by `Sys`, whose errors are ordinary ones. Everything else (a message, a list, what
-//! a library keeps) is small and cannot fail in Rust but by aborting. So the programs allocate through [`Allocator`]:
-//! where the system has no more, the thread that asked ends the program, on memory that was set aside for it.
+//! Planned memory is allocated by `Sys`, which returns ordinary errors. Everything else (messages, lists, libraries) is small, and Rust
+//! aborts if its allocation fails. So the programs allocate through [`Allocator`]: if the system is out of memory, the thread that asked
+//! ends the program, using memory that was reserved for this.
 
 #![expect(
     unsafe_code,
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The allocator of the programs: the system's, but that it ends the program where there is no more.
+/// The system's allocator, except that it ends the program when memory runs out.
 #[derive(Debug)]
 pub struct Allocator;
 
@@ -95,8 +95,8 @@ fn spare_layout() -> Layout {
     Layout::from_size_align(SPARE_BYTES, 16).expect("a power of two")
 }
 
-/// Memory where the system has none: none for who asks whether there is any, the reserve for who ends the program. Nobody
-/// else comes back.
+/// Called when the system is out of memory. Returns null to a thread that only tries ([`is_trying`]), and reserved memory to the thread
+/// that ends the program. All other threads never return.
 #[cold]
 fn exhausted(layout: Layout) -> *mut u8 {
     if is_trying() {
@@ -152,7 +152,7 @@ unsafe impl GlobalAlloc for Allocator {
 #[cfg(target_env = "gnu")]
 const PAGED_BYTES: libc::c_int = 128 << 10;
 
-/// Sets memory aside, and takes note of who is to be ended and what is to be removed then.
+/// Reserves memory, and remembers the program's name and its temporary files.
 pub(super) fn prepare(sys: &Sys, name: &str) {
     if PROGRAM.set((sys.clone(), name.to_owned())).is_err() {
         return;
@@ -176,7 +176,7 @@ pub(super) fn prepare(sys: &Sys, name: &str) {
     }));
 }
 
-/// Whether a panic tells that the system has no memory: what libraries and threads that start make of it.
+/// Whether a panic means that the system is out of memory: libraries and starting threads panic then.
 fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
     const TOLD: [&str; 4] = [
         "failed to allocate an alternative stack",
@@ -188,8 +188,8 @@ fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
     TOLD.iter().any(|told| text.contains(told))
 }
 
-/// C's library aborts where it has no memory for what it keeps of a thread, and says so in one line. Ends the program then as elsewhere, without
-/// another line; whoever aborts while there is memory has another reason, and dies of the signal.
+/// The C library aborts if it has no memory for a thread's data, with a line of its own. Ends the program as [`end`] does, without another
+/// line. An abort for another reason dies of the signal.
 extern "C" fn aborted(signal: libc::c_int) {
     const TRIED_BYTES: usize = 1 << 20;
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -205,8 +205,8 @@ extern "C" fn aborted(signal: libc::c_int) {
     }
 }
 
-/// Ends the program: what is temporary goes, one line tells why. Where another thread is about to tell how it ends, that thread ends it, unless it cannot
-/// for long.
+/// Ends the program: removes temporary files and writes one line. If another thread is about to report how the program ends, waits for it
+/// for a while.
 fn end() -> ! {
     const GRACE: Duration = Duration::from_secs(2);
     give_up();
@@ -216,8 +216,10 @@ fn end() -> ! {
     let name = PROGRAM.get().map_or("blco", |(_, name)| name);
     let mut line = [0u8; 200];
     let mut rest = &mut line[..];
-    let _ =
-        writeln!(rest, "{name}: cannot allocate memory: the system has no more; run it where there is more");
+    let _ = writeln!(
+        rest,
+        "{name}: cannot allocate memory: the system is out of memory; run it on a larger machine, or with a smaller --memory"
+    );
     let left = rest.len();
     // SAFETY: writes bytes of `line`. (The lock of `std::io::stderr` may be held by a thread that waits for this one.)
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len() - left) };
@@ -234,8 +236,7 @@ fn exit() -> ! {
     unsafe { libc::_exit(2) }
 }
 
-/// Removes what is temporary. Where another thread does already, waits for that; but not in the middle of giving a name, which the
-/// other waits for.
+/// Removes temporary files. If another thread is already doing so, waits for it, except during a rename, for which the other thread waits.
 fn give_up() {
     if ENDING.swap(true, Ordering::Relaxed) && !Sys::is_publishing() {
         loop {

@@ -5,6 +5,7 @@
 //! error. 130: interrupted.
 
 mod components;
+mod conventions;
 pub mod cpd;
 mod cpd_report;
 mod device;
@@ -47,7 +48,7 @@ pub trait Program: Parser {
     /// The options that all programs have.
     fn common(&self) -> &Common;
 
-    /// Refuses what the grammar of the command line takes, and the program does not.
+    /// Refuses command lines that the grammar accepts and the program does not.
     fn check(_: &ArgMatches) -> Result<()> {
         Ok(())
     }
@@ -59,21 +60,23 @@ pub trait Program: Parser {
 /// The options that all programs have.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Common {
-    /// Compute threads [default: one for each processor]
+    /// Compute threads [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Keep each compute thread on a processor: for machines with several sockets
+    /// Pin each compute thread to a processor, for machines with several sockets
     #[arg(long)]
     pin_threads: bool,
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
-    /// Report as JSON on standard output
+    /// Print the report as JSON on standard output
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    conventions: conventions::Conventions,
 }
 
-/// What a program has to say when it has succeeded; by default nothing.
+/// The report of a program that succeeded; empty by default.
 #[derive(Debug, Default)]
 pub struct Report {
     /// For people.
@@ -108,9 +111,18 @@ pub(crate) fn text_of(write: impl FnOnce(&mut String) -> std::fmt::Result) -> Re
 /// The whole of a program: parse, run, report.
 #[must_use]
 pub fn main<P: Program>() -> ExitCode {
-    let matches = P::command().get_matches();
-    let program = P::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     let name = P::command().get_name().to_owned();
+    let matches = match conventions::prepare(P::command()).try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return conventions::exit(&name, &error),
+    };
+    if let Some(status) = conventions::printed(&matches, P::command()) {
+        return status;
+    }
+    let program = match P::from_arg_matches(&matches) {
+        Ok(program) => program,
+        Err(error) => return conventions::exit(&name, &error),
+    };
     let report = P::check(&matches).and_then(|()| system()).and_then(|sys| {
         memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
@@ -157,8 +169,8 @@ fn tells() -> bool {
     tells
 }
 
-/// Asks the work to stop. If it has not within the grace, or at the second signal (it may wait for input that
-/// never comes), everything temporary is removed and the program ends here.
+/// Asks the work to stop. After a grace period, or at a second signal (the work may wait for input that never comes), removes temporary
+/// files and exits.
 fn interrupt(sys: &Sys, name: &str) {
     const GRACE: Duration = Duration::from_secs(2);
     if sys.cancel_flag().swap(true, Ordering::Relaxed) {
@@ -174,7 +186,7 @@ fn interrupt(sys: &Sys, name: &str) {
 /// The checkpoint from which an interrupted program can be continued, and the command that does.
 static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
 
-/// Has an interrupt say how to go on from the checkpoint `dir`.
+/// Makes an interrupt print how to continue from the checkpoint `dir`.
 pub(crate) fn continue_with(dir: &Path) {
     let line = command_line();
     let resume = if line.split(' ').any(|word| word == "--resume") { "" } else { " --resume" };
@@ -182,7 +194,7 @@ pub(crate) fn continue_with(dir: &Path) {
     *CONTINUE.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
 }
 
-/// What an interrupt says beside that there is no result.
+/// How to continue from a checkpoint, if there is one.
 fn continued_by() -> String {
     let way = CONTINUE.lock().unwrap_or_else(PoisonError::into_inner);
     match &*way {
@@ -193,7 +205,7 @@ fn continued_by() -> String {
     }
 }
 
-/// Ends the program under the feet of its work.
+/// Ends the program while its work is still running.
 fn end_now(sys: &Sys, name: &str) -> ! {
     let tells = tells();
     sys.abandon();
@@ -208,12 +220,12 @@ fn end_now(sys: &Sys, name: &str) -> ! {
 fn fail(name: &str, error: &Error) -> ExitCode {
     let way = if matches!(error, Error::Cancelled) { continued_by() } else { String::new() };
     // Nobody is left to tell if this cannot be written.
-    drop(writeln!(std::io::stderr(), "{name}: {}{way}", told(error)));
+    drop(writeln!(std::io::stderr(), "{} {}{way}", conventions::prefix(name), told(error)));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }
 
-/// What the library calls options and their values, between backticks, and the command line otherwise.
-const OPTIONS: [(&str, &str); 31] = [
+/// Names of options and values in the library, in backticks, and on the command line.
+const OPTIONS: [(&str, &str); 32] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Duplicates::Sum`", "--duplicates sum"),
@@ -234,6 +246,7 @@ const OPTIONS: [(&str, &str); 31] = [
     ("`memory`", "--memory"),
     ("`modes`", "--modes"),
     ("`nnz`", "--nnz"),
+    ("`no_values`", "--no-values"),
     ("`nonneg`", "--nonneg"),
     ("`quote`", "--quote"),
     ("`replace`", "--force"),
@@ -247,12 +260,12 @@ const OPTIONS: [(&str, &str); 31] = [
     ("`zstd`", "--zstd"),
 ];
 
-/// What the library says, in the words of the command line.
+/// A message of the library, with the command line's names of options.
 pub(crate) fn in_options(text: &str) -> String {
     OPTIONS.iter().fold(text.to_owned(), |text, (name, option)| text.replace(name, option))
 }
 
-/// An error in the words of the command line, with what to do about a damaged file of a store.
+/// An error with the command line's names of options, and how to repair a damaged store.
 pub(crate) fn told(error: &Error) -> String {
     let text = in_options(&error.to_string());
     let Error::Corrupt { path, damage: Damage::OfStore, .. } = error else { return text };
@@ -291,7 +304,7 @@ fn system() -> Result<Sys> {
 
 /// Parses a size in bytes: `64MiB`, `1.5G`, `4096`.
 pub(crate) fn size(text: &str) -> std::result::Result<u64, String> {
-    parse_size::parse_size(text).map_err(|e| format!("{e}; sizes look like 64MiB, 2GB or 4096"))
+    parse_size::parse_size(text).map_err(|_| "not a size; sizes look like 64MiB, 2GB or 4096".to_owned())
 }
 
 /// Parses a count: `3300000`, `3.3M`, `1G` (powers of 1000).
@@ -300,7 +313,7 @@ pub(crate) fn count(text: &str) -> std::result::Result<u64, String> {
     if text.contains('.') && text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err(format!("not a whole number; {LIKE}"));
     }
-    parse_size::parse_size(text).map_err(|e| format!("{e}; {LIKE}"))
+    parse_size::parse_size(text).map_err(|_| format!("not a count; {LIKE}"))
 }
 
 /// Parses one of `words`, each with what it means.
@@ -354,9 +367,32 @@ pub(crate) fn command_line() -> String {
     std::iter::once(program).chain(words.map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
-/// `1 nonzero`, `2 nonzeros`.
+/// `1 nonzero`, `16,223,573 nonzeros`.
 pub(crate) fn nonzeros(n: u64) -> String {
-    format!("{n} nonzero{}", if n == 1 { "" } else { "s" })
+    format!("{} nonzero{}", grouped(n), if n == 1 { "" } else { "s" })
+}
+
+/// `16,223,573`.
+pub(crate) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).unwrap_or_default())
+        .collect();
+    groups.join(",")
+}
+
+/// The rank of the factors or the matrix in `path`, which `--rank` may repeat.
+pub(crate) fn agreed_rank(given: Option<u32>, path: &Path, found: usize) -> Result<usize> {
+    match given {
+        Some(rank) if rank as usize != found => {
+            let what = format!("has rank {found}, and --rank says {rank}; leave --rank out");
+            Err(Error::request(format!("{}: {what}", path.display())))
+        }
+        _ => Ok(found),
+    }
 }
 
 /// What messages call standard output.

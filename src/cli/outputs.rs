@@ -1,4 +1,4 @@
-//! Files and directories of results, which appear whole or not at all ([`crate::publish`]).
+//! Files and directories of results. They appear whole or not at all ([`crate::publish`]).
 
 use crate::error::{Error, Result};
 use crate::publish::{Found, Kind, MARKER, Marker, Partial, first_foreign};
@@ -6,7 +6,7 @@ use crate::store::MANIFEST;
 use crate::sys::{File, Sys, directory};
 use std::path::{Path, PathBuf};
 
-/// Whether the name of `path` ends in `.end`, in capitals or not.
+/// Whether the name of `path` ends in `.end`, in upper or lower case.
 pub fn ends_in(path: &Path, end: &str) -> bool {
     path.extension().is_some_and(|found| found.eq_ignore_ascii_case(end))
 }
@@ -14,7 +14,7 @@ pub fn ends_in(path: &Path, end: &str) -> bool {
 /// Endings of compressed data, and what makes it.
 const COMPRESSORS: [(&str, &str); 4] = [("gz", "gzip"), ("zst", "zstd"), ("bz2", "bzip2"), ("xz", "xz")];
 
-/// An error where a tensor cannot be written to `path`, or would not be what that name says.
+/// An error if a tensor cannot be written to `path`, or would not be what the name says.
 pub fn check_tensor_name(path: &Path) -> Result<()> {
     let shown = path.display();
     if let Some((_, compressor)) = COMPRESSORS.iter().find(|(end, _)| ends_in(path, end)) {
@@ -28,22 +28,24 @@ pub fn check_tensor_name(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Endings of what is no coordinate text.
-const NO_TEXT: [&str; 11] =
-    ["npz", "npy", "blco", "hocfs", "mtx", "csv", "tsv", "tab", "parquet", "arrow", "feather"];
+/// Endings of coordinate text.
+const TEXT: [&str; 3] = ["tns", "coo", "txt"];
 
-/// An error where coordinate text is to be written to `path`, and that name says that something else is there.
-pub fn check_text_name(path: &Path) -> Result<()> {
-    let Some(end) = NO_TEXT.iter().find(|end| ends_in(path, end)) else { return Ok(()) };
-    let what = format!("would be coordinate text, which .{end} is not; name another, such as .tns");
+/// An error if coordinate text would be written to `path` and its ending is not one of text. A name without an ending is accepted.
+pub fn check_text_name(path: &Path, others: &str) -> Result<()> {
+    let Some(end) = path.extension() else { return Ok(()) };
+    if path == Path::new("-") || TEXT.iter().any(|known| ends_in(path, known)) {
+        return Ok(());
+    }
+    let what = format!(".{} is not an ending of coordinate text; end it in .tns{others}", end.display());
     Err(Error::request(format!("{}: {what}", path.display())))
 }
 
-/// An error where `dir`, where an option has temporary files go, is no directory: not only when the first of them is written.
+/// An error if `dir`, a directory for temporary files, is not a directory. Checked early, not when the first file is written.
 pub fn check_temp_dir(option: &str, dir: Option<&Path>) -> Result<()> {
     match dir {
         Some(dir) if !dir.is_dir() => {
-            let what = "is no directory; make it, or name another";
+            let what = "is not a directory; create it, or name another";
             Err(Error::request(format!("{option} {}: {what}", dir.display())))
         }
         _ => Ok(()),
@@ -55,13 +57,12 @@ pub fn is_standard_output(path: Option<&Path>) -> bool {
     path == Some(Path::new("-"))
 }
 
-/// An error where `path`, a file that an option names, is -, which means standard output elsewhere.
+/// An error if `path`, a file that an option names, is -.
 pub fn refuse_standard_output(option: &str, path: Option<&Path>) -> Result<()> {
     refuse_dash(option, path, "is written to a file; name one")
 }
 
-/// An error where `path`, a directory that an option names, is -, which means standard output elsewhere. `what`: why
-/// it is a directory.
+/// An error if `path`, a directory that an option names, is -. `what` says why it is a directory.
 pub fn refuse_dash_for_directory(option: &str, path: Option<&Path>, what: &str) -> Result<()> {
     refuse_dash(option, path, &format!("{what} in a directory; name one"))
 }
@@ -74,7 +75,7 @@ fn refuse_dash(option: &str, path: Option<&Path>, why: &str) -> Result<()> {
 static FILE: Kind = Kind {
     name: "file",
     marker: "",
-    exists: "is there already; --force replaces it",
+    exists: "already exists; replace it with --force",
     look: |_, path| {
         let found = path.symlink_metadata().map_err(Error::io(path, "inspect"))?;
         Ok(match (found.is_file(), found.is_dir()) {
@@ -90,7 +91,7 @@ static FILE: Kind = Kind {
 static RESULT: Kind = Kind {
     name: "result",
     marker: MARKER,
-    exists: "results are there already; --force replaces them",
+    exists: "results already exist; replace them with --force",
     look: look_at_result,
     beside: &[],
 };
@@ -98,7 +99,7 @@ static RESULT: Kind = Kind {
 fn look_at_result(sys: &Sys, path: &Path) -> Result<Found> {
     let other = |what: &str| Ok(Found::Other(format!("{what}; name another directory")));
     if !path.is_dir() {
-        return other("is no directory");
+        return other("is not a directory");
     }
     if path.join(MANIFEST).exists() {
         return other("is a store");
@@ -113,7 +114,7 @@ fn look_at_result(sys: &Sys, path: &Path) -> Result<Found> {
     }
 }
 
-/// One output file that is not there yet. Dropped before [`Pending::publish`], it leaves nothing.
+/// One output file that does not exist yet. Dropped before [`Pending::publish`], it leaves nothing.
 #[derive(Debug)]
 pub struct Pending {
     partial: Partial,
@@ -121,8 +122,8 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Prepares to write `target`: an error now if that cannot work. A file that is there is an error unless
-    /// `replace`. Where it is a symbolic link, what that leads to is replaced.
+    /// Prepares to write `target`, and fails early if that cannot work. An existing file is an error unless `replace` is set. If the
+    /// target is a symbolic link, the file that it points to is replaced.
     pub fn create(sys: &Sys, target: &Path, replace: bool) -> Result<Self> {
         if target.is_dir() || target.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(Error::request(format!("{}: is a directory; name a file", target.display())));
@@ -168,8 +169,8 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Prepares to write files of these names in `dir`, where nothing may be, an empty directory or, with `replace`, an earlier
-    /// result, and `other`, a file. Errors that can be known are told now.
+    /// Prepares to write files of these names in `dir`, and `other`, a file. `dir` must be absent, empty or, with `replace`, an earlier
+    /// result. Fails early.
     pub fn create(
         sys: &Sys,
         dir: Option<&Path>,

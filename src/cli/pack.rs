@@ -5,7 +5,7 @@ use super::npz::{NpzSource, is_npz};
 use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
 use super::progress::Bar;
 use super::table::{ModeReport, TableArgs, mode_reports, modes_text, temp_dir};
-use super::{Common, Program, Report, count, counted, nonzeros, provenance, size};
+use super::{Common, Program, Report, count, counted, grouped, nonzeros, provenance, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
@@ -32,10 +32,11 @@ use std::time::Instant;
 
 /// Packs a table, a sparse tensor in coordinate text, or another store into a store
 ///
-/// Reads a table (CSV, TSV, Parquet, Arrow), whose columns --modes makes modes: each label becomes an index, in natural order, and stays in the store.
-/// Or FROSTT text (one nonzero a line: indices from 1, then the value), with or without a Tensor Toolbox, two-line or Matrix
-/// Market header. Plain, .gz or .zst. Writes a store: a directory with a manifest and chunk files that
-/// blco-run streams. The store's bytes depend on the tensor and the options alone.
+/// A table (CSV, TSV, Parquet, Arrow) becomes a tensor by --modes, which names the columns that are modes. Labels become indices in natural order and
+/// stay in the store. Coordinate text (FROSTT) has one nonzero per line: indices from 1, then the value. A Tensor Toolbox, two-line or
+/// Matrix Market header is optional. Input may be plain, .gz or .zst.
+///
+/// A store is a directory with a manifest and chunk files. Its bytes depend only on the tensor and the options.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-pack",
@@ -50,16 +51,16 @@ use std::time::Instant;
                   blco-pack log.blco -o log.csf --format csf"
 )]
 pub struct Pack {
-    /// The tensor: a file, - for standard input, or a store, which is packed again
+    /// The tensor: a file, - for standard input, or a store to pack again
     input: PathBuf,
-    /// The store [default: the input's name with .blco, or .hocfs for that format, in the working directory]
+    /// Write the store here [default: the input's name with .blco or .hocfs, in the working directory]
     #[arg(short, long, value_name = "STORE")]
     output: Option<PathBuf>,
     #[command(flatten)]
     text: TextArgs,
     #[command(flatten)]
     store: StoreArgs,
-    /// Print memory, temporary files and the store's size, and pack nothing
+    /// Print the memory, temporary files and store size that packing needs, and exit
     #[arg(long)]
     plan: bool,
     #[command(flatten)]
@@ -72,98 +73,104 @@ pub struct Pack {
 /// How coordinate text is read.
 #[derive(Clone, Debug, Args)]
 pub struct TextArgs {
-    /// What indices count from [default: 1]
+    /// The first index of every mode [default: 1]
     #[arg(long, value_name = "1|0")]
     index_base: Option<IndexBase>,
-    /// The dims, for example 183,24,1140; they win over a header and over what the indices suggest
+    /// The dims, such as 183,24,1140. They override a header and the largest indices
     #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = count)]
     dims: Option<Vec<u64>>,
+    /// Rows hold indices and no value; each row counts 1
+    #[arg(long)]
+    no_values: bool,
 }
 
 impl TextArgs {
     /// How to read.
     #[must_use]
     pub fn options(&self) -> ReadOptions {
-        ReadOptions { index_base: self.index_base.unwrap_or_default(), dims: self.dims.clone() }
+        ReadOptions {
+            index_base: self.index_base.unwrap_or_default(),
+            dims: self.dims.clone(),
+            no_values: self.no_values,
+        }
     }
 
     /// The name of an option that is given.
     pub(super) fn given(&self) -> Option<&'static str> {
         let dims = self.dims.as_ref().map(|_| "--dims");
-        self.index_base.map(|_| "--index-base").or(dims)
+        self.index_base.map(|_| "--index-base").or(dims).or(self.no_values.then_some("--no-values"))
     }
 }
 
 /// How a store is written.
 #[derive(Clone, Debug, Args)]
 pub struct StoreArgs {
-    /// The format [default: hocfs if the store's name ends so, else blco]
+    /// The format [default: hocfs if the store's name ends in .hocfs, else blco]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
-    /// Which trees csf and bcsf make, and for which modes hbcsf and fcoo have partitions: one for each mode, which takes as many times the space and computes every mode fastest; one for
-    /// all modes, rooted at the shortest; or one rooted at mode M [default: all]
+    /// Trees of csf and bcsf, and partitions of hbcsf and fcoo: one per mode (all), one for all modes, rooted at the shortest (one), or
+    /// one rooted at mode M. With all, every mode is fastest, and the store holds the tensor once per mode [default: all]
     #[arg(long, value_name = "all|one|M", value_parser = trees)]
     trees: Option<Trees>,
-    /// How mmcsf assigns nonzeros to trees: by the lengths of what is left of their fibers, one after the other, or by those of the whole
-    /// tensor's [default: dynamic]
+    /// How mmcsf assigns nonzeros to trees: by the lengths of the fibers that are left, one nonzero after the other (dynamic), or by
+    /// those of the whole tensor (static) [default: dynamic]
     #[arg(long, value_parser = named(&[("dynamic", Assign::Dynamic), ("static", Assign::Static)]))]
     assign: Option<Assign>,
-    /// The operation that fcoo is laid out for [default: mttkrp]
+    /// The operation that fcoo serves [default: mttkrp]
     #[arg(long = "for", value_parser = named(&[("mttkrp", FcooFor::Mttkrp), ("ttm", FcooFor::Ttm)]))]
     operation: Option<FcooFor>,
-    /// The most nonzeros of a fiber that bcsf and hbcsf give one worker of a GPU [default: 128]
+    /// Split fibers of bcsf and hbcsf after N nonzeros, for balance on a GPU [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     fiber_split: Option<u32>,
-    /// How blco encodes indices: packed tiles, or the BLCO paper's 64-bit indices [default: tiled]
+    /// Index encoding of blco: packed tiles, or the 64-bit indices of the BLCO paper [default: tiled]
     #[arg(long, value_parser = named(&[("tiled", IndexEncoding::Tiled), ("raw", IndexEncoding::Raw)]))]
     encoding: Option<IndexEncoding>,
-    /// The mode, from 1, whose slices hocfs compresses; the mode before it (before the first, the last) is the one along
-    /// which TTV streams [default: 1]
+    /// The mode, from 1, whose slices hocfs compresses. TTV streams along the mode before it (for mode 1, the last) [default: 1]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
     main_mode: Option<u8>,
-    /// How hocfs lays out the fibers of a slice: one behind the other, padded to the longest, or padded where that
-    /// costs little [default: auto]
+    /// Layout of the fibers in a slice of hocfs: one after the other (csr), padded to the longest (ell), or padded if that costs
+    /// little (auto) [default: auto]
     #[arg(long, value_parser = named(&[("csr", LeafRule::Csr), ("ell", LeafRule::Ell), ("auto", LeafRule::Auto)]))]
     slice: Option<LeafRule>,
-    /// Compress chunks with zstd at this level (1 to 22), for cold storage
+    /// Compress chunks with zstd at this level, 1 to 22, for cold storage
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(i32).range(1..=22))]
     zstd: Option<i32>,
-    /// The largest chunk, from 64KiB to 1GiB [default: 8MiB]
+    /// Largest chunk, 64KiB to 1GiB [default: 8MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     chunk_bytes: Option<u64>,
-    /// What to do with nonzeros that have the same coordinates [default: sum]
+    /// How to combine nonzeros with the same coordinates [default: sum]
     #[arg(long, value_parser = named(&Duplicates::ALL))]
     duplicates: Option<Duplicates>,
-    /// Take at most this much memory, at least 64MiB; where it is little, fewer threads work, and what takes more is
-    /// refused before anything is read [default: half of what is available]
+    /// Use at most this much memory, at least 64MiB. Packing uses temporary files if the tensor is larger [default: half of the
+    /// available memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory: Option<u64>,
-    /// Where temporary files go when the tensor exceeds the memory [default: beside the store]
+    /// Directory for temporary files [default: beside the store]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
-    /// Replace an existing store, in one step
+    /// Replace an existing store
     #[arg(long)]
     pub(super) force: bool,
-    /// Continue a pack that was killed while its runs were on disk
+    /// Continue a pack that was killed
     #[arg(long, conflicts_with = "force")]
     resume: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FormatArg {
-    /// One order of nonzeros for every mode
+    /// Blocked linearized coordinates: one copy serves every mode
     Blco,
-    /// The slices of a main mode, each compressed
+    /// Compressed slices of a main mode
     Hocfs,
-    /// Compressed sparse fibers: trees
+    /// Compressed sparse fibers: one tree per mode
     Csf,
-    /// The same, with long fibers split between workers
+    /// CSF with long fibers split
     Bcsf,
-    /// Slices of one nonzero, slices of fibers of one nonzero, and trees
+    /// B-CSF, with short slices and fibers kept apart
     Hbcsf,
-    /// Each nonzero in the tree where its fiber is longest
+    /// Each nonzero in the CSF tree where its fiber is longest
     Mmcsf,
-    /// Indices of product modes, and flags where those of the others change
+    /// Flagged coordinates: indices of the product modes, and flags
     Fcoo,
 }
 
@@ -181,7 +188,7 @@ impl FormatArg {
     }
 }
 
-/// Which trees `given` asks for.
+/// Parses the value of `--trees`.
 fn trees(given: &str) -> Result<Trees> {
     match given {
         "all" => Ok(Trees::All),
@@ -203,7 +210,7 @@ fn named<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl Ty
 }
 
 impl StoreArgs {
-    /// An error where an option of stores is given for `output`, which is text.
+    /// An error if an option of stores is given for `output`, which is text.
     pub fn refuse_for_text(&self, output: &Path) -> Result<()> {
         let given = [
             (self.format.is_some(), "--format"),
@@ -226,7 +233,7 @@ impl StoreArgs {
         Err(Error::request(format!("{}: would be text, but {what}", output.display())))
     }
 
-    /// The format with its options; an error where an option is another format's.
+    /// The format with its options; an error if an option belongs to another format.
     fn format(&self, target: &Path) -> Result<FormatOption> {
         let named = if ends_in(target, "hocfs") { FormatArg::Hocfs } else { FormatArg::Blco };
         let format = self.format.unwrap_or(named);
@@ -251,7 +258,7 @@ impl StoreArgs {
         })
     }
 
-    /// An error where an option is given that `format` does not have.
+    /// An error if an option does not belong to `format`.
     fn refuse_of_others(&self, format: FormatArg) -> Result<()> {
         use FormatArg::{Bcsf, Blco, Csf, Fcoo, Hbcsf, Hocfs, Mmcsf};
         let options: [(bool, &str, &[FormatArg]); 7] = [
@@ -303,7 +310,7 @@ fn default_store(input: &Path, format: Option<FormatArg>) -> Result<PathBuf> {
     Ok(OsString::from_vec([stem, end].concat()).into())
 }
 
-/// `name` without the first of these endings that it has, in capitals or not.
+/// `name` without the first of these endings that it has, in upper or lower case.
 fn without<'a>(name: &'a [u8], endings: &[&str]) -> &'a [u8] {
     let split = |end: &&str| name.split_at_checked(name.len().checked_sub(end.len())?);
     let cut = |end: &&str| split(end).filter(|(_, found)| found.eq_ignore_ascii_case(end.as_bytes()));
@@ -343,9 +350,35 @@ impl Program for Pack {
                 &progress,
             );
         }
-        let source = TnsReader::open(sys, &self.input, self.text.options())?;
-        self.pack_coordinates(sys, source, &target, &temp_dir, &progress)
+        let mut source = TnsReader::open(sys, &self.input, self.text.options())?;
+        let mut options = self.store.options(&source, &target)?;
+        options.labels = self.table.labels(sys, &temp_dir)?.map(Arc::new);
+        let engine = host_engine(sys, self.common, self.store.memory, &progress)?;
+        if self.plan {
+            return self.pack(&engine, &mut source, &options);
+        }
+        let pack = engine.pack(&mut source, &options)?;
+        let notes = if source.values_like_indices() { vec![LIKE_INDICES.to_owned()] } else { Vec::new() };
+        let report = TextReport { pack, notes };
+        Report::new::<Self>(text(&report.pack) + &notes_text(&report.notes), &report)
     }
+}
+
+/// What is noted of text whose values could be indices.
+const LIKE_INDICES: &str = "every value is a whole number in the range of the indices; if rows hold three indices and no value, pack \
+                            again with --no-values";
+
+/// What is reported of text.
+#[derive(Debug, Serialize)]
+struct TextReport {
+    #[serde(flatten)]
+    pack: PackReport,
+    notes: Vec<String>,
+}
+
+/// A line for each note.
+fn notes_text(notes: &[String]) -> String {
+    notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
 }
 
 impl Pack {
@@ -378,7 +411,7 @@ impl Pack {
         Report::new::<Self>(text(&report), &report)
     }
 
-    /// Packs a store again, in whatever format is asked for. Coordinates that may repeat there may do so here.
+    /// Packs a store again, in any format. Repeated coordinates stay as they are.
     fn pack_store(&self, sys: &Sys, progress: &Bar) -> Result<Report> {
         if let Some(option) = self.text.given().or(self.table.of_tables()).or(self.table.of_text()) {
             return Err(Error::request(format!("{option} is an option of text and tables, not of a store")));
@@ -409,7 +442,7 @@ struct TableReport {
     pack: PackReport,
     /// Seconds in which the table was read, before it was packed.
     table_seconds: f64,
-    /// Rows that were left out because a label or the value was not there.
+    /// Rows that were dropped because a label or the value was missing.
     rows_dropped: u64,
     modes: Vec<ModeReport>,
     notes: Vec<String>,
@@ -437,24 +470,25 @@ impl Pack {
         let pack = engine.pack(&mut table, &options)?;
         let mut notes = Vec::new();
         if table.dropped() > 0 {
-            notes.push(format!("{} rows without a label or value were left out", table.dropped()));
+            let rows = if table.dropped() == 1 { "row" } else { "rows" };
+            notes.push(format!("{} {rows} without a label or value left out", grouped(table.dropped())));
         }
         if table.has_values() && self.store.duplicates.is_none() && pack.duplicates_summed > 0 {
-            let repeated = pack.duplicates_summed;
+            let repeated = grouped(pack.duplicates_summed);
             notes.push(format!("{repeated} rows repeat the labels of another; their values were added up (--duplicates mean, min, max, count, keep or error does otherwise)"));
         }
         let modes = mode_reports(&engine.open(target)?)?;
         let report = TableReport { pack, table_seconds, rows_dropped: table.dropped(), modes, notes };
-        let notes: Vec<String> = report.notes.iter().map(|note| format!("  note: {note}\n")).collect();
-        let text = format!("{}{}{}", text(&report.pack), modes_text(&report.modes), notes.concat());
+        let text =
+            format!("{}{}{}", text(&report.pack), modes_text(&report.modes), notes_text(&report.notes));
         Report::new::<Self>(text, &report)
     }
 }
 
-/// An error where the store is there already: before the table is read.
+/// An error if the store exists, before the table is read.
 fn refuse_existing(target: &Path, store: &StoreArgs) -> Result<()> {
     if target.exists() && !store.force && !store.resume {
-        let what = "is there already; --force replaces a store, -o names another";
+        let what = "already exists; replace the store with --force, or name another with -o";
         return Err(Error::request(format!("{}: {what}", target.display())));
     }
     Ok(())
@@ -474,7 +508,7 @@ fn plan_text(target: &Path, plan: &PackPlan) -> String {
     format!(
         "{}: {} nonzeros\n  memory     {}, of which {} are needed, on {}: {sorting}\n  temporary  {} in {} ({} free)\n  store      {} ({} free)\n",
         target.display(),
-        plan.nnz.map_or("an unknown number of".into(), |n| format!("about {n}")),
+        plan.nnz.map_or("an unknown number of".into(), |n| format!("about {}", grouped(n))),
         ByteSize(plan.memory_bytes),
         ByteSize(plan.memory_least_bytes),
         counted(plan.threads, "thread"),
@@ -492,14 +526,17 @@ pub(super) fn text(report: &PackReport) -> String {
     let duplicates = match (report.duplicates_summed, report.duplicates_kept) {
         (0, 0) => String::new(),
         (0, 1) => ", 1 repeats coordinates".to_owned(),
-        (0, kept) => format!(", {kept} repeat coordinates"),
+        (0, kept) => format!(", {} repeat coordinates", grouped(kept)),
         (1, _) => ", 1 duplicate added up".to_owned(),
-        (summed, _) => format!(", {summed} duplicates added up"),
+        (summed, _) => format!(", {} duplicates added up", grouped(summed)),
     };
     let s = &report.seconds;
     let spilled = match report.spilled.runs {
         0 => "sorted in memory".to_owned(),
-        runs => format!("{runs} runs, {} of temporary files", ByteSize(report.spilled.bytes_peak)),
+        runs => {
+            let (s, peak) = (if runs == 1 { "" } else { "s" }, ByteSize(report.spilled.bytes_peak));
+            format!("{runs} run{s}, {peak} of temporary files")
+        }
     };
     let input = match (report.was_complete, report.input_read) {
         (true, _) => "  was complete: the unfinished pack had only to clean up\n",

@@ -1,11 +1,11 @@
-//! Progress on a terminal; where standard error is none, a line for an iteration now and then.
+//! Progress bars on a terminal. If standard error is not a terminal, a line for an iteration now and then.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Elsewhere than on a terminal a line is written at most so often.
+/// The least time between two lines, if standard error is not a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// A bar, or nothing; a clone is the same bar.
@@ -25,7 +25,7 @@ struct Lines {
 }
 
 impl Bar {
-    /// A bar for nonzeros, hidden with `quiet` and where standard error is not a terminal.
+    /// A bar for nonzeros, hidden with `quiet` and if standard error is not a terminal.
     pub fn new(quiet: bool) -> Self {
         let shown = !quiet && std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
@@ -52,12 +52,12 @@ impl Bar {
         }
     }
 
-    /// Takes the bar away until more is shown.
+    /// Hides the bar until there is more to show.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// Shows how far iterations are: `what` is being done, of which `done` nonzeros of `total`.
+    /// Shows the progress of an iteration: step `what` has done `done` of `total` nonzeros.
     pub fn iterate(&self, what: &str, done: u64, total: u64) {
         if self.bar.is_hidden() {
             return;
@@ -74,7 +74,7 @@ impl Bar {
         self.bar.set_position(done);
     }
 
-    /// Shows that `phase` has done `done` nonzeros, of `total` where that is known.
+    /// Shows that `phase` has done `done` nonzeros, of `total` if known.
     pub fn show(&self, phase: &'static str, done: u64, total: Option<u64>) {
         if self.bar.is_hidden() {
             return;
@@ -99,7 +99,7 @@ impl Bar {
     }
 }
 
-/// The bar goes when its work ends, however it ends.
+/// Removes the bar when its work ends, with or without an error.
 impl Drop for Bar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();

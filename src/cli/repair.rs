@@ -18,19 +18,19 @@ use std::path::{Path, PathBuf};
 /// How a store is repaired.
 #[derive(Clone, Debug, Args)]
 pub struct RepairArgs {
-    /// Write the nonzeros of all intact chunks to a new store, whether the manifest is intact or not
+    /// Write the nonzeros of all intact chunks to a new store. The manifest may be missing
     #[arg(long, value_name = "NEWSTORE", group = "new_store", conflicts_with_all = ["quick", "verify"])]
     pub(super) repair: Option<PathBuf>,
-    /// Write all nonzeros to a new store of the newest version of the format; a damaged store is refused
+    /// Write a store of container version 1 as a new store of version 2
     #[arg(long, value_name = "NEWSTORE", group = "new_store", conflicts_with_all = ["quick", "verify"])]
     pub(super) upgrade: Option<PathBuf>,
-    /// Replace an existing store at NEWSTORE, in one step
+    /// Replace an existing store at NEWSTORE
     #[arg(long, requires = "new_store")]
     force: bool,
-    /// Take at most this much memory; for a new store at least 64MiB [default: what is available, for a new store half of it]
+    /// Use at most this much memory, at least 64MiB for a new store [default: the available memory, half of it for a new store]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory: Option<u64>,
-    /// Where temporary files go when the tensor exceeds the memory [default: beside NEWSTORE]
+    /// Directory for temporary files [default: beside NEWSTORE]
     #[arg(long, value_name = "DIR", requires = "new_store")]
     temp_dir: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ fn can_write(target: &Path, replace: bool) -> Result<()> {
     access(directory(&real), allowed).map_err(|e| Error::io(target, "create")(e.into()))?;
     match (target.symlink_metadata().is_ok(), holds_manifest(target)?) {
         (true, false) => wrong("exists and is not a store; name another output"),
-        (true, true) if !replace => wrong("a store is there already; --force replaces it, or name another"),
+        (true, true) if !replace => wrong("a store already exists; replace it with --force, or name another"),
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What the reports of all that streams a store share.
+//! The common part of the reports of programs that stream a store.
 
 use super::{counted, in_options};
 use crate::backend::devices::DevicesPlan;
@@ -11,26 +11,26 @@ use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What a report begins with.
+/// The beginning of a report.
 #[derive(Debug, Serialize)]
 pub struct ReportHead {
     #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     pub digest: String,
     pub backend: &'static str,
-    /// Why not on a GPU, what was less than planned.
+    /// Why the GPU is not used, and what was smaller than planned.
     pub notes: Vec<String>,
     pub precision: Precision,
     pub dims: Vec<u32>,
     pub nnz: u64,
     pub plan: Plan,
-    /// Mode-sorted copies in host memory, where several passes are to come on the CPU.
+    /// Mode-sorted copies in host memory, if several passes run on the CPU.
     pub mode_sorted: Option<ModeSortedPlan>,
     pub device: Option<DevicePlan>,
     /// The same of several GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<DevicesPlan>,
-    /// What was planned of the GPU, where less was there in the end.
+    /// The first plan of the GPU, if less was available in the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned: Option<DevicePlan>,
     /// The GPU's name, or the CPU with its threads.
@@ -63,7 +63,7 @@ impl ReportHead {
         }
     }
 
-    /// Takes over what was used in the end, beside what was planned where a note says that they are not the same.
+    /// Records what was used in the end, beside the plan if a note says that they differ.
     pub fn used(&mut self, plan: ExecutionPlan) {
         let planned = std::mem::replace(&mut self.device, plan.device);
         self.devices = plan.devices;
@@ -81,7 +81,7 @@ impl ReportHead {
         )
     }
 
-    /// The line of `--plan` that says whether passes are computed from mode-sorted copies, and why, where there was a choice.
+    /// The line of `--plan` on mode-sorted copies, if there was a choice, with the reason.
     pub fn mode_sorted_text(&self) -> String {
         let Some(ModeSortedPlan { built, bytes, why }) = &self.mode_sorted else { return String::new() };
         let bytes = ByteSize(*bytes);
@@ -150,14 +150,14 @@ pub fn pass_text(passes: &[PassReport]) -> String {
     format!("  {:.4} s a pass{of}: {rate:.1} M nonzeros/s, {} read", pass.seconds, ByteSize(pass.bytes))
 }
 
-/// The pass of which as many took longer as took less; of an even number, the shorter of two.
+/// The median pass by time; of an even number, the shorter of the two.
 pub fn median(passes: &[PassReport]) -> &PassReport {
     let mut by_time: Vec<&PassReport> = passes.iter().collect();
     by_time.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     by_time[(by_time.len() - 1) / 2]
 }
 
-/// Where the time of a pass went, but for its workers.
+/// The time of a pass by stage, without its workers.
 pub fn stages_text(pass: &PassReport) -> String {
     let stall = pass.compute_stall_seconds;
     let Some(device) = &pass.device else {
@@ -178,7 +178,7 @@ pub fn stages_text(pass: &PassReport) -> String {
     )
 }
 
-/// An error as a part of its bound, readable for errors far beyond it too.
+/// An error divided by its bound, readable for large errors too.
 pub fn share_of_bound(part: f64) -> String {
     if part < 1e4 { format!("{part:.4}") } else { format!("{part:.1e}") }
 }

@@ -1,4 +1,4 @@
-//! Signals: those that ask a program to stop, and the one that tells it of a limit on file sizes.
+//! Signals: SIGINT, SIGTERM and SIGHUP, which ask a program to stop, and SIGXFSZ, the limit on file sizes.
 //!
 //! A signal that was ignored when the program started stays ignored: `nohup` ignores SIGHUP, a shell without job
 //! control SIGINT in what runs in the background.
@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
     let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
     let caught = [SIGINT, SIGTERM, SIGHUP, SIGXFSZ].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
-    let failed = |e: std::io::Error| Error::request(format!("signals cannot be handled: {e}"));
+    let failed = |source| Error::Resource { action: "handle signals", source };
     let mut signals = Signals::new(caught).map_err(failed)?;
     let (started, starts) = std::sync::mpsc::sync_channel(1);
     let wait = move || {
@@ -25,7 +25,7 @@ pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// The ignored signals in the text of /proc/self/status: bit s - 1 is signal s. None where the text does not say.
+/// The ignored signals in the text of /proc/self/status: bit s - 1 is signal s. None if the text does not have them.
 fn ignored(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

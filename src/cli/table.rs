@@ -16,36 +16,36 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Options of tables")]
 pub struct TableArgs {
-    /// Columns that become modes, by name or by number from 1, such as user,title,timestamp:month. Time: :year :month :week :day
-    /// :hour :minute, cyclic :hour-of-day :day-of-week :month-of-year; numbers: :bins=N :quantiles=N :log2; labels of a kind:
-    /// :text :number :time. A backslash escapes , and : in names
+    /// Columns that become modes, by name or number, such as user,title,timestamp:month. Bins of time: :year :month :week :day :hour
+    /// :minute, and cyclic :hour-of-day :day-of-week :month-of-year. Bins of numbers: :bins=N :quantiles=N :log2. Types: :text :number
+    /// :time. A backslash escapes , and : in names
     #[arg(long, value_name = "COLUMNS")]
     modes: Option<String>,
-    /// The column of the values [default: none; each row counts 1]
+    /// Column of values [default: each row counts 1]
     #[arg(long, value_name = "COLUMN")]
     value: Option<String>,
-    /// Rows with an empty label or value: report their count and stop, or drop them [default: error]
+    /// Rows with an empty field: count them and fail, or drop them [default: error]
     #[arg(long, value_enum, value_name = "error|drop", hide_possible_values = true)]
     nulls: Option<NullsArg>,
-    /// The time zone whose clock bins of time follow, such as Europe/Zurich [default: UTC]
+    /// Time zone of bins of time, such as Europe/Zurich [default: UTC]
     #[arg(long, value_name = "ZONE")]
     timezone: Option<String>,
-    /// The character between fields, or tab [default: detected]
+    /// Character between fields, or tab [default: detected]
     #[arg(long, value_name = "CHAR", value_parser = character)]
     delimiter: Option<u8>,
-    /// The character that quotes fields, or none [default: "]
+    /// Character that quotes fields, or none [default: "]
     #[arg(long, value_name = "CHAR", value_parser = quote)]
     quote: Option<Quote>,
     /// Whether the first line names the columns [default: detected]
     #[arg(long, value_name = "yes|no", value_parser = super::one_of([("yes", true), ("no", false)]), hide_possible_values = true)]
     header: Option<bool>,
-    /// Number labels as this store does; new labels follow the old ones
+    /// Number labels as this store does. New labels follow the old ones
     #[arg(long, value_name = "STORE")]
     labels_from: Option<PathBuf>,
-    /// Names of the modes of coordinate text, in order
+    /// Mode names of coordinate text, in order
     #[arg(long, value_name = "NAMES", conflicts_with = "modes")]
     mode_names: Option<String>,
-    /// Labels of a mode of coordinate text, by its name or number: a file with one on each line
+    /// Labels of a mode of coordinate text: a file with one label per line
     #[arg(long, value_name = "MODE=FILE", conflicts_with = "modes")]
     labels: Vec<String>,
 }

@@ -106,7 +106,9 @@ impl Values {
             return Ok(());
         };
         if lo > hi {
-            return Err(Error::request(format!("values {lo}..{hi} are none; give the smaller end first")));
+            return Err(Error::request(format!(
+                "values {lo}..{hi} are an empty range; give the smaller end first"
+            )));
         }
         let exact = -INTEGER_MAX..=INTEGER_MAX;
         if !exact.contains(&lo) || !exact.contains(&hi) || hi - lo >= INTEGER_MAX {

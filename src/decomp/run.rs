@@ -258,6 +258,7 @@ pub fn run_watched<T: Real>(
             iterations,
             fit: als.fit(),
             stop,
+            seconds: als.history().iter().map(|iteration| iteration.seconds).sum(),
             agreement,
         });
         if best.as_ref().is_none_or(|best: &Start<T>| ended.als.fit() > best.als.fit()) {

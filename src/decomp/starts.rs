@@ -30,6 +30,9 @@ pub struct StartReport {
     pub fit: f64,
     /// Why it ended.
     pub stop: Stop,
+    /// Seconds of its iterations.
+    #[serde(default)]
+    pub seconds: f64,
     /// How well its components match those of the best start before it: the mean over matched pairs of the product over the
     /// modes of the cosines of their columns, from 0 to 1. `None` for the first.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! CP decompositions on whatever there is.
+//! CP decompositions, on the CPU or a GPU.
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
@@ -22,10 +22,10 @@ use crate::op::mttkrp::{cuda::DeviceMttkrp, serving_view};
 use crate::store::{Manifest, Store};
 use std::ops::ControlFlow;
 
-/// Follows a decomposition: see [`Engine::cp_als_each`].
+/// Is called after each iteration: see [`Engine::cp_als_each`].
 pub(crate) type EachIteration<'a> = dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync + 'a;
 
-/// What a CP decomposition is to be.
+/// The options of a CP decomposition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cp {
     pub(crate) settings: Settings,
@@ -36,42 +36,42 @@ pub struct Cp {
 }
 
 impl Cp {
-    /// Of `rank` components: at most 50 iterations, until the fit changes by less than 1e-4, from one start with seed 0.
+    /// `rank` components, one start with seed 0, at most 50 iterations, tolerance 1e-5.
     #[must_use]
     pub fn rank(rank: usize) -> Self {
         let settings = Settings { rank, ridge: 0.0, nonneg: false };
-        Self { settings, tol: 1e-4, max_iters: 50, seed: 0, starts: 1 }
+        Self { settings, tol: 1e-5, max_iters: 50, seed: 0, starts: 1 }
     }
 
-    /// Whether factors may have no negative numbers (HALS).
+    /// Whether to keep factors nonnegative (HALS).
     #[must_use]
     pub fn nonneg(mut self, nonneg: bool) -> Self {
         self.settings.nonneg = nonneg;
         self
     }
 
-    /// Added to the diagonal of the Hadamard product of the other modes' Gram matrices, whose columns have length one.
+    /// The ridge term: added to the diagonal of the Hadamard product of the other modes' Gram matrices.
     #[must_use]
     pub fn ridge(mut self, ridge: f64) -> Self {
         self.settings.ridge = ridge;
         self
     }
 
-    /// Stop after an iteration that changes the fit by less; 0 never does.
+    /// Stops when the fit changes by less than `tol`; 0 runs all iterations.
     #[must_use]
     pub fn tol(mut self, tol: f64) -> Self {
         self.tol = tol;
         self
     }
 
-    /// Iterations of each start, at most.
+    /// The most iterations of each start.
     #[must_use]
     pub fn max_iters(mut self, iterations: u32) -> Self {
         self.max_iters = iterations;
         self
     }
 
-    /// Starts with seeds from `seed` on, of which the best fit is kept.
+    /// Makes `starts` starts with consecutive seeds from `seed`, and keeps the best fit.
     #[must_use]
     pub fn starts(mut self, seed: u64, starts: u32) -> Self {
         (self.seed, self.starts) = (seed, starts);
@@ -142,19 +142,19 @@ impl Engine {
         )
     }
 
-    /// A CP decomposition by alternating least squares, with factors in the precision `T`, from seeded factors (Nguyen et al., ICS
-    /// 2022, Algorithm 1): the tensor's approximation by weights and columns of length one.
+    /// Decomposes a store by alternating least squares, from seeded factors (Nguyen et al., ICS 2022, Algorithm 1). `T` is the precision
+    /// of the factors. Columns of the factors have length one; weights are the components' lengths.
     ///
-    /// On one machine's CPU the result has the same bits for any number of threads, memory and chunks.
+    /// On the CPU, the result has the same bits for any number of threads, memory and chunks.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) for a store in which coordinates may repeat, or whose norm is zero or not finite.
+    /// [`Error::Request`](crate::Error::Request) if coordinates may repeat in the store, or its norm is zero or not finite.
     pub fn cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<Decomposition<T>> {
         self.cp_als_each(store, cp, None, &|_, _| Ok(ControlFlow::Continue(())))
     }
 
-    /// The same from these factors, `factors[m]` being `dims[m]` x rank; the seed and the number of starts mean nothing.
+    /// Like [`Engine::cp_als`], from these factors: `factors[m]` is `dims[m]` x rank. Seed and number of starts are ignored.
     pub fn cp_als_with<T: Real>(
         &self,
         store: &Store,
@@ -164,9 +164,9 @@ impl Engine {
         self.cp_als_each(store, cp, Some(factors), &|_, _| Ok(ControlFlow::Continue(())))
     }
 
-    /// The same from these factors, or from seeded ones, with a caller who follows it: `each` gets every iteration when it has ended,
-    /// with the number of its start, from 0, on a thread of this engine. `Break` ends the decomposition, whose result is then the best
-    /// of what was made; an error ends it without one.
+    /// Like [`Engine::cp_als`], from these factors or seeded ones, and calls `each` after every iteration, with the number of its start
+    /// from 0, on a thread of this engine. `Break` ends the decomposition and returns the best model so far; an error ends it without a
+    /// result.
     pub fn cp_als_each<T: Real>(
         &self,
         store: &Store,
@@ -179,7 +179,8 @@ impl Engine {
         self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als_each(cp, factors, each)
     }
 
-    /// Takes what `plan`, of [`Engine::plan_cp_als`] for the same, says: for decompositions of at most as many components and starts.
+    /// Allocates what `plan`, made by [`Engine::plan_cp_als`] for the same options, says. The session decomposes with at most that rank
+    /// and that number of starts.
     pub fn prepare_cp_als<T: Real>(
         &self,
         store: &Store,
@@ -261,8 +262,8 @@ impl Engine {
     }
 }
 
-/// Decompositions of a store, one after the other: buffers, and what is kept of the store in memory, mode-sorted copies too, stay from call
-/// to call. A call that fails, or is cancelled, ends it.
+/// Decomposes a store again and again. Buffers, chunks in memory and mode-sorted copies stay between calls. A call that fails or is
+/// cancelled ends the session.
 #[derive(Debug)]
 pub struct CpSession<T: Real> {
     engine: Engine,
@@ -278,17 +279,17 @@ pub struct CpSession<T: Real> {
 }
 
 impl<T: Real> CpSession<T> {
-    /// See [`Engine::cp_als`]; of at most as many components and starts as the session was prepared for.
+    /// See [`Engine::cp_als`]. Rank and starts are limited to those that the session was prepared for.
     pub fn cp_als(&mut self, cp: &Cp) -> Result<Decomposition<T>> {
         self.cp_als_each(cp, None, &|_, _| Ok(ControlFlow::Continue(())))
     }
 
-    /// See [`Engine::cp_als_with`]; of at most as many components as the session was prepared for.
+    /// See [`Engine::cp_als_with`]. The rank is limited to the one that the session was prepared for.
     pub fn cp_als_with(&mut self, cp: &Cp, factors: Vec<Matrix<T>>) -> Result<Decomposition<T>> {
         self.cp_als_each(cp, Some(factors), &|_, _| Ok(ControlFlow::Continue(())))
     }
 
-    /// See [`Engine::cp_als_each`]; of at most as many components and starts as the session was prepared for.
+    /// See [`Engine::cp_als_each`]. Rank and starts are limited to those that the session was prepared for.
     pub fn cp_als_each(
         &mut self,
         cp: &Cp,

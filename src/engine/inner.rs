@@ -32,12 +32,12 @@ pub(crate) struct NumberOutcome {
 }
 
 impl Engine {
-    /// The Frobenius norm of a store's tensor, from a pass over its values: the root of the sum of their squares, of which each is rounded, and
-    /// the sum once. (Coordinates that repeat are taken for different ones.)
+    /// The Frobenius norm of a store's tensor, from one pass over its values. Each square is rounded once, and so is their sum. Repeated
+    /// coordinates count as different ones.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] where the squares exceed all numbers; what reading the store gives.
+    /// [`Error::Request`] if the squares overflow; errors of reading the store.
     pub fn norm(&self, store: &Store) -> Result<f64> {
         let plan = self.plan_norm(store)?;
         Ok(self.run_norm(store, &plan)?.number)
@@ -47,7 +47,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] where the memory does not suffice.
+    /// [`Error::Request`] if memory is too small.
     pub fn plan_norm(&self, store: &Store) -> Result<ExecutionPlan> {
         let threads = self.threads();
         let host = self.plan_stream(store, [sums_bytes(threads) + computing_bytes(threads), 0])?;
@@ -71,9 +71,9 @@ impl Engine {
         number(norm, passes, "the norm")
     }
 
-    /// The inner product of two stores' tensors, which must have the same dims, whatever their formats: the sum over all coordinates of the
-    /// product of their values, of which each is rounded, and the sum once. The tensor with fewer nonzeros is held in memory, or
-    /// as much of it at a time as that allows, while both stream past.
+    /// The inner product of two stores with the same dims, in any formats: the sum over all coordinates of the product of their values.
+    /// Each product is rounded once, and so is the sum. The tensor with fewer nonzeros is held in memory, in parts if necessary, while
+    /// both stream past.
     ///
     /// ```
     /// # use blco::{Engine, PackOptions, ReadOptions};

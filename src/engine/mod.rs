@@ -1,9 +1,9 @@
-//! What users hold: an [`Engine`] knows where to compute, with which threads and how much memory, and has a function for each
-//! operation. It is the only place below the programs that looks at the machine.
+//! The facade. An [`Engine`] knows where to compute, with how many threads and how much memory, and has a function for each operation. It
+//! is the only module below the programs that looks at the machine.
 //!
-//! An operation is planned first ([`ExecutionPlan`], from the store's manifest and the machine, before anything is taken), then
-//! runs. `plan_*` gives the plan alone; [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`] give sessions, which keep buffers, and
-//! chunks in host and device memory, from call to call.
+//! An operation is first planned ([`ExecutionPlan`]) from the store's manifest and the machine, before it allocates anything; then it
+//! runs. `plan_*` returns the plan alone. [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`] return sessions, which keep buffers
+//! and chunks in host and device memory between calls.
 
 mod cp;
 mod demand;
@@ -44,38 +44,38 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How far an operation is.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done, a word.
+    /// The current step, in one word.
     pub what: &'static str,
-    /// Nonzeros that it has done.
+    /// Nonzeros done.
     pub done: u64,
-    /// Of how many, where that is known.
+    /// All nonzeros of the step, if known.
     pub total: Option<u64>,
 }
 
-/// Is told how far an operation is, by any thread.
+/// Receives progress, on any thread.
 type ProgressWatch = Box<dyn Fn(Progress) + Send + Sync>;
 
-/// Stops an engine's operations.
+/// Cancels an engine's operations.
 #[derive(Clone, Debug)]
 pub struct Cancel(Sys);
 
 impl Cancel {
-    /// What runs, and what is begun from now on, ends with [`Error::Cancelled`](crate::Error::Cancelled) and leaves nothing
-    /// half-written, until [`Cancel::reset`].
+    /// Cancels running operations, and new ones until [`Cancel::reset`]. They return [`Error::Cancelled`](crate::Error::Cancelled) and
+    /// leave nothing half-written.
     pub fn cancel(&self) {
         self.0.cancel_flag().store(true, Ordering::Relaxed);
     }
 
-    /// Operations run again.
+    /// Allows operations again.
     pub fn reset(&self) {
         self.0.cancel_flag().store(false, Ordering::Relaxed);
     }
 }
 
-/// Where to compute, with a pool of threads of its own. A clone is another handle to the same.
+/// Where and how to compute, with its own thread pool. Clones share the same engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -99,7 +99,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Makes an [`Engine`]; every choice has a default.
+/// Builds an [`Engine`]. Every option has a default.
 #[derive(Default)]
 pub struct EngineBuilder {
     sys: Sys,
@@ -115,14 +115,14 @@ impl fmt::Debug for EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Where to compute [default: on a GPU where there is one that has room].
+    /// The device [default: a GPU if one is present and large enough, else the CPU].
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.options.device = device;
         self
     }
 
-    /// Which GPU, from 0 [default: 0].
+    /// The number of the GPU, from 0 [default: 0].
     #[must_use]
     pub fn device_number(mut self, number: usize) -> Self {
         self.options.device_number = number;
@@ -138,113 +138,113 @@ impl EngineBuilder {
         self
     }
 
-    /// Bytes of the GPU's memory to take at most [default: what is free].
+    /// The most bytes of GPU memory to use [default: what is free].
     #[must_use]
     pub fn device_memory(mut self, bytes: u64) -> Self {
         self.options.device_memory = Some(bytes);
         self
     }
 
-    /// Order of the nonzeros on the GPU for several passes [default: what is expected to take least time].
+    /// The order of nonzeros over several passes [default: the one that is expected to be fastest].
     #[must_use]
     pub fn device_order(mut self, order: DeviceOrder) -> Self {
         self.options.device_order = order;
         self
     }
 
-    /// Compute threads [default: one for each processor].
+    /// The number of compute threads [default: one per processor].
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.options.threads = threads;
         self
     }
 
-    /// Whether each compute thread is kept on one of the processors that the process may use, in their order [default: they are where the system puts them]. For
-    /// machines with several sockets, on which what a thread was the first to touch lies near it.
+    /// Whether to pin each compute thread to a processor [default: no]. This helps on machines with several sockets, where memory lies
+    /// near the thread that touched it first.
     #[must_use]
     pub fn pin_threads(mut self, pin: bool) -> Self {
         self.options.pin_threads = pin;
         self
     }
 
-    /// Bytes of memory that each operation, and each session, takes at most [default: what is available].
+    /// The most bytes of memory for each operation and each session [default: the available memory].
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.options.memory = Some(bytes);
         self
     }
 
-    /// Reading threads [default: as many as compute threads, 2 to 4].
+    /// The number of reading threads [default: one per compute thread, 2 to 4].
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
         self.options.workers = Some(workers.max(1));
         self
     }
 
-    /// Copies to the GPU under way at once [default: 4].
+    /// The number of lanes: copies to the GPU in flight [default: 4].
     #[must_use]
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.options.lanes = Some(lanes.max(1));
         self
     }
 
-    /// Whether GPU kernels are compiled for an operation by NVRTC [default: where one is installed].
+    /// Whether NVRTC compiles GPU kernels for an operation [default: if NVRTC is installed].
     #[must_use]
     pub fn compile_kernels(mut self, compile: bool) -> Self {
         self.options.compile_kernels = Some(compile);
         self
     }
 
-    /// Where compiled kernels are kept between runs [default: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`].
+    /// The directory of compiled kernels [default: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`].
     #[must_use]
     pub fn kernel_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.options.kernel_cache = Some(directory.into());
         self
     }
 
-    /// Where directories for temporary files are made [default: the system's directory for them].
+    /// The directory for temporary files [default: the system's].
     #[must_use]
     pub fn temp_dir(mut self, directory: impl Into<PathBuf>) -> Self {
         self.options.temp_dir = Some(directory.into());
         self
     }
 
-    /// Results with the same bits in every run also on a GPU [default: on the CPU alone].
+    /// Whether results on a GPU have the same bits in every run [default: no]. On the CPU they always have.
     #[must_use]
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.options.deterministic = deterministic;
         self
     }
 
-    /// Registers a format of one's own, so that its stores open.
+    /// Registers a format, so that its stores can be opened.
     #[must_use]
     pub fn format<F: ChunkFormat>(mut self) -> Self {
         self.formats.register::<F>();
         self
     }
 
-    /// All choices at once, in place of those made before.
+    /// Replaces all options.
     #[must_use]
     pub(crate) fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// Is told how far operations are, by any thread.
+    /// Calls `progress` with the progress of operations, on any thread.
     #[must_use]
     pub fn progress(mut self, watch: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.watch = Some(Box::new(watch));
         self
     }
 
-    /// Works through this handle to the system.
+    /// Uses this handle to the system.
     #[must_use]
     pub(crate) fn sys(mut self, sys: &Sys) -> Self {
         self.sys = sys.clone();
         self
     }
 
-    /// Starts the threads. A GPU is opened when an operation is planned.
+    /// Starts the threads. A GPU is opened when the first operation is planned.
     pub fn build(self) -> Result<Engine> {
         let Self { sys, formats, mut options, watch } = self;
         formats.check()?;
@@ -267,25 +267,25 @@ impl EngineBuilder {
     }
 }
 
-/// A pool of so many compute threads.
+/// A pool of `threads` compute threads.
 fn start(sys: &Sys, options: &Options, threads: usize) -> Result<rayon::ThreadPool> {
     if options.pin_threads { sys.pinned_pool(threads) } else { sys.pool(threads) }
 }
 
 impl Engine {
-    /// An engine with all defaults.
+    /// An engine with default options.
     pub fn new() -> Result<Self> {
         Self::builder().build()
     }
 
-    /// To make one with other choices than the defaults.
+    /// A builder, for other options than the defaults.
     #[must_use]
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
     }
 
-    /// The same threads, memory bound and GPU under another handle, whose work is stopped by a cancel handle of its own and reported to
-    /// `progress`. Callers that share an engine, such as threads of a server, each stop and watch their own work by it.
+    /// A handle to the same threads, memory bound and GPU with a cancel handle and progress of its own. Callers that share an engine, such
+    /// as threads of a server, can each cancel and follow their own work.
     #[must_use]
     pub fn separate(&self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         let Inner { sys, formats, options, pool, gpu, gpus, .. } = &*self.inner;
@@ -301,13 +301,13 @@ impl Engine {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Stops what this engine does.
+    /// A handle that cancels this engine's operations.
     #[must_use]
     pub fn cancel_handle(&self) -> Cancel {
         Cancel(self.inner.sys.clone())
     }
 
-    /// What was chosen.
+    /// The options.
     #[must_use]
     pub(crate) fn options(&self) -> &Options {
         &self.inner.options
@@ -319,12 +319,12 @@ impl Engine {
         self.inner.options.threads
     }
 
-    /// Opens a store, where the memory holds its list of chunks.
+    /// Opens a store.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) where there is none; [`Error::Corrupt`](crate::Error::Corrupt) for one whose
-    /// manifest is damaged.
+    /// [`Error::Request`](crate::Error::Request) if there is no store, or memory cannot hold its list of chunks;
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if its manifest is damaged.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
         self.open_for(path.as_ref(), true)
     }
@@ -383,13 +383,13 @@ impl Engine {
         numbers.iter().map(&mut open).collect()
     }
 
-    /// Lets go of the GPUs.
+    /// Closes the GPUs.
     pub(crate) fn close_gpu(&self) {
         self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Tells whoever watches how far an operation is.
+    /// Reports progress.
     pub(crate) fn tell(&self, what: &'static str, done: u64, total: Option<u64>) {
         if let Some(watch) = &self.inner.watch {
             watch(Progress { what, done, total });

@@ -1,62 +1,62 @@
-//! What whoever makes an engine chooses.
+//! The options of an engine.
 
 use super::devices::DeviceSet;
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::backend::host::Vectors;
 use std::path::PathBuf;
 
-/// Where to compute.
+/// The device to compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Device {
-    /// On a GPU where there is one that has room, otherwise on the CPU.
+    /// A GPU if one is present and large enough, else the CPU.
     #[default]
     Auto,
-    /// On the CPU.
+    /// The CPU.
     Cpu,
-    /// On a GPU.
+    /// A GPU; an error if there is none.
     Cuda,
 }
 
-/// All of it: plain data, of which each part has a default.
+/// All options, as plain data.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Where to compute.
     pub device: Device,
-    /// Which GPU, from 0.
+    /// The number of the GPU, from 0.
     pub device_number: usize,
     /// Which GPUs, where several are to compute; without it, that one.
     pub devices: Option<DeviceSet>,
-    /// Bytes of the GPU's memory to take at most; without it, what is free.
+    /// The most bytes of GPU memory to use; `None` for all that is free.
     pub device_memory: Option<u64>,
-    /// Copies to the GPU under way at once.
+    /// Lanes: copies to the GPU in flight.
     pub lanes: Option<usize>,
-    /// Order of the nonzeros on the GPU for several passes.
+    /// The order of nonzeros over several passes.
     pub device_order: DeviceOrder,
-    /// Whether results on a GPU must have the same bits in every run; on the CPU they always have.
+    /// Whether results on a GPU must have the same bits in every run. On the CPU they always have.
     pub deterministic: bool,
-    /// Whether GPU kernels are to be compiled for an operation by an installed NVRTC; without it, where there is one.
+    /// Whether NVRTC compiles GPU kernels for an operation; `None` to compile if it is installed.
     pub compile_kernels: Option<bool>,
-    /// Where compiled kernels are kept between runs; without it, in the user's cache.
+    /// The directory of compiled kernels; `None` for the user's cache.
     pub kernel_cache: Option<PathBuf>,
-    /// The kernel of MTTKRP on a GPU, for measurements.
+    /// The GPU kernel of MTTKRP, for measurements.
     pub mttkrp_kernel: Option<MttkrpVariant>,
-    /// The kernel of TTV on a GPU.
+    /// The GPU kernel of TTV.
     pub ttv_kernel: Option<TtvVariant>,
-    /// Compute threads; 0 for one for each processor.
+    /// Compute threads; 0 for one per processor.
     pub threads: usize,
-    /// Whether each compute thread is kept on a processor.
+    /// Whether to pin each compute thread to a processor.
     pub pin_threads: bool,
     /// Reading threads.
     pub workers: Option<usize>,
-    /// Bytes of memory to take at most; without it, what is available, half of it for what is kept between passes.
+    /// The most bytes of memory to use; `None` for the available memory, half of it for data kept between passes.
     pub memory: Option<u64>,
-    /// The least that `memory` may be for packing; without it, 64 MiB. Less has small tensors spill, for tests.
+    /// The least `memory` for packing; `None` for 64 MiB. Tests lower it, so that small tensors spill.
     pub packing_memory_min: Option<u64>,
-    /// Whether stores are read past the page cache also where it could hold them.
+    /// Whether to read stores past the page cache even if it could hold them.
     pub direct_reads: bool,
-    /// Where directories for temporary files are made; without it, in the system's directory for them.
+    /// The directory for temporary files; `None` for the system's.
     pub temp_dir: Option<PathBuf>,
-    /// Vector instructions to take; results are the same with all.
+    /// The widest vector instructions to use. Results do not depend on them.
     pub vectors: Vectors,
 }

@@ -1,5 +1,4 @@
-//! Packing: text, tensors from anywhere, and what is intact of a damaged store, in the memory that is allowed, on as many threads as
-//! work in it.
+//! Packing of text, tables, other sources, and the intact part of damaged stores, within the memory bound.
 
 use super::{Engine, machine, start};
 use crate::coo::Source;
@@ -17,24 +16,22 @@ use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
 
 impl Engine {
-    /// Opens coordinate text, plain or compressed by gzip or zstd, or standard input where the path is `-`: a source for
-    /// [`Engine::pack`].
+    /// Opens coordinate text, plain or compressed by gzip or zstd, as a source for [`Engine::pack`]. `-` is standard input.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`](crate::Error::Input) where there is no such file; [`Error::Request`](crate::Error::Request) for dims that no
-    /// tensor has.
+    /// [`Error::Input`](crate::Error::Input) if there is no such file; [`Error::Request`](crate::Error::Request) for invalid dims.
     pub fn read_text(&self, path: impl AsRef<Path>, options: ReadOptions) -> Result<TnsReader> {
         TnsReader::open(self.sys(), path.as_ref(), options)
     }
 
-    /// Reads a table, text that may be compressed by gzip or zstd, Parquet or Arrow IPC, or standard input where the path is `-`: a source for
-    /// [`Engine::pack`], whose labels go into [`PackOptions::labels`]. Without `options.memory` it takes what packing may.
+    /// Reads a table, text plain or compressed by gzip or zstd, Parquet or Arrow IPC, as a source for [`Engine::pack`]. Its labels go into
+    /// [`PackOptions::labels`]. `-` is standard input. Without `options.memory`, reading uses as much memory as packing.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`](crate::Error::Input) for what is no table, with line, row, column and what to do;
-    /// [`Error::Request`](crate::Error::Request) for less memory than it takes.
+    /// [`Error::Input`](crate::Error::Input) if the input is not a table, with line, row, column and what to do;
+    /// [`Error::Request`](crate::Error::Request) if memory is too small.
     pub fn read_table(&self, path: impl AsRef<Path>, options: &TableOptions) -> Result<Table> {
         let path = path.as_ref();
         self.reading(options, |options, older, watch| Table::read(self.sys(), path, options, older, watch))
@@ -71,36 +68,36 @@ impl Engine {
         self.install(|| read(&options, older.as_ref(), &|rows| self.tell("reading", rows, None)))
     }
 
-    /// Packs a tensor into a new store. `options.memory` is what the packer takes; without it, what this engine may, or half of
-    /// what is available, on as many of this engine's threads as that allows.
+    /// Packs a tensor into a new store. `options.memory` bounds the packer; without it, the engine's bound does, or half of the available
+    /// memory. Fewer threads work if memory is short.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) where something has the store's name and is not to be replaced, and for less memory
-    /// than it takes; [`Error::Input`](crate::Error::Input) for what is no tensor; what the source gives.
+    /// [`Error::Request`](crate::Error::Request) if the target exists and may not be replaced, or memory is too small;
+    /// [`Error::Input`](crate::Error::Input) if the input is not a tensor; errors of the source.
     pub fn pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackReport> {
         self.packing(source, options, |sys, source, options| {
             pack(sys, source, options, &|what, done, total| self.tell(what, done, total))
         })
     }
 
-    /// What [`Engine::pack`] would take of memory, temporary files and the disk. Takes and changes nothing; of the source it reads at
-    /// most the first lines.
+    /// The memory, temporary files and disk space that [`Engine::pack`] would use. Changes nothing, and reads at most the first lines of
+    /// the source.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) for less memory than it takes; what the source gives.
+    /// [`Error::Request`](crate::Error::Request) if memory is too small; errors of the source.
     pub fn plan_pack(&self, source: &mut (impl Source + Send), options: &PackOptions) -> Result<PackPlan> {
         self.packing(source, options, plan)
     }
 
-    /// Looks at every chunk file of a store that may be damaged, with its manifest or without: a source of the nonzeros of all that are
-    /// intact, which [`Engine::pack`] takes with [`Salvage::options`].
+    /// Reads every chunk file of a store that may be damaged, with or without its manifest. Returns a source of all intact nonzeros, for
+    /// [`Engine::pack`] with [`Salvage::options`].
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) where there is no store, and where the memory does not hold a chunk or what packing
-    /// takes then; [`Error::Corrupt`](crate::Error::Corrupt) where no chunk is intact.
+    /// [`Error::Request`](crate::Error::Request) if there is no store, or memory is too small for a chunk or for packing;
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if no chunk is intact.
     pub fn salvage(&self, store: impl AsRef<Path>) -> Result<Salvage> {
         let (store, memory) = (store.as_ref(), self.packing_memory()?);
         let watch = |done, total| self.tell("checking", done, total);
@@ -152,7 +149,7 @@ impl Engine {
             Some(memory) if memory >= least => Ok(memory),
             Some(memory) => {
                 let (given, least) = (ByteSize(memory), ByteSize(least));
-                Err(Error::request(format!("`memory` {given}: packing takes at least {least}")))
+                Err(Error::request(format!("`memory` {given}: packing takes at least {least}; raise it")))
             }
         }
     }

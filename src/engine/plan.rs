@@ -1,4 +1,4 @@
-//! What an operation will use of the machine, settled before anything is taken.
+//! What an operation will use of the machine, decided before it allocates anything.
 
 use super::demand::Demand;
 use super::gpu::{self, Gpu};
@@ -15,7 +15,7 @@ use crate::store::Store;
 use crate::stream::{Limits, Plan, buffers_bytes, plan};
 use serde::Serialize;
 
-/// What an operation will use, and why: of the host, and of a GPU where it runs there.
+/// What an operation will use of the host and the GPU, and why.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExecutionPlan {
     pub(crate) host: Plan,
@@ -29,7 +29,7 @@ pub struct ExecutionPlan {
     pub(crate) made_for: Option<Subject>,
 }
 
-/// Whether MTTKRP's passes on the CPU are computed from mode-sorted copies in memory, which the first one builds, from the second one on.
+/// Whether MTTKRP on the CPU uses mode-sorted copies in memory. The first pass builds them; later passes use them.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModeSortedPlan {
     /// Whether they are.
@@ -79,7 +79,7 @@ impl ExecutionPlan {
         self.device.is_some() || self.devices.is_some()
     }
 
-    /// Workers, buffers and what is kept in host memory.
+    /// Workers, buffers, and chunks kept in host memory.
     #[must_use]
     pub fn host(&self) -> &Plan {
         &self.host
@@ -91,24 +91,24 @@ impl ExecutionPlan {
         self.devices.as_ref()
     }
 
-    /// What is to be used of the GPU; `None` on the CPU, and on several GPUs.
+    /// The plan of the GPU; `None` on the CPU, and on several GPUs.
     #[must_use]
     pub fn device(&self) -> Option<&DevicePlan> {
         self.device.as_ref()
     }
 
-    /// Mode-sorted copies in host memory, where several passes are to come on the CPU.
+    /// Mode-sorted copies in host memory, if several passes run on the CPU.
     #[must_use]
     pub fn mode_sorted(&self) -> Option<&ModeSortedPlan> {
         self.mode_sorted.as_ref()
     }
 
-    /// Whether there are to be such.
+    /// Whether mode-sorted copies are built.
     pub(crate) fn has_mode_sorted(&self) -> bool {
         self.mode_sorted.as_ref().is_some_and(|copies| copies.built)
     }
 
-    /// Why not on a GPU, where it was left to the engine, and where less was there than planned.
+    /// Why the GPU is not used although it could be, and what was smaller than planned.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -132,7 +132,7 @@ impl Demand<'_> {
 pub(crate) type Chosen = (Option<DevicePlan>, Vec<String>);
 
 impl Engine {
-    /// The GPU by what `find` plans of it, where it is asked for, or where nobody asks, there is one and it has room.
+    /// The GPU, by what `find` plans for it, if it is requested; with `auto`, if one is present and large enough.
     pub(crate) fn choose(
         &self,
         passes: u32,
@@ -153,8 +153,11 @@ impl Engine {
         let options = self.options();
         let found = match options.device {
             Device::Cpu => return Ok((None, Vec::new())),
-            // Nobody who has no GPU wants to read about it.
-            Device::Auto if !gpu::is_installed() => return Ok((None, Vec::new())),
+            // Without a GPU there is nothing to say, unless an option was meant for one.
+            Device::Auto if !gpu::is_installed() => {
+                let note = "no GPU driver is installed: `device_memory` has no effect";
+                return Ok((None, options.device_memory.map(|_| note.to_owned()).into_iter().collect()));
+            }
             Device::Cuda | Device::Auto => find(&DeviceLimits {
                 memory: options.device_memory,
                 lanes: options.lanes,

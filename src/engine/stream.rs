@@ -1,4 +1,4 @@
-//! Single passes over every nonzero, on the CPU: operations of whoever calls, text, verification.
+//! Single passes over all nonzeros on the CPU: callers' operations, text, verification.
 
 use super::Engine;
 use crate::backend::host::{HostBackend, HostOp, decoded_bytes};
@@ -15,23 +15,23 @@ use std::ops::Range;
 use std::path::Path;
 
 impl Engine {
-    /// Streams a store once through `op`, on the CPU: every nonzero, in the store's order, decoded by this engine's threads. `op_bytes`
-    /// is what it holds.
+    /// Streams a store once through `op`, on the CPU: every nonzero, in the store's order, decoded by this engine's threads. `op` holds
+    /// `op_bytes` bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) where the memory does not suffice; what reading the store and `op` give.
+    /// [`Error::Request`](crate::Error::Request) if memory is too small; errors of reading the store and of `op`.
     pub fn stream(&self, store: &Store, op: &mut (impl HostOp + Send), op_bytes: u64) -> Result<PassReport> {
         let plan = self.plan_stream(store, [op_bytes, 0])?;
         self.install(|| self.stream_by(store, op, &plan, "computing"))
     }
 
-    /// Hands a store's nonzeros to `sink` in batches of coordinates, in the store's order: those within `ranges`, one for each mode, or
-    /// all if `ranges` is empty. Chunks that hold none of them are not read. `sink` is called on a thread of this engine.
+    /// Calls `sink` with the store's nonzeros in batches of coordinates, in the store's order: those within `ranges`, one per mode, or all
+    /// if `ranges` is empty. Chunks without such nonzeros are not read. `sink` runs on a thread of this engine.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`](crate::Error::Request) for ranges that the tensor does not have; what reading the store and `sink` give.
+    /// [`Error::Request`](crate::Error::Request) for ranges outside the tensor; errors of reading the store and of `sink`.
     pub fn read(
         &self,
         store: &Store,
@@ -43,8 +43,8 @@ impl Engine {
         self.install(|| self.stream_by(store, &mut read, &plan, "reading"))
     }
 
-    /// Counts what the manifest does not say: rows, explicit zeros, how chunks encode values. A pass over all nonzeros; several if the
-    /// memory does not hold a counter for each row.
+    /// Counts what the manifest does not record: rows, explicit zeros, value encodings of chunks. Makes one pass over all nonzeros, or
+    /// several if memory cannot hold a counter for each row.
     ///
     /// # Errors
     ///
@@ -62,8 +62,8 @@ impl Engine {
         }
     }
 
-    /// Writes a store's nonzeros to `out` as coordinate text, in the store's order: a line for each, its indices counted from 1 and its value
-    /// with the fewest digits that read back the same bits.
+    /// Writes a store's nonzeros to `out` as coordinate text, in the store's order: one line each, with indices from 1 and the value with
+    /// the fewest digits that give the same bits.
     ///
     /// # Errors
     ///
@@ -75,7 +75,8 @@ impl Engine {
         Ok(report)
     }
 
-    /// Decodes a store, each partition in turn, encodes it again and compares: order, ranges, encodings, cuts and statistics are those that packing makes.
+    /// Verifies a store: decodes each partition, encodes it again and compares. Order, ranges, encodings, chunk boundaries and statistics
+    /// must be those that packing makes.
     ///
     /// # Errors
     ///
@@ -93,13 +94,13 @@ impl Engine {
         Ok(report.unwrap_or_default())
     }
 
-    /// Plans a pass for an operation that holds so many bytes during the pass, and when it has ended.
+    /// Plans a pass for an operation that holds these bytes during the pass, and after it.
     pub(crate) fn plan_stream(&self, store: &Store, [passing, afterwards]: [u64; 2]) -> Result<Plan> {
         let bytes = passing.saturating_add(decoded_bytes(store.manifest().shape.order(), 1));
         self.plan_host(store, bytes, &Limits { afterwards, ..self.limits(1) })
     }
 
-    /// Streams `store` once through `op`, by `plan`, on the current pool; `what` is being done.
+    /// Streams `store` once through `op`, by `plan`, on the current pool. `what` names the step for progress.
     pub(crate) fn stream_by(
         &self,
         store: &Store,
@@ -114,8 +115,8 @@ impl Engine {
         executor.pass(&mut backend, &|done| self.tell(what, done, total))
     }
 
-    /// Streams `store` so many times to `backend`, on the current pool; `reset` is told before each pass whether it is the last.
-    /// How each went, and what went on when in the last.
+    /// Streams `store` N times to `backend`, on the current pool. Before each pass, `reset` gets whether it is the last. Returns a report
+    /// of each pass, and the timeline of the last.
     pub(super) fn passes<B: Backend>(
         &self,
         (store, passes): (&Store, u32),

@@ -49,9 +49,8 @@ pub(crate) struct TtmOutcome {
 }
 
 impl Engine {
-    /// Every fiber of a store along `mode`, from 0, times `matrix`, which has a row for each index of the mode: a semi-sparse
-    /// tensor, whose fibers come in ascending order of the other modes. It lies in memory; [`Engine::ttm_to`] hands it over
-    /// piece by piece.
+    /// Multiplies every fiber of a store along `mode`, from 0, by `matrix`, which has one row for each index of the mode. The result is
+    /// semi-sparse and in memory; its fibers are in ascending order of the other modes. [`Engine::ttm_to`] delivers it in pieces.
     ///
     /// ```
     /// # use blco::{Engine, Matrix, PackOptions, ReadOptions};
@@ -72,8 +71,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for a mode that the tensor does not have and a matrix with another number of rows; what reading the store
-    /// gives.
+    /// [`Error::Request`] for a mode that the tensor does not have, or a matrix with another number of rows; errors of reading the store.
     pub fn ttm<'m, T: Real>(
         &self,
         store: &Store,
@@ -95,13 +93,13 @@ impl Engine {
         Ok(all)
     }
 
-    /// The same, for results that memory does not hold: `sink` gets the fibers, in order. How many there are. Nonzeros of a
-    /// store whose trees have the mode for leaves, and the others ascending above, stream; others are sorted first, in temporary
-    /// files where memory is short.
+    /// Like [`Engine::ttm`], for results larger than memory: `sink` gets the fibers in order. Returns their number. Stores with trees
+    /// whose leaves are this mode, and whose other modes ascend, stream. Nonzeros of other stores are sorted first, in temporary files if
+    /// memory is short.
     ///
     /// # Errors
     ///
-    /// Those of [`Engine::ttm`], and what `sink` gives.
+    /// Those of [`Engine::ttm`], and errors of `sink`.
     pub fn ttm_to<'m, T: Real>(
         &self,
         store: &Store,
@@ -122,12 +120,12 @@ impl Engine {
         Ok(self.run_ttm(store, &request, plan, matrix, Some(sink))?.fibers)
     }
 
-    /// Plans SpTTM along `mode`, from 0, with a matrix of `rank` columns in the precision `T`. Of the result it counts what is handed
-    /// over at a time.
+    /// Plans SpTTM along `mode`, from 0, with a matrix of `rank` columns in the precision `T`. The plan counts the part of the result that
+    /// is in memory at a time.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] where the memory does not suffice.
+    /// [`Error::Request`] if memory is too small.
     pub fn plan_ttm<T: Real>(&self, store: &Store, mode: usize, rank: usize) -> Result<ExecutionPlan> {
         Ok(self.settle_ttm::<T>(store, &self.ttm_request(store, mode, rank)?)?.uses)
     }

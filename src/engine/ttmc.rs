@@ -70,7 +70,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for factors of other shapes and results that memory does not hold; what reading the store gives.
+    /// [`Error::Request`] for factors of other shapes, or if memory cannot hold the results; errors of reading the store.
     pub fn ttmc<'f, T: Real>(
         &self,
         store: &Store,
@@ -94,7 +94,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] where the memory does not suffice.
+    /// [`Error::Request`] if memory is too small.
     pub fn plan_ttmc<T: Real>(
         &self,
         store: &Store,

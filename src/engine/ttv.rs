@@ -1,4 +1,4 @@
-//! TTV on whatever there is.
+//! TTV, on the CPU or a GPU.
 
 use super::{Engine, ExecutionPlan};
 #[cfg(feature = "cuda")]
@@ -120,12 +120,12 @@ fn way_of(manifest: &Manifest, modes: &[usize]) -> Way {
 }
 
 impl Engine {
-    /// A store's tensor times a vector along each of some modes: `along` has modes, from 0, ascending, each with as many numbers as it
-    /// has indices. The result is a sparse tensor of the modes that are left, whose elements `sink` gets in batches, in order; returns
-    /// how many. Along all modes it is one number, an element without coordinates.
+    /// Multiplies a store's tensor by a vector along each of some modes. `along` has modes, from 0, ascending, each with one number per
+    /// index. The result is a sparse tensor of the other modes; `sink` gets its elements in batches, in order. Returns their number. Along
+    /// all modes the result is one element without coordinates.
     ///
-    /// Elements of a `hocfs` store along the mode before its main mode stream out of it; otherwise products are added up in sorted runs,
-    /// in temporary files where memory is short.
+    /// From a `hocfs` store along the mode before its main mode, elements stream. Otherwise products are added up in sorted runs, in
+    /// temporary files if memory is short.
     ///
     /// ```
     /// # use blco::{Engine, PackOptions, ReadOptions};
@@ -149,8 +149,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for modes that the tensor does not have, or not ascending, and vectors of other lengths; what reading the
-    /// store and `sink` give.
+    /// [`Error::Request`] for modes that the tensor does not have or that do not ascend, and for vectors of other lengths; errors of
+    /// reading the store and of `sink`.
     pub fn ttv<T: Real>(&self, store: &Store, along: &[(usize, &[T])], sink: Sink<'_>) -> Result<u64> {
         let dims = store.manifest().shape.dims();
         let wrong =

@@ -1,4 +1,4 @@
-//! HOCFS, the high-order compressed format of slices, after Li et al., "A pipeline computing method of `SpTV` for
+//! HOCFS, the high-order compressed format of slices, after Yang et al., "A pipeline computing method of `SpTV` for
 //! three-order tensors on CPU and GPU", TKDD 2019, section 5.4, Algorithms 1 and 2: trees of the main mode's slices
 //! (formats-spec/hocfs.md), over [`super::tree`].
 

@@ -323,7 +323,7 @@ impl PackOptions {
             return Err(Error::request(format!("`chunk_bytes` {given}: give {least} to {most}")));
         }
         if let Some(dir) = self.temp_dir.as_deref().filter(|dir| !dir.is_dir()) {
-            let what = "is no directory; make it, or name another";
+            let what = "is not a directory; create it, or name another";
             return Err(Error::request(format!("`temp_dir` {}: {what}", dir.display())));
         }
         match self.codec {

@@ -207,7 +207,7 @@ fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Tempor
 }
 
 fn in_the_way(path: &Path) -> Error {
-    let what = "is in the way, and no program here made it; move it or remove it";
+    let what = "is in the way, and blco did not make it; move it or remove it";
     Error::request(format!("{}: {what}", path.display()))
 }
 

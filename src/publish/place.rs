@@ -189,7 +189,7 @@ impl Place {
     }
 
     fn changed(&self) -> Error {
-        let what = "is not what was there when the work began, and stays; nothing was written";
+        let what = "has changed since the work began, and stays; nothing was written";
         Error::request(format!("{}: {what}", self.called.display()))
     }
 }

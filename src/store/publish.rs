@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 static STORE: Kind = Kind {
     name: "store",
     marker: MANIFEST,
-    exists: "a store is there already; `replace` replaces it, `target` names another",
+    exists: "a store already exists; replace it with `replace`, or name another with `target`",
     look,
     beside: &["journal", SPILL_PREFIX],
 };

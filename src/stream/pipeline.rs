@@ -1,4 +1,4 @@
-//! How long a pipeline of three steps takes: in, compute, out (Li et al., TKDD 2019, section 6.2).
+//! How long a pipeline of three steps takes: in, compute, out (Yang et al., TKDD 2019, section 6.2).
 
 use serde::Serialize;
 

@@ -176,7 +176,7 @@ fn count<S: serde::Serializer>(kept: &[usize], serializer: S) -> std::result::Re
 /// The error where even `plan`, the least that there is, exceeds `bound`.
 fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
     let computed = plan.operation_bytes.max(plan.afterwards_bytes);
-    let of_which = format!(", of which what is computed takes {}", ByteSize(computed));
+    let of_which = format!(", {} of it for the computation", ByteSize(computed));
     too_little(plan.bytes(), bound, limits.memory.is_some(), &of_which, limits.less)
 }
 
@@ -184,8 +184,8 @@ fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
 #[must_use]
 pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &str) -> Error {
     let least = rounded_up(least);
-    let limit = if asked { "`memory` allows" } else { "this machine has available" };
-    let ways: Vec<&str> = [less, if asked { "raise it" } else { "run it where there is more" }]
+    let limit = if asked { "`memory` allows" } else { "this machine can give" };
+    let ways: Vec<&str> = [less, if asked { "raise it" } else { "use a machine with more memory" }]
         .into_iter()
         .filter(|way| !way.is_empty())
         .collect();

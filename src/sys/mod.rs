@@ -98,7 +98,7 @@ pub fn behind_links(path: &Path) -> Result<PathBuf> {
     }
     link.canonicalize().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => {
-            let what = "is a link that leads nowhere; remove it, or name another output";
+            let what = "is a symbolic link to nothing; remove it, or name another output";
             Error::request(format!("{}: {what}", path.display()))
         }
         _ => Error::io(path, "follow")(e),

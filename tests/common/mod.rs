@@ -24,6 +24,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
+/// What messages say of the system's error `number`.
+pub fn system_words(number: &str) -> String {
+    let Ok(number) = number.parse() else { return number.to_owned() };
+    let text = std::io::Error::from_raw_os_error(number).to_string();
+    text.split(" (os error").next().unwrap().to_lowercase()
+}
+
 /// The smallest bound on a chunk, so that small tensors have several.
 pub const SMALL_CHUNKS: u64 = 64 << 10;
 

@@ -7,6 +7,24 @@ use assert_cmd::cargo::cargo_bin;
 use std::path::Path;
 use std::process::{Command, Output};
 
+/// All programs.
+pub const PROGRAMS: [&str; 6] = ["blco-pack", "blco-run", "blco-cpd", "blco-info", "blco-export", "blco-gen"];
+
+/// A program with arguments, in `dir`.
+pub fn command(name: &str, dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(cargo_bin(name));
+    command.current_dir(dir).args(args);
+    command
+}
+
+/// Runs lines of a shell in `dir`, where the programs are found by their names. It ends at the first that fails.
+pub fn shell(lines: &str, dir: &Path) -> Output {
+    let programs = cargo_bin("blco-pack").parent().unwrap().to_path_buf();
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(programs).chain(std::env::split_paths(&others))).unwrap();
+    Command::new("sh").args(["-e", "-c", lines]).current_dir(dir).env("PATH", path).output().unwrap()
+}
+
 /// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's.
 pub fn backends() -> Vec<&'static str> {
     let has_gpu =

@@ -206,7 +206,7 @@ impl<'a> Killing<'a> {
         let output = run(self.dir, "blco-pack", &again);
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         // Where all but the empty directory had gone, nothing is left of that pack.
-        let nothing_left = said.contains("a store is there already");
+        let nothing_left = said.contains("a store already exists");
         assert!(nothing_left || output.status.success() && said.contains("was complete"), "{said}");
         if nothing_left {
             again.retain(|&argument| argument != "--resume");

@@ -10,7 +10,7 @@
 mod common;
 
 use assert_cmd::cargo::cargo_bin;
-use common::{Tensor, tree, values};
+use common::{Tensor, system_words, tree, values};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -182,7 +182,7 @@ impl<'a> Sweep<'a> {
             return Ok(false);
         }
         counts.struck += 1;
-        let told = format!("os error {errno})");
+        let told = system_words(errno);
         let one_line = said.lines().count() == 1 && said.contains(&told);
         let reported = String::from_utf8_lossy(&output.stdout).contains(&told);
         let transfer = order.starts_with("read") || order.starts_with("write");

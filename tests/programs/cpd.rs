@@ -64,10 +64,10 @@ fn what_goes_wrong_is_told() {
     };
     for (args, fault, fragment) in [
         ("t.blco --factors nan --output o", "", "mode-2.npy: holds NaN in row 2, which is not finite"),
-        ("t.blco --rank 2 --output o --report r.html", "write:2:28", "No space left on device"),
-        ("t.blco --rank 2 --output o --checkpoint c --every 1", "write:1:28", "No space left on device"),
-        ("t.blco --rank 2 --output o", "rename:0:28", "No space left on device"),
-        ("t.blco --rank 2 --checkpoint none/c", "", "none/c: cannot create"),
+        ("t.blco --rank 2 --output o --report r.html", "write:2:28", "no space left on device"),
+        ("t.blco --rank 2 --output o --checkpoint c --every 1", "write:1:28", "no space left on device"),
+        ("t.blco --rank 2 --output o", "rename:0:28", "no space left on device"),
+        ("t.blco --rank 2 --checkpoint none/c", "", "cannot create none/c"),
         ("t.blco --rank 2 --checkpoint c --resume", "", "holds no checkpoint to resume"),
         ("t.blco --rank 2 --output t.blco", "", "t.blco: is a store; name another directory"),
         ("t.blco --rank 2 --checkpoint t.blco", "", "t.blco: is a store; name another directory"),

@@ -12,8 +12,10 @@ mod programs;
 mod cli;
 #[cfg(feature = "arrow")]
 mod columns;
+mod conventions;
 mod cpd;
 mod gpu;
+mod mistakes;
 mod npz;
 mod products;
 mod replacing;

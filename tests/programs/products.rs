@@ -343,7 +343,7 @@ fn requests_that_cannot_be_are_refused() {
     refuses(&["t.blco", "--op", "ttm", "--modes", "3", "--output", "-"], "results are files");
     let ttm = ["t.blco", "--op", "ttm", "--modes", "3", "--output", "z"];
     for more in
-        [&["--matrix", "U.npy", "--rank", "2"][..], &["--matrix", "U.npy", "--seed", "2"], &["--rank", "0"]]
+        [&["--matrix", "U.npy", "--rank", "3"][..], &["--matrix", "U.npy", "--seed", "2"], &["--rank", "0"]]
     {
         misused(&[&ttm[..], more].concat(), more[more.len() - 2]);
     }

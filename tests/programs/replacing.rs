@@ -230,7 +230,7 @@ fn what_came_meanwhile_is_not_replaced() {
                 _ => place.thesis("s"),
             }
             feeding.end();
-            refused(&child.wait_with_output().unwrap(), line, "s: is not what was there when the work began");
+            refused(&child.wait_with_output().unwrap(), line, "s: has changed since the work began");
             match comes {
                 "store" => assert!(identity(&place.path("s")) == wanted),
                 _ => place.holds_thesis("s"),
@@ -261,16 +261,16 @@ fn a_file_that_came_meanwhile_is_not_replaced() {
         let output = interfere(&place, &line, "g.tns.partial/file", || {
             fs::write(place.path("g.tns"), "mine").unwrap();
         });
-        refused(&output, &line, "g.tns: is not what was there");
+        refused(&output, &line, "g.tns: has changed since the work began");
         assert_eq!(read(), "mine");
         let line = format!("{SLOW_GEN} g.tns --force");
         let output = interfere(&place, &line, "g.tns.partial/file", || {
             fs::rename(place.path("g.tns"), place.path("away")).unwrap();
             fs::write(place.path("g.tns"), "new").unwrap();
         });
-        refused(&output, &line, "g.tns: is not what was there");
+        refused(&output, &line, "g.tns: has changed since the work began");
         assert_eq!(read(), "new");
-        place.refuses("blco-export t.blco g.tns", "g.tns: is there already; --force replaces it");
+        place.refuses("blco-export t.blco g.tns", "g.tns: already exists; replace it with --force");
         place.succeeds("blco-export t.blco g.tns --force");
         assert_eq!(read().lines().count(), 4);
         assert_eq!(place.names(), ["away", "g.tns", "t.blco", "t.tns", "u.tns"]);
@@ -414,7 +414,7 @@ fn results_are_replaced_as_one_and_only_with_force() {
             // An empty one is as good as none.
             place.succeeds(four_modes);
             assert!(place.path("D/mode-4.npy").exists());
-            place.refuses(three_modes, "D: results are there already; --force replaces them");
+            place.refuses(three_modes, "D: results already exist; replace them with --force");
             place.succeeds(&format!("{three_modes} --force"));
             let left: Vec<_> = tree(&place.path("D")).into_keys().collect();
             assert!(!left.contains(&"mode-4.npy".into()), "{left:?}");
@@ -431,7 +431,7 @@ fn results_may_go_where_factors_came_from() {
     for place in Place::on_both_file_systems() {
         place.succeeds("blco-cpd t.blco --rank 2 --max-iters 1 --output A");
         place.succeeds("blco-run t.blco --factors A --output wanted");
-        place.refuses("blco-run t.blco --factors A --output A", "--force replaces them");
+        place.refuses("blco-run t.blco --factors A --output A", "replace them with --force");
         let cpd = "blco-cpd t.blco --factors A --tol 0 --max-iters 3 --force";
         place.succeeds(&format!("{cpd} --output B"));
         place.succeeds("blco-run t.blco --factors A --output A2 --force");
@@ -458,7 +458,10 @@ fn a_page_or_a_timeline_may_be_among_the_results() {
         }
         place.refuses("blco-run t.blco --output D --trace D/mode-1.npy --force", "is the name of a result");
         fs::write(place.path("p.html"), "mine").unwrap();
-        place.refuses("blco-cpd t.blco --rank 2 --report p.html", "p.html: is there already; --force");
+        place.refuses(
+            "blco-cpd t.blco --rank 2 --report p.html",
+            "p.html: already exists; replace it with --force",
+        );
         let mut here = place.command("blco-run ../t.blco --output . --force");
         assert!(here.current_dir(place.path("D")).status().unwrap().success());
         assert!(!place.path("D/trace.json").exists() && place.path("D/mode-3.npy").exists());

@@ -341,7 +341,7 @@ fn a_limit_on_file_sizes_is_an_ordinary_error() {
         "$run t.blco --output out --backend cpu",
     ] {
         let script = format!("ulimit -f 16; exec {script}");
-        refuses(dir, &script, &["File too large", "raise the limit (ulimit -f), or write elsewhere"]);
+        refuses(dir, &script, &["file too large", "raise the limit (ulimit -f), or write elsewhere"]);
         assert!(tree(dir) == before, "{script}: {:?}", names(dir));
     }
 }

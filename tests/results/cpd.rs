@@ -257,7 +257,7 @@ fn failures_while_a_checkpoint_is_written_leave_the_last_one() {
             }
             failed += 1;
             let message = result.unwrap_err().to_string();
-            assert!(message.contains("No space left"), "{call:?} {nth}: {message}");
+            assert!(message.contains("no space left"), "{call:?} {nth}: {message}");
             let resumed = decompose(&store, Ask { checkpoint: at(&dir, true), ..last }).unwrap();
             assert_eq!(bits(&resumed.model), bits(&wanted.model), "{call:?} {nth}");
         }

@@ -40,13 +40,13 @@ fn large() -> bool {
 }
 
 fn read(path: &Path, base: IndexBase) -> Result<Tensor> {
-    let options = ReadOptions { index_base: base, dims: None };
+    let options = ReadOptions { index_base: base, ..ReadOptions::default() };
     Tensor::read(&mut TnsReader::open(&Sys::default(), path, options)?)
 }
 
 /// Packs the file itself; the bytes a nonzero takes, all in.
 fn pack_file(path: &Path, base: IndexBase, options: &PackOptions) -> Result<f64> {
-    let read = ReadOptions { index_base: base, dims: None };
+    let read = ReadOptions { index_base: base, ..ReadOptions::default() };
     let mut reader = TnsReader::open(&Sys::default(), path, read)?;
     pack(&Sys::default(), &mut reader, options).map(|report| report.bytes_per_nnz)
 }

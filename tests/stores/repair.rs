@@ -329,7 +329,7 @@ fn nothing_is_written_where_nothing_is_intact_or_something_is_in_the_way() {
     refuses(&case, &["none", "--repair", "new"], "none: no store here");
     refuses(&case, &["old", "--repair", "old", "--force"], "old: is the old store");
     refuses(&case, &["old", "--repair", "new", "--memory", "1MiB"], "at least");
-    refuses(&case, &["old", "--repair", "no/where"], "no/where: cannot create");
+    refuses(&case, &["old", "--repair", "no/where"], "cannot create no/where");
     std::fs::create_dir(case.new_store()).unwrap();
     refuses(&case, &repair, "new: exists and is not a store");
     refuses(&case, &["new", "--repair", "newer"], "new: no store here");
@@ -337,7 +337,7 @@ fn nothing_is_written_where_nothing_is_intact_or_something_is_in_the_way() {
 
     let one = Tensor::of([2, 2], &[([1, 1], 4.0)]);
     packed(&one, &options(&case.new_store(), Kind::Tiled, SMALL_CHUNKS));
-    refuses(&case, &repair, "new: a store is there already; --force");
+    refuses(&case, &repair, "new: a store already exists; replace it with --force");
     assert!(case.info(&["old", "--repair", "new", "--force"]).status.success());
     assert!(identity(&case.new_store()) == identity(&case.old()), "replaced by the old store's equal");
     std::fs::remove_dir_all(case.new_store()).unwrap();

@@ -12,7 +12,7 @@ use crate::cli::engine::EngineArgs;
 use crate::cli::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Bar;
-use crate::cli::{Common, Program, Report, one_of};
+use crate::cli::{Common, Program, Report, agreed_rank, one_of};
 use crate::coo::Source;
 use crate::dense::{
     FactorView, Matrix, Precision, Real, factors_rank, load_factors, mode_file, seeded_factors,
@@ -35,26 +35,26 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// What is said of the options of coordinate text, of which there is but that of --check.
-const INDEX_BASE: &str = "What indices of --check's text count from [default: 1]";
-const DIMS: &str = "The dims of --check's text, for example 183,24,1140; they win over a header and over what the indices suggest";
+const INDEX_BASE: &str = "The first index of every mode in the text of --check [default: 1]";
+const DIMS: &str =
+    "The dims of the text of --check, such as 183,24,1140. They override a header and the largest indices";
+const NO_VALUES: &str = "Rows of the text of --check hold indices and no value";
 
-/// Streams a store and computes an operation on its modes
+/// Computes an operation on a store, one chunk at a time
 ///
-/// MTTKRP: for each mode, value * product over the other modes of the rows of their factors that a nonzero's indices
-/// name, added to the row of the result that its index in this mode names. All modes are computed from one pass over the
-/// store. TTV: each fiber along a mode times a vector, value * the number that the index in this mode names, added up: a
-/// sparse tensor of one order less; hocfs stores give it in order along the mode before their main mode. Along several modes it has
-/// as many orders less; along all it is a number.
+/// mttkrp: the matricized tensor times Khatri-Rao product, for every mode in one pass over the store.
+/// ttv: the tensor times a vector along one or more modes. The result is sparse; along all modes it is a number.
+/// ttm: the tensor times a matrix along one mode. The result is semi-sparse, one row per fiber.
+/// ttmc: the tensor times a matrix along all modes but one, as in Tucker decompositions.
+/// norm: the Frobenius norm. inner: the inner product with another store.
 ///
-/// TTM: each fiber along a mode times a matrix, a row for each fiber. TTMc: for each mode, value * the Kronecker product over the
-/// other modes of the rows of their factors. norm: the Frobenius norm. inner: the inner product with another store.
-///
-/// Results on the CPU are bit-identical for any number of threads and workers and any chunk size. TTM, norm and inner run on
-/// the CPU.
+/// Without --factors, --vector or --matrix, seeded random numbers are used. On the CPU, results have the same bits for any number of
+/// threads and any chunk size. ttm, norm and inner run on the CPU.
 #[derive(Debug, Parser)]
 #[command(
     mut_arg("index_base", |a| a.help(INDEX_BASE).long_help(INDEX_BASE)),
     mut_arg("dims", |a| a.help(DIMS).long_help(DIMS)),
+    mut_arg("no_values", |a| a.help(NO_VALUES).long_help(NO_VALUES)),
     name = "blco-run",
     version,
     after_help = "Examples:\n  blco-run movies.blco --modes all                     # rank 16, seeded factors, a report\n  \
@@ -74,29 +74,29 @@ pub struct Run {
     /// The operation
     #[arg(long, default_value = "mttkrp", value_parser = one_of(OPERATIONS))]
     op: OpArg,
-    /// Modes, from 1: all, or a list such as 1,3. ttv and ttm have no default
+    /// Modes by number from 1 or by name: all, or a list such as 1,3. ttv and ttm require a list
     #[arg(long, default_value = "all")]
     modes: String,
-    /// Seed of generated factors, matrices and vectors [default: 0]
+    /// Seed of random factors, matrices and vectors [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results to this directory, all at once: mode-1.npy, …; of TTV, result.tns, or - for its text on
-    /// standard output; of TTM, coords.npy and values.npy
-    #[arg(long, value_name = "DIR")]
+    /// Write results to this directory: mode-1.npy and so on; for ttm coords.npy and values.npy; for ttv result.tns, or text on
+    /// standard output with -
+    #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Replace an earlier result at --output and an existing --trace
+    /// Replace existing results and trace files
     #[arg(long)]
     force: bool,
-    /// Passes over the store
+    /// Repeat the computation N times, to measure it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Write what went on when in the last pass here, as JSON: a timeline for tools/timeline.py
+    /// Write a timeline of the last pass to this file, as JSON for tools/timeline.py
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     trace: Option<PathBuf>,
-    /// Print memory, bytes and passes, and run nothing
+    /// Print the memory, bytes and passes that the run needs, and exit
     #[arg(long)]
     plan: bool,
-    /// Compare the results with a naive loop over this coordinate text; exit status 1 if they differ
+    /// Compare results with a naive loop over this coordinate text. The exit status is 1 if they differ
     #[arg(long, value_name = "INPUT", conflicts_with = "plan")]
     check: Option<PathBuf>,
     #[command(flatten)]
@@ -166,10 +166,10 @@ const NOT_TAKEN: [(OpArg, &[&str]); 5] = [
 
 /// What MTTKRP and TTM take.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Options of --op mttkrp, the default, and ttm")]
+#[command(next_help_heading = "Options of --op mttkrp and ttm")]
 struct RankArgs {
-    /// Columns of seeded factors, or of the seeded matrix [default: 16]
-    #[arg(long, value_name = "R", conflicts_with_all = ["factors", "matrix"], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// Columns of the factors or the matrix [default: 16, or as in --factors or --matrix]
+    #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     rank: Option<u32>,
 }
 
@@ -177,7 +177,7 @@ struct RankArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op mttkrp and ttmc")]
 struct FactorsArgs {
-    /// Read factors mode-1.npy, mode-2.npy, … (f8 or f4, dims x rank; for TTMc ranks may differ) from here
+    /// Read the factors mode-1.npy, mode-2.npy, … from this directory: f8 or f4, dims x rank. For ttmc, ranks may differ
     #[arg(long, value_name = "DIR", conflicts_with = "seed")]
     factors: Option<PathBuf>,
 }
@@ -186,8 +186,7 @@ struct FactorsArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttv")]
 struct TtvArgs {
-    /// Read the vector (f8 or f4, as many numbers as the mode has indices) from here; with several modes once for each, in
-    /// the order of --modes
+    /// Read the vector from this file: f8 or f4, one number per index. Repeat it for several modes, in the order of --modes
     #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
     vector: Vec<PathBuf>,
 }
@@ -196,7 +195,7 @@ struct TtvArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttm")]
 struct TtmArgs {
-    /// Read the matrix (f8 or f4, a row for each index of the mode) from here
+    /// Read the matrix from this file: f8 or f4, one row per index of the mode
     #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
     matrix: Option<PathBuf>,
 }
@@ -205,8 +204,7 @@ struct TtmArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttv and ttm")]
 struct SpillArgs {
-    /// Where temporary files go when what has to be sorted exceeds the memory [default: beside the results, or the system's
-    /// directory for them]
+    /// Directory for temporary files [default: beside the results, else the system's]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
 }
@@ -215,7 +213,7 @@ struct SpillArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttmc")]
 struct TtmcArgs {
-    /// Columns of each mode's seeded factor, one number for each mode [default: 8 for each]
+    /// Columns of the random factors, one number per mode [default: 8 for each]
     #[arg(long, value_name = "R,R,…", conflicts_with = "factors", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ranks: Vec<u32>,
 }
@@ -224,7 +222,7 @@ struct TtmcArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op inner")]
 struct InnerArgs {
-    /// The other store, of any format and the same dims
+    /// The other store, in any format, with the same dims
     #[arg(long, value_name = "STORE")]
     with: Option<PathBuf>,
 }
@@ -316,7 +314,7 @@ impl Run {
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, &store)?;
         let rank = match &self.factors.factors {
-            Some(dir) => factors_rank(sys, dir, &shape)?,
+            Some(dir) => agreed_rank(self.rank.rank, dir, factors_rank(sys, dir, &shape)?)?,
             None => self.rank.rank.unwrap_or(16) as usize,
         };
         let mut to_check = self.to_check(sys)?;
@@ -399,7 +397,7 @@ fn beyond<T: Real>(results: &[ModeMatrix<T>]) -> Option<String> {
     };
     let what = if modes.len() == 1 { "mode" } else { "modes" };
     let (modes, name) = (modes.join(", "), T::PRECISION.name());
-    let note = || format!("results of {what} {modes} hold numbers that {name} does not; {way}");
+    let note = || format!("results of {what} {modes} overflow {name}; {way}");
     (!modes.is_empty()).then(note)
 }
 

@@ -6,7 +6,7 @@ use super::{Run, parse_modes};
 use crate::cli::outputs::{Outputs, check_temp_dir, refuse_dash_for_directory};
 use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, memory_text, pass_text, stages_text};
-use crate::cli::{Report, machine};
+use crate::cli::{Report, agreed_rank, machine};
 use crate::dense::{Matrix, Real, RowsFile, factor_axes};
 use crate::engine::{Engine, TtmOutcome, TtmPlan, TtmRequest};
 use crate::error::{Error, Result};
@@ -103,7 +103,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     check_temp_dir("--temp-dir", run.spill.temp_dir.as_deref())?;
     let dim = manifest.shape.dims()[mode] as usize;
     let rank = match &run.ttm.matrix {
-        Some(path) => rank_of(sys, path, mode, dim)?,
+        Some(path) => agreed_rank(run.rank.rank, path, rank_of(sys, path, mode, dim)?)?,
         None => run.rank.rank.unwrap_or(16) as usize,
     };
     let mut to_check = run.to_check(sys)?;
@@ -150,7 +150,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     }
     if beyond {
         let precision = T::PRECISION.name();
-        report.head.notes.push(format!("the result holds numbers that {precision} does not"));
+        report.head.notes.push(format!("the result overflows {precision}"));
     }
     outputs.publish(|_, _| Ok(()), |trace| super::write_trace(trace, &spans))?;
     let report = TtmReport { fibers, spilled, merge_seconds, passes, ..report };

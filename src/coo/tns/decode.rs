@@ -9,7 +9,7 @@ use std::path::Path;
 /// Bytes of compressed input that are read at once.
 const COMPRESSED_BYTES: usize = 1 << 18;
 /// Bytes that decide the compression: as long as the longest magic.
-const MAGIC_BYTES: usize = 6;
+const MAGIC_BYTES: usize = 8;
 /// Bytes that hold a zstd frame's header too: that of pzstd behind a skippable frame.
 const HEAD_BYTES: usize = 32;
 /// What zstd's decoder takes beside the window, and what is read for it at once.
@@ -19,10 +19,14 @@ const WINDOW_BYTES: u64 = 8 << 20;
 /// The largest window that is read, as of the zstd program without `--long=28` or more.
 const WINDOW_BYTES_MAX: u64 = 1 << 27;
 
-/// Kinds of files that are not read.
+/// Kinds of files that are not text.
 const PARQUET: &str = "a Parquet file";
 const ARROW: &str = "an Arrow file";
 const UTF_16: &str = "UTF-16 text";
+const NUMPY: &str = "a NumPy array";
+const MATLAB: &str = "a MATLAB file";
+const HDF5: &str = "an HDF5 file, perhaps MATLAB's";
+const ZIP: &str = "a zip archive";
 
 /// How an input is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +83,12 @@ impl TextInput {
                 }
                 PARQUET | ARROW => "write it as CSV first",
                 UTF_16 => "convert it first: iconv -f UTF-16 -t UTF-8",
+                NUMPY => "write rows of indices and a value, as numpy.savetxt does, or pack the array in Python: blco.pack",
+                MATLAB | HDF5 => "write its nonzeros as rows of indices and a value, as MATLAB's writematrix does",
+                ZIP => "unpack it first; arrays of a NumPy .npz are packed in Python: blco.pack",
                 _ => "unpack it first",
             };
-            Error::input(name, format!("is {kind}; only plain, gzip and zstd text is read: {way}"))
+            Error::input(name, format!("is {kind}, where text is expected (plain, gzip or zstd): {way}"))
         })?;
         let window_bytes = match compression {
             Compression::Zstd => first_window(&head).clamp(WINDOW_BYTES, WINDOW_BYTES_MAX),
@@ -220,18 +227,21 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
         // A frame, or a skippable frame before one.
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Compression::Zstd),
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Err("compressed by bzip2"),
-        [0xfd, b'7', b'z', b'X', b'Z', 0] => Err("compressed by xz"),
-        [b'P', b'K', 3, 4, ..] => Err("a zip archive"),
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Err("compressed by xz"),
+        [b'P', b'K', 3, 4, ..] => Err(ZIP),
+        [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Err(NUMPY),
+        [b'M', b'A', b'T', b'L', b'A', b'B', b' ', ..] => Err(MATLAB),
+        [0x89, b'H', b'D', b'F', ..] => Err(HDF5),
         [0x04, 0x22, 0x4d, 0x18, ..] => Err("compressed by lz4"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Err(UTF_16),
         [b'P', b'A', b'R', b'1', ..] => Err(PARQUET),
-        [b'A', b'R', b'R', b'O', b'W', b'1'] => Err(ARROW),
+        [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Err(ARROW),
         _ => Ok(Compression::None),
     }
 }
 
 /// What is told of bytes behind a gzip member that begin no other one.
-const TRAILING: &str = "behind the gzip data are bytes that are none";
+const TRAILING: &str = "other bytes follow the gzip data";
 
 fn is_trailing(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|told| told.to_string() == TRAILING)

@@ -1,6 +1,6 @@
 //! What stands before the first row: comments and headers. It decides the order.
 
-use super::parse::{Declared, Rules, fields, not_text, quoted, too_long};
+use super::parse::{Declared, Rules, fields, not_text, quoted, separator, too_long};
 use super::pieces::{Pieces, TextPiece};
 use super::{IndexBase, ReadOptions};
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ impl HeaderScan<'_> {
         if self.expect == Expect::Anything
             && first.get(..MARKET.len()).is_some_and(|word| word.eq_ignore_ascii_case(MARKET))
         {
-            check_market(line)?;
+            check_market(line, self.options.no_values)?;
             (self.expect, self.toolbox) = (Expect::Market, true);
             return Ok(false);
         }
@@ -108,7 +108,7 @@ impl HeaderScan<'_> {
             }
             Expect::Row => return Ok(true),
             Expect::Anything if n_fields > 1 => {
-                self.order = Some(n_fields - 1);
+                self.order = Some(n_fields - usize::from(!self.options.no_values));
                 return Ok(true);
             }
             Expect::Anything if first.eq_ignore_ascii_case(b"sptensor") => {
@@ -170,9 +170,9 @@ impl HeaderScan<'_> {
                     "more than one field where the header's order stands alone; correct the header".into()
                 );
             }
-            if self.expect == Expect::Anything && field.contains(&b',') {
+            if let (Expect::Anything, Some(name)) = (self.expect, separator(field)) {
                 return Err(format!(
-                    "{} is one field; separate indices and the value by spaces, not commas",
+                    "{} is one field; separate the fields by spaces, not {name}, or read it as a table: rename it to .csv, or name its columns with `modes`",
                     quoted(field)
                 ));
             }
@@ -221,6 +221,12 @@ impl HeaderScan<'_> {
         };
         let dims = given.or(self.dims);
         let order = dims.as_ref().map(Vec::len).or(self.order).unwrap_or(0);
+        if order == 1 && dims.is_none() {
+            return Err(format!(
+                "the first row has one index and a value, and a tensor has {ORDER_MIN} to {ORDER_MAX} modes; \
+                 if rows hold indices and no value, pass `no_values`"
+            ));
+        }
         check_order(order, "the first row has")?;
         let mut limits = [u32::MAX; ORDER_MAX];
         for (limit, dim) in limits.iter_mut().zip(dims.iter().flatten()) {
@@ -230,25 +236,30 @@ impl HeaderScan<'_> {
             IndexBase::Zero => 0,
             IndexBase::One => 1,
         };
-        Ok(TextHeader { rules: Rules { order, base, limits, declared }, dims, nnz: self.nnz, lines })
+        let rules = Rules { order, base, limits, declared, has_values: !self.options.no_values };
+        Ok(TextHeader { rules, dims, nnz: self.nnz, lines })
     }
 }
 
 /// An error where the first line of a Matrix Market file announces what is not read.
-fn check_market(line: &[u8]) -> StdResult<(), String> {
+fn check_market(line: &[u8], no_values: bool) -> StdResult<(), String> {
     let words: Vec<String> =
         fields(line).skip(1).map(|word| String::from_utf8_lossy(word).to_ascii_lowercase()).collect();
     let word = |at: usize| words.get(at).map_or("", String::as_str);
     let only = "only coordinate matrices of real numbers or integers, general, are read";
     match (word(0), word(1), word(2), word(3)) {
         ("matrix", "coordinate", "real" | "integer" | "double", "general") => Ok(()),
-        ("matrix", "coordinate", "pattern", _) => {
-            Err(format!("a pattern has no values: {only}; add a 1 to each row and write real"))
+        ("matrix", "coordinate", "pattern", "general") if no_values => Ok(()),
+        ("matrix", "coordinate", "pattern", "general") => {
+            Err("a pattern has no values; pass `no_values`, with which each row counts 1".into())
         }
         ("matrix", "coordinate", _, "symmetric" | "skew-symmetric" | "hermitian") => {
             Err(format!("half of a {} matrix is left out: {only}; write all of it", word(3)))
         }
-        _ => Err(format!("{:?}: {only}", words.join(" "))),
+        ("matrix", "array", ..) => {
+            Err(format!("an array is a dense matrix: {only}; write the nonzeros as coordinates"))
+        }
+        _ => Err(format!("{:?}: {only}; export it as one of those", words.join(" "))),
     }
 }
 
@@ -262,8 +273,8 @@ fn check_order(order: usize, who: &str) -> StdResult<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{who} order {order}, which is not supported: give a tensor of order {ORDER_MIN} to {ORDER_MAX}, \
-         as rows of that many indices and a value"
+        "{who} order {order}; give a tensor of order {ORDER_MIN} to {ORDER_MAX}, as rows of that many indices \
+         and a value"
     ))
 }
 

@@ -40,7 +40,7 @@ use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use crate::sys::{File, FileState, Sys};
 use header::TextHeader;
-use parse::{Parsed, Rules};
+use parse::{Declared, Parsed, Rules};
 use pieces::{Pieces, TextPiece};
 use rayon::prelude::*;
 use std::fmt;
@@ -80,13 +80,15 @@ impl FromStr for IndexBase {
     }
 }
 
-/// What the user says about a file.
+/// How to read a file of coordinate text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
     /// What indices count from.
     pub index_base: IndexBase,
-    /// The dims, mode 1 first; they win over a header and over what the indices suggest.
+    /// The dims, mode 1 first. They override a header and the largest indices.
     pub dims: Option<Vec<u64>>,
+    /// Rows hold indices alone; each counts 1.
+    pub no_values: bool,
 }
 
 /// As options of a command line.
@@ -97,9 +99,11 @@ impl fmt::Display for ReadOptions {
             IndexBase::One => 1,
         };
         write!(f, "--index-base {base}")?;
-        let Some(dims) = &self.dims else { return Ok(()) };
-        let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
-        write!(f, " --dims {}", dims.join(","))
+        if let Some(dims) = &self.dims {
+            let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+            write!(f, " --dims {}", dims.join(","))?;
+        }
+        if self.no_values { f.write_str(" --no-values") } else { Ok(()) }
     }
 }
 
@@ -126,8 +130,10 @@ pub struct TnsReader {
     /// Pieces of a group, at most.
     group_max: usize,
     piece_bytes: usize,
-    /// The file and its state when it was opened, where it is one.
+    /// The file and its state when it was opened, if it is a regular file.
     file: Option<(File, FileState)>,
+    /// Whether the values that were read could be the indices of one more mode.
+    values_like_indices: bool,
 }
 
 #[doc(hidden)]
@@ -171,7 +177,15 @@ impl TnsReader {
             begun: None,
             piece_bytes: PIECE_BYTES,
             file: None,
+            values_like_indices: false,
         }
+    }
+
+    /// Whether the text that was drained could hold three indices in each row and no values: it has no header, and each row is two
+    /// indices and a whole number that is no larger than the largest index.
+    #[must_use]
+    pub fn values_like_indices(&self) -> bool {
+        self.values_like_indices
     }
 
     /// Reads up to the first row.
@@ -201,7 +215,7 @@ struct Begun {
 }
 
 /// The size of plain text, from its length and its first lines of data.
-fn estimate(file: &File) -> Result<Option<Size>> {
+fn estimate(file: &File, has_values: bool) -> Result<Option<Size>> {
     let mut head = vec![0; 1 << 18];
     let read = file.read_at(&mut head, 0)?;
     let bytes = file.metadata()?.len();
@@ -209,10 +223,13 @@ fn estimate(file: &File) -> Result<Option<Size>> {
     let whole = head[..read].split_inclusive(|&b| b == b'\n').filter(|line| !line.starts_with(b"#"));
     // Header lines have fewer fields than rows; the last line may be cut off.
     let rows: Vec<(usize, usize)> = whole.map(|line| (fields(line), line.len())).collect();
-    let Some(most) = rows.iter().map(|row| row.0).max().filter(|&n| n > ORDER_MIN) else { return Ok(None) };
+    let Some(most) = rows.iter().map(|row| row.0).max().filter(|&n| n >= ORDER_MIN + usize::from(has_values))
+    else {
+        return Ok(None);
+    };
     let (count, length) =
         rows.iter().filter(|row| row.0 == most).fold((0, 0), |(n, sum), row| (n + 1, sum + row.1 as u64));
-    Ok(Some(Size { nnz: (bytes * count).div_ceil(length.max(1)), order: most - 1 }))
+    Ok(Some(Size { nnz: (bytes * count).div_ceil(length.max(1)), order: most - usize::from(has_values) }))
 }
 
 /// Length, time and a hash of three samples of a file.
@@ -241,7 +258,7 @@ impl Source for TnsReader {
 
     fn size(&self) -> Result<Option<Size>> {
         match &self.file {
-            Some((file, _)) if self.plain => estimate(file),
+            Some((file, _)) if self.plain => estimate(file, !self.options.no_values),
             _ => Ok(None),
         }
     }
@@ -317,6 +334,7 @@ impl TnsReader {
                 }
             }
         })?;
+        self.values_like_indices = tally.values_like_indices();
         tally.extent(&head)
     }
 }
@@ -353,11 +371,16 @@ struct TextTally<'a> {
     lines: u64,
     nnz: u64,
     maxima: [u32; ORDER_MAX],
+    /// The largest value, while all are whole numbers from 1 on in rows of two indices; else infinite.
+    largest_whole: f64,
 }
 
 impl<'a> TextTally<'a> {
     fn new(name: &'a str, head: &TextHeader) -> Self {
-        Self { name, lines: head.lines, nnz: 0, maxima: [0; ORDER_MAX] }
+        let rules = &head.rules;
+        let may_lack = rules.order == 2 && rules.has_values && rules.declared == Declared::Not;
+        let largest_whole = if may_lack { 0.0 } else { f64::INFINITY };
+        Self { name, lines: head.lines, nnz: 0, maxima: [0; ORDER_MAX], largest_whole }
     }
 
     fn take(&mut self, parsed: Parsed, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<()> {
@@ -369,7 +392,18 @@ impl<'a> TextTally<'a> {
         for (all, piece) in self.maxima.iter_mut().zip(parsed.maxima) {
             *all = piece.max(*all);
         }
+        if self.largest_whole < f64::INFINITY {
+            let whole =
+                |&value: &f64| if value >= 1.0 && value.fract() == 0.0 { value } else { f64::INFINITY };
+            self.largest_whole = parsed.batch.values.iter().map(whole).fold(self.largest_whole, f64::max);
+        }
         if parsed.batch.nnz() > 0 { sink(parsed.batch) } else { Ok(()) }
+    }
+
+    /// Whether each value could be an index: none is larger than the largest index.
+    fn values_like_indices(&self) -> bool {
+        let largest = self.maxima.iter().max().map_or(0.0, |&index| f64::from(index) + 1.0);
+        self.largest_whole <= largest
     }
 
     fn extent(self, head: &TextHeader) -> Result<Extent> {

@@ -33,6 +33,15 @@ pub(super) struct Rules {
     /// Each index, counted from 0, is below its mode's limit: the declared dim, else 2^32 - 1.
     pub(super) limits: [u32; ORDER_MAX],
     pub(super) declared: Declared,
+    /// Whether a value follows the indices; without one a row counts 1.
+    pub(super) has_values: bool,
+}
+
+impl Rules {
+    /// Fields of a row.
+    fn fields(&self) -> usize {
+        self.order + usize::from(self.has_values)
+    }
 }
 
 /// What a piece held.
@@ -50,7 +59,7 @@ pub(super) struct Parsed {
 /// Parses whole lines, up to the first bad one.
 pub(super) fn parse(sys: &Sys, rules: &Rules, text: &[u8]) -> Result<Parsed> {
     // A row takes a newline, and at least two bytes for each of its fields.
-    let n_rows_max = memchr_iter(b'\n', text).count().min(text.len() / (2 * (rules.order + 1)) + 1);
+    let n_rows_max = memchr_iter(b'\n', text).count().min(text.len() / (2 * rules.fields()) + 1);
     let mut indices = sys.vec(0u32, n_rows_max * rules.order)?;
     let mut values = sys.vec(0f64, n_rows_max)?;
     indices.clear();
@@ -86,7 +95,7 @@ fn rows<const N: usize>(rules: &Rules, mut text: &[u8], parsed: &mut Parsed) {
             parsed.batch.indices.extend_from_slice(&row);
             parsed.batch.values.push(value);
         };
-        match fast_row(text, u64::from(rules.base), &limits) {
+        match fast_row(text, u64::from(rules.base), &limits, rules.has_values) {
             Some((row, value, len)) if len <= LINE_BYTES_MAX => {
                 take(row, value);
                 text = &text[len + 1..];
@@ -110,7 +119,12 @@ fn rows<const N: usize>(rules: &Rules, mut text: &[u8], parsed: &mut Parsed) {
 
 /// The row at the beginning of `text`, and the length of its line; `None` for whatever needs care.
 #[inline]
-fn fast_row<const N: usize>(text: &[u8], base: u64, limits: &[u32; N]) -> Option<([u32; N], f64, usize)> {
+fn fast_row<const N: usize>(
+    text: &[u8],
+    base: u64,
+    limits: &[u32; N],
+    has_values: bool,
+) -> Option<([u32; N], f64, usize)> {
     let mut row = [0; N];
     let mut at = 0;
     for m in 0..N {
@@ -122,7 +136,7 @@ fn fast_row<const N: usize>(text: &[u8], base: u64, limits: &[u32; N]) -> Option
         if n_digits == 0
             || n_digits > INDEX_DIGITS_MAX
             || index >= u64::from(limits[m])
-            || !is_blank(*text.get(end)?)
+            || !(is_blank(*text.get(end)?) || !has_values && text[end] == b'\n')
         {
             return None;
         }
@@ -130,7 +144,7 @@ fn fast_row<const N: usize>(text: &[u8], base: u64, limits: &[u32; N]) -> Option
         at = end;
     }
     at = skip_blanks(text, at);
-    let (value, end) = fast_value(text, at)?;
+    let (value, end) = if has_values { fast_value(text, at)? } else { (1.0, at) };
     at = skip_blanks(text, end);
     (*text.get(at)? == b'\n').then_some((row, value, at))
 }
@@ -244,7 +258,7 @@ fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX]
         return Ok(None);
     }
     not_text(line)?;
-    if n_fields != rules.order + 1 {
+    if n_fields != rules.fields() {
         return Err(wrong_count(line, n_fields, rules));
     }
     let mut row = [0; ORDER_MAX];
@@ -252,13 +266,12 @@ fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX]
     for (mode, index) in row.iter_mut().enumerate().take(rules.order) {
         *index = careful_index(fields.next().unwrap_or_default(), mode, rules)?;
     }
-    let value = careful_value(fields.next().unwrap_or_default())?;
+    let value = if rules.has_values { careful_value(fields.next().unwrap_or_default())? } else { 1.0 };
     Ok(Some((row, value)))
 }
 
 fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
-    let order = rules.order;
-    let n_expected = order + 1;
+    let (order, n_expected) = (rules.order, rules.fields());
     let like = match rules.declared {
         Declared::Not => ", as in the first row",
         Declared::ByHeader => ", as the header says",
@@ -266,15 +279,26 @@ fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
     };
     let which = if n_fields < n_expected { "a short row" } else { "a long row" };
     let plural = if n_fields == 1 { "" } else { "s" };
-    let hint = if data(line).contains(&b',') {
-        "separate them by spaces, not commas"
-    } else {
-        "correct the row, or start a comment with #"
+    let hint = match separator(line) {
+        Some(name) => format!("separate the fields by spaces, not {name}"),
+        None if n_fields == order && rules.declared != Declared::Not => {
+            "correct the row, or pass `no_values` if rows hold indices alone".into()
+        }
+        None => "correct the row, or start a comment with #".into(),
     };
+    let value = if rules.has_values { " and a value" } else { " alone (`no_values`)" };
     format!(
-        "{which}: {n_fields} field{plural} where {n_expected} are expected, \
-         {order} indices and a value{like}; {hint}"
+        "{which}: {n_fields} field{plural} where {n_expected} are expected, {order} indices{value}{like}; {hint}"
     )
+}
+
+/// The plural of a separator other than white space that the line has.
+pub(super) fn separator(line: &[u8]) -> Option<&'static str> {
+    let data = data(line);
+    [(b',', "commas"), (b';', "semicolons"), (b'|', "bars")]
+        .into_iter()
+        .find(|(byte, _)| data.contains(byte))
+        .map(|(_, name)| name)
 }
 
 /// The index in `field`, counted from 0.
@@ -288,13 +312,18 @@ fn careful_index(field: &[u8], mode: usize, rules: &Rules) -> StdResult<u32, Str
             Some(_) if field.starts_with(b"-") => {
                 format!("index {shown} of mode {m} is negative; indices count from {}", rules.base)
             }
+            Some(number) if number.fract() == 0.0 && number < f64::from(u32::MAX) => format!(
+                "index {shown} of mode {m} has a point or exponent; write whole numbers, here {number:.0}"
+            ),
             Some(_) => format!(
-                "index {shown} of mode {m} is not written as a whole number; \
-                 write it without a point or exponent"
+                "index {shown} of mode {m} is not a whole number; indices come first in a row, the value last"
             ),
-            None => format!(
-                "{shown} is not a number; the index of mode {m} must stand here (comments start with #)"
-            ),
+            None => match separator(field) {
+                Some(name) => format!("{shown} is one field; separate the fields by spaces, not {name}"),
+                None => format!(
+                    "{shown} is not a number; the index of mode {m} must stand here (comments start with #)"
+                ),
+            },
         });
     }
     let significant = significant(body);

@@ -54,7 +54,7 @@ fn with_dims(dims: &[u64]) -> ReadOptions {
 }
 
 fn zero_based() -> ReadOptions {
-    ReadOptions { index_base: IndexBase::Zero, dims: None }
+    ReadOptions { index_base: IndexBase::Zero, ..ReadOptions::default() }
 }
 
 fn gzip(text: &[u8]) -> Vec<u8> {
@@ -249,7 +249,7 @@ fn bad_rows() {
         ("1 1 1\n1 1 9007199254740993\n", "t.tns:2", &["`9007199254740993` is not exact", "with a point"]),
         ("1 1 1\n1 1 -100000000000000000000001\n", "t.tns:2", &["is not exact"]),
         ("1 1 1 1 1 1 1 1 1 5\n", "t.tns:1", &["order 9", "2 to 8"]),
-        ("1 5\n", "t.tns:1", &["order 1", "2 to 8"]),
+        ("1 5\n", "t.tns:1", &["one index", "2 to 8"]),
         ("# c\r\n\n1 1 1\n#\n1 1 x\n1 x 1\nx 1 1\n", "t.tns:5", &["`x`"]),
         ("1 1 1\n1 1 x", "t.tns:2", &["`x`"]),
         ("1 1 1\n1 1 \u{2212}5\n", "t.tns:2", &["`\u{2212}5` is not a number"]),
@@ -301,7 +301,7 @@ fn bad_headers() {
             "t.tns:1",
             &["`hello` is not the header's order", "or a row: indices and a value"],
         ),
-        ("1;2;3;4.5\n", "t.tns:1", &["`1;2;3;4.5`", "separated by spaces"]),
+        ("1;2;3;4.5\n", "t.tns:1", &["`1;2;3;4.5`", "separate"]),
         ("sptensor\nthree\n", "t.tns:2", &["`three` is not the header's order"]),
         ("sptensor\n2 2\n", "t.tns:2", &["more than one field", "order"]),
         ("sptensor\n3\n2 2\n1\n", "t.tns:3", &["order 3", "2 dims"]),
@@ -315,7 +315,7 @@ fn bad_headers() {
         ("9\n1 1 1 1 1 1 1 1 1\n", "t.tns:1", &["order 9", "2 to 8"]),
         ("1\n5\n1 1\n", "t.tns:1", &["order 1"]),
         ("99999999999999999999999\n", "t.tns:1", &["is not the header's order"]),
-        ("18446744073709551615\n", "t.tns:1", &["not supported"]),
+        ("18446744073709551615\n", "t.tns:1", &["order 2 to 8"]),
         ("2\n4294967296 1\n1 1 1\n", "t.tns:2", &["mode 1 has dim 4294967296"]),
         ("2\n4 4\n1 1 1 1\n", "t.tns:3", &["long row"]),
         ("5\n4294967295 4294967295 4294967295 4294967295 2\n1 1 1 1 1 1\n", "t.tns:2", &["129 bits"]),
@@ -341,6 +341,41 @@ fn matrix_market_files() {
         (head.replace("coordinate", "array"), "t.tns:1", &["only coordinate"]),
     ] {
         assert_bad(read(&text), place, fragments);
+    }
+}
+
+/// Rows without values: each counts 1, whatever way it is read, and what is not an index is refused.
+#[test]
+fn rows_of_indices_alone() {
+    let options = ReadOptions { no_values: true, ..ReadOptions::default() };
+    let contents = read_as(b"1 2 3\n2 1 1 # a comment\n+3 2 2\n", &options).unwrap();
+    let plain = read("1 2 3 1\n2 1 1 1\n3 2 2 1\n").unwrap();
+    assert_eq!(format!("{contents:?}"), format!("{plain:?}"));
+    let pattern = "%%MatrixMarket matrix coordinate pattern general\n3 4 2\n1 1\n3 2\n";
+    assert!(read_as(pattern.as_bytes(), &options).is_ok());
+    for (text, place, fragments) in [
+        ("1 2 3\n1 2\n", "t.tns:2", &["short row", "3 indices alone"][..]),
+        ("1 2 3\n1 2 3 4\n", "t.tns:2", &["long row"]),
+        ("1 2 3\n1 2 4.5\n", "t.tns:2", &["`4.5` of mode 3"]),
+        ("1\n", "t.tns:1", &["order 1"]),
+    ] {
+        assert_bad(read_as(text.as_bytes(), &options), place, fragments);
+    }
+}
+
+/// Two indices and a whole number in their range may be three indices.
+#[test]
+fn values_that_could_be_indices_are_seen() {
+    let seen = |text: &'static str| {
+        let options = ReadOptions::default();
+        let mut reader =
+            TnsReader::from_read(&Sys::default(), Box::new(text.as_bytes()), "t.tns", options).unwrap();
+        reader.drain(&mut |_| Ok(())).unwrap();
+        reader.values_like_indices()
+    };
+    assert!(seen("1 2 3\n4 1 4\n") && seen("7 2 1\n"));
+    for text in ["1 2 3\n", "7 2 1.5\n", "7 2 0\n", "7 2 -1\n", "7 2 1 1\n", "2\n7 7\n7 2 1\n"] {
+        assert!(!seen(text), "{text}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! MTTKRP on whatever there is.
+//! MTTKRP, on the CPU or a GPU.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -19,7 +19,7 @@ use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{PassReport, Span};
 
-/// Which modes' results are wanted.
+/// The modes to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Modes<'a> {
@@ -78,8 +78,8 @@ impl<'a> Demand<'a> {
     }
 }
 
-/// MTTKRP of some modes of a store, again and again: what it takes, and what it keeps of the store in memory, stays from call to
-/// call. Its second call costs what a pass does. A call that fails, or is cancelled, ends it.
+/// Computes MTTKRP on some modes of a store again and again. Buffers and chunks in memory stay between calls, so that a second call costs
+/// one pass. A call that fails or is cancelled ends the session.
 #[derive(Debug)]
 pub struct MttkrpSession<T: Real> {
     engine: Engine,
@@ -139,7 +139,7 @@ trait Passes<T: Real>: std::fmt::Debug + Send {
 }
 
 impl Engine {
-    /// Plans MTTKRP of `modes` with factors of `rank` columns in the precision `T`, of which `calls` are to come.
+    /// Plans `calls` calls of MTTKRP on `modes`, with factors of `rank` columns in the precision `T`.
     pub fn plan_mttkrp<T: Real>(
         &self,
         store: &Store,
@@ -165,7 +165,7 @@ impl Engine {
         Ok(rank)
     }
 
-    /// Takes what `plan`, of [`Engine::plan_mttkrp`] for the same, says.
+    /// Allocates what `plan`, made by [`Engine::plan_mttkrp`] for the same options, says.
     pub fn prepare_mttkrp<T: Real>(
         &self,
         store: &Store,
@@ -181,12 +181,12 @@ impl Engine {
     /// times the product, over the other modes, of the rows of their factors. `factors[m]` is `dims[m]` x rank, row-major, a
     /// [`Matrix`](crate::Matrix) or a view of the caller's memory, a GPU's too; so is each result.
     ///
-    /// On the CPU results have the same bits for any number of threads, memory and chunks; on a GPU where the engine is
+    /// On the CPU, results have the same bits for any number of threads, memory and chunks; on a GPU if the engine is
     /// [deterministic](super::EngineBuilder::deterministic). (Nguyen et al., ICS 2022, section 2.3.)
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for factors of other shapes; what reading the store gives.
+    /// [`Error::Request`] for factors of other shapes; errors of reading the store.
     pub fn mttkrp<'f, T: Real>(
         &self,
         store: &Store,
@@ -287,8 +287,8 @@ impl<T: Real> MttkrpSession<T> {
         self.repeat(&factors, 1)
     }
 
-    /// The same into memory of the caller's, `dims[mode]` x rank numbers for each mode, row after row, without a copy where the
-    /// precision is `f64`. After an error they hold anything.
+    /// Like [`MttkrpSession::mttkrp`], into memory of the caller: `dims[mode]` x rank numbers for each mode, row-major. In `f64` this
+    /// makes no copy. After an error the contents are unspecified.
     pub fn mttkrp_into<'f>(
         &mut self,
         factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,
@@ -304,8 +304,8 @@ impl<T: Real> MttkrpSession<T> {
         self.compute(&factors, 1, Results::OnHost(results)).map(drop)
     }
 
-    /// The same into the memory of the GPU that computes, `dims[mode]` x rank for each mode. Factors and results that lie there do not
-    /// pass through the host. Nobody else may be at work on them.
+    /// Like [`MttkrpSession::mttkrp`], into memory of the GPU that computes: `dims[mode]` x rank for each mode. Factors and results there
+    /// do not pass through the host. The caller must not use them meanwhile.
     pub fn mttkrp_on_device<'f>(
         &mut self,
         factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,
@@ -332,7 +332,7 @@ impl<T: Real> MttkrpSession<T> {
         self.plan
     }
 
-    /// How the passes of the last call went.
+    /// Reports of the last call's passes.
     #[must_use]
     pub fn passes(&self) -> &[PassReport] {
         &self.passes
@@ -344,13 +344,13 @@ impl<T: Real> MttkrpSession<T> {
         self.at.devices_pass()
     }
 
-    /// What went on when in the last pass; of several GPUs, on the first.
+    /// The timeline of the last pass; of several GPUs, the first one's.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         self.at.spans()
     }
 
-    /// Which kernels serve on a GPU.
+    /// The GPU kernels in use.
     pub(crate) fn kernels(&mut self) -> Option<KernelReport> {
         self.at.kernels()
     }

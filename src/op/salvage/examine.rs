@@ -2,7 +2,7 @@
 
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, reason};
 use crate::format::{ChunkView, Decoder, chunk_shape};
 use crate::shape::Shape;
 use crate::store::{ChunkHeader, Format, Formats, LoneReader, Store};
@@ -50,7 +50,7 @@ pub fn damage(error: Error) -> Result<String> {
     match error {
         Error::Corrupt { what, .. } => Ok(what),
         Error::Io { action, source, .. } if is_media_failure(&source) => {
-            Ok(format!("cannot {action}: {source}"))
+            Ok(format!("cannot {action}: {}", reason(&source)))
         }
         other => Err(other),
     }
