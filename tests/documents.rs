@@ -172,7 +172,7 @@ fn every_page_is_in_the_table_of_contents() {
 fn reports_have_the_fields_that_are_documented() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(root().join("docs/visits.csv"), dir.path().join("visits.csv")).unwrap();
-    let pages = text("docs/json.md") + &text("docs/plan.md");
+    let pages = text("docs/json.md") + &text("docs/plan.md") + &text("docs/report.md");
     let calls: [(&str, &[&str]); 8] = [
         ("blco-pack", &["visits.csv", "--modes", "user,page,time:hour-of-day"]),
         ("blco-export", &["visits.blco", "t.tns"]),
