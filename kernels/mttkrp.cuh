@@ -36,7 +36,10 @@ template <class S, bool WHOLE> struct Sweep {
     // The sweep's first column, the rank, and the thread's place in its group.
     u32 start, rank, lane;
 
-    __device__ __forceinline__ Sweep(u32 start_, u32 rank_) : start(start_), rank(rank_), lane(threadIdx.x % S::LANES) {}
+    __device__ __forceinline__ Sweep(const MttkrpArgs&, u32, u32 start_, u32 rank_)
+        : start(start_), rank(rank_), lane(threadIdx.x % S::LANES)
+    {
+    }
 
     __device__ __forceinline__ u32 column(int c) const { return start + lane + c * S::LANES; }
 
@@ -51,8 +54,9 @@ template <class S, bool WHOLE> struct Sweep {
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
-    // What the thread's columns of a product have of row `index` of the factor of `mode`.
-    template <class FACTOR, class T> __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    // What the thread's columns of a product have of row `index` of the factor of `mode`, which is the group's column k.
+    template <class FACTOR, class T>
+    __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
     {
         load(base((const FACTOR*)a.factors[mode]) + (u64)index * rank, x);
     }
@@ -79,17 +83,29 @@ template <class S, bool WHOLE> struct Sweep {
 // Columns of a Kronecker product (SpTTMc; Liu et al., CLUSTER 2017, equation 4) instead: of each factor's row, column j of the product has
 // number `j / stride % width`.
 template <class S, bool WHOLE> struct KroneckerSweep : Sweep<S, false> {
-    using Sweep<S, false>::Sweep;
+    // Of each of the group's columns but the target's: which number of a factor's row belongs to each of the thread's columns.
+    u32 number[BLCO_ORDER_MAX][S::COLUMNS];
 
-    template <class FACTOR, class T> __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    __device__ __forceinline__ KroneckerSweep(const MttkrpArgs& a, u32 target, u32 start_, u32 rank_) : Sweep<S, false>(a, target, start_, rank_)
     {
-        const u32 width = a.widths[mode], stride = a.strides[mode];
-        const FACTOR* const row = (const FACTOR*)a.factors[mode] + (u64)index * width;
 #pragma unroll
-        for (int c = 0; c < S::COLUMNS; ++c) {
-            const u32 column = this->column(c);
-            x[c] = __ldg(row + (column < this->rank ? column / stride % width : 0));
+        for (u32 k = 1; k < BLCO_ORDER_MAX; ++k) {
+            if (k >= a.order) break;
+            const u32 mode = k == target ? 0 : k;
+#pragma unroll
+            for (int c = 0; c < S::COLUMNS; ++c) {
+                const u32 column = this->column(c);
+                number[k][c] = column < rank_ ? column / a.strides[mode] % a.widths[mode] : 0;
+            }
         }
+    }
+
+    template <class FACTOR, class T>
+    __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32 k, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    {
+        const FACTOR* const row = (const FACTOR*)a.factors[mode] + (u64)index * a.widths[mode];
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + number[k][c]);
     }
 };
 
@@ -104,7 +120,7 @@ __device__ __forceinline__ void load_rows(const SWEEP& sweep, const Group<T, ORD
     take(group.index[k] + i, index);
 #pragma unroll
     for (int b = 0; b < S::BATCH; ++b) {
-        sweep.template of_factor<FACTOR>(a, k == mode ? 0 : k, index[b], rows[b]);
+        sweep.template of_factor<FACTOR>(a, k, k == mode ? 0 : k, index[b], rows[b]);
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
             if (more) product[b][c] *= rows[b][c];
@@ -168,7 +184,7 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, c
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
     for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
-        const SWEEP sweep(start, rank);
+        const SWEEP sweep(a, mode, start, rank);
         double* const out = sweep.base(sums);
         accumulate<FACTOR>(sweep, group, a, mode, begin, end,
                    [&](u32 row, const T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });

@@ -103,7 +103,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     };
     for (u32 start = 0; start < rank; start += S::SWEEP) {
         if (begin < end) {
-            const SWEEP<S, WHOLE> sweep(start, rank);
+            const SWEEP<S, WHOLE> sweep(a, target.mode, start, rank);
             T* const out = sweep.base((T*)target.sums);
             double* const sums = sweep.base((double*)target.sums);
             const u32 first = group.index[0][group.place(begin)];

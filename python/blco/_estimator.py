@@ -40,7 +40,7 @@ class CP:
         nonneg: bool = False,
         seed: int = 0,
         starts: int = 1,
-        tol: float = 1e-4,
+        tol: float = 1e-5,
         max_iters: int = 50,
         ridge: float = 0.0,
     ) -> None:

@@ -304,7 +304,7 @@ class Store:
         init: Sequence[npt.ArrayLike] | Model | None = None,
         seed: int = 0,
         starts: int = 1,
-        tol: float = 1e-4,
+        tol: float = 1e-5,
         max_iters: int = 50,
         ridge: float = 0.0,
         dtype: npt.DTypeLike = np.float64,
