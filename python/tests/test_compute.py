@@ -72,11 +72,12 @@ def test_factors_that_do_not_fit(store, tensor, change, said):
 
 
 def test_modes_that_are_none(store, tensor):
-    for modes in (3, -4, [0, 0], [], [0, 7]):
+    # Of a store without names, a name is none of a mode.
+    for modes in (3, -4, [0, 0], [], [0, 7], "all", ["user"]):
         with pytest.raises(ValueError):
             store.mttkrp(tensor.factors(3), modes)
     with pytest.raises(TypeError):
-        store.mttkrp(tensor.factors(3), "all")
+        store.mttkrp(tensor.factors(3), 1.5)
     with pytest.raises(TypeError):
         store.mttkrp([np.ones(3)] * 3)
 

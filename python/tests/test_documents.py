@@ -3,7 +3,6 @@
 import os
 import re
 import runpy
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,9 @@ def test_the_readme_of_the_package(tmp_path, monkeypatch):
 
 
 def test_the_readme_of_the_project(tmp_path, monkeypatch):
-    section = (ROOT / "README.md").read_text().split("**Python.**", 1)[1]
-    lines = section.split("\n")
-    first = next(i for i, line in enumerate(lines) if line.startswith("    "))
-    last = next(i for i, line in enumerate(lines[first:], first) if line and not line.startswith("    "))
+    code = (ROOT / "README.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
     (tmp_path / "movies.tns").write_text("".join(f"{i % 7 + 1} {i % 5 + 1} {i % 3 + 1} {i % 4 + 1}\n" for i in range(105)))
-    run(textwrap.dedent("\n".join(lines[first:last])), tmp_path, monkeypatch)
+    run(code, tmp_path, monkeypatch)
     assert "movies.blco" in os.listdir(tmp_path)
 
 
