@@ -42,7 +42,7 @@ pub enum Nonzeros {
 /// [`Operation::result_bytes`](crate::backend::plan::Operation::result_bytes) say which. In the second case chunks are launched
 /// one behind the other, and the operation has one part and no mode-sorted copies.
 pub trait DeviceOp {
-    /// Independent parts, each of which works on every chunk.
+    /// Independent parts, each of which works on every chunk of the cover that serves its mode.
     fn parts(&self) -> usize {
         1
     }

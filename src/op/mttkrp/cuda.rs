@@ -661,9 +661,11 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
-        let whole = work.nonzeros == Nonzeros::Sorted && !self.is_partial;
-        let nonzeros =
-            if work.nonzeros == Nonzeros::Sorted && !whole { Nonzeros::SortedPart } else { work.nonzeros };
+        let nonzeros = match work.nonzeros {
+            // Others have the rest.
+            Nonzeros::Sorted if self.is_partial => Nonzeros::SortedPart,
+            nonzeros => nonzeros,
+        };
         let work = &Launch { nonzeros, ..*work };
         if let (Columns::Kronecker(_), [_, _, ..]) = (&self.columns, parts) {
             return parts

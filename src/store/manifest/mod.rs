@@ -335,27 +335,17 @@ impl Manifest {
             partitions.iter().flat_map(|&p| &self.chunks[starts[p]..starts[p + 1]]).cloned().collect();
         let own = |&p: &usize| Partition { covers: 1, ..self.partitions[p].clone() };
         let own: Vec<Partition> = partitions.iter().map(own).collect();
-        Self {
-            version: self.version,
-            shape: self.shape.clone(),
-            codec: self.codec,
-            may_repeat: self.may_repeat,
-            chunk_bytes: self.chunk_bytes,
-            nnz: own.iter().map(|partition| partition.nnz).sum(),
-            sum_squares: self.sum_squares,
-            value_min: self.value_min,
-            value_max: self.value_max,
-            longest_row_bounds: self.longest_row_bounds.clone(),
-            partitions: own,
-            chunks,
-            part: self.part.clone(),
-            modes: self.modes.clone(),
-        }
+        self.with(own, chunks)
     }
 
     /// The same of these chunks alone, which are of these partitions.
     #[must_use]
     pub(super) fn of_chunks(&self, chunks: Range<usize>, partitions: Vec<Partition>) -> Self {
+        self.with(partitions, self.chunks[chunks].to_vec())
+    }
+
+    /// The same of other partitions, which have these chunks.
+    fn with(&self, partitions: Vec<Partition>, chunks: Vec<ChunkEntry>) -> Self {
         Self {
             version: self.version,
             shape: self.shape.clone(),
@@ -368,7 +358,7 @@ impl Manifest {
             value_max: self.value_max,
             longest_row_bounds: self.longest_row_bounds.clone(),
             partitions,
-            chunks: self.chunks[chunks].to_vec(),
+            chunks,
             part: self.part.clone(),
             modes: self.modes.clone(),
         }

@@ -16,7 +16,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::{ChunkView, Decoder, PartitionStatistics};
 use crate::shape::Shape;
-use crate::store::{Manifest, Store};
+use crate::store::{Manifest, Partition, Store};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -81,9 +81,9 @@ impl Sample {
     fn new(store: &Store, chunks: &Range<usize>) -> Result<Self> {
         let manifest = store.manifest();
         let order = manifest.shape.order();
-        let own = store.parts().zip(&manifest.partitions).filter(|((_, of), _)| chunks.contains(&of.start));
-        let recorded: Option<Vec<(f64, &PartitionStatistics)>> =
-            own.map(|(_, partition)| Some((partition.nnz as f64, partition.statistics.as_ref()?))).collect();
+        let recorded: Option<Vec<(f64, &PartitionStatistics)>> = partitions_of(store, chunks)
+            .map(|partition| Some((partition.nnz as f64, partition.statistics.as_ref()?)))
+            .collect();
         if let Some(recorded) = recorded {
             let all: f64 = recorded.iter().map(|(nnz, _)| nnz).sum();
             let rows = |mode: usize| {
@@ -382,10 +382,14 @@ const BY_ROW: f64 = 1.15;
 
 /// Whether the chunks from which `mode` is computed are in order of its rows.
 fn is_by_row(store: &Store, mode: usize) -> bool {
-    let chunks = store.chunks_for(mode);
-    let mut own =
-        store.parts().zip(&store.manifest().partitions).filter(|((_, of), _)| chunks.contains(&of.start));
-    own.all(|(_, partition)| partition.format.record().levels.is_some_and(|levels| levels.mode(0) == mode))
+    partitions_of(store, &store.chunks_for(mode))
+        .all(|partition| partition.format.record().levels.is_some_and(|levels| levels.mode(0) == mode))
+}
+
+/// The partitions that have these chunks, which are whole ones.
+fn partitions_of<'s>(store: &'s Store, chunks: &'s Range<usize>) -> impl Iterator<Item = &'s Partition> {
+    let parts = store.parts().zip(&store.manifest().partitions);
+    parts.filter(|((_, of), _)| chunks.contains(&of.start)).map(|(_, partition)| partition)
 }
 
 /// Nonzeros of an image of a copy on the device.
