@@ -1,5 +1,5 @@
-//! Chunk files: what every reader checks of a payload, and reading a file by itself, without a manifest that says
-//! what it should be.
+//! Chunk files: the checks that every reader makes of a payload, and reading a file alone, without the manifest
+//! that describes it.
 
 use super::{CHUNK_BYTES_MAX, FILE_BYTES_MAX, PROVENANCE};
 use crate::chunk::ChunkHeader;
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// No provenance is longer.
+/// The longest provenance that is read, in bytes.
 const PROVENANCE_BYTES_MAX: u64 = 16 << 20;
 
 /// A decoder of zstd frames.
@@ -30,8 +30,8 @@ pub(super) fn payload(header: &ChunkHeader) -> Range<usize> {
     start..start + header.stored_bytes as usize
 }
 
-/// The stored payload's hash must be the header's checksum; the padding behind it must be zero. `file` is the whole file,
-/// whose length is the header's.
+/// Checks that the stored payload's hash equals the header's checksum and that the padding after it is zero. `file` is
+/// the whole file; its length has been checked against the header.
 pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, hash: u64, path: &Path) -> Result<()> {
     let (number, Range { start, end: stored }) = (header.number, payload(header));
     if hash != header.payload_checksum {
@@ -45,7 +45,7 @@ pub(super) fn check_payload(file: &[u8], header: &ChunkHeader, hash: u64, path: 
     Ok(())
 }
 
-/// Undoes the codec: the image of `header.image_bytes` bytes from the whole file.
+/// Undoes the codec: fills `image` with `header.image_bytes` bytes decoded from the whole file.
 pub(super) fn undo_codec(
     zstd: &mut Zstd,
     file: &[u8],
@@ -63,8 +63,8 @@ pub(super) fn undo_codec(
     Err(Error::corrupt(path, what).breaks("chunk-frame"))
 }
 
-/// Whether `payload` is one zstd frame (RFC 8878): not skippable, nothing behind it, its window no larger than decoders take
-/// that decode piece by piece.
+/// Whether `payload` is exactly one zstd frame (RFC 8878): not skippable, nothing after it, and a window that streaming
+/// decoders accept.
 fn is_one_frame(payload: &[u8]) -> bool {
     const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
     const SINGLE_SEGMENT: u8 = 1 << 5;
@@ -77,7 +77,7 @@ fn is_one_frame(payload: &[u8]) -> bool {
         && zstd::zstd_safe::find_frame_compressed_size(payload).ok() == Some(payload.len())
 }
 
-/// Whether the stored bytes can give the image: they are it where there is no codec.
+/// Whether the stored bytes can hold the image. Without a codec they are the image.
 pub(super) fn stored_fits(header: &ChunkHeader) -> bool {
     let (stored, image) = (u64::from(header.stored_bytes), u64::from(header.image_bytes));
     if header.codec == 0 {
@@ -87,18 +87,19 @@ pub(super) fn stored_fits(header: &ChunkHeader) -> bool {
     }
 }
 
-/// No zstd frame of `bytes` holds more: a block has at least 4 bytes and at most 128 KiB of contents.
+/// The most bytes that a zstd frame of `bytes` bytes can hold: a block has at least 4 bytes and at most 128
+/// KiB of contents.
 pub(super) fn frame_holds(bytes: u64) -> u64 {
     bytes << 15
 }
 
-/// Reads chunk files one at a time and by themselves. Its buffers grow to the largest file and image met.
+/// Reads chunk files one at a time, without a manifest. Its buffers grow to the largest file and image met.
 pub struct LoneReader {
     sys: Sys,
     file: PageBuf,
     image: PageBuf,
     zstd: Zstd,
-    /// What both buffers may take.
+    /// The most bytes that both buffers may take together.
     bytes_max: u64,
 }
 
@@ -109,25 +110,25 @@ impl LoneReader {
         Ok(Self { sys: sys.clone(), file, image, zstd: zstd_decoder()?, bytes_max: u64::MAX })
     }
 
-    /// Refuses files that take more than `bytes` to load.
+    /// Refuses files that need more than `bytes` to load.
     pub fn limit(&mut self, bytes: u64) {
         self.bytes_max = bytes;
     }
 
-    /// Lets go of the buffers.
+    /// Frees the buffers.
     pub fn release(&mut self) -> Result<()> {
         (self.file, self.image) = (self.sys.page_buf(0)?, self.sys.page_buf(0)?);
         Ok(())
     }
 
-    /// Bytes of its buffers.
+    /// Bytes that the buffers take.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.file.len() + self.image.len()) as u64
     }
 
-    /// Reads and checks the header: its checksum, its section table, and every field that has a range of its own.
-    /// The file's length and payload are [`LoneReader::load`]'s.
+    /// Reads and checks the header: its checksum, its section table, and the range of every field.
+    /// [`LoneReader::load`] checks the file's length and payload.
     pub fn header(&self, path: &Path) -> Result<ChunkHeader> {
         let (file, _) = open_file(&self.sys, path)?;
         let mut bytes = [0; PAGE];
@@ -143,8 +144,8 @@ impl LoneReader {
         if in_range { Ok(header) } else { Err(Error::corrupt(path, "corrupt: a field of the header")) }
     }
 
-    /// Reads the file whose header [`LoneReader::header`] has returned, verifies it and undoes the codec: the image.
-    /// What the sections hold is left to the format.
+    /// Reads the file whose header [`LoneReader::header`] has returned, verifies it, undoes the codec and returns
+    /// the image. The format checks the sections' contents.
     pub fn load(&mut self, path: &Path, header: &ChunkHeader) -> Result<&[u8]> {
         let (file, bytes) = open_file(&self.sys, path)?;
         let wanted = header.file_bytes();
@@ -180,17 +181,17 @@ impl LoneReader {
     }
 }
 
-/// Makes `buffer` at least `bytes` long; its contents go.
+/// Makes `buffer` at least `bytes` long. Its contents are lost.
 fn room(sys: &Sys, buffer: &mut PageBuf, bytes: usize) -> Result<()> {
     if buffer.len() < bytes {
-        // The old one first, so that both are never there.
+        // Free the old buffer first, so that memory never holds both.
         *buffer = sys.page_buf(0)?;
         *buffer = sys.page_buf(bytes)?;
     }
     Ok(())
 }
 
-/// Opens a file of a store, and its length; [`Error::Corrupt`] where there is none.
+/// Opens a file of a store and returns it with its length; [`Error::Corrupt`] if it does not exist.
 fn open_file(sys: &Sys, path: &Path) -> Result<(File, u64)> {
     match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => return Err(Error::unusable(path, "not a file")),
@@ -202,7 +203,7 @@ fn open_file(sys: &Sys, path: &Path) -> Result<(File, u64)> {
     Ok((file, bytes))
 }
 
-/// The contents of the provenance of the store at `store`; [`Error::Corrupt`] where there is none.
+/// The contents of the provenance of the store at `store`; [`Error::Corrupt`] if there is none.
 pub fn read_provenance(sys: &Sys, store: &Path) -> Result<Vec<u8>> {
     let path = store.join(PROVENANCE);
     let (file, bytes) = open_file(sys, &path)?;

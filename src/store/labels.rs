@@ -1,9 +1,9 @@
-//! What a store says of its modes besides their dims: names, kinds, and a label for each index
+//! What a store records about its modes besides their dims: names, kinds, and a label for each index
 //! (formats-spec/container.md, "Modes and labels").
 //!
-//! Names and kinds stand in the manifest's section `modes`. The labels of mode M stand in `labels-M.bin`: blocks of labels,
-//! each compressed and with a checksum, then a table of the blocks, whose checksum the section holds. Readers that do
-//! not want labels never look at them.
+//! Names and kinds are in the manifest's section `modes`. The labels of mode M are in `labels-M.bin`: compressed blocks
+//! of labels, each with a checksum, then a table of the blocks. The section holds the table's checksum. Readers that do
+//! not need labels never open these files.
 
 use super::{Manifest, Store};
 use crate::error::{Error, Result};
@@ -14,18 +14,18 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const LABEL_BYTES_MAX: usize = 1 << 20;
 /// The longest name of a mode or of the values, in bytes.
 pub const NAME_BYTES_MAX: usize = 1 << 12;
-/// Labels of a block, at most.
+/// The most labels in a block.
 const BLOCK_LABELS: usize = 4096;
-/// A block is closed once its texts have this many bytes.
+/// A block is closed once its texts reach this many bytes.
 const BLOCK_BYTES: usize = 1 << 16;
-/// No block is longer before compression.
+/// The longest block before compression, in bytes.
 const RAW_BYTES_MAX: usize = BLOCK_BYTES + LABEL_BYTES_MAX + 4 * BLOCK_LABELS;
 /// Bytes of a block's entry in the table.
 const ENTRY_BYTES: usize = 32;
 /// The zstd level of blocks.
 const LEVEL: i32 = 3;
 
-/// The name of the file with the labels of `mode`, from 0.
+/// The name of the file that holds the labels of `mode`, from 0.
 pub(super) fn file_name(mode: usize) -> String {
     format!("labels-{mode}.bin")
 }
@@ -34,12 +34,12 @@ pub(super) fn file_name(mode: usize) -> String {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LabelKind {
-    /// There are none: indices are numbers.
+    /// No labels: indices are numbers.
     #[default]
     None,
-    /// Text, in the order of its bytes.
+    /// Text, in byte order.
     Text,
-    /// Numbers, by size.
+    /// Numbers, ascending.
     Number,
     /// Points or intervals of time, earliest first.
     Time,
@@ -48,15 +48,15 @@ pub enum LabelKind {
 }
 
 impl LabelKind {
-    /// All kinds, by the codes that stores hold.
+    /// All kinds, in the order of their codes.
     const ALL: [Self; 5] = [Self::None, Self::Text, Self::Number, Self::Time, Self::Cyclic];
 
-    /// The code that stores hold.
+    /// The code in stores.
     pub(super) fn code(self) -> u32 {
         self as u32
     }
 
-    /// The kind of a code.
+    /// The kind with this code.
     pub(super) fn of_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
@@ -75,20 +75,20 @@ pub struct LabelFile {
     pub text_bytes: u64,
 }
 
-/// What a store says of one mode.
+/// What a store records about one mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModeInfo {
     /// Its name; empty if it has none.
     pub name: String,
-    /// What its labels are.
+    /// The kind of its labels.
     pub kind: LabelKind,
-    /// Whether labels are the consecutive steps of a range, those without nonzeros included.
+    /// Whether labels are the consecutive steps of a range, steps without nonzeros included.
     pub steps: bool,
     /// Its labels.
     pub file: Option<LabelFile>,
 }
 
-/// What a store says of its modes: the section `modes`.
+/// What a store records about its modes: the section `modes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModesInfo {
     /// The name of the values; empty if they have none.
@@ -98,34 +98,34 @@ pub struct ModesInfo {
 }
 
 impl ModesInfo {
-    /// Of modes without names and labels.
+    /// Modes without names or labels.
     #[must_use]
     pub fn unnamed(order: usize) -> Self {
         Self { value_name: String::new(), modes: vec![ModeInfo::default(); order] }
     }
 
-    /// The mode called `name`, from 0.
+    /// The mode named `name`, from 0.
     #[must_use]
     pub fn mode(&self, name: &str) -> Option<usize> {
         self.modes.iter().position(|mode| !name.is_empty() && mode.name == name)
     }
 }
 
-/// The modes' section with the files of labels that go with it, for a new store.
+/// The section `modes` and the label files that belong to it, for a new store.
 #[derive(Debug)]
 pub struct NewLabels {
     /// The section.
     pub info: ModesInfo,
-    /// For each mode with labels, its file, as stores have it, and how many there are.
+    /// For each mode with labels, its file in the store's format, and the number of labels.
     pub files: Vec<Option<(File, u64)>>,
-    /// Modes whose labels are damaged, and are left out.
+    /// Modes whose labels are damaged and therefore left out.
     pub lost: Vec<usize>,
-    /// Keeps the files' directory.
+    /// Keeps the files' directory from being removed.
     pub keeps: Option<std::sync::Arc<crate::sys::SpillDir>>,
 }
 
 impl NewLabels {
-    /// What `store` says of its modes, for another one; `None` if it says nothing.
+    /// The names and labels of `store`, for another store; `None` if it has neither.
     pub fn of(store: &Store) -> Result<Option<Self>> {
         let Some(info) = store.modes_info() else { return Ok(None) };
         let mut labels = Self { info: info.clone(), files: Vec::new(), lost: Vec::new(), keeps: None };
@@ -146,7 +146,8 @@ impl NewLabels {
         Ok(Some(labels))
     }
 
-    /// An error unless every mode with labels has one for each index. `dims` are those of the tensor `source`.
+    /// Fails unless every mode with labels has one for each index. `dims` are the dims of the tensor named
+    /// `source`.
     pub fn check(&self, dims: &[u32], source: &str) -> Result<()> {
         let (named, order) = (self.info.modes.len(), dims.len());
         if named != order {
@@ -204,7 +205,7 @@ impl LabelWriter {
         Self { file, lengths, texts, table, labels: 0, at: 0, text_bytes: 0 }
     }
 
-    /// Labels so far.
+    /// Labels written so far.
     #[must_use]
     pub fn labels(&self) -> u64 {
         self.labels + self.lengths.len() as u64 / 4
@@ -248,7 +249,7 @@ impl LabelWriter {
         Ok(())
     }
 
-    /// Writes what is left, and the table; what the section says of the file, and the file.
+    /// Writes the remaining labels and the table. Returns the section's entry for the file, and the file.
     pub fn finish(mut self) -> Result<(LabelFile, File)> {
         if !self.lengths.is_empty() {
             self.close()?;
@@ -273,12 +274,12 @@ struct Block {
     at: u64,
 }
 
-/// Reads the labels of a mode, each block when it is asked for.
+/// Reads the labels of a mode, one block at a time, on demand.
 #[derive(Debug)]
 pub struct Labels {
     file: File,
     blocks: Vec<Block>,
-    /// The block that was read last, its labels' ends, and its texts.
+    /// The block read last, the ends of its labels, and its texts.
     open: Option<usize>,
     ends: Vec<usize>,
     texts: String,
@@ -311,13 +312,13 @@ impl Labels {
         Ok(Some(Self { file, blocks, open: None, ends: Vec::new(), texts: String::new() }))
     }
 
-    /// How many there are: the mode's dim.
+    /// The number of labels, which is the mode's dim.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.blocks.last().map_or(0, |last| last.first + u64::from(last.labels))
     }
 
-    /// Whether there is none.
+    /// Whether there are no labels.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -325,8 +326,7 @@ impl Labels {
 
     /// The label of `index`.
     ///
-    /// # Panics
-    /// If there is no such index.
+    /// # Panics If `index` is not below [`Labels::len`].
     pub fn get(&mut self, index: u32) -> Result<&str> {
         let index = u64::from(index);
         let number = self.blocks.partition_point(|block| block.first <= index) - 1;
@@ -335,7 +335,7 @@ impl Labels {
         Ok(self.text(at))
     }
 
-    /// Calls `each` with every index and its label, in order, until it says false.
+    /// Calls `each` with every index and its label, in order, until it returns false.
     pub fn for_each(&mut self, mut each: impl FnMut(u32, &str) -> Result<bool>) -> Result<()> {
         for number in 0..self.blocks.len() {
             self.read(number)?;
@@ -355,7 +355,7 @@ impl Labels {
         &self.texts[start..self.ends[at]]
     }
 
-    /// Reads and checks block `number`, unless it is the one that was read last.
+    /// Reads and checks block `number`, unless it was read last.
     fn read(&mut self, number: usize) -> Result<()> {
         if self.open == Some(number) {
             return Ok(());
@@ -394,7 +394,8 @@ impl Labels {
     }
 }
 
-/// The blocks of a table in front of which `end` bytes lie, of `dim` labels; `None` if it is wrong.
+/// The blocks that a table lists, for `dim` labels in `end` bytes before the table; `None` if the table is
+/// wrong.
 fn read_table(table: &[u8], end: u64, dim: u32) -> Option<Vec<Block>> {
     let (mut next, mut at) = (0u64, 0u64);
     let mut blocks = Vec::with_capacity(table.len() / ENTRY_BYTES);
@@ -427,7 +428,7 @@ fn read_table(table: &[u8], end: u64, dim: u32) -> Option<Vec<Block>> {
 }
 
 impl Store {
-    /// What it says of its modes.
+    /// What the store records about its modes.
     #[must_use]
     pub fn modes_info(&self) -> Option<&ModesInfo> {
         self.manifest.modes.as_ref()
@@ -440,12 +441,12 @@ impl Store {
         (!name.is_empty()).then_some(name)
     }
 
-    /// Reads all labels: an error if some are damaged.
+    /// Reads all labels; fails if any are damaged.
     pub(crate) fn check_labels(&self) -> Result<()> {
         (0..self.dims().len()).try_for_each(|mode| self.check_mode(mode).map(drop))
     }
 
-    /// Reads all labels of `mode`; whether it has some.
+    /// Reads all labels of `mode`. Returns whether it has labels.
     fn check_mode(&self, mode: usize) -> Result<bool> {
         let mut bytes = 0;
         let Some(mut labels) = self.labels(mode)? else { return Ok(false) };
@@ -472,7 +473,7 @@ impl Store {
 }
 
 impl Manifest {
-    /// Bytes of the files of labels.
+    /// Bytes of all label files.
     #[must_use]
     pub fn label_bytes(&self) -> u64 {
         let files = self.modes.iter().flat_map(|modes| &modes.modes).filter_map(|mode| mode.file);
@@ -485,7 +486,7 @@ mod tests {
     use super::*;
     use crate::sys::Sys;
 
-    /// Written to a file of its own: what the section says, and the file.
+    /// Writes `labels` to a file. Returns the section's entry and the file.
     fn written(dir: &std::path::Path, labels: &[String]) -> (LabelFile, File) {
         let mut writer = LabelWriter::new(Sys::default().create(&dir.join("labels")).unwrap());
         for label in labels {
@@ -495,7 +496,7 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// Reads `bytes` as a file of labels of a mode of `dim` indices.
+    /// Reads `bytes` as the label file of a mode of `dim` indices.
     fn read(dir: &std::path::Path, bytes: &[u8], facts: LabelFile, dim: u32) -> Option<Vec<String>> {
         let at = facts.bytes.checked_sub(ENTRY_BYTES as u64 * u64::from(facts.blocks))?;
         let table = &bytes[usize::try_from(at).unwrap()..];

@@ -1,7 +1,8 @@
 //! Reading chunks: from a file to a verified image.
 //!
-//! [`Store::load`] does all of it, piece by piece, so that what was just read is verified while a core's caches hold it.
-//! Where a disk is waited for, [`Store::read`] and [`Store::check`] do it in two steps, which two threads can take at once.
+//! [`Store::load`] does it in one call. It verifies each piece right after reading it, while the piece is in a core's
+//! cache. If the disk is the bottleneck, [`Store::read`] and [`Store::check`] split the work into two steps that two
+//! threads can overlap.
 
 use super::{Codec, Store, file};
 use crate::chunk::ChunkHeader;
@@ -12,16 +13,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
-/// What is read and verified at a time where reads go through the page cache: half of a core's L2 cache or less.
+/// Bytes read and then verified at a time if reads go through the page cache: half of a core's L2 cache or less.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What undoing the codec needs besides the buffer; made once per worker, empty without a codec.
+/// Memory for undoing the codec, besides the buffer. Made once per worker; empty without a codec.
 pub struct DecodeScratch {
     file: PageBuf,
     zstd: Option<file::Zstd>,
 }
 
-/// How long the steps of bringing a chunk took.
+/// How long each step of loading a chunk took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadTimes {
     /// Reading the file.
@@ -32,7 +33,7 @@ pub struct LoadTimes {
     pub decode: Duration,
 }
 
-/// Verifies the file of a chunk, front to back, as its bytes come.
+/// Verifies a chunk file front to back as its bytes arrive.
 struct Verifier<'a> {
     store: &'a Store,
     number: usize,
@@ -61,10 +62,9 @@ impl Store {
     }
 
     /// Reads chunk `number` into the page-aligned `buffer`, verifies it, undoes the codec, and returns its
-    /// header; the image is `buffer[..header.image_bytes]`. `scratch` is this store's.
+    /// header. The image is `buffer[..header.image_bytes]`. `scratch` must come from this store.
     ///
-    /// # Panics
-    /// If `buffer` is shorter than [`Store::chunk_buffer_bytes`] or `number` is not a chunk.
+    /// # Panics If `buffer` is shorter than [`Store::chunk_buffer_bytes`] or `number` is not a chunk.
     pub fn load(
         &self,
         number: usize,
@@ -91,8 +91,8 @@ impl Store {
         Ok((header, LoadTimes { read, verify, decode }))
     }
 
-    /// Reads the file of chunk `number` into the page-aligned `buffer`, at once. Of what is in it only the length is
-    /// verified: the rest is for [`Store::check`].
+    /// Reads the file of chunk `number` into the page-aligned `buffer` with one read. Verifies only the length;
+    /// [`Store::check`] verifies the rest.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Store::chunk_buffer_bytes`] or `number` is not a chunk.
@@ -102,8 +102,9 @@ impl Store {
         read_piece(&file, &mut buffer[..bytes], 0..bytes)
     }
 
-    /// Verifies the file of chunk `number`, which [`Store::read`] has put into `buffer`, undoes the codec, and returns the
-    /// chunk's header; the image is `buffer[..header.image_bytes]`. `scratch` is this store's. No time is for reading.
+    /// Verifies the file of chunk `number`, which [`Store::read`] has put into `buffer`, undoes the codec, and returns
+    /// the chunk's header. The image is `buffer[..header.image_bytes]`. `scratch` must come from this store. The
+    /// returned read time is zero.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Store::chunk_buffer_bytes`] or `number` is not a chunk.
@@ -121,14 +122,15 @@ impl Store {
         let header = self.in_cover(header, number);
         let start = Instant::now();
         if scratch.zstd.is_some() {
-            // Copying what is compressed takes little beside decoding it, and saves scratch for a second file.
+            // Copying compressed bytes is cheap beside decoding them, and saves scratch memory for a second
+            // file.
             scratch.file[..bytes].copy_from_slice(&buffer[..bytes]);
             scratch.decode(bytes, &header, buffer, &path)?;
         }
         Ok((header, LoadTimes { read: Duration::ZERO, verify, decode: start.elapsed() }))
     }
 
-    /// The header of chunk `number`, and nothing else of it.
+    /// The header of chunk `number`, without reading the rest of the chunk.
     ///
     /// # Panics
     /// If `number` is not a chunk.
@@ -140,7 +142,7 @@ impl Store {
         self.header(number, &page[..read], &path)
     }
 
-    /// The file of chunk `number`, and its bytes, which must be the manifest's.
+    /// Opens the file of chunk `number` and returns it with its length, which must match the manifest.
     fn open_chunk(&self, number: usize, path: &Path) -> Result<(File, usize)> {
         let name = self.file_name(number);
         if self.dir.file_bytes(&name)?.is_none() {
@@ -155,11 +157,11 @@ impl Store {
         Ok((file, usize::try_from(bytes).map_or(usize::MAX, |b| b)))
     }
 
-    /// The header that `file` begins with, which must be that of chunk `number`.
+    /// The header at the start of `file`, which must be that of chunk `number`.
     fn header(&self, number: usize, file: &[u8], path: &Path) -> Result<ChunkHeader> {
         let own = (self.manifest.version as u32).to_le_bytes();
         let header = ChunkHeader::decode(file, path).map_err(|error| match error.rule() {
-            // What comes behind the checksum is read by the rules of the version that it says.
+            // The bytes after the checksum follow the rules of the version that the header names.
             Some("chunk-sections") if file.get(8..12) != Some(&own) => other_version(path),
             _ => error,
         })?;
@@ -167,10 +169,9 @@ impl Store {
         Ok(header)
     }
 
-    /// The header must be that of this chunk of this store.
+    /// Checks that the header is that of chunk `number` of this store.
     ///
-    /// # Panics
-    /// If `number` is not a chunk.
+    /// # Panics If `number` is not a chunk.
     pub fn check_identity(&self, header: &ChunkHeader, number: usize, path: &Path) -> Result<()> {
         let (entry, manifest) = (&self.manifest.chunks[number], &self.manifest);
         let format = &manifest.partitions[self.part_of(number)].format;
@@ -197,7 +198,8 @@ impl Store {
         }
         let bytes = header.file_bytes() == entry.file_bytes;
         if !file::stored_fits(header) || !bytes {
-            // With a codec, lengths that the file bears out, and no frame has, are the frame's fault.
+            // With a codec, if the file has the stated lengths but no frame can decode to them, the frame is
+            // at fault.
             let rule = if bytes && header.codec > 0 { "chunk-frame" } else { "chunk-stored" };
             return Err(Error::corrupt(path, "corrupt: stored bytes at byte 40").breaks(rule));
         }
@@ -205,14 +207,14 @@ impl Store {
     }
 }
 
-/// The error about a chunk of another version than its store's manifest.
+/// The error for a chunk whose version differs from the manifest's.
 fn other_version(path: &Path) -> Error {
     Error::corrupt(path, "corrupt: of another version of the container than the manifest")
         .breaks("chunk-version")
 }
 
 impl DecodeScratch {
-    /// Undoes the codec: the image into `buffer`, from the file of `bytes` bytes that lies here. Nothing without a codec.
+    /// Undoes the codec: decodes the file of `bytes` bytes held here into `buffer`. Does nothing without a codec.
     fn decode(&mut self, bytes: usize, header: &ChunkHeader, buffer: &mut [u8], path: &Path) -> Result<()> {
         let Some(zstd) = &mut self.zstd else { return Ok(()) };
         file::undo_codec(zstd, &self.file[..bytes], header, &mut buffer[..header.image_bytes as usize], path)
@@ -224,7 +226,7 @@ impl<'a> Verifier<'a> {
         Self { store, number, path, header: None, hash: Xxh3::new(), seconds: Duration::ZERO }
     }
 
-    /// The bytes `piece` of `file` have come; those before were taken.
+    /// Verifies the bytes `piece` of `file`, which have just arrived. Pieces arrive in order.
     fn take(&mut self, file: &[u8], piece: Range<usize>) -> Result<()> {
         let start = Instant::now();
         let header = match &self.header {
@@ -238,7 +240,7 @@ impl<'a> Verifier<'a> {
         Ok(())
     }
 
-    /// All of `file` has come: its header, and how long verifying took.
+    /// Finishes after all of `file` has arrived. Returns its header and the time that verification took.
     fn finish(self, file: &[u8]) -> Result<(ChunkHeader, Duration)> {
         let start = Instant::now();
         let header = self.header.ok_or_else(|| Error::corrupt(self.path, "corrupt: empty"))?;
@@ -247,7 +249,7 @@ impl<'a> Verifier<'a> {
     }
 }
 
-/// Reads the bytes `piece` of a file of the length of `target` to where they belong in it.
+/// Reads the bytes `piece` of a file into their place in `target`, which is as long as the file.
 fn read_piece(file: &File, target: &mut [u8], piece: Range<usize>) -> Result<()> {
     let (at, bytes) = (piece.start, target.len());
     let read = file.read_at(&mut target[piece.clone()], at as u64)?;

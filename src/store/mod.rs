@@ -1,5 +1,6 @@
 //! The container: a directory with one manifest and its chunk files, published whole or not at all
-//! (formats-spec/container.md). Knows bytes, checksums and durability; what chunks hold is `format`'s.
+//! (formats-spec/container.md). It handles bytes, checksums and durability; `format` knows what chunks
+//! contain.
 
 mod file;
 pub mod labels;
@@ -27,32 +28,32 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The smallest bound on a chunk's image: room for a tile of eight modes, whatever its values.
+/// The smallest bound on a chunk's image: enough for a tile of eight modes with any values.
 pub const CHUNK_BYTES_MIN: u64 = 64 << 10;
 /// The largest bound on a chunk's image.
 pub const CHUNK_BYTES_MAX: u64 = 1 << 30;
-/// No chunk file or image is longer: the largest bound with room for a codec that does not help.
+/// The longest chunk file or image: the largest bound, plus room for a codec that does not compress.
 const FILE_BYTES_MAX: u64 = CHUNK_BYTES_MAX + (CHUNK_BYTES_MAX >> 4);
-/// No manifest is longer.
+/// The longest manifest.
 const MANIFEST_BYTES_MAX: u64 = i32::MAX as u64;
 
-/// Bytes of a chunk in the list of an open store.
+/// Bytes per chunk in an open store's list.
 const ENTRY_BYTES: u64 = size_of::<ChunkEntry>() as u64;
-/// Bytes of a chunk in a manifest, at least: in version 1.
+/// The fewest bytes per chunk in a manifest: those of version 1.
 const LISTED_BYTES: u64 = 136;
-/// Bytes that a pass notes of each chunk.
+/// Bytes that a pass records per chunk.
 const PASS_BYTES: u64 = 400;
 
 /// The manifest's file name.
 pub(crate) const MANIFEST: &str = "manifest";
-/// The name of the file that is not part of the store's identity.
+/// The provenance file, which is not part of the store's identity.
 const PROVENANCE: &str = "provenance.json";
 /// The file name of chunk `number`.
 pub(crate) fn chunk_name(number: usize) -> String {
     format!("chunk-{number:06}.bin")
 }
 
-/// Whether a file of a store may be called `name`.
+/// Whether `name` is a valid file name inside a store.
 fn is_part(name: &str) -> bool {
     let number = |prefix: &str| name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(".bin"));
     let is_number = |digits: &str| digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
@@ -63,7 +64,7 @@ fn is_part(name: &str) -> bool {
         || number("labels-").is_some_and(is_mode)
 }
 
-/// Whether `dir` holds a store: a manifest is in it. An error where that must not be looked at.
+/// Whether `dir` holds a store, that is, contains a manifest. Fails if `dir` cannot be read.
 pub(crate) fn holds_manifest(dir: &Path) -> Result<bool> {
     let at = dir.join(MANIFEST);
     match at.metadata() {
@@ -72,24 +73,24 @@ pub(crate) fn holds_manifest(dir: &Path) -> Result<bool> {
     }
 }
 
-/// Whether `dir` holds chunk 0, as a store does even where its manifest is lost.
+/// Whether `dir` holds chunk 0. A store does even if its manifest is lost.
 fn holds_chunks(dir: &Dir) -> Result<bool> {
     Ok(dir.file_bytes(&chunk_name(0))?.is_some())
 }
 
-/// An open store: its manifest has been read and checked; chunks are checked as they are read. It stays what it is where another
-/// store takes its name. A clone is another handle to the same.
+/// An open store. Its manifest has been read and checked; chunks are checked as they are read. It keeps reading the
+/// same files even if another store takes its name. A clone is another handle to the same store.
 ///
-/// Of a store with several partitions it is a *view*: the chunks of its first cover, or of what [`Store::view`] names, in order, as if
-/// there were no others.
+/// For a store with several partitions, a `Store` is a *view*: the chunks of its first cover, or of the covers given to
+/// [`Store::view`], in order, as if there were no others.
 #[derive(Clone, Debug)]
 pub struct Store {
     sys: Sys,
     path: Arc<Path>,
     dir: Arc<Dir>,
-    /// Of all partitions.
+    /// The manifest of all partitions.
     whole: Arc<Manifest>,
-    /// Of those that this view reads.
+    /// The manifest of the partitions that this view reads.
     manifest: Arc<Manifest>,
     places: Arc<[Place]>,
     id: u64,
@@ -103,7 +104,7 @@ impl Store {
         self.manifest.shape.dims()
     }
 
-    /// What its chunks hold.
+    /// The format of its chunks.
     #[must_use]
     pub fn format(&self) -> Format {
         self.manifest.format().clone()
@@ -130,12 +131,13 @@ impl Store {
 
 #[doc(hidden)]
 impl Store {
-    /// Opens the store at `path`, of a format of this program, and checks its manifest.
+    /// Opens the store at `path` with this program's formats, and checks its manifest.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         Self::open_if(sys, &Formats::default(), path, |_| Ok(()))
     }
 
-    /// The same of one of `formats`, where `fits` has no error to tell of the manifest's bytes: reading one takes [`Store::opening_bytes`].
+    /// Like [`Store::open`], with `formats`. `fits` is called with the manifest's length in bytes and can refuse it;
+    /// reading the manifest takes [`Store::opening_bytes`].
     pub fn open_if(
         sys: &Sys,
         formats: &Formats,
@@ -165,12 +167,12 @@ impl Store {
         if bytes > MANIFEST_BYTES_MAX {
             return Err(Error::unusable(&at, format!("{bytes} bytes; no manifest is that long")));
         }
-        // Memory for its length is not taken before it has said that it is that long, and that fits.
+        // Check the magic and the limit before allocating memory for the stated length.
         let (file, had_chunks) = (dir.file(MANIFEST, false)?, holds_chunks(&dir)?);
         let mut preamble = [0; PREAMBLE_BYTES];
         let read = file.read_at(&mut preamble, 0)?;
         let foreign = |error| match error {
-            // Beside chunks it was one.
+            // Chunks beside it show that this file was a manifest.
             Error::Corrupt { what, .. } if what == WRONG_MAGIC && had_chunks => {
                 Error::corrupt(&at, what).breaks("manifest-magic")
             }
@@ -188,19 +190,20 @@ impl Store {
         Ok(store.view(&[0]))
     }
 
-    /// Bytes that opening a store with a manifest of `bytes` bytes takes: the file, and the list of chunks.
+    /// Bytes of memory needed to open a store with a manifest of `bytes` bytes: the file and the list of
+    /// chunks.
     #[must_use]
     pub fn opening_bytes(bytes: u64) -> u64 {
         2 * bytes
     }
 
-    /// Bytes that passes over a store with a manifest of `bytes` bytes hold of its chunks.
+    /// Bytes of memory per pass for the chunks of a store whose manifest has `bytes` bytes.
     #[must_use]
     pub fn listed_bytes(bytes: u64) -> u64 {
         bytes / LISTED_BYTES * (ENTRY_BYTES + PASS_BYTES)
     }
 
-    /// Bytes that passes over this store hold of its chunks: the manifest's list, what the executor notes of each, and its spans.
+    /// Bytes of memory per pass for this store's chunks: the manifest's list, the executor's records and its spans.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         let listed =
@@ -208,14 +211,14 @@ impl Store {
         self.manifest.chunks.len() as u64 * (ENTRY_BYTES + PASS_BYTES) + listed * ENTRY_BYTES
     }
 
-    /// Reads chunks past the page cache from now on: for stores that the cache cannot hold.
+    /// Reads chunks past the page cache from now on. Meant for stores larger than the cache.
     #[must_use]
     pub fn with_direct_reads(mut self, direct: bool) -> Self {
         self.direct = direct;
         self
     }
 
-    /// Reads through another handle to the system from now on.
+    /// Reads through another system handle from now on.
     #[must_use]
     pub fn with_sys(mut self, sys: &Sys) -> Self {
         self.sys = sys.clone();
@@ -228,19 +231,19 @@ impl Store {
         self.direct
     }
 
-    /// What this view of the store is.
+    /// The manifest of this view.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// What the store is, with all partitions.
+    /// The manifest of the whole store, with all partitions.
     #[must_use]
     pub fn whole(&self) -> &Manifest {
         &self.whole
     }
 
-    /// The handle that it reads through.
+    /// The system handle that it reads through.
     #[must_use]
     pub fn sys(&self) -> &Sys {
         &self.sys
@@ -252,19 +255,19 @@ impl Store {
         self.path.join(self.file_name(number))
     }
 
-    /// The file of the chunk that is number `number` of all of the store in `directory`.
+    /// The file of chunk `number`, counted over the whole store in `directory`.
     #[must_use]
     pub fn chunk_path_in(directory: &Path, number: usize) -> PathBuf {
         directory.join(chunk_name(number))
     }
 
-    /// Bytes that hold any chunk of the store, as a file or as an image.
+    /// Bytes that suffice for any chunk of the store, as a file or as an image.
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
         (0..self.manifest.chunks.len()).map(|n| self.chunk_buffer_bytes(n)).max().unwrap_or(0)
     }
 
-    /// Bytes that hold chunk `number`, as a file or as an image.
+    /// Bytes that suffice for chunk `number`, as a file or as an image.
     #[must_use]
     pub fn chunk_buffer_bytes(&self, number: usize) -> usize {
         let entry = &self.manifest.chunks[number];
@@ -272,9 +275,9 @@ impl Store {
             .map_or(usize::MAX, |b| b.next_multiple_of(PAGE))
     }
 
-    /// An error where long chunks are not there as the manifest says: memory for their lengths is better not taken.
+    /// Checks that long chunk files have the lengths in the manifest, before memory for these lengths is allocated.
     pub(crate) fn check_long_chunks(&self) -> Result<()> {
-        /// Buffers below this size are not worth a look.
+        /// Smaller buffers need no check.
         const LONG: u64 = 32 << 20;
         for (number, entry) in self.manifest.chunks.iter().enumerate() {
             if entry.file_bytes.max(entry.image_bytes) > LONG {
@@ -290,7 +293,7 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes of the store's files without provenance: manifest and chunks.
+    /// Bytes of the store's files except provenance: manifest and chunks.
     pub fn bytes(&self) -> Result<u64> {
         let manifest = self.dir.file_bytes(MANIFEST)?;
         let manifest = manifest.ok_or_else(|| Error::corrupt(self.path.join(MANIFEST), "missing"))?;

@@ -1,4 +1,5 @@
-//! Publication: chunks and manifest are written and synced in `STORE.partial/store`, which then gets the store's name.
+//! Publication: chunks and manifest are written and synced in `STORE.partial/store`, which is then renamed to the
+//! store's name.
 
 use super::labels::{self, NewLabels};
 use super::manifest::{ChunkEntry, Codec, Manifest};
@@ -13,7 +14,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Stores, as what programs make and replace.
+/// Stores, as a kind of thing that programs make and replace.
 static STORE: Kind = Kind {
     name: "store",
     marker: MANIFEST,
@@ -34,8 +35,8 @@ fn look(_: &Sys, path: &Path) -> Result<Found> {
     }))
 }
 
-/// A store that is being written, in `STORE.partial/store`; the packer may keep files of its own beside it. Dropped, it
-/// removes `STORE.partial` and all that is in it.
+/// A store being written, in `STORE.partial/store`. The packer may keep its own files beside it. Dropping it removes
+/// `STORE.partial` and everything inside.
 #[derive(Debug)]
 pub struct Staging {
     sys: Sys,
@@ -43,7 +44,7 @@ pub struct Staging {
     codec: Codec,
     headers: Vec<ChunkHeader>,
     entries: Vec<ChunkEntry>,
-    /// The partition that is being written, and its first chunk.
+    /// The partition being written, and its first chunk.
     partition: u32,
     begun: usize,
 }
@@ -58,9 +59,9 @@ pub struct Published {
 }
 
 impl Staging {
-    /// Prepares to write a store at `target`, or where that symbolic link leads to. An existing store there is an error unless
-    /// `replace`; anything else there always is. What a killed packer left under the temporary name is removed; with
-    /// `resume` only its chunks are.
+    /// Prepares to write a store at `target`, or at the target of that symbolic link. An existing store there is an
+    /// error unless `replace` is set; anything else there is always an error. Removes what a killed packer left under
+    /// the temporary name; with `resume`, removes only its chunks.
     pub fn create(sys: &Sys, target: &Path, replace: bool, resume: bool, codec: Codec) -> Result<Self> {
         if directory(&behind_links(target)?).join(MANIFEST).is_file() {
             let what = "would lie inside another store; name another output";
@@ -72,18 +73,19 @@ impl Staging {
         Ok(Self { sys: sys.clone(), partial, codec, headers, entries, partition: 0, begun: 0 })
     }
 
-    /// Removes what a killed packer has left of writing the store at `target`, which is published.
+    /// Removes the temporary files that a killed packer left while writing the store at `target`, which is
+    /// published.
     pub fn clean_up(sys: &Sys, target: &Path) -> Result<()> {
         Partial::clean_up(sys, &STORE, target)
     }
 
-    /// The chunks that come are another partition's. One without chunks is none.
+    /// Starts the next partition. A partition that gets no chunks is omitted.
     pub fn begin_partition(&mut self) {
         self.partition += u32::from(self.entries.len() > self.begun);
         self.begun = self.entries.len();
     }
 
-    /// The chunks so far of the partition that is being written.
+    /// The chunks written so far in the current partition.
     #[must_use]
     pub fn of_partition(&self) -> &[ChunkEntry] {
         &self.entries[self.begun..]
@@ -108,7 +110,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a chunk that has its number.
+    /// Writes one numbered chunk.
     fn write(&self, chunk: BuiltChunk) -> Result<(ChunkHeader, ChunkEntry)> {
         let BuiltChunk { mut header, mut image, ranges } = chunk;
         let mut entry = ChunkEntry::of(&ranges);
@@ -135,25 +137,25 @@ impl Staging {
         Ok((header, entry))
     }
 
-    /// The directory that goes with this, where the packer may keep `journal` and directories for temporary files.
+    /// The temporary directory, where the packer may keep `journal` and directories for temporary files.
     #[must_use]
     pub fn partial(&self) -> &Path {
         self.partial.path()
     }
 
-    /// The chunks so far, for the manifest.
+    /// The chunks so far, as the manifest lists them.
     #[must_use]
     pub fn entries(&self) -> &[ChunkEntry] {
         &self.entries
     }
 
-    /// Where the file `name` of the store is for now.
+    /// The current path of the store's file `name`.
     fn file(&self, name: &str) -> PathBuf {
         self.partial.new_one().join(name)
     }
 
-    /// Stamps the chunks with the store id, makes everything durable, and gives the store its name. What else is
-    /// in the directory that goes with this stays until this is dropped. `job`, of the store id, is noted for
+    /// Stamps the chunks with the store id, syncs everything, and renames the store to its name. Other files in
+    /// the temporary directory stay until this is dropped. `job`, computed from the store id, is recorded for
     /// [`crate::publish::finished`].
     pub fn publish<J: Serialize>(
         &mut self,
@@ -190,8 +192,8 @@ impl Staging {
     }
 }
 
-/// Of zstd's levels from 1 on (lib/compress/clevels.h of its release 1.5): the logarithms of the window and of the entries,
-/// of 4 bytes, of its two tables. A test holds them against what zstd takes.
+/// For zstd's levels from 1 up (lib/compress/clevels.h, release 1.5): the base-2 logarithms of the window size and of
+/// the number of 4-byte entries in each of its two tables. A test compares them with what zstd uses.
 const LEVELS: [[u32; 3]; 22] = [
     [19, 13, 14],
     [20, 15, 16],
@@ -218,8 +220,8 @@ const LEVELS: [[u32; 3]; 22] = [
 ];
 
 impl Codec {
-    /// Bytes of memory that compressing an image of at most `chunk_bytes` takes: zstd's tables, which it makes no larger
-    /// than what it compresses, the rest of its state, and what comes out.
+    /// Bytes of memory needed to compress an image of at most `chunk_bytes`: zstd's tables, which are no larger than
+    /// its input, the rest of its state, and the output.
     #[must_use]
     pub fn encoder_bytes(self, chunk_bytes: u64) -> u64 {
         let Self::Zstd(level) = self else { return 0 };
@@ -235,7 +237,7 @@ impl Codec {
 mod tests {
     use super::*;
 
-    /// zstd's own count of what its state takes.
+    /// Compares with zstd's own count of its state.
     #[test]
     fn a_codec_takes_what_it_says() {
         for bytes in [1usize << 16, 1 << 18, 1 << 20, 3 << 20, 8 << 20] {

@@ -1,10 +1,10 @@
-//! What a store's manifest says of it, as data.
+//! A summary of a store's manifest, as data.
 
 use super::Store;
 use crate::error::Result;
 use serde::Serialize;
 
-/// A store at a glance: nothing of it takes a look at chunks.
+/// A store at a glance, from its manifest alone.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StoreSummary {
     /// The store id, 16 hexadecimal digits.
@@ -13,9 +13,9 @@ pub struct StoreSummary {
     pub version: u32,
     /// The format.
     pub format: &'static str,
-    /// How indices are encoded in it.
+    /// How the format encodes indices.
     pub encoding: &'static str,
-    /// The level of zstd; `None` for chunks as they are.
+    /// The level of zstd; `None` if chunks are not compressed.
     pub zstd_level: Option<i32>,
     /// Indices of each mode.
     pub dims: Vec<u32>,
@@ -27,22 +27,23 @@ pub struct StoreSummary {
     pub bytes: u64,
     /// Whether coordinates may repeat.
     pub duplicates_may_occur: bool,
-    /// The square root of the sum of the values' squares; `None` if these are too large or too small for f64.
+    /// The square root of the sum of squared values; `None` if the squares are too large or too small for
+    /// f64.
     pub norm: Option<f64>,
     /// The smallest value.
     pub value_min: f64,
     /// The largest value.
     pub value_max: f64,
-    /// For each mode, a number of nonzeros that no row exceeds.
+    /// For each mode, an upper bound on the nonzeros of a row.
     pub longest_row_bounds: Vec<u64>,
 }
 
 impl Store {
-    /// What the manifest says.
+    /// Summarizes the manifest.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`](crate::Error::Corrupt) if the manifest is no longer there.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the manifest no longer exists.
     pub fn summary(&self) -> Result<StoreSummary> {
         let m = &*self.manifest;
         Ok(StoreSummary {

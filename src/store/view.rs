@@ -1,8 +1,8 @@
-//! Views: which partitions of a store are read, as one sequence of chunks.
+//! Views: the partitions of a store that are read, as one sequence of chunks.
 //!
-//! Whoever reads a store sees its view's manifest, whose chunks count from 0, and never asks how many partitions there are. A chunk's
-//! header has its number in the whole store and its partition, by which it is told apart; the position of its first nonzero counts on
-//! through all partitions of a cover, and begins at 0 in each cover.
+//! A reader sees its view's manifest, whose chunks count from 0, and never asks how many partitions there are. A
+//! chunk's header holds its number in the whole store and its partition, which identify it. Positions of nonzeros run
+//! through all partitions of a cover and restart at 0 in each cover.
 
 use super::{ChunkHeader, Partition, Store, chunk_name};
 use std::ops::Range;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 pub(super) struct Place {
     /// Its number in the store.
     pub partition: usize,
-    /// The view's number of its first chunk.
+    /// The number of its first chunk in the view.
     at: usize,
-    /// That chunk's number in the store.
+    /// The number of that chunk in the store.
     number: usize,
     /// Nonzeros of the cover before it.
     base: u64,
@@ -23,19 +23,19 @@ pub(super) struct Place {
 
 #[doc(hidden)]
 impl Store {
-    /// The same store, of which these covers are read, one after the other.
+    /// The same store, reading these covers one after the other.
     #[must_use]
     pub fn view(&self, covers: &[u32]) -> Self {
         self.of_covers(covers.iter().map(|&cover| self.whole.cover(cover)))
     }
 
-    /// The same store, of which one partition is read.
+    /// The same store, reading one partition.
     #[must_use]
     pub fn partition(&self, partition: usize) -> Self {
         self.of_covers(std::iter::once(vec![partition]))
     }
 
-    /// The same store, of which all partitions are read, each as if it were a cover.
+    /// The same store, reading all partitions, each as a cover of its own.
     #[must_use]
     pub fn partitions(&self) -> Self {
         self.of_covers((0..self.whole.partitions.len()).map(|partition| vec![partition]))
@@ -66,8 +66,8 @@ impl Store {
         Self { manifest, places: places.into(), ..self.clone() }
     }
 
-    /// The same store, of which these chunks of this view are read: a part of a tensor, whose sum of squares and range of values
-    /// stay those of the whole.
+    /// The same store, reading only these chunks of this view. The sum of squares and the range of values remain those
+    /// of the whole tensor.
     #[must_use]
     pub fn of_chunks(&self, chunks: Range<usize>) -> Self {
         let (mut partitions, mut places) = (Vec::new(), Vec::new());
@@ -87,10 +87,9 @@ impl Store {
         Self { manifest, places: places.into(), ..self.clone() }
     }
 
-    /// The view's number of the chunk that has this number in the store; [`Store::number_of`] backwards.
+    /// The view's number of the chunk that has this number in the store; the inverse of [`Store::number_of`].
     ///
-    /// # Panics
-    /// If the view lacks it.
+    /// # Panics If the chunk is not in the view.
     #[must_use]
     pub fn number_in_view(&self, number: usize) -> usize {
         let mut parts = self.places.iter().zip(self.parts());
@@ -100,19 +99,19 @@ impl Store {
         found.expect("a chunk of this view")
     }
 
-    /// The partitions of this view: their numbers in the store, and which chunks of the view each has.
+    /// The partitions of this view: their numbers in the store, and the view's chunks of each.
     pub fn parts(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let ends = self.places.iter().skip(1).map(|place| place.at).chain([self.manifest.chunks.len()]);
         self.places.iter().zip(ends).map(|(place, end)| (place.partition, place.at..end))
     }
 
-    /// Where the partition of chunk `number` of the view is among [`Store::parts`].
+    /// The index in [`Store::parts`] of the partition that holds chunk `number` of the view.
     #[must_use]
     pub fn part_of(&self, number: usize) -> usize {
         self.places.partition_point(|place| place.at <= number).saturating_sub(1)
     }
 
-    /// The view's chunks from which `mode`, from 0, is computed: those of the cover that serves it best, where that is in the view.
+    /// The view's chunks for computing `mode`, from 0: those of the cover that serves it best, if the view has it.
     #[must_use]
     pub fn chunks_for(&self, mode: usize) -> Range<usize> {
         let cover = self.whole.cover(self.whole.cover_for(mode));
@@ -130,7 +129,7 @@ impl Store {
         (place.number + number - place.at, place.partition)
     }
 
-    /// The number in the store of chunk `number` of the view, which its file's name has.
+    /// The number in the store of chunk `number` of the view. The chunk's file is named after it.
     #[must_use]
     pub fn number_of(&self, number: usize) -> usize {
         self.identity(number).0
@@ -140,7 +139,8 @@ impl Store {
         chunk_name(self.identity(number).0)
     }
 
-    /// The header of chunk `number` of the view, as read, with the position of its first nonzero in the cover.
+    /// Adjusts the header of chunk `number` of the view: the position of its first nonzero becomes relative to
+    /// the cover.
     pub(super) fn in_cover(&self, mut header: ChunkHeader, number: usize) -> ChunkHeader {
         header.first_nonzero += self.place(number).base;
         header

@@ -1,4 +1,5 @@
-//! The manifest: what a store is. Its bytes are described in formats-spec/container.md, those of version 1 in container-1.md.
+//! The manifest, which describes a store. formats-spec/container.md describes its bytes, container-1.md those of
+//! version 1.
 
 mod one;
 mod two;
@@ -14,11 +15,11 @@ use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"BLCOSTOR";
-/// What is said of a file that is no manifest.
+/// The message for a file that is not a manifest.
 pub(super) const WRONG_MAGIC: &str = "not a manifest: wrong magic at byte 0";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = 64;
-/// The preamble's field for where the body starts.
+/// The preamble's field for the offset of the body.
 const BODY_AT: u32 = 64;
 const _: () = assert!(BODY_AT as usize == PREAMBLE_BYTES);
 
@@ -43,12 +44,12 @@ pub struct ChunkEntry {
     pub row_low: [u32; ORDER_MAX],
     /// Largest index of each mode.
     pub row_high: [u32; ORDER_MAX],
-    /// Code of the value encoding; version 1 does not say.
+    /// Code of the value encoding; `None` in version 1.
     pub value_encoding: Option<u8>,
 }
 
 impl ChunkEntry {
-    /// A chunk's ranges; the rest is still open.
+    /// An entry with a chunk's ranges; the other fields are still open.
     #[must_use]
     pub fn of(ranges: &ChunkRanges) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
@@ -62,20 +63,20 @@ impl ChunkEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Codec {
-    /// As they are.
+    /// Uncompressed.
     None,
-    /// One zstd frame, made at this level.
+    /// One zstd frame, compressed at this level.
     Zstd(i32),
 }
 
 impl Codec {
-    /// The code that stores hold.
+    /// The code in stores.
     #[must_use]
     pub fn code(self) -> u8 {
         u8::from(self != Self::None)
     }
 
-    /// The codec of these codes.
+    /// The codec with these codes.
     fn from_codes(code: u32, level: i32) -> Option<Self> {
         match (code, level) {
             (0, 0) => Some(Self::None),
@@ -95,40 +96,40 @@ impl Codec {
 /// Nonzeros in one sort order and layout, cut into chunks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Partition {
-    /// What its chunks hold.
+    /// The format of its chunks.
     pub format: Format,
-    /// Bit m: results of mode m can be computed from it.
+    /// Bit m is set if results of mode m can be computed from it.
     pub targets: u32,
-    /// Bit c: it belongs to cover c.
+    /// Bit c is set if it belongs to cover c.
     pub covers: u32,
-    /// How many chunks it has.
+    /// The number of its chunks.
     pub chunks: u64,
     /// Its nonzeros.
     pub nnz: u64,
-    /// Their hash; version 1 has none.
+    /// Their hash; `None` in version 1.
     pub hash: Option<u64>,
-    /// What plans want to know of it.
+    /// Statistics for plans.
     pub statistics: Option<PartitionStatistics>,
 }
 
-/// Which part of a tensor a store is.
+/// Which part of a divided tensor a store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartOf {
     /// Its number, from 0.
     pub number: u32,
-    /// How many there are.
+    /// The number of parts.
     pub parts: u32,
     /// Nonzeros of the whole tensor.
     pub nnz: u64,
     /// Their hash.
     pub hash: u64,
-    /// No nonzero of this part is below this linear index (low and high half).
+    /// A lower bound on the linear indices of this part (low and high half).
     pub from: [u64; 2],
-    /// None is above.
+    /// An upper bound.
     pub to: [u64; 2],
 }
 
-/// What a store is, checked.
+/// The contents of a manifest, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// The version of the container.
@@ -141,28 +142,28 @@ pub struct Manifest {
     pub may_repeat: bool,
     /// The bound on a chunk's image, bytes.
     pub chunk_bytes: u64,
-    /// Nonzeros in all.
+    /// Nonzeros in total.
     pub nnz: u64,
-    /// Sum of the values' squares.
+    /// Sum of the squared values.
     pub sum_squares: f64,
     /// The smallest value.
     pub value_min: f64,
     /// The largest value.
     pub value_max: f64,
-    /// For each mode, a number of nonzeros that no row exceeds.
+    /// For each mode, an upper bound on the nonzeros of a row.
     pub longest_row_bounds: Vec<u64>,
     /// The partitions, in order.
     pub partitions: Vec<Partition>,
-    /// The chunks, those of each partition one after the other.
+    /// The chunks, partition after partition.
     pub chunks: Vec<ChunkEntry>,
-    /// Which part of a tensor this is, where it is not all of it.
+    /// Which part of a tensor this is; `None` for a whole tensor.
     pub part: Option<PartOf>,
     /// Names, kinds and labels of the modes.
     pub modes: Option<ModesInfo>,
 }
 
 impl Partition {
-    /// All of a store of a tensor of `order`.
+    /// A store of a whole tensor of `order` modes.
     #[must_use]
     pub fn whole(
         format: Format,
@@ -177,21 +178,21 @@ impl Partition {
 }
 
 impl Manifest {
-    /// What the first partition's chunks hold, which names the store's format.
+    /// The format of the first partition, which gives the store's format its name.
     #[must_use]
     pub fn format(&self) -> &Format {
         &self.partitions[0].format
     }
 
-    /// The square root of the sum of the values' squares; `None` if squares are too large or too small for f64, so that their sum says
-    /// little.
+    /// The square root of the sum of squared values; `None` if the squares are too large or too small for f64, so that
+    /// their sum is meaningless.
     #[must_use]
     pub fn norm(&self) -> Option<f64> {
         let is_exact = self.largest() == 0.0 || (1e-280..=f64::MAX).contains(&self.sum_squares);
         is_exact.then(|| self.sum_squares.sqrt())
     }
 
-    /// The largest of the values without their signs.
+    /// The largest absolute value.
     #[must_use]
     pub fn largest(&self) -> f64 {
         self.value_min.abs().max(self.value_max.abs())
@@ -204,7 +205,7 @@ impl Manifest {
         first.map(|partition| partition.hash).reduce(|a, b| Some(a?.wrapping_add(b?)))?
     }
 
-    /// The manifest's bytes, of the newest version, and the store id.
+    /// The manifest's bytes in the newest version, and the store id.
     #[must_use]
     pub fn encode(&self) -> (Vec<u8>, u64) {
         let body = two::encode(self);
@@ -221,12 +222,12 @@ impl Manifest {
         (out, id)
     }
 
-    /// Reads and checks the bytes of a manifest file; the second result is the store id.
+    /// Reads and checks the bytes of a manifest file. Returns it with the store id.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
         Self::decode_of(&Formats::default(), bytes, path)
     }
 
-    /// The same of a store of one of `formats`.
+    /// Like [`Manifest::decode`], for stores in one of `formats`.
     pub fn decode_of(formats: &Formats, bytes: &[u8], path: &Path) -> Result<(Self, u64)> {
         let corrupt = |rule, what: &str| Error::corrupt(path, format!("corrupt: {what}")).breaks(rule);
         let version = check_preamble(bytes, bytes.len() as u64, path)?;
@@ -246,7 +247,7 @@ impl Manifest {
         Ok((manifest, id))
     }
 
-    /// Every rule that both versions have, of what has been read.
+    /// Checks the rules that both versions share.
     fn check_common(&self) -> std::result::Result<(), Refusal> {
         let bounds = super::CHUNK_BYTES_MIN..=super::CHUNK_BYTES_MAX;
         check(bounds.contains(&self.chunk_bytes), "field chunk bytes")?;
@@ -264,7 +265,7 @@ impl Manifest {
         self.check_covers()
     }
 
-    /// Every rule of partitions among each other.
+    /// Checks the rules between partitions.
     fn check_covers(&self) -> std::result::Result<(), Refusal> {
         let (records, order) = (self.records(), self.shape.order());
         let all = records.iter().fold(0, |all, record| all | record.covers);
@@ -287,7 +288,7 @@ impl Manifest {
         check_cover(served == all_modes(order), "a mode that no cover serves")
     }
 
-    /// What formats look at of partitions.
+    /// The records of partitions that formats check.
     #[must_use]
     pub fn records(&self) -> Vec<PartitionRecord> {
         let record = |partition: &Partition| PartitionRecord {
@@ -298,7 +299,7 @@ impl Manifest {
         self.partitions.iter().map(record).collect()
     }
 
-    /// How many covers there are.
+    /// The number of covers.
     #[must_use]
     pub fn covers(&self) -> u32 {
         self.partitions.iter().map(|p| u32::BITS - p.covers.leading_zeros()).max().unwrap_or(0)
@@ -311,8 +312,8 @@ impl Manifest {
         (0..self.partitions.len()).filter(belongs).collect()
     }
 
-    /// The cover from which `mode`, from 0, is computed best: of those that serve it, the one whose nonzeros' order is nearest to the
-    /// mode's; of equal ones the first.
+    /// The best cover for computing `mode`, from 0: of the covers that serve it, the one whose sort order is closest to
+    /// the mode's; on ties, the first.
     #[must_use]
     pub fn cover_for(&self, mode: usize) -> u32 {
         let serves =
@@ -324,7 +325,7 @@ impl Manifest {
         (0..self.covers()).filter(serves).min_by_key(away).unwrap_or(0)
     }
 
-    /// The manifest of a store that had `partitions`, with their chunks, and no others, in one cover.
+    /// The manifest of a store with only `partitions` and their chunks, in one cover.
     #[must_use]
     pub fn select(&self, partitions: &[usize]) -> Self {
         let mut starts = vec![0];
@@ -338,13 +339,13 @@ impl Manifest {
         self.with(own, chunks)
     }
 
-    /// The same of these chunks alone, which are of these partitions.
+    /// The manifest with only these chunks, which belong to these partitions.
     #[must_use]
     pub(super) fn of_chunks(&self, chunks: Range<usize>, partitions: Vec<Partition>) -> Self {
         self.with(partitions, self.chunks[chunks].to_vec())
     }
 
-    /// The same of other partitions, which have these chunks.
+    /// The manifest with other partitions, which have these chunks.
     fn with(&self, partitions: Vec<Partition>, chunks: Vec<ChunkEntry>) -> Self {
         Self {
             version: self.version,
@@ -364,7 +365,7 @@ impl Manifest {
         }
     }
 
-    /// Every rule of a partition's chunks.
+    /// Checks the rules of a partition's chunks.
     fn check_chunks(&self, partition: &Partition, chunks: &[ChunkEntry]) -> std::result::Result<(), Refusal> {
         let cuts_at_tiles = partition.format.cuts_at_tiles();
         let least = if cuts_at_tiles { 4 } else { 2 };
@@ -391,11 +392,11 @@ impl Manifest {
     }
 }
 
-/// Why a body is refused.
+/// Why a body was refused.
 enum Refusal {
-    /// It is damaged: the rule that it breaks, and how.
+    /// Damaged: the rule that it breaks, and how.
     Corrupt(&'static str, &'static str),
-    /// It is for other programs.
+    /// Made for other programs.
     Unknown(&'static str, String),
 }
 
@@ -405,17 +406,17 @@ impl From<&'static str> for Refusal {
     }
 }
 
-/// An error unless covers add up.
+/// Fails unless covers add up.
 fn check_cover(holds: bool, what: &'static str) -> std::result::Result<(), Refusal> {
     if holds { Ok(()) } else { Err(Refusal::Corrupt("manifest-covers", what)) }
 }
 
-/// An error unless a field's rule `holds`.
+/// Fails unless the rule of a field `holds`.
 fn check(holds: bool, what: &'static str) -> std::result::Result<(), &'static str> {
     if holds { Ok(()) } else { Err(what) }
 }
 
-/// Checks the preamble that `head` begins with, which is that of a file of `length` bytes; the version that it names.
+/// Checks the preamble at the start of `head`, of a file of `length` bytes. Returns the version that it names.
 pub(super) fn check_preamble(head: &[u8], length: u64, path: &Path) -> Result<Version> {
     let wrong = |rule, what: &str| Err(Error::corrupt(path, what).breaks(rule));
     if !head.starts_with(&MAGIC[..head.len().min(MAGIC.len())]) {
@@ -489,7 +490,7 @@ mod tests {
         manifest
     }
 
-    /// Of a tree, the order of its levels and the rule of its leaves come back; so does what is not always there.
+    /// A tree's level order and leaf rule survive the round trip, as do optional sections.
     #[test]
     fn all_of_it_comes_back() {
         let tree = Format::hocfs(ModeOrder::rotated(3, 1), LeafRule::Auto);
@@ -504,7 +505,7 @@ mod tests {
         }
     }
 
-    /// Sums and products with a chunk's nonzeros stay far from the limits of 64 bits.
+    /// Sums and products with a chunk's nonzeros stay far below the limits of 64 bits.
     #[test]
     fn a_chunk_has_no_more_nonzeros_than_fit_its_image() {
         let tree = Format::hocfs(ModeOrder::rotated(3, 1), LeafRule::Auto);
@@ -538,7 +539,7 @@ mod tests {
         let (mut bytes, _) = example().encode();
         let message = |bytes: &[u8]| Manifest::decode(bytes, Path::new("m")).unwrap_err().to_string();
         bytes[8] = 3;
-        // Not where it is damage.
+        // If the preamble is damaged, the version is not reported.
         assert!(message(&bytes).contains("corrupt: preamble checksum"), "{}", message(&bytes));
         let checksum = xxh3_64(&bytes[..56]);
         bytes[56..64].copy_from_slice(&checksum.to_le_bytes());

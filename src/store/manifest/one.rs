@@ -1,4 +1,4 @@
-//! The archive of a manifest of version 1 (formats-spec/container-1.md): read, and not written any more.
+//! The archive in a manifest of version 1 (formats-spec/container-1.md). It is read but no longer written.
 
 use super::{ChunkEntry, Codec, Manifest, Partition, Refusal, check};
 use crate::chunk::Version;
@@ -92,7 +92,7 @@ pub(super) fn decode(formats: &Formats, archive: &[u8]) -> Result<Manifest, Refu
     Ok(manifest)
 }
 
-/// What fields of its own say of the format.
+/// The format's record, from fields that version 1 has for it.
 fn record(root: &ArchivedRoot, order: usize) -> Result<FormatRecord, &'static str> {
     let layout = root.index_encoding.to_native();
     let levels = root.level_modes.to_native().to_le_bytes();

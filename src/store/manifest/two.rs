@@ -1,4 +1,4 @@
-//! The body of a manifest of version 2 (formats-spec/container.md): a table of named sections, which hold fields and records as they lie.
+//! The body of a manifest of version 2 (formats-spec/container.md): a table of named sections with fields and records.
 
 use super::{ChunkEntry, Codec, Manifest, PartOf, Partition, Refusal, check, check_cover};
 use crate::chunk::Version;
@@ -10,16 +10,16 @@ use crate::store::labels::{LabelFile, LabelKind, ModesInfo, NAME_BYTES_MAX};
 
 /// Bytes of a section's name.
 const NAME_BYTES: usize = 12;
-/// Bytes of the table's head and of an entry.
+/// Bytes of the table's head and of an entry's name.
 const TABLE_AT: usize = 8;
 const ENTRY_BYTES: usize = 32;
-/// Sections at most.
+/// The most sections.
 const SECTIONS_MAX: usize = 65536;
-/// What offsets are multiples of.
+/// The alignment of offsets.
 const ALIGN: usize = 8;
-/// The flag of a section that every reader must know.
+/// The flag of a section that every reader must understand.
 const CRITICAL: u32 = 1;
-/// Partitions at most.
+/// The most partitions.
 const PARTITIONS_MAX: usize = 65536;
 
 /// Bytes of records.
@@ -27,7 +27,7 @@ const PARTITION_BYTES: usize = 64;
 const CHUNK_BYTES: usize = 144;
 const MODE_BYTES: usize = 40;
 
-/// The sections, ascending by name, and whether they are critical.
+/// The sections, sorted by name, and whether they are critical.
 const SECTIONS: [(&str, bool); 8] = [
     ("chunks", true),
     ("modes", false),
@@ -39,7 +39,7 @@ const SECTIONS: [(&str, bool); 8] = [
     ("tensor", true),
 ];
 
-/// Fields that are written one after the other.
+/// Writes fields one after the other.
 #[derive(Default)]
 struct Fields(Vec<u8>);
 
@@ -63,7 +63,7 @@ impl Fields {
     }
 }
 
-/// Fields that are read one after the other. A section's length is looked at before.
+/// Reads fields one after the other. The caller checks a section's length first.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -98,13 +98,13 @@ impl<'a> Cursor<'a> {
         std::array::from_fn(|_| self.u64())
     }
 
-    /// An error unless the next field is zero.
+    /// Fails unless the next field is zero.
     fn reserved(&mut self, bytes: usize) -> Result<(), &'static str> {
         check(self.bytes(bytes).iter().all(|&b| b == 0), "a reserved field")
     }
 }
 
-/// The body of a store's manifest.
+/// Encodes the body of a manifest.
 pub(super) fn encode(manifest: &Manifest) -> Vec<u8> {
     let mut parameters = Vec::new();
     let mut partitions = Fields::default();
@@ -137,7 +137,7 @@ pub(super) fn encode(manifest: &Manifest) -> Vec<u8> {
     assemble(&sections)
 }
 
-/// A body of these sections.
+/// Assembles a body from sections.
 fn assemble(sections: &[(&str, bool, Vec<u8>)]) -> Vec<u8> {
     let mut table = Fields::default();
     table.u32(u32::try_from(sections.len()).expect("few sections")).u32(0);
@@ -194,7 +194,7 @@ fn part(part: &PartOf) -> Vec<u8> {
     out.0
 }
 
-/// Nothing where a partition has none.
+/// `None` if no partition has statistics.
 fn statistics(manifest: &Manifest) -> Option<Vec<u8>> {
     let mut out = Fields::default();
     for partition in &manifest.partitions {
@@ -206,7 +206,7 @@ fn statistics(manifest: &Manifest) -> Option<Vec<u8>> {
     Some(out.0)
 }
 
-/// The sections of a body, by the numbers of [`SECTIONS`].
+/// The sections of a body, in the order of [`SECTIONS`].
 fn sections(body: &[u8]) -> Result<[Option<&[u8]>; SECTIONS.len()], Refusal> {
     const WRONG: Refusal = Refusal::Corrupt("manifest-sections", "the table of sections");
     let check = |holds: bool, wrong: Refusal| if holds { Ok(()) } else { Err(wrong) };
@@ -358,7 +358,7 @@ fn read_partitions(
     Ok(partitions)
 }
 
-/// The modes of levels, 255 beyond the last one; nothing but 255 where the order is interleaved.
+/// Reads the modes of levels, 255 after the last one. All 255 means an interleaved order.
 fn read_levels(bytes: [u8; ORDER_MAX]) -> Result<Option<ModeOrder>, &'static str> {
     let there = bytes.iter().take_while(|&&mode| mode != u8::MAX).count();
     let (modes, beyond) = bytes.split_at(there);
@@ -447,7 +447,7 @@ fn read_modes(section: &[u8], shape: &Shape) -> Result<ModesInfo, &'static str> 
         mode.steps = steps == 1;
         let has_labels = mode.kind != LabelKind::None;
         check(steps <= u32::from(has_labels) && (blocks > 0) == has_labels && blocks <= dim, WRONG)?;
-        // The table's entries have 32 bytes.
+        // Entries of the table have 32 bytes.
         let fits = if has_labels {
             bytes / 32 >= u64::from(blocks)
         } else {
