@@ -12,15 +12,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of an entry of the section table.
 const ENTRY_BYTES: usize = 16;
-/// Where the section table of version 1 begins, which is part of the fixed bytes.
+/// Where the section table of version 1 begins, inside the fixed bytes.
 const SECTIONS_1_AT: usize = 56;
 /// Sections of version 1 at most.
 const SECTIONS_1_MAX: usize = (FIXED_BYTES - 8 - SECTIONS_1_AT) / ENTRY_BYTES;
-/// Sections at most: a header fits a page.
+/// The most sections: a header fits in a page.
 pub const SECTIONS_MAX: usize = (PAGE - FIXED_BYTES) / ENTRY_BYTES;
 const MAGIC: [u8; 8] = *b"BLCOCHNK";
 
-/// The kind of a section. Those of private formats are from 2^31 up.
+/// The kind of a section. Kinds of private formats start at 2^31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SectionKind(pub u32);
 
@@ -38,11 +38,11 @@ impl SectionKind {
     pub const Columns: Self = Self(5);
     /// Values, a dictionary, or exceptions.
     pub const Values: Self = Self(6);
-    /// The levels of a tree: how many nodes, tile records, slices' leaf codes.
+    /// The levels of a tree: node counts, tile records, leaf codes of slices.
     pub const Levels: Self = Self(7);
     /// Records and flags of segments.
     pub const Segments: Self = Self(8);
-    /// Indices as they are.
+    /// Uncompressed indices.
     pub const Coordinates: Self = Self(9);
     /// The last kind of version 1.
     const LAST_1: Self = Self::Levels;
@@ -65,23 +65,23 @@ impl Section {
         entry
     }
 
-    /// Reads an entry; `None` where its reserved field is not zero.
+    /// Reads an entry; `None` if its reserved field is not zero.
     fn read(entry: &[u8]) -> Option<Self> {
         let section =
             Self { kind: SectionKind(u32_at(entry, 0)), offset: u32_at(entry, 4), bytes: u32_at(entry, 8) };
         (u32_at(entry, 12) == 0).then_some(section)
     }
 
-    /// Where the next one begins.
+    /// Where the next section begins.
     fn end(self) -> u64 {
         (u64::from(self.offset) + u64::from(self.bytes)).next_multiple_of(ALIGN as u64)
     }
 }
 
-/// What a chunk's numbers are to be read by.
+/// Codes that say how to read a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkCodes {
-    /// Of the format; 0 in version 1, whose layout tells.
+    /// Of the format; 0 in version 1, where the layout determines it.
     pub format: u32,
     /// Of the layout.
     pub layout: u8,
@@ -89,10 +89,10 @@ pub struct ChunkCodes {
     pub value_encoding: u8,
 }
 
-/// A chunk's header, checked or to be written.
+/// A chunk's header: either checked or about to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The version of the container that it is of.
+    /// The version of the container.
     pub version: Version,
     /// The chunk's number in its store.
     pub number: u32,
@@ -110,7 +110,7 @@ pub struct ChunkHeader {
     pub stored_bytes: u32,
     /// The tensor's order.
     pub order: u8,
-    /// What its numbers are to be read by.
+    /// Codes that say how to read it.
     pub codes: ChunkCodes,
     /// Code of the codec.
     pub codec: u8,
@@ -128,11 +128,10 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl ChunkHeader {
-    /// The header, whose place in a store is still open, of an image with sections of these lengths, in ascending order of
-    /// kind.
+    /// A header for an image with sections of these lengths, in ascending order of kind. Its place in a store is still
+    /// open.
     ///
-    /// # Panics
-    /// With more sections than the version allows or an image of 4 GiB: who asks bounds both.
+    /// # Panics With more sections than the version allows, or an image of 4 GiB or more. The caller bounds both.
     #[must_use]
     pub fn of_sections(
         version: Version,
@@ -214,8 +213,8 @@ impl ChunkHeader {
         out
     }
 
-    /// Reads and checks the header that `bytes` begin with: magic, checksums, version, the section table's rules. A page is always
-    /// enough.
+    /// Reads and checks the header at the start of `bytes`: magic, checksums, version, and the rules of the section
+    /// table. One page of bytes is always enough.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
         let wrong = |rule, what: String| Err(Error::corrupt(path, what).breaks(rule));
         if bytes.len() < FIXED_BYTES {
@@ -253,7 +252,7 @@ impl ChunkHeader {
         let mut entries = table.chunks_exact(ENTRY_BYTES);
         let there = |entry: &&[u8]| version > Version::One || u32_at(entry, 0) != 0;
         let sections: Option<Vec<_>> = entries.by_ref().take_while(there).map(Section::read).collect();
-        // Of version 1, entries that are not there are zero; the first of them was looked at.
+        // In version 1, unused entries are zero. The first of them has been checked.
         let used = sections.as_ref().map_or(0, Vec::len);
         let rest_is_zero = table[ENTRY_BYTES * used..].iter().all(|&b| b == 0);
         let header = Self {
@@ -278,7 +277,7 @@ impl ChunkHeader {
         Ok(header)
     }
 
-    /// Sections in ascending order of kind, one after the other at aligned offsets, filling the image.
+    /// Whether sections have ascending kinds, lie at aligned offsets one after the other, and fill the image.
     fn sections_follow_rules(&self) -> bool {
         let mut end = self.header_bytes() as u64;
         let mut last = SectionKind(0);
@@ -292,19 +291,19 @@ impl ChunkHeader {
         end == u64::from(self.image_bytes)
     }
 
-    /// Where the section lies in the image, if it is there.
+    /// Where the section lies in the image; `None` if there is no such section.
     #[must_use]
     pub fn section(&self, kind: SectionKind) -> Option<Range<usize>> {
         let section = self.sections.iter().find(|s| s.kind == kind)?;
         Some(section.offset as usize..(section.offset as usize + section.bytes as usize))
     }
 
-    /// The kinds of the sections that are there, ascending.
+    /// The kinds of the sections present, ascending.
     pub fn kinds(&self) -> impl Iterator<Item = SectionKind> + '_ {
         self.sections.iter().map(|s| s.kind)
     }
 
-    /// The gaps between sections, which hold zeros.
+    /// The gaps between sections, which must hold zeros.
     pub fn gaps(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.sections.iter().map(|s| {
             let end = s.offset as usize + s.bytes as usize;
@@ -319,7 +318,7 @@ impl ChunkHeader {
     }
 }
 
-/// A chunk's image while it is built: a header's room, then sections.
+/// A chunk's image being built: room for a header, then sections.
 #[derive(Debug)]
 pub struct ImageWriter {
     version: Version,
@@ -329,7 +328,8 @@ pub struct ImageWriter {
 }
 
 impl ImageWriter {
-    /// An image of `sections` sections and about `bytes`, for which, as a file, it will have room without growing.
+    /// An image for `sections` sections and about `bytes` bytes. Reserves room for the whole file, so that it does
+    /// not grow later.
     #[must_use]
     pub fn with_capacity(version: Version, sections: usize, bytes: usize) -> Self {
         let mut image = Vec::with_capacity(bytes + PAGE);
@@ -337,7 +337,7 @@ impl ImageWriter {
         Self { version, bytes: image, lengths: Vec::with_capacity(sections), room: sections }
     }
 
-    /// Appends a section; kinds come in ascending order.
+    /// Appends a section. Kinds must ascend.
     pub fn section(&mut self, kind: SectionKind, fill: impl FnOnce(&mut Vec<u8>)) {
         let offset = self.bytes.len();
         fill(&mut self.bytes);
@@ -345,10 +345,11 @@ impl ImageWriter {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
     }
 
-    /// The image's bytes (the header's still zero) and a header whose place in a store is still open.
+    /// The image's bytes, with the header's bytes still zero, and a header whose place in a store is still
+    /// open.
     ///
-    /// # Panics
-    /// With other sections than it was to have, or an image of 4 GiB: the builder bounds both.
+    /// # Panics If the number of sections differs from the number announced, or with an image of 4 GiB or
+    /// more. The builder bounds both.
     #[must_use]
     pub fn finish(self, order: u8, nnz: u32, codes: ChunkCodes) -> (ChunkHeader, Vec<u8>) {
         assert_eq!(self.lengths.len(), self.room, "sections of an image");
@@ -389,7 +390,7 @@ mod tests {
         }
     }
 
-    /// As many sections as a page holds, of private kinds.
+    /// A table can have as many sections as a page holds, of private kinds.
     #[test]
     fn a_table_has_any_length() {
         assert_eq!(SECTIONS_MAX, 248);

@@ -3,12 +3,12 @@
 use crate::error::{Error, Result};
 use std::path::Path;
 
-/// Bytes of a chunk header's part that has the same length in all chunks.
+/// Bytes of the part of a chunk header that has the same length in all chunks.
 pub const FIXED_BYTES: usize = 128;
-/// What sections and images are aligned to, in bytes.
+/// Alignment of sections and images, in bytes.
 pub const ALIGN: usize = 128;
 
-/// A version of the container. New stores are of the newest; stores of all of them are read and verified, each by its own rules.
+/// A version of the container. New stores use the newest. Older stores are still read and verified, by their own rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -20,10 +20,10 @@ pub enum Version {
 }
 
 impl Version {
-    /// What new stores are of.
+    /// The version of new stores.
     pub const NEWEST: Self = Self::Two;
 
-    /// The version that a file of a store, whose checksum is right, says that it is of.
+    /// The version that a file of a store names. The file's checksum has been verified.
     pub(crate) fn of_file(code: u32, path: &Path, rule: &'static str) -> Result<Self> {
         match code {
             1 => Ok(Self::One),
@@ -44,7 +44,7 @@ impl Version {
         matches!(self, Self::Two)
     }
 
-    /// Bytes of the header of a chunk of so many sections.
+    /// Bytes of a chunk header with `sections` sections.
     #[must_use]
     pub const fn header_bytes(self, sections: usize) -> usize {
         match self {

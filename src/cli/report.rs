@@ -146,8 +146,27 @@ pub fn kept_text(plan: &Plan) -> String {
 pub fn pass_text(passes: &[PassReport]) -> String {
     let (pass, of) = (median(passes), passes.len());
     let of = if of > 1 { format!(" (median of {of})") } else { String::new() };
-    let rate = pass.nnz_per_second / 1e6;
-    format!("  {:.4} s a pass{of}: {rate:.1} M nonzeros/s, {} read", pass.seconds, ByteSize(pass.bytes))
+    let (rate, read) = (rate_text(pass.nnz_per_second), ByteSize(pass.bytes));
+    format!("  {:.4} s a pass{of}: {rate} nonzeros/s, {read} read", pass.seconds)
+}
+
+/// A rate in thousands or millions per second if it is that large: `950`, `31.2 k`, `48.6 M`.
+fn rate_text(per_second: f64) -> String {
+    match per_second {
+        rate if rate >= 1e6 => format!("{:.1} M", rate / 1e6),
+        rate if rate >= 1e3 => format!("{:.1} k", rate / 1e3),
+        rate => format!("{rate:.0}"),
+    }
+}
+
+/// `mode 1`, `modes 1, 3`: modes counted from 1.
+pub fn modes_text(modes: &[usize]) -> String {
+    format!("mode{} {}", if modes.len() == 1 { "" } else { "s" }, numbers_text(modes))
+}
+
+/// `4, 4, 8`.
+pub fn numbers_text(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The median pass by time; of an even number, the shorter of the two.

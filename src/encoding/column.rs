@@ -1,6 +1,6 @@
-//! Packed columns: [`TILE_NNZ`] numbers of one width, 16 lanes of 32-bit words (8 of 64-bit words above 32
-//! bits) side by side, after the interleaved layout of `FastLanes` (Afroozeh and Boncz, VLDB 2023). One shift
-//! and one mask unpack a whole vector; any number can be reached alone.
+//! Packed columns: [`TILE_NNZ`] numbers of one width, in 16 interleaved lanes of 32-bit words (8 lanes of
+//! 64-bit words above 32 bits), after the layout of `FastLanes` (Afroozeh and Boncz, VLDB 2023). One shift
+//! and one mask unpack a whole vector, and any number can be read alone.
 
 use super::TILE_NNZ;
 
@@ -61,7 +61,7 @@ macro_rules! column {
             for (p, position) in (0..).zip(out.as_chunks_mut::<$lanes>().0) {
                 let bit: u32 = p * width;
                 let (k, shift) = ((bit / BITS) as usize, bit % BITS);
-                // Whole vectors, by value: loads and stores of single words would stay single.
+                // Load and store whole vectors by value: the compiler would not vectorize single words.
                 let mut numbers: [$word; $lanes] = *words[$lanes * k..].first_chunk().expect("a word a lane");
                 for number in &mut numbers {
                     *number >>= shift;

@@ -1,20 +1,21 @@
 //! Decimals: values that are integers divided by a power of ten (formats-spec/encodings.md, "Value encodings"; after ALP: Afroozeh,
 //! Kuffo and Boncz, SIGMOD 2024).
 //!
-//! Up to 2^50 an integer i and its quotient i / 10^e are as good as the decimal number that was meant: no other integer has the same
-//! quotient, i is the integer nearest to the quotient times 10^e in f64, and one division gives the value's bits.
+//! Up to 2^50, an integer i and its quotient i / 10^e represent the intended decimal number exactly: no other integer
+//! has the same quotient, i is the integer nearest to the quotient times 10^e in f64, and one division restores the
+//! value's bits.
 
 use super::width;
 
 /// Largest power of ten.
 pub const EXPONENT_MAX: usize = 10;
-/// Exponents that there are.
+/// The number of exponents.
 pub const EXPONENTS: usize = EXPONENT_MAX + 1;
-/// Exceptions of a tile at most.
+/// The most exceptions in a tile.
 pub const TILE_EXCEPTIONS_MAX: usize = 64;
 /// Largest magnitude of an integer.
 pub const DECIMAL_MAX: i64 = 1 << 50;
-/// Bits of a tile's column at most.
+/// The widest column of a tile, in bits.
 pub const DECIMAL_WIDTH_MAX: u32 = 52;
 
 /// Powers of ten, exact.
@@ -27,27 +28,27 @@ const POWERS: [f64; EXPONENTS] = {
     }
     powers
 };
-/// Integers up to this are decimal at every exponent.
+/// Integers up to this magnitude are decimal at every exponent.
 const SMALL: i64 = DECIMAL_MAX / 10_i64.pow(10);
 const _: () = assert!(EXPONENT_MAX == 10);
 
-/// Added to a number of at most 51 bits, it rounds that to an integer.
+/// Adding this to a number of at most 51 bits rounds it to an integer.
 const SHIFT: f64 = (3_u64 << 51) as f64;
 
-/// What integers are divided by at exponent `e`.
+/// The divisor at exponent `e`.
 #[must_use]
 pub fn power(e: usize) -> f64 {
     POWERS[e]
 }
 
-/// The integer i with i / 10^e = `value`, to the bit.
+/// The integer i for which i / 10^e has exactly the bits of `value`.
 #[must_use]
 pub fn as_decimal(value: f64, e: usize) -> Option<i64> {
     let scaled = value * POWERS[e];
     if scaled.abs() > DECIMAL_MAX as f64 {
         return None;
     }
-    // Adding it leaves no bits behind the point; what is left when it is taken away again is the nearest integer.
+    // The addition drops all fractional bits; the subtraction leaves the nearest integer.
     let rounded = (scaled + SHIFT) - SHIFT;
     let same = (rounded / POWERS[e]).to_bits() == value.to_bits();
     #[expect(clippy::cast_possible_truncation, reason = "an integer of at most 51 bits")]
@@ -57,9 +58,9 @@ pub fn as_decimal(value: f64, e: usize) -> Option<i64> {
 /// A tile's values at one exponent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileDecimals {
-    /// Smallest integer; 0 where all are exceptions.
+    /// Smallest integer; 0 if all values are exceptions.
     pub base: i64,
-    /// Width of the others less that.
+    /// Width of the others minus the base.
     pub width: u32,
     /// Values that are not decimal.
     pub exceptions: u32,
@@ -68,14 +69,14 @@ pub struct TileDecimals {
 /// The values of a tile that is being filled, at every exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct DecimalTile {
-    /// Range of the integers that are decimal everywhere; empty where the first is larger.
+    /// Range of the integers that are decimal at every exponent; empty if the first exceeds the second.
     small: (i64, i64),
-    /// Range of the others, at each exponent.
+    /// Range of the others at each exponent.
     others: [Option<(i64, i64)>; EXPONENTS],
     exceptions: [u32; EXPONENTS],
-    /// Values that are decimal nowhere.
+    /// Values that are decimal at no exponent.
     never: u32,
-    /// Bit e: there are not too many exceptions at exponent e.
+    /// Bit e is set if exponent e does not have too many exceptions.
     possible: u32,
 }
 
@@ -96,14 +97,14 @@ fn extend(range: &mut Option<(i64, i64)>, i: i64) {
 }
 
 impl DecimalTile {
-    /// Those of integers in a range; `None` where some might not be decimal everywhere.
+    /// The decimals of integers in a range; `None` if some may not be decimal at every exponent.
     #[must_use]
     pub fn of_integers(low: i64, high: i64) -> Option<Self> {
         let small = -SMALL <= low && high <= SMALL;
         small.then(|| Self { small: (low, high), ..Self::default() })
     }
 
-    /// Those of `values`.
+    /// The decimals of `values`.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let mut tile = Self::default();
@@ -139,7 +140,8 @@ impl DecimalTile {
         if self.never as usize > TILE_EXCEPTIONS_MAX {
             return;
         }
-        // Decimal at some exponent, it is at all larger ones where the integer is not too large.
+        // A value that is decimal at one exponent is decimal at all larger ones, unless its integer becomes
+        // too large.
         let fits = |e: &usize| (value * POWERS[*e]).abs() <= DECIMAL_MAX as f64;
         let largest = (0..EXPONENTS).rev().find(fits);
         let Some((largest, mut i)) = largest.and_then(|e| Some((e, as_decimal(value, e)?))) else {
@@ -162,14 +164,14 @@ impl DecimalTile {
         });
     }
 
-    /// Takes note where there are too many exceptions.
+    /// Marks exponent `e` as impossible if it has too many exceptions.
     fn look(&mut self, e: usize) {
         if (self.exceptions[e] + self.never) as usize > TILE_EXCEPTIONS_MAX {
             self.possible &= !(1 << e);
         }
     }
 
-    /// At exponent `e`; `None` where there are too many exceptions.
+    /// The tile at exponent `e`; `None` if it has too many exceptions.
     #[must_use]
     pub fn at(&self, e: usize) -> Option<TileDecimals> {
         let exceptions = self.exceptions[e] + self.never;
@@ -187,7 +189,7 @@ impl DecimalTile {
         Some(TileDecimals { base: low, width: width(low.abs_diff(high)), exceptions })
     }
 
-    /// The exponents at which there are not too many exceptions: bit e is one.
+    /// Bit e is set if exponent e does not have too many exceptions.
     #[must_use]
     pub fn possible(&self) -> u32 {
         self.possible
@@ -198,7 +200,7 @@ impl DecimalTile {
 mod tests {
     use super::*;
 
-    /// What the definition says, of every exponent by itself.
+    /// The definition, applied to each exponent separately.
     fn by_definition(values: &[f64], e: usize) -> Option<TileDecimals> {
         let integers: Vec<i64> = values.iter().filter_map(|&v| as_decimal(v, e)).collect();
         let exceptions = values.len() - integers.len();

@@ -1,5 +1,5 @@
-//! Index and value encodings: how numbers lie in a chunk (formats-spec/encodings.md). Knows no files and
-//! no formats.
+//! Index and value encodings: how numbers are stored in a chunk (formats-spec/encodings.md). This module
+//! knows no files and no formats.
 
 pub mod column;
 pub mod decimal;
@@ -24,29 +24,29 @@ pub enum IndexEncoding {
 }
 
 impl IndexEncoding {
-    /// From the code that stores hold.
+    /// The encoding with this code.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         [Self::Raw, Self::Tiled].into_iter().find(|&e| e as u32 == code)
     }
 }
 
-/// How the leaves of a slice are laid out in a tree (formats-spec/hocfs.md): what a packer is told.
+/// How a packer lays out the leaves of a slice in a tree (formats-spec/hocfs.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum LeafRule {
-    /// Fibers behind one another.
+    /// Fibers one after another, without padding.
     Csr = 1,
-    /// Fibers padded to the longest of their slice, where that at most doubles the slice.
+    /// Fibers padded to the longest of their slice, if that at most doubles the slice.
     Ell = 2,
-    /// Padded where that costs at most one slot in eight.
+    /// Padded if that costs at most one slot in eight.
     Auto = 3,
 }
 
 impl LeafRule {
-    /// From the code that stores hold.
+    /// The rule with this code.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         [Self::Csr, Self::Ell, Self::Auto].into_iter().find(|&e| e as u32 == code)
@@ -62,7 +62,7 @@ impl LeafRule {
         }
     }
 
-    /// Slots that so many nonzeros can take, at most.
+    /// The most slots that `nnz` nonzeros can take.
     #[must_use]
     pub fn slots_max(self, nnz: u64) -> u64 {
         match self {

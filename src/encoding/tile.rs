@@ -37,7 +37,7 @@ impl TileRecord {
         }
     }
 
-    /// Reads a record of [`record_bytes`] bytes. Nothing is checked.
+    /// Reads a record of [`record_bytes`] bytes without checking it.
     #[must_use]
     pub fn read(record: &[u8], order: usize) -> Self {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| record[at + i]));
@@ -77,7 +77,8 @@ pub fn pack_mode(record: &TileRecord, mode: usize, nnz: usize, numbers: &Numbers
     column::pack32(&offsets, record.width(mode), out);
 }
 
-/// Unpacks the indices of `mode`; slots without a nonzero hold `low`. False where one exceeds `high`.
+/// Unpacks the indices of `mode`; slots without a nonzero hold `low`. Returns false if an index exceeds
+/// `high`.
 #[must_use]
 #[inline(always)]
 pub fn unpack_mode(
@@ -92,8 +93,8 @@ pub fn unpack_mode(
     reach_at_most(out, nnz, low, record.high[mode] - low)
 }
 
-/// Whether the first `nnz` of a tile's indices are at most `span` above `low`. So are the others afterwards: what a column holds there
-/// is for a verifier to see.
+/// Whether the first `nnz` of a tile's indices are at most `span` above `low`. If not, slots from `nnz` on are set to
+/// `low` first. Their contents are not an error here; verification checks them.
 #[inline(always)]
 pub fn reach_at_most(indices: &mut Numbers<u32>, nnz: usize, low: u32, span: u32) -> bool {
     let furthest =

@@ -1,4 +1,5 @@
-//! Value encodings: lossless, the smallest that holds a chunk's values (formats-spec/encodings.md).
+//! Value encodings: all lossless; a chunk uses the smallest that holds its values
+//! (formats-spec/encodings.md).
 
 use super::column::{self, Numbers};
 use super::decimal::{self, DecimalTile, EXPONENTS};
@@ -8,23 +9,24 @@ use super::{TILE_NNZ, width};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ValueEncoding {
-    /// A column of each tile: integers from a base.
+    /// A column per tile: integers relative to a base.
     Integer = 1,
     /// A section of `f32`, exact.
     F32 = 2,
     /// A section of `f64`.
     F64 = 3,
-    /// A section of distinct values, and a column of entry numbers in each tile.
+    /// A section of distinct values, and a column of entry numbers per tile.
     Dictionary = 4,
-    /// A column of each tile: integers from a base, to be divided by a power of ten. A section of values that are not so.
+    /// A column per tile: integers relative to a base, divided by a power of ten. A section holds the values that are
+    /// not decimal.
     Decimal = 5,
 }
 
 impl ValueEncoding {
-    /// All of them.
+    /// All encodings.
     pub const ALL: [Self; 5] = [Self::Integer, Self::F32, Self::F64, Self::Dictionary, Self::Decimal];
 
-    /// From the code that chunks hold.
+    /// The encoding with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&e| e as u8 == code)
@@ -49,16 +51,16 @@ impl ValueEncoding {
     }
 }
 
-/// Integers that are converted together.
+/// Integers converted together.
 const LANES: usize = 16;
 
-/// Most entries of a dictionary.
+/// The most entries in a dictionary.
 pub const DICTIONARY_MAX: usize = 65536;
 
 /// Integers up to this magnitude are exact in f64.
 const INTEGER_MAX: f64 = (1u64 << 53) as f64;
 
-/// The integer that `value` is, if it is one from -2^53 to 2^53 and not -0.0.
+/// `value` as an integer; `None` unless it is one from -2^53 to 2^53 and not -0.0.
 #[must_use]
 pub fn as_integer(value: f64) -> Option<i64> {
     let inside = value.abs() <= INTEGER_MAX && (value != 0.0 || value.is_sign_positive());
@@ -69,7 +71,7 @@ pub fn as_integer(value: f64) -> Option<i64> {
     exact.then_some(integer)
 }
 
-/// The encoding of a chunk's values, with what its tiles share.
+/// The encoding chosen for a chunk's values, with what its tiles share.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChosenValues {
     /// [`ValueEncoding::Integer`].
@@ -85,7 +87,7 @@ pub enum ChosenValues {
 }
 
 impl ChosenValues {
-    /// Which it is.
+    /// The encoding without its parameters.
     #[must_use]
     pub fn encoding(&self) -> ValueEncoding {
         match self {
@@ -97,7 +99,7 @@ impl ChosenValues {
         }
     }
 
-    /// Base and width of the column of a tile of these values.
+    /// Base and width of a tile's value column.
     #[must_use]
     pub fn column_of(&self, values: &[f64]) -> (i64, u32) {
         match self {
@@ -111,7 +113,7 @@ impl ChosenValues {
         }
     }
 
-    /// Appends the column of a tile of these values, of this base and width.
+    /// Appends a tile's value column with this base and width.
     pub fn pack(&self, values: &[f64], base: i64, width: u32, out: &mut Vec<u8>) {
         match self {
             Self::Integer => {
@@ -137,16 +139,16 @@ impl ChosenValues {
 /// What one tile's values would cost as integers, as f32 and as decimals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TileValues {
-    /// Base and width as integers, where all of them are.
+    /// Base and width as integers, if all values are integers.
     pub integer: Option<(i64, u32)>,
-    /// Whether f32 holds all of them exactly.
+    /// Whether f32 holds all values exactly.
     pub f32_exact: bool,
     /// As decimals.
     pub decimals: DecimalTile,
 }
 
 impl TileValues {
-    /// Looks at the values of one tile.
+    /// Measures the values of one tile.
     #[must_use]
     pub fn new(values: &[f64]) -> Self {
         let range = Self::range(values);
@@ -158,21 +160,21 @@ impl TileValues {
         Self { integer, f32_exact, decimals }
     }
 
-    /// The smallest and the largest integer, where all values are integers.
+    /// The smallest and the largest integer, if all values are integers.
     fn range(values: &[f64]) -> Option<(i64, i64)> {
         values.iter().try_fold((i64::MAX, i64::MIN), |(low, high), &v| {
             as_integer(v).map(|i| (low.min(i), high.max(i)))
         })
     }
 
-    /// Base and width of integers, where all values are.
+    /// Base and width as integers, if all values are integers.
     #[must_use]
     pub fn integers(values: &[f64]) -> Option<(i64, u32)> {
         Self::range(values).map(|(low, high)| (low, width(low.abs_diff(high))))
     }
 }
 
-/// What decimals cost at one exponent.
+/// The cost of decimals at one exponent.
 #[derive(Clone, Copy, Debug, Default)]
 struct DecimalCost {
     /// Bytes of the columns.
@@ -180,25 +182,25 @@ struct DecimalCost {
     exceptions: u64,
 }
 
-/// What a chunk's values would cost in each encoding, kept up to date tile by tile.
+/// The cost of a chunk's values in each encoding, updated tile by tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     integer: Option<u64>,
     f32_exact: bool,
-    /// At each exponent; `None` where a tile has too many exceptions, or decimals are not looked at.
+    /// Per exponent; `None` if a tile has too many exceptions or decimals are not allowed.
     decimals: [Option<DecimalCost>; EXPONENTS],
     nnz: u64,
 }
 
 impl Costs {
-    /// Of no values; those of version 1 of the container are never `decimal`.
+    /// The costs of no values. Version 1 of the container never uses `decimal`.
     #[must_use]
     pub fn new(decimal: bool) -> Self {
         let decimals = [decimal.then(DecimalCost::default); EXPONENTS];
         Self { integer: Some(0), f32_exact: true, decimals, nnz: 0 }
     }
 
-    /// The exponents at which values can be decimal: bit e is one.
+    /// Bit e is set if the values can be decimal at exponent e.
     #[must_use]
     pub fn exponents(&self) -> u32 {
         (0..EXPONENTS).filter(|&e| self.decimals[e].is_some()).map(|e| 1 << e).sum()
@@ -220,7 +222,7 @@ impl Costs {
         }
     }
 
-    /// The encodings but the dictionary that can hold the values, with the bytes that they take.
+    /// All encodings except the dictionary that can hold the values, with their sizes.
     fn candidates(&self) -> impl Iterator<Item = (ChosenValues, ValueBytes)> {
         let bytes = |columns, section| ValueBytes { columns, section };
         let integer = self.integer.map(|columns| (ChosenValues::Integer, bytes(columns, 0)));
@@ -233,15 +235,15 @@ impl Costs {
         integer.into_iter().chain(single).chain(decimals).chain([double])
     }
 
-    /// The cheapest encoding but the dictionary, by `cost` of the bytes that it takes, and that cost.
+    /// The cheapest encoding except the dictionary, according to `cost`, and its cost.
     #[must_use]
     pub fn cheapest(&self, cost: impl Fn(ValueBytes) -> u64) -> (ChosenValues, u64) {
         let costed = self.candidates().map(|(chosen, bytes)| (chosen, cost(bytes)));
         costed.min_by_key(|&(_, cost)| cost).unwrap_or((ChosenValues::F64, u64::MAX))
     }
 
-    /// The encoding by `cost` of `count` values, `values` and repetitions. On equal cost the first of integer, dictionary, f32, decimal,
-    /// f64.
+    /// The cheapest encoding, according to `cost`, of `count` values: those of `values` and repetitions of them. On
+    /// ties, the first of integer, dictionary, f32, decimal, f64.
     #[must_use]
     pub fn choose(&self, values: &[f64], count: usize, cost: impl Fn(ValueBytes) -> u64) -> ChosenValues {
         let (chosen, least) = self.cheapest(&cost);
@@ -255,7 +257,7 @@ impl Costs {
     }
 }
 
-/// Bytes that a chunk's values take in an encoding.
+/// Bytes of a chunk's values in one encoding.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueBytes {
     /// In value columns.
@@ -264,7 +266,7 @@ pub struct ValueBytes {
     pub section: u64,
 }
 
-/// Bytes of the VALUES section of decimals with so many exceptions.
+/// Bytes of the VALUES section of decimals with this many exceptions.
 #[must_use]
 pub fn exceptions_bytes(exceptions: u64) -> u64 {
     8 + 12 * exceptions
@@ -276,9 +278,9 @@ pub fn dictionary_width(entries: usize) -> u32 {
     width(entries.saturating_sub(1) as u64)
 }
 
-/// The distinct values in total order, if a dictionary of that many entries is `worth` it.
+/// The distinct values in total order, if a dictionary with that many entries is `worth` it.
 fn dictionary(values: &[f64], worth: impl Fn(usize) -> bool) -> Option<Vec<f64>> {
-    // Most values have just been met: a slot for each hash, which holds the last of them, tells. No value is that NaN.
+    // Most values have occurred recently, so a slot per hash holds the last value with it. No value equals this NaN.
     const MET: usize = 256;
     let mut met = [u64::MAX; MET];
     let mut seen = std::collections::HashSet::new();
@@ -331,10 +333,10 @@ fn unpack_column(words: &[u32], width: u32, out: &mut Numbers<u64>) {
 #[inline(always)]
 pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f64>) {
     if width <= 31 && i32::try_from(base).is_ok_and(|b| b.unsigned_abs() < 1 << 30) && width < 30 {
-        // The common case: counts. 32-bit integers convert to f64 a vector at a time.
+        // The common case is counts. 32-bit integers convert to f64 one vector at a time.
         #[expect(clippy::cast_possible_truncation, reason = "base is an i32")]
         let base = base as i32;
-        // In place: they lie in the first half, and are converted from the last to the first.
+        // In place: the integers lie in the first half and are converted from last to first.
         let words_out: &mut [u32] = bytemuck::cast_slice_mut(out);
         column::unpack32(words, width, 0, words_out.first_chunk_mut().expect("two words a number"));
         for i in (0..TILE_NNZ / LANES).rev() {
@@ -353,7 +355,8 @@ pub fn unpack_integers(words: &[u32], base: i64, width: u32, out: &mut Numbers<f
     }
 }
 
-/// Unpacks as many of a tile's entry numbers as `out` has room for, and looks them up. False where one is outside the dictionary.
+/// Unpacks a tile's entry numbers, as many as `out` has room for, and looks them up. Returns false if one is outside
+/// the dictionary.
 #[must_use]
 pub fn unpack_entries(words: &[u32], dictionary: &[f64], out: &mut [f64]) -> bool {
     let mut entries = [0; TILE_NNZ];

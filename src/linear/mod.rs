@@ -9,10 +9,10 @@ use std::cmp::Ordering;
 
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
-/// Bits of a linear index that address inside a BLCO block in stores.
+/// Bits of a linear index that address inside a BLCO block of a store.
 pub const BLOCK_BITS: u32 = 64;
 
-/// A nonzero on its way through the packer.
+/// A nonzero inside the packer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Nonzero<K> {
     /// Its linear index.
@@ -22,7 +22,7 @@ pub struct Nonzero<K> {
 }
 
 impl<K: Key> Nonzero<K> {
-    /// The order of stores: by linear index, then by the total order of the values.
+    /// The sort order of stores: by linear index, then by the total order of values.
     #[inline]
     #[must_use]
     pub fn order(&self, other: &Self) -> Ordering {
@@ -30,7 +30,7 @@ impl<K: Key> Nonzero<K> {
     }
 }
 
-/// Which mode each bit of the linear index belongs to.
+/// The mode that each bit of the linear index belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BitLayout {
     order: usize,
@@ -38,7 +38,7 @@ pub struct BitLayout {
 }
 
 impl BitLayout {
-    /// The interleaving of `shape`'s modes from bit 0 up, round robin, shorter modes first.
+    /// Interleaves the modes of `shape` from bit 0 up, round robin, shorter modes first.
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
         let mut visit: Vec<usize> = (0..shape.order()).collect();
@@ -54,8 +54,8 @@ impl BitLayout {
         Self { order: shape.order(), bit_modes }
     }
 
-    /// The bits of each mode side by side, those of the first of `modes` highest: sorts by its index, then by the next
-    /// one's. Modes that are not named have no bits and come back as 0.
+    /// Places the bits of each mode side by side, those of the first of `modes` highest. This sorts by the first
+    /// mode's index, then by the next one's. Modes that are not listed have no bits; their indices are read back as 0.
     #[must_use]
     pub fn concatenated(shape: &Shape, modes: &ModeOrder) -> Self {
         let bits = |&mode: &u8| std::iter::repeat_n(mode, shape.bits(mode.into()) as usize);
@@ -68,7 +68,7 @@ impl BitLayout {
         self.order
     }
 
-    /// For each linear bit from bit 0 up, its mode; the j-th entry of a mode is that mode's bit j.
+    /// For each linear bit from bit 0 up, its mode. The j-th entry of a mode is that mode's bit j.
     #[must_use]
     pub fn bit_modes(&self) -> &[u8] {
         &self.bit_modes
@@ -91,7 +91,7 @@ impl BitLayout {
     }
 }
 
-/// BLCO's index inside a block: each mode's bits below `block_bits` contiguous, mode 0 lowest, so that a
+/// BLCO's index inside a block: each mode's bits below `block_bits` are contiguous, mode 0 lowest, and a
 /// shift and a mask decode it.
 #[derive(Clone, Debug)]
 pub struct Reencoding {
@@ -135,13 +135,13 @@ impl Reencoding {
         parts.map(|(&i, (&kept, &shift))| mask(u64::from(i), kept).wrapping_shl(shift)).fold(0, |a, b| a | b)
     }
 
-    /// The bits that an index inside a block can have.
+    /// A mask of the bits that an index inside a block can use.
     #[must_use]
     pub fn used_bits(&self) -> u64 {
         mask(u64::MAX, self.kept.iter().sum())
     }
 
-    /// The upper bits of each mode's index, those that `key` holds, at their place.
+    /// The upper bits of each mode's index, taken from `key`, in place.
     #[must_use]
     pub fn upper(&self, key: u64) -> [u32; ORDER_MAX] {
         self.upper.gather(u128::from(key) << self.block_bits)
@@ -156,7 +156,7 @@ impl Reencoding {
     }
 }
 
-/// The lowest `bits` bits of `x`; a shift by 64 (a mode that keeps nothing behind 64 others) leaves none.
+/// The lowest `bits` bits of `x`. A shift by 64, for a mode without bits after 64 others, leaves none.
 fn mask(x: u64, bits: u32) -> u64 {
     if bits == 0 { 0 } else { x & (u64::MAX >> (64 - bits)) }
 }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// formats-spec/blco.md, worked example; Figure 6 of the paper with its one slip mended.
+    /// The worked example of formats-spec/blco.md: Figure 6 of the paper, with its one error corrected.
     #[test]
     fn worked_example() {
         let shape = Shape::new(&[4, 4, 4]).unwrap();
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(layout.bit_modes(), [1, 4, 3, 0, 4, 3, 0, 3, 0, 0]);
     }
 
-    /// Sorting by the index is sorting by the modes in their order; a mode that is not named does not count.
+    /// Sorting by the index sorts by the modes in order; modes that are not listed do not matter.
     #[test]
     fn concatenated_bits_sort_by_one_mode_after_the_other() {
         let shape = Shape::new(&[5, 1, 300, 2]).unwrap();
@@ -225,7 +225,7 @@ mod tests {
         assert!(ModeOrder::new(&[0, 0]).is_none() && ModeOrder::new(&[8]).is_none());
     }
 
-    /// The bit-by-bit definition, to hold the tables against.
+    /// The definition bit by bit, for comparison with the tables.
     fn scatter_by_bits(layout: &BitLayout, at: &[u32]) -> u128 {
         layout.assignments().map(|(bit, mode, j)| u128::from(at[mode] >> j & 1) << bit).sum()
     }

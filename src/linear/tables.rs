@@ -1,11 +1,11 @@
-//! Scatter and gather by bytes through tables, so that no instruction set is assumed.
+//! Scatter and gather through byte tables, which need no particular instruction set.
 
 use super::BitLayout;
 use crate::shape::ORDER_MAX;
 use std::cmp::Ordering;
 use std::ops::BitOr;
 
-/// A linear index: `u64` where 64 bits hold it, otherwise [`Wide`], or `u128` where memory does not matter.
+/// A linear index: `u64` if 64 bits suffice, otherwise [`Wide`], or `u128` if memory does not matter.
 pub trait Key: Copy + Ord + BitOr<Output = Self> + Default + std::fmt::Debug + Send + Sync + 'static {
     /// Bytes of the type.
     const BYTES: usize;
@@ -46,7 +46,7 @@ impl Key for u128 {
     }
 }
 
-/// A linear index of up to 128 bits in two words: a nonzero takes 24 bytes with it, and 32 with `u128`.
+/// A linear index of up to 128 bits in two words. A nonzero then takes 24 bytes instead of 32 with `u128`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wide {
     low: u64,
@@ -94,21 +94,20 @@ impl Key for Wide {
     }
 }
 
-/// Coordinates to linear index and back.
+/// Converts coordinates to linear indices and back.
 #[derive(Clone, Debug)]
 pub struct Linearizer<K> {
     order: usize,
-    /// For each mode and each byte of its index, where the byte's 256 values go.
+    /// For each mode and each byte of its index, the scattered bits of the byte's 256 values.
     scatter: Vec<[[K; 256]; 4]>,
-    /// For each byte of the linear index, what its 256 values are in each mode.
+    /// For each byte of the linear index, what its 256 values contribute to each mode.
     gather: Vec<[[u32; ORDER_MAX]; 256]>,
 }
 
 impl<K: Key> Linearizer<K> {
-    /// Tables for `layout`, whose bits `K` must hold.
+    /// Builds the tables for `layout`.
     ///
-    /// # Panics
-    /// If `K` is too narrow.
+    /// # Panics If `K` is too narrow for the linear index.
     #[must_use]
     pub fn new(layout: &BitLayout) -> Self {
         assert!(layout.bits() as usize <= K::BYTES * 8, "the key type holds the linear index");
@@ -130,7 +129,7 @@ impl<K: Key> Linearizer<K> {
         Self { order: layout.order(), scatter, gather }
     }
 
-    /// The linear index of one nonzero's coordinates, which must be inside their dims.
+    /// The linear index of a nonzero. Its coordinates must be inside the dims.
     #[must_use]
     pub fn scatter(&self, coordinates: &[u32]) -> K {
         debug_assert_eq!(coordinates.len(), self.order);
@@ -143,7 +142,7 @@ impl<K: Key> Linearizer<K> {
         linear
     }
 
-    /// The coordinates of a linear index; 0 for modes that are not there.
+    /// The coordinates of a linear index; 0 for modes without bits.
     #[must_use]
     pub fn gather(&self, linear: K) -> [u32; ORDER_MAX] {
         let mut at = [0; ORDER_MAX];

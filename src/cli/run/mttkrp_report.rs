@@ -2,7 +2,9 @@
 
 use crate::backend::device::KernelReport;
 use crate::backend::devices::DevicesPass;
-use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bound, stages_text};
+use crate::cli::report::{
+    ReportHead, median, memory_text, modes_text, pass_text, share_of_bound, stages_text,
+};
 use crate::cli::{counted, device};
 use crate::dense::Real;
 use crate::engine::ExecutionPlan;
@@ -52,7 +54,7 @@ impl RunReport {
     }
 
     fn what(&self) -> String {
-        format!("mttkrp of modes {:?}, rank {}", self.modes, self.rank)
+        format!("mttkrp of {}, rank {}", modes_text(&self.modes), self.rank)
     }
 }
 

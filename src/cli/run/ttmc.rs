@@ -5,7 +5,7 @@ use super::{Run, beyond, parse_modes};
 use crate::cli::Report;
 use crate::cli::outputs::refuse_dash_for_directory;
 use crate::cli::progress::Bar;
-use crate::cli::report::{ReportHead, median, memory_text, pass_text, stages_text};
+use crate::cli::report::{ReportHead, median, memory_text, modes_text, numbers_text, pass_text, stages_text};
 use crate::dense::{Matrix, MatrixRef, Real, factors_ranks, load_ranked_factors, mode_file};
 use crate::engine::{Engine, ExecutionPlan, TtmcRequest, chain};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ impl TtmcReport {
     }
 
     fn what(&self) -> String {
-        format!("ttmc of modes {:?}, ranks {:?}", self.modes, self.ranks)
+        format!("ttmc of {}, ranks {}", modes_text(&self.modes), numbers_text(&self.ranks))
     }
 
     fn plan_text(&self) -> String {

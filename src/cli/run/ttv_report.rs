@@ -2,7 +2,9 @@
 
 use crate::backend::device::TtvVariant;
 use crate::backend::plan::DevicePlan;
-use crate::cli::report::{ReportHead, median, memory_text, pass_text, share_of_bound, shown, stages_text};
+use crate::cli::report::{
+    ReportHead, median, memory_text, modes_text, pass_text, share_of_bound, shown, stages_text,
+};
 use crate::dense::Real;
 use crate::engine::TtvPlan;
 use crate::op::oracle::Comparison;
@@ -70,10 +72,9 @@ impl TtvReport {
     }
 }
 
-/// `mode 1`, `modes 1, 3`: of modes from 0.
+/// `mode 1`, `modes 1, 3`, from modes counted from 0.
 pub fn named(modes: &[usize]) -> String {
-    let numbers: Vec<String> = modes.iter().map(|mode| (mode + 1).to_string()).collect();
-    format!("mode{} {}", if modes.len() == 1 { "" } else { "s" }, numbers.join(", "))
+    modes_text(&modes.iter().map(|mode| mode + 1).collect::<Vec<_>>())
 }
 
 /// What `--plan` prints.
