@@ -1,18 +1,18 @@
-//! B-CSF, balanced compressed sparse fibers (Nisa, Li, Sukumaran-Rajam, Vuduc and Sadayappan, "Load-balanced sparse MTTKRP on GPUs",
-//! IPDPS 2019; formats-spec/formats.md): CSF whose fibers are worked on in shares of at most so many leaves.
+//! B-CSF, balanced compressed sparse fibers (Nisa, Li, Sukumaran-Rajam, Vuduc and Sadayappan, "Load-balanced sparse
+//! MTTKRP on GPUs", IPDPS 2019; formats-spec/formats.md): CSF whose long fibers are split among workers.
 
 use super::partitions::{PartitionRecord, check_own_cover};
 use super::trees::{TreeKind, TreeOf, key_of, one_number};
 use super::{Checked, Format, Scheme, Trees};
 use crate::shape::{ModeOrder, Shape};
 
-/// The most leaves of a fiber that a worker takes, unless it is said: the paper's.
+/// The default for the most leaves of a fiber that one worker takes: the paper's.
 pub const FIBER_SPLIT: u32 = 128;
 
 /// The format.
 #[derive(Clone, Copy, Debug)]
 pub struct Bcsf {
-    /// The most leaves of a fiber that a worker takes, at least 1.
+    /// The most leaves of a fiber that one worker takes, at least 1.
     pub fiber_split: u32,
 }
 
@@ -44,7 +44,7 @@ impl TreeKind for Bcsf {
     }
 }
 
-/// The partitions of a tensor of `shape`: those of CSF.
+/// The partitions of a tensor of `shape`, which are those of CSF.
 #[must_use]
 pub fn scheme(shape: &Shape, trees: Trees, fiber_split: u32) -> Scheme {
     let format = |levels| Format::new(TreeOf { levels, kind: Bcsf { fiber_split } });

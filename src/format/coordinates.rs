@@ -1,4 +1,5 @@
-//! Layout `coordinates`: indices and values as they are (formats-spec/formats.md), for nonzeros that share nothing.
+//! Layout `coordinates`: uncompressed indices and values (formats-spec/formats.md), for nonzeros that share no
+//! indices.
 
 use super::values::{ValueSection, WRONG_SECTIONS, check_frame, value_section};
 use super::{
@@ -12,10 +13,10 @@ use crate::error::Result;
 use crate::shape::Shape;
 use std::ops::Range;
 
-/// Bytes of an image beside indices and values: header and SHAPE.
+/// Bytes of an image besides indices and values: header and SHAPE.
 const FIXED_BYTES: u64 = 384;
 
-/// Nonzeros of a chunk at most: whole tiles, with every value an f64.
+/// The most nonzeros in a chunk: whole tiles, with every value an f64.
 fn chunk_nnz(order: usize, chunk_bytes: u64) -> usize {
     let tile = (TILE_NNZ * nonzero_bytes(order)) as u64;
     usize::try_from((chunk_bytes - FIXED_BYTES) / tile).unwrap_or(usize::MAX).saturating_mul(TILE_NNZ)
@@ -25,7 +26,7 @@ fn nonzero_bytes(order: usize) -> usize {
     4 * order + size_of::<f64>()
 }
 
-/// Bytes that an open chunk takes: what waits, and its image.
+/// Bytes that an open chunk takes: waiting nonzeros and the image.
 pub(super) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     2 * chunk_bytes
 }
@@ -44,7 +45,7 @@ pub(super) struct CoordinatesBuilder {
 }
 
 impl CoordinatesBuilder {
-    /// For chunks of the format of code `format`, whose images have at most `chunk_bytes`.
+    /// A builder for chunks of the format with code `format`, whose images have at most `chunk_bytes`.
     pub fn new(version: Version, shape: &Shape, format: u32, layout: u8, chunk_bytes: u64) -> Self {
         let (order, ranges) = (shape.order(), ChunkRanges::default());
         let (most, columns) = (chunk_nnz(order, chunk_bytes), vec![Vec::new(); order]);
@@ -66,7 +67,7 @@ impl CoordinatesBuilder {
     }
 }
 
-/// The chunk of these columns and values.
+/// The chunk with these columns and values.
 fn image(
     version: Version,
     shape: &Shape,
@@ -144,7 +145,7 @@ impl NonzeroView for View<'_> {
             indices[m * TILE_NNZ..][..column.len()].copy_from_slice(column);
         }
         let mut numbers = [0.0; TILE_NNZ];
-        // What is not finite is seen by whoever calls.
+        // The caller checks for values that are not finite.
         self.values.unpack(self.image, range.clone(), &[], (0, 0), &mut numbers);
         values[..range.len()].copy_from_slice(&numbers[..range.len()]);
         true

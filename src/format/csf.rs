@@ -34,7 +34,8 @@ impl TreeKind for Csf {
     }
 }
 
-/// The partitions of a tensor of `shape`: a cover for each tree. A tree among several serves the mode that it is rooted at.
+/// The partitions of a tensor of `shape`: a cover per tree. If there are several trees, each serves the mode at its
+/// root.
 #[must_use]
 pub fn scheme(shape: &Shape, trees: Trees) -> Scheme {
     let format = |levels| Format::new(TreeOf { levels, kind: Csf });

@@ -1,5 +1,5 @@
-//! Cutting: sorted nonzeros to the chunks of any format; statistics on the way. Tiles are worked on in parallel, chunks
-//! assembled in order.
+//! Cutting: turns sorted nonzeros into chunks of any format and gathers statistics. Tiles are encoded in parallel;
+//! chunks are assembled in order.
 
 use super::{ChunkBuilder, ClosedChunk, Format, Made, Neumaier, SortedTile, Statistics, TileWorker};
 use crate::chunk::Version;
@@ -10,26 +10,27 @@ use crate::shape::Shape;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Nonzeros of the tiles that are worked on at once: enough for every thread, little memory.
+/// Nonzeros of the tiles encoded together: enough work for every thread in little memory.
 pub(crate) const PENDING_NNZ: usize = 128 * TILE_NNZ;
 
-/// Bytes that a cutter of chunks of `format` holds outside its open chunk: nonzeros that wait, as `nonzero_bytes` each, and two groups of tiles.
+/// Bytes that a cutter for `format` holds outside its open chunk: waiting nonzeros of `nonzero_bytes` each, and two
+/// groups of tiles.
 pub(crate) fn waiting_bytes(format: &Format, order: usize, nonzero_bytes: usize) -> usize {
     let piece = 4 * order + size_of::<f64>() + format.made_bytes(order);
     PENDING_NNZ * (nonzero_bytes + 2 * piece)
 }
 
-/// A tile, and what threads made of it.
+/// A tile and its encoding.
 #[derive(Debug, Default)]
 struct Piece {
     tile: SortedTile,
     made: Made,
 }
 
-/// Takes chunks that are cut, in order.
+/// Receives finished chunks in order.
 type Sink<'a> = &'a mut (dyn FnMut(ClosedChunk) -> Result<()> + Send);
 
-/// Cuts sorted nonzeros into chunks. A group of tiles is assembled and counted while the next one is worked on.
+/// Cuts sorted nonzeros into chunks. One group of tiles is assembled and counted while the next one is encoded.
 #[derive(Debug)]
 pub struct Cutter<K> {
     order: usize,
@@ -38,15 +39,15 @@ pub struct Cutter<K> {
     builder: Box<dyn ChunkBuilder>,
     statistics: Statistics,
     pending: Vec<Nonzero<K>>,
-    /// The first `filled` wait to be assembled.
+    /// The first `filled` pieces wait to be assembled.
     ready: Vec<Piece>,
     filled: usize,
-    /// What the next group goes into. Pieces are used again: what a thread allocates anew and another one frees stays with
-    /// the first, for each thread.
+    /// The pieces for the next group. Pieces are reused, because memory that one thread allocates and another frees
+    /// stays with the first thread's allocator.
     next: Vec<Piece>,
 }
 
-/// Puts pieces into chunks, and counts them.
+/// Assembles pieces into chunks and counts them.
 fn assemble(
     builder: &mut dyn ChunkBuilder,
     statistics: &mut Statistics,
@@ -59,7 +60,8 @@ fn assemble(
 }
 
 impl<K: Key> Cutter<K> {
-    /// A cutter for tensors of `shape` into chunks of `format`, by the rules of `version`, whose images have at most `chunk_bytes`.
+    /// A cutter for tensors of `shape` into chunks of `format`, by the rules of `version`, with images of at most
+    /// `chunk_bytes`.
     #[must_use]
     pub fn new(version: Version, shape: &Shape, format: &Format, chunk_bytes: u64) -> Self {
         let record = format.record();
@@ -78,13 +80,13 @@ impl<K: Key> Cutter<K> {
         }
     }
 
-    /// The same for a partition whose sum of squares goes on from that of the cover's partitions before.
+    /// The same for a partition whose sum of squares continues that of the cover's earlier partitions.
     #[must_use]
     pub fn following(self, squares: Neumaier) -> Self {
         Self { statistics: self.statistics.following(squares), ..self }
     }
 
-    /// Takes the next nonzeros in the format's order; chunks that are cut go to `sink`.
+    /// Takes the next nonzeros in the format's order and passes finished chunks to `sink`.
     pub fn push(&mut self, nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
         if self.pending.is_empty() && nonzeros.len() == PENDING_NNZ {
             return self.work(nonzeros, sink);
@@ -101,7 +103,7 @@ impl<K: Key> Cutter<K> {
         worked
     }
 
-    /// Works on `nonzeros`, and assembles those before.
+    /// Encodes `nonzeros` while it assembles the previous group.
     fn work(&mut self, nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
         let Self { order, linearizer, worker, builder, statistics, ready, filled, next, .. } = self;
         let tiles = nonzeros.len().div_ceil(TILE_NNZ);
@@ -122,7 +124,7 @@ impl<K: Key> Cutter<K> {
         assembled
     }
 
-    /// Hands over what is left; the statistics of all nonzeros.
+    /// Finishes the last chunk. Returns the statistics of all nonzeros.
     pub fn finish(mut self, sink: Sink<'_>) -> Result<Statistics> {
         let pending = std::mem::take(&mut self.pending);
         self.work(&pending, sink)?;

@@ -1,8 +1,8 @@
-//! F-COO, flagged coordinates (Liu, Wen, Sarwate and Mehri Dehnavi, "A unified optimization approach for sparse tensor operations on
-//! GPUs", CLUSTER 2017, section IV; formats-spec/formats.md): of each nonzero the indices in the product modes, and flags where the
-//! indices in the others change.
+//! F-COO, flagged coordinates (Liu, Wen, Sarwate and Mehri Dehnavi, "A unified optimization approach for sparse tensor
+//! operations on GPUs", CLUSTER 2017, section IV; formats-spec/formats.md). Each nonzero stores its indices in the
+//! product modes, and flags mark where the indices in the other modes change.
 //!
-//! As printed the format cannot be read back, since the index modes are nowhere: here a segment has them.
+//! The format as published cannot be decoded, since it does not store the index modes. Here each segment stores them.
 
 use super::partitions::{PartitionRecord, check_own_cover};
 use super::segments::{self, Parts, SegmentsBuilder, SegmentsDecoder};
@@ -12,13 +12,14 @@ use crate::chunk::{ChunkCodes, ChunkHeader, Version};
 use crate::encoding::values::ValueEncoding;
 use crate::shape::{ModeOrder, Shape};
 
-/// For which operation a store is laid out (the paper's Table I).
+/// The operation that a store is laid out for (the paper's Table I).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FcooFor {
-    /// MTTKRP, and a tensor times matrices along all modes but one: of mode m, the other modes are product modes.
+    /// MTTKRP, and a tensor times matrices along all modes but one: for mode m, the other modes are product
+    /// modes.
     Mttkrp,
-    /// A tensor times a matrix: along mode m, that mode alone is one.
+    /// A tensor times a matrix: along mode m, only mode m is a product mode.
     Ttm,
 }
 
@@ -121,14 +122,14 @@ impl ChunkFormat for Fcoo {
         key_of(&self.levels)
     }
 
-    /// The only index mode, or the only product mode.
+    /// The only index mode, or the only product mode, as a bit.
     fn target_alone(&self) -> u32 {
         let index = !self.product & ((1 << self.levels.modes().len()) - 1);
         if index.is_power_of_two() { index } else { self.product }
     }
 }
 
-/// The partitions of a tensor of `shape`: a cover for each mode, or for one.
+/// The partitions of a tensor of `shape`: a cover for each mode, or for one mode.
 #[must_use]
 pub fn scheme(shape: &Shape, operation: FcooFor, trees: Trees) -> Scheme {
     let order = shape.order();
@@ -154,8 +155,9 @@ pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     segments::open_chunk_bytes(chunk_bytes)
 }
 
-/// The paper's flags of sorted nonzeros, of which `begins` says where segments begin, `per_thread` to a partition: the bit flags, 0 where
-/// a nonzero is its segment's last and 1 elsewhere, and the start flags, 1 where a segment begins in the partition.
+/// The paper's flags of sorted nonzeros, with `per_thread` nonzeros to a partition. `begins` marks the first nonzero of
+/// each segment. Returns the bit flags (0 for the last nonzero of a segment, otherwise 1) and the start flags (1 if a
+/// segment begins in the partition).
 #[must_use]
 pub fn flags(begins: &[bool], per_thread: usize) -> (Vec<bool>, Vec<bool>) {
     let ends = begins.iter().skip(1).chain([&true]);

@@ -1,4 +1,4 @@
-//! A tile's nonzeros in coordinates, and their hash (formats-spec/container.md, "Nonzeros, partitions, covers").
+//! A tile's nonzeros as coordinates, and their hash (formats-spec/container.md, "Nonzeros, partitions, covers").
 
 use crate::encoding::TILE_NNZ;
 use crate::linear::{Key, Linearizer, Nonzero};
@@ -68,7 +68,7 @@ impl SortedTile {
         self.indices.len() / TILE_NNZ
     }
 
-    /// Column by column, so that vectors do it.
+    /// Hashes column by column, so that the compiler vectorizes it.
     fn hash(&self) -> u64 {
         let mut sums = [0u64; TILE_NNZ];
         for (sum, value) in sums.iter_mut().zip(&self.values) {
@@ -83,7 +83,7 @@ impl SortedTile {
     }
 }
 
-/// An integer that is ordered as the value is by [`f64::total_cmp`], so that vectors compare it.
+/// An integer in the order of [`f64::total_cmp`], which vectors can compare.
 pub(super) fn total_key(value: f64) -> i64 {
     flipped(value.to_bits().cast_signed())
 }
@@ -93,15 +93,15 @@ pub(super) fn of_total_key(key: i64) -> f64 {
     f64::from_bits(flipped(key).cast_unsigned())
 }
 
-/// Negative numbers have all bits but the sign flipped. Twice, it is the same number again.
+/// Flips all bits of negative numbers except the sign. Applied twice, it restores the number.
 fn flipped(bits: i64) -> i64 {
     bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
 }
 
-/// What numbers are multiplied by where their bits are mixed.
+/// The multiplier for mixing bits.
 pub(super) const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What a nonzero's indices, and behind them its value's bits, are multiplied by in its hash.
+/// The multipliers of a nonzero's indices and, after them, of its value's bits.
 const FACTORS: [u64; ORDER_MAX + 1] = {
     let mut factors = [0; ORDER_MAX + 1];
     let mut j = 0;
@@ -112,14 +112,14 @@ const FACTORS: [u64; ORDER_MAX + 1] = {
     factors
 };
 
-/// Mixes the bits of a number: that of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014).
+/// Mixes the bits of a number as `SplitMix64` does (Steele, Lea and Flood, OOPSLA 2014).
 const fn mix(mut z: u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ z >> 31
 }
 
-/// What a nonzero's hash begins with.
+/// The start of a nonzero's hash.
 #[inline(always)]
 fn start_of(value: f64) -> u64 {
     MULTIPLIER.wrapping_add(value.to_bits().wrapping_mul(FACTORS[ORDER_MAX]))
@@ -136,7 +136,7 @@ mod tests {
         tile.hash()
     }
 
-    /// (That the numbers are those of the specification, the vectors tell.)
+    /// The test vectors check that the numbers are those of the specification.
     #[test]
     fn a_hash_does_not_depend_on_order() {
         let all = [([1u32, 2, 3], 1.5), ([0, 0, 0], -0.0), ([7, u32::MAX, 9], 1e300)];

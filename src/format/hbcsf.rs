@@ -1,7 +1,8 @@
-//! HB-CSF, hybrid B-CSF (Nisa et al., IPDPS 2019, section V; formats-spec/formats.md): for each main mode up to three partitions, slices
-//! of one nonzero as coordinates, slices whose fibers all have one nonzero as CSL, all others as B-CSF.
+//! HB-CSF, hybrid B-CSF (Nisa et al., IPDPS 2019, section V; formats-spec/formats.md). Each main mode has up to three
+//! partitions: slices of one nonzero as coordinates, slices whose fibers all have one nonzero as CSL, and all others as
+//! B-CSF.
 //!
-//! CSL is a tree too: a fiber of one leaf costs nothing but its index, since starts are predicted by a stride.
+//! CSL is stored as a tree too. A fiber of one leaf costs only its index, since starts are predicted by a stride.
 
 use super::bcsf::FIBER_SPLIT;
 use super::coordinates::{self, CoordinatesBuilder, CoordinatesDecoder};
@@ -17,7 +18,7 @@ use crate::encoding::values::ValueEncoding;
 use crate::error::Result;
 use crate::shape::{ModeOrder, Shape};
 
-/// The roles, as parameters say them.
+/// The roles and their codes in parameters.
 const ROLES: [(SliceKind, u32); 3] =
     [(SliceKind::Single, 1), (SliceKind::Singletons, 2), (SliceKind::Fibers, 3)];
 
@@ -28,7 +29,7 @@ pub struct Hbcsf {
     pub levels: ModeOrder,
     /// Which slices it has.
     pub slices: SliceKind,
-    /// The most leaves of a fiber that a worker takes of [`SliceKind::Fibers`].
+    /// The most leaves of a fiber that one worker takes, for [`SliceKind::Fibers`].
     pub fiber_split: u32,
 }
 
@@ -198,8 +199,8 @@ pub fn scheme(shape: &Shape, trees: Trees, fiber_split: u32) -> Scheme {
     Scheme { partitions: partitions.collect() }
 }
 
-/// Words of indices that the paper counts for HB-CSF of a tensor of order 3, by kind of slice: nonzeros of single slices; slices and
-/// nonzeros of slices of singletons; slices, fibers and nonzeros of the others (section V, Figure 4).
+/// Index words that the paper counts for HB-CSF of an order-3 tensor, by kind of slice: nonzeros of single slices;
+/// slices and nonzeros of slices of singletons; slices, fibers and nonzeros of the others (section V, Figure 4).
 #[must_use]
 pub fn words(single: u64, [csl_slices, csl_nnz]: [u64; 2], [slices, fibers, nnz]: [u64; 3]) -> u64 {
     3 * single + (2 * csl_slices + 2 * csl_nnz) + (2 * slices + 2 * fibers + nnz)

@@ -1,6 +1,6 @@
-//! MM-CSF, mixed-mode compressed sparse fibers (Nisa, Li, Sukumaran-Rajam, Rawat, Krishnamoorthy and Sadayappan, "An efficient mixed-mode
-//! representation of sparse tensors", SC 2019, section 4; formats-spec/formats.md): each nonzero is in one tree, of the leaf mode along
-//! which its fiber is longest.
+//! MM-CSF, mixed-mode compressed sparse fibers (Nisa, Li, Sukumaran-Rajam, Rawat, Krishnamoorthy and Sadayappan, "An
+//! efficient mixed-mode representation of sparse tensors", SC 2019, section 4; formats-spec/formats.md). Each nonzero
+//! is in one tree: the one whose leaf mode is the mode of its longest fiber.
 
 use super::partitions::{PartitionRecord, all_modes, by_dims};
 use super::trees::{TreeKind, TreeOf};
@@ -46,7 +46,7 @@ impl TreeKind for Mmcsf {
     }
 }
 
-/// The partitions of a tensor of `shape`: a tree for each leaf mode, the modes above by ascending dims.
+/// The partitions of a tensor of `shape`: a tree per leaf mode, with the modes above it by ascending dims.
 #[must_use]
 pub fn scheme(shape: &Shape) -> Scheme {
     let order = shape.order();
@@ -63,7 +63,7 @@ pub fn scheme(shape: &Shape) -> Scheme {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Assign {
-    /// By the lengths of what is left of fibers, nonzero by nonzero: one that is assigned shortens its other fibers.
+    /// By the remaining lengths of fibers, nonzero by nonzero: assigning one shortens its other fibers.
     Dynamic,
     /// By the lengths of the whole tensor's fibers.
     Static,
@@ -80,7 +80,7 @@ impl Assign {
     }
 }
 
-/// Mixes a fiber's key: std's own hasher, which resists keys that are chosen to collide, takes several times as long.
+/// Mixes a fiber's key. The standard hasher resists chosen keys that collide, but takes several times as long.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mixer(u64);
 
@@ -107,23 +107,23 @@ impl Hasher for Mixer {
     }
 }
 
-/// Lengths of the fibers of one mode, by the linear index without the mode's bits.
+/// Lengths of the fibers of one mode, keyed by the linear index without the mode's bits.
 type Lengths = HashMap<u128, u32, BuildHasherDefault<Mixer>>;
 
-/// Assigns nonzeros to leaf modes: all are counted first, then each chooses, in the same order. The rule depends on the order; those with
-/// equal coordinates count once, and go together.
+/// Assigns nonzeros to leaf modes. All nonzeros are counted first, then each is assigned, in the same order; the result
+/// depends on the order. Nonzeros with equal coordinates count once and stay together.
 #[derive(Debug)]
 pub struct Assigner {
     assign: Assign,
-    /// The bits of a linear index that are not the mode's.
+    /// Masks of a linear index that clear the mode's bits.
     masks: Vec<u128>,
     fibers: Vec<Lengths>,
-    /// The modes, those with the longest fibers on average first.
+    /// The modes, sorted by the average length of their fibers, longest first.
     ranked: Vec<usize>,
 }
 
 impl Assigner {
-    /// For nonzeros whose linear indices are by `layout`.
+    /// For nonzeros whose linear indices use `layout`.
     #[must_use]
     pub fn new(layout: &BitLayout, assign: Assign) -> Self {
         let bits = |mode: usize| {
@@ -144,19 +144,20 @@ impl Assigner {
     /// Bytes that the counts take.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        // A slot has a key, a count and a byte; a table grows while it holds the one before.
+        // A slot holds a key, a count and a byte; a growing table also keeps the previous one.
         let each = |lengths: &Lengths| (lengths.capacity() as u64 * 8 / 7).next_power_of_two() * 33;
         self.fibers.iter().map(each).sum::<u64>() * 3 / 2
     }
 
-    /// All have been counted.
+    /// Ends counting.
     pub fn counted(&mut self) {
-        // As all have the same nonzeros, where fibers are fewer they are longer.
+        // All modes have the same nonzeros, so fewer fibers means longer ones.
         self.ranked = (0..self.fibers.len()).collect();
         self.ranked.sort_by_key(|&mode| (self.fibers[mode].len(), mode));
     }
 
-    /// The leaf mode of the next nonzero: that of its longest fiber; of equal ones that whose mode has the longest on average, then the lower.
+    /// The leaf mode of the next nonzero: that of its longest fiber. On ties, the mode with the longest fibers on
+    /// average, then the lower mode.
     pub fn choose(&mut self, linear: u128) -> usize {
         let length =
             |&mode: &usize| self.fibers[mode].get(&(linear & self.masks[mode])).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Views of chunks that are decoded by a call a tile: those of registered formats, and of layouts that have no view of their own. What they
-//! decode is held against what no operation checks again.
+//! Views that are decoded by one call per tile: those of registered formats, and of layouts without a view of their
+//! own. Decoded nonzeros are checked here, because no operation checks them again.
 
 use super::{ChunkDecoder, DecodedTile, NonzeroView, check_dims, wrong_section};
 use crate::chunk::ChunkHeader;
@@ -50,7 +50,7 @@ impl<'a> OtherView<'a> {
         })
     }
 
-    /// Slots of the first tile that lie in chunks before.
+    /// Slots of the first tile that lie in earlier chunks.
     #[expect(clippy::cast_possible_truncation, reason = "less than a tile")]
     fn before(&self) -> usize {
         (self.first_nonzero % TILE_NNZ as u64) as usize
@@ -90,7 +90,7 @@ impl<'a> OtherView<'a> {
         self.nonzeros.index_bytes()
     }
 
-    /// Nothing is known of values before they are decoded.
+    /// Nothing is known about values before they are decoded.
     pub(super) fn stored_values_within(&self, low: f64, high: f64) -> bool {
         let mut within = true;
         let look = |values: &[f64]| within &= values.iter().all(|v| (low..=high).contains(v));
@@ -105,7 +105,7 @@ impl<'a> OtherView<'a> {
         })
     }
 
-    /// No index outside of the dims and no value that is not finite comes out, whatever the format does.
+    /// Never returns an index outside the dims or a value that is not finite, whatever the format does.
     pub(super) fn decode<'b>(
         &self,
         t: usize,

@@ -1,23 +1,24 @@
 //! Partitions and covers: how a tensor becomes a list of partitions, and what the partitions of a store can be.
 //!
-//! A **partition** is a sequence of nonzeros in one sort order and layout, cut into chunks; a **cover** is a set of partitions that holds
-//! every nonzero once (formats-spec/container.md). A format with several partitions says three things: which it makes of a tensor
-//! ([`Scheme`]), which it accepts in a manifest ([`ChunkFormat::check_among`](super::ChunkFormat::check_among)), and from which cover a
-//! mode is computed best ([`ChunkFormat::distance`](super::ChunkFormat::distance)). Nothing else asks how many partitions there are: a
-//! pass reads one cover, or several one after the other, as one sequence of chunks.
+//! A **partition** is a sequence of nonzeros in one sort order and layout, cut into chunks. A **cover** is a set of
+//! partitions that holds every nonzero once (formats-spec/container.md). A format with several partitions defines three
+//! things: the partitions that it makes of a tensor ([`Scheme`]), those that it accepts in a manifest
+//! ([`ChunkFormat::check_among`](super::ChunkFormat::check_among)), and the cover from which a mode is computed best
+//! ([`ChunkFormat::distance`](super::ChunkFormat::distance)). Nothing else depends on the number of partitions: a pass
+//! reads one cover, or several one after the other, as one sequence of chunks.
 
 use super::{Checked, Format};
 use crate::linear::BitLayout;
 use crate::shape::{ModeOrder, Shape};
 
-/// What a manifest says of a partition, as far as it concerns the others.
+/// What a manifest records about a partition, as far as other partitions depend on it.
 #[derive(Clone, Debug)]
 pub struct PartitionRecord {
     /// Its format.
     pub format: Format,
-    /// Bit m: results of mode m can be computed from it.
+    /// Bit m is set if results of mode m can be computed from it.
     pub targets: u32,
-    /// Bit c: it belongs to cover c.
+    /// Bit c is set if it belongs to cover c.
     pub covers: u32,
 }
 
@@ -27,7 +28,7 @@ pub fn all_modes(order: usize) -> u32 {
     (1 << order) - 1
 }
 
-/// An error unless the partition at place `at` is the store's only one, and serves all modes.
+/// Fails unless the partition at index `at` is the store's only one and serves all modes.
 pub(super) fn check_alone(all: &[PartitionRecord], order: usize) -> Checked<()> {
     match all {
         [one] if one.covers == 1 && one.targets == all_modes(order) => Ok(()),
@@ -36,21 +37,21 @@ pub(super) fn check_alone(all: &[PartitionRecord], order: usize) -> Checked<()> 
     }
 }
 
-/// An error unless the partition at place `at` is a cover of its own.
+/// Fails unless the partition at index `at` is a cover by itself.
 pub(super) fn check_own_cover(all: &[PartitionRecord], at: usize) -> Checked<()> {
     let covers = all[at].covers;
     let shared = all.iter().enumerate().any(|(other, record)| other != at && record.covers & covers != 0);
     if covers.is_power_of_two() && !shared { Ok(()) } else { Err("covers of the format") }
 }
 
-/// Which nonzeros a partition takes.
+/// The nonzeros that a partition takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Takes {
     /// All.
     All,
     /// Those of slices of one kind.
     Slices(SliceKind),
-    /// Those that are assigned to the tree of this leaf mode.
+    /// Nonzeros assigned to the tree of this leaf mode.
     Leaf(usize),
 }
 
@@ -59,26 +60,26 @@ pub enum Takes {
 pub enum SliceKind {
     /// One nonzero.
     Single,
-    /// Several fibers, each of one nonzero, few enough that a packer can look ahead to the slice's end.
+    /// Several fibers, each of one nonzero, and few enough that a packer can look ahead to the slice's end.
     Singletons,
     /// Any other.
     Fibers,
 }
 
-/// A partition that is to be made.
+/// A partition to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionPlan {
-    /// What its chunks hold.
+    /// The format of its chunks.
     pub format: Format,
-    /// Bit m: results of mode m can be computed from it.
+    /// Bit m is set if results of mode m can be computed from it.
     pub targets: u32,
-    /// Bit c: it belongs to cover c.
+    /// Bit c is set if it belongs to cover c.
     pub covers: u32,
-    /// Which nonzeros it takes.
+    /// The nonzeros that it takes.
     pub takes: Takes,
 }
 
-/// The partitions that a tensor becomes, in the store's order. Those that take no nonzero are left out of the store.
+/// The partitions of a tensor, in the store's order. Partitions without nonzeros are left out of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheme {
     /// At least one.
@@ -93,7 +94,7 @@ impl Scheme {
         Self { partitions: vec![plan] }
     }
 
-    /// A cover for each of `formats`. The only one serves all modes; of several, each serves its own.
+    /// A cover for each of `formats`. A single cover serves all modes; of several, each serves its own mode.
     #[must_use]
     pub fn covers(formats: Vec<Format>, order: usize) -> Self {
         let alone = formats.len() == 1;
@@ -106,7 +107,7 @@ impl Scheme {
         Self { partitions: (0..).zip(formats).map(plan).collect() }
     }
 
-    /// The same partitions as a store has that was packed by the scheme of its format.
+    /// The scheme that produced the partitions of a store.
     #[must_use]
     pub fn recorded(partitions: &[PartitionRecord]) -> Self {
         let plan = |record: &PartitionRecord| PartitionPlan {
@@ -122,7 +123,7 @@ impl Scheme {
             known.push(plan.clone());
             is_new
         });
-        // What took no nonzero then may take some now.
+        // Partitions that took no nonzeros then may take some now.
         let absent: Vec<PartitionPlan> =
             partitions.iter().flat_map(|plan| plan.format.beside(plan)).collect();
         for plan in absent {
@@ -135,27 +136,27 @@ impl Scheme {
         Self { partitions }
     }
 
-    /// The format of the first partition, which names the store's.
+    /// The format of the first partition, which gives the store's format its name.
     #[must_use]
     pub fn format(&self) -> &Format {
         &self.partitions[0].format
     }
 
-    /// Whether partitions take nonzeros that are assigned to them.
+    /// Whether nonzeros are assigned to partitions.
     #[must_use]
     pub fn assigns(&self) -> bool {
         self.partitions.iter().any(|plan| matches!(plan.takes, Takes::Leaf(_)))
     }
 
-    /// The layout of the linear index that nonzeros are sorted by first: the first partition's, or where they are assigned the interleaved one,
-    /// in whose order that is done.
+    /// The layout of the linear index for the first sort: that of the first partition or, if nonzeros are assigned to
+    /// partitions, the interleaved one, in whose order they are assigned.
     #[must_use]
     pub fn bit_layout(&self, shape: &Shape) -> BitLayout {
         if self.assigns() { BitLayout::new(shape) } else { self.format().bit_layout(shape) }
     }
 }
 
-/// Which modes trees are rooted at.
+/// The modes at the roots of trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trees {
@@ -179,14 +180,14 @@ impl Trees {
         }
     }
 
-    /// What is wrong with it for tensors of `order`.
+    /// Why it does not suit tensors of `order`; `None` if it does.
     #[must_use]
     pub fn refusal(self, order: usize) -> Option<String> {
         let Self::Root(root) = self else { return None };
         (root >= order).then(|| format!("tree of mode {}: the tensor has modes 1 to {order}", root + 1))
     }
 
-    /// As a command line has it.
+    /// Its name on a command line.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -197,7 +198,7 @@ impl Trees {
     }
 }
 
-/// The modes but `without`, by ascending dims; of equal ones the lower mode first.
+/// The modes except `without`, by ascending dims; on ties, the lower mode first.
 #[must_use]
 pub fn by_dims(shape: &Shape, without: &[usize]) -> Vec<usize> {
     let mut modes: Vec<usize> = (0..shape.order()).filter(|mode| !without.contains(mode)).collect();

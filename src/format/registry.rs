@@ -1,4 +1,4 @@
-//! Which formats are known: those of this program, and those that whoever calls registers.
+//! The known formats: this program's own, and those that the caller registers.
 
 use super::bcsf::Bcsf;
 use super::blco::Blco;
@@ -18,46 +18,46 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Codes from here up are of private formats: no page of formats-spec ever uses them.
+/// Codes from here up are for private formats; no page of formats-spec will use them.
 pub const PRIVATE_CODE: u32 = 1 << 31;
 
-/// How the sections of a chunk are laid out. Operations ask for it where they use more than nonzeros.
+/// How the sections of a chunk are laid out. Operations ask for it if they use more than nonzeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout(pub u8);
 
 impl Layout {
     /// Keys, BLCO blocks and 64-bit re-encoded indices (formats-spec/blco.md).
     pub const RAW: Self = Self(1);
-    /// Packed columns in tiles, which kernels read as they lie (formats-spec/encodings.md).
+    /// Packed columns in tiles, which kernels read without conversion (formats-spec/encodings.md).
     pub const TILED: Self = Self(2);
     /// A compressed tree (formats-spec/hocfs.md).
     pub const TREE: Self = Self(3);
-    /// Columns of the product modes, and of segments of the others (formats-spec/formats.md).
+    /// Columns of the product modes, and of the other modes by segment (formats-spec/formats.md).
     pub const SEGMENTS: Self = Self(4);
-    /// Indices and values as they are (formats-spec/formats.md).
+    /// Uncompressed indices and values (formats-spec/formats.md).
     pub const COORDINATES: Self = Self(5);
-    /// Layouts of private formats are from here up.
+    /// Layouts of private formats start here.
     pub const PRIVATE: Self = Self(128);
 
-    /// Whether chunks of this version of the container may have it.
+    /// Whether chunks of this version of the container may use it.
     pub(crate) fn is_known(self, version: Version) -> bool {
         let newer = [Self::SEGMENTS, Self::COORDINATES].contains(&self) || self.0 >= Self::PRIVATE.0;
         [Self::RAW, Self::TILED, Self::TREE].contains(&self) || version > Version::One && newer
     }
 }
 
-/// What manifests record of a format: what it is, with what it was told. One record for each format: what
-/// [`ChunkFormat::read`] makes of one gives the same record again.
+/// What manifests record about a format: which it is, and its parameters. The record is unique: reading it
+/// with [`ChunkFormat::read`] and recording the result gives the same record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatRecord {
     /// The format's code.
     pub code: u32,
-    /// How its chunks are laid out: a private format has a private layout.
+    /// How its chunks are laid out. A private format has a private layout.
     pub layout: Layout,
-    /// The sort order: by the index in the first of these modes, all of the tensor's, then by the next one's. `None` where the modes' bits are
-    /// interleaved.
+    /// The sort order: by the index in the first of these modes, then by the next one's. It lists all modes of the
+    /// tensor. `None` if the modes' bits are interleaved.
     pub levels: Option<ModeOrder>,
-    /// What only the format itself reads.
+    /// Parameters that only the format itself reads.
     pub parameters: Vec<u8>,
 }
 
@@ -70,7 +70,8 @@ impl FormatRecord {
         self.levels.as_ref().map_or_else(|| BitLayout::new(shape), concatenated)
     }
 
-    /// An error unless it can be of a tensor of `order`: levels name each mode once, layouts are private where the format is.
+    /// Fails if it is invalid for a tensor of `order`: levels must name each mode once, and a private format needs a
+    /// private layout.
     fn check(&self, order: usize) -> Checked<()> {
         let names_all = |levels: &ModeOrder| {
             levels.modes().len() == order && levels.modes().iter().all(|&mode| usize::from(mode) < order)
@@ -82,7 +83,7 @@ impl FormatRecord {
         if is_private == (self.layout.0 >= Layout::PRIVATE.0) { Ok(()) } else { Err("unknown layout") }
     }
 
-    /// What chunks' headers say of it.
+    /// The codes in chunks' headers.
     #[must_use]
     pub fn chunk_codes(&self, version: Version, value_encoding: u8) -> ChunkCodes {
         let format = if version == Version::One { 0 } else { self.code };
@@ -90,24 +91,24 @@ impl FormatRecord {
     }
 }
 
-/// A format with what it was told. Two are equal where manifests record the same of them.
+/// A format with its parameters. Two formats are equal if manifests record the same for both.
 #[derive(Clone, Debug)]
 pub struct Format(Arc<dyn ChunkFormat>);
 
 impl Format {
-    /// This one.
+    /// Wraps a format.
     #[must_use]
     pub fn new(format: impl ChunkFormat) -> Self {
         Self(Arc::new(format))
     }
 
-    /// BLCO: linearized coordinates, the modes' bits interleaved.
+    /// BLCO: linearized coordinates with interleaved bits of the modes.
     #[must_use]
     pub fn blco(encoding: IndexEncoding) -> Self {
         Self::new(Blco(encoding))
     }
 
-    /// HOCFS: a compressed tree whose level l has mode `levels.mode(l)`, slices of the main mode first.
+    /// HOCFS: a compressed tree. Level l holds mode `levels.mode(l)`; slices of the main mode come first.
     #[must_use]
     pub fn hocfs(levels: ModeOrder, leaf: LeafRule) -> Self {
         Self::new(Hocfs { levels, leaf })
@@ -126,7 +127,7 @@ impl Format {
         self.record().bit_layout(shape)
     }
 
-    /// The modes of a tree's levels, where chunks hold trees.
+    /// The modes of a tree's levels, if chunks hold trees.
     #[must_use]
     pub fn tree_levels(&self) -> Option<ModeOrder> {
         self.record().levels.filter(|_| self.layout() == Layout::TREE)
@@ -149,7 +150,7 @@ impl PartialEq for Format {
 
 impl Eq for Format {}
 
-/// How a format of one code is read.
+/// How to read a format with one code.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     code: u32,
@@ -167,11 +168,11 @@ impl Known {
     }
 }
 
-/// The formats whose stores can be read.
+/// The formats that can be read.
 #[derive(Clone, Debug)]
 pub struct Formats(Vec<Known>);
 
-/// Those of this program.
+/// This program's formats.
 impl Default for Formats {
     fn default() -> Self {
         Self(vec![
@@ -187,12 +188,12 @@ impl Default for Formats {
 }
 
 impl Formats {
-    /// One more.
+    /// Registers a format.
     pub fn register<F: ChunkFormat>(&mut self) {
         self.0.push(Known::of::<F>());
     }
 
-    /// An error where a registered format has a code that is not private, or another one's.
+    /// Fails if a registered format has a code that is not private or is taken.
     pub fn check(&self) -> Result<()> {
         for (at, known) in self.0.iter().enumerate().skip(Self::default().0.len()) {
             if known.code < PRIVATE_CODE {
@@ -211,7 +212,7 @@ impl Formats {
         self.0.iter().find(|known| known.code == code)
     }
 
-    /// Whether stores of a format of this code can be read.
+    /// Whether stores of the format with this code can be read.
     #[must_use]
     pub fn is_known(&self, code: u32) -> bool {
         self.find(code).is_some()
@@ -222,7 +223,7 @@ impl Formats {
         let known = self.find(record.code).ok_or("unknown format")?;
         record.check(order)?;
         let format = (known.read)(record, order)?;
-        // What it is told is recorded in one way.
+        // A format's parameters must have one encoding only.
         if format.record() == *record {
             Ok(format)
         } else {
@@ -230,7 +231,7 @@ impl Formats {
         }
     }
 
-    /// The format that a chunk tells of: what is known of it without its store's manifest.
+    /// The format that a chunk reveals without its store's manifest.
     pub fn of_chunk(&self, header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Format> {
         let code = match (header.version, Layout(header.codes.layout)) {
             (Version::One, Layout::TREE) => Hocfs::code(),

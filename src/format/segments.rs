@@ -1,6 +1,6 @@
-//! Layout `segments`: of each nonzero the indices in the product modes, of each run of nonzeros with the same indices in all index modes,
-//! a segment, those indices, and a flag where one begins (formats-spec/formats.md; after Liu, Wen, Sarwate and Mehri Dehnavi, CLUSTER
-//! 2017, section IV).
+//! Layout `segments` (formats-spec/formats.md; after Liu, Wen, Sarwate and Mehri Dehnavi, CLUSTER 2017, section IV).
+//! Each nonzero has its indices in the product modes. A segment is a run of nonzeros with equal indices in all index
+//! modes; it stores these indices once, and a flag marks its first nonzero.
 
 use super::values::{ValueSection, WRONG_SECTIONS, check_frame, value_section};
 use super::{
@@ -16,12 +16,12 @@ use crate::error::Result;
 use crate::shape::Shape;
 use std::ops::Range;
 
-/// Bytes of an image beside COLUMNS, SEGMENTS and VALUES, and of gaps between these, at most.
+/// The most bytes of an image besides COLUMNS, SEGMENTS and VALUES and the gaps between them.
 const FIXED_BYTES: u64 = 768;
 /// Bytes of SEGMENTS before its records.
 const HEAD_BYTES: usize = 8;
 
-/// The modes of a tensor by their part: ascending.
+/// The modes of a tensor by role, ascending.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
     pub shape: Shape,
@@ -30,12 +30,12 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Bytes of a record of a tile of nonzeros, and of one of segments.
+    /// Bytes of a record of a tile of nonzeros, and of a tile of segments.
     fn record_bytes(&self) -> [usize; 2] {
         [16 + 8 * self.product.len(), 8 + 8 * self.index.len()]
     }
 
-    /// Bytes of an image of so many tiles of nonzeros and segments at most, whatever their numbers are.
+    /// The most bytes of an image with this many tiles of nonzeros and segments.
     fn bytes_max(&self, tiles: u64, segments: u64) -> u64 {
         let bits = |modes: &[usize]| -> u64 { modes.iter().map(|&m| u64::from(self.shape.bits(m))).sum() };
         let [of_tile, of_segments] = self.record_bytes().map(|bytes| bytes as u64);
@@ -46,9 +46,9 @@ impl Parts {
     }
 }
 
-/// Bytes that an open chunk takes: what waits, and what its image is made of.
+/// Bytes that an open chunk takes: waiting nonzeros and the data for its image.
 pub(super) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
-    // A nonzero has a flag at least, and takes its indices and value while it waits.
+    // A nonzero has at least a flag in the image; while it waits, it takes its indices and value.
     3 * chunk_bytes + chunk_bytes / 64 * (4 * 8 + 8)
 }
 
@@ -66,7 +66,7 @@ pub(super) struct SegmentsBuilder {
 #[derive(Debug, Default)]
 struct Open {
     ranges: ChunkRanges,
-    /// Of product modes, of each nonzero; of index modes, of each segment.
+    /// In product modes, of each nonzero; in index modes, of each segment.
     product: Vec<Vec<u32>>,
     index: Vec<Vec<u32>>,
     values: Vec<f64>,
@@ -80,7 +80,7 @@ impl Open {
         Self { product, index, ..Self::default() }
     }
 
-    /// Which nonzeros of `tile` begin a segment behind those that are here.
+    /// Which nonzeros of `tile` begin a segment, given those already here.
     fn begins(&self, parts: &Parts, tile: &SortedTile) -> Vec<bool> {
         let mut begins = vec![self.starts.is_empty()];
         begins.resize(tile.values.len(), false);
@@ -110,7 +110,8 @@ impl Open {
 }
 
 impl SegmentsBuilder {
-    /// For chunks with these codes, but for that of values, whose images have at most `chunk_bytes`.
+    /// A builder for chunks with these codes, apart from the value encoding, whose images have at most
+    /// `chunk_bytes`.
     pub fn new(version: Version, parts: Parts, codes: ChunkCodes, chunk_bytes: u64) -> Self {
         let open = Open::new(&parts);
         Self { version, parts, codes, chunk_bytes, open }
@@ -141,7 +142,7 @@ impl ChunkBuilder for SegmentsBuilder {
     }
 }
 
-/// Packed columns while they grow, and the records that say where they are.
+/// Packed columns being built, and the records that locate them.
 #[derive(Default)]
 struct Packed {
     columns: Vec<u8>,
@@ -150,7 +151,7 @@ struct Packed {
 }
 
 impl Packed {
-    /// A tile's column; low and high go to `ranges`.
+    /// Packs a tile's column; its low and high go to `ranges`.
     fn column(&mut self, indices: &[u32], ranges: &mut Vec<u8>) {
         let (low, high) = indices.iter().fold((u32::MAX, 0), |(low, high), &i| (i.min(low), i.max(high)));
         let mut numbers: Numbers<u32> = [0; TILE_NNZ];
@@ -162,12 +163,12 @@ impl Packed {
     }
 }
 
-/// The range of tile `t` of `count` numbers.
+/// The numbers of tile `t`, out of `count`.
 fn tile_of(t: usize, count: usize) -> Range<usize> {
     t * TILE_NNZ..count.min((t + 1) * TILE_NNZ)
 }
 
-/// Bytes that a tile's indices take packed.
+/// Packed bytes of a tile's indices.
 fn packed_bytes(columns: &[Vec<u32>]) -> u64 {
     let of_tile = |tile: &[u32]| {
         let (low, high) = tile.iter().fold((u32::MAX, 0), |(low, high), &i| (i.min(low), i.max(high)));
@@ -239,7 +240,7 @@ fn image(version: Version, parts: &Parts, codes: ChunkCodes, open: Open) -> Buil
 #[derive(Debug)]
 pub(super) struct SegmentsDecoder(pub Parts);
 
-/// The nonzeros of one, checked down to its records.
+/// The nonzeros of a chunk, checked down to its records.
 #[derive(Debug)]
 struct View<'a> {
     parts: &'a Parts,
@@ -292,7 +293,7 @@ impl ChunkDecoder for SegmentsDecoder {
     }
 }
 
-/// What a record says: where its columns begin, its value column, low and high of each mode.
+/// The contents of a record: where its columns begin, its value column, low and high of each mode.
 struct Record<'a> {
     at: u32,
     base: i64,
@@ -310,7 +311,7 @@ impl Record<'_> {
         width(u64::from(high.wrapping_sub(low)))
     }
 
-    /// Units before column `k`, which is that of values behind the last mode's.
+    /// Units before column `k`; the value column follows the last mode's.
     fn place(&self, k: usize) -> usize {
         self.at as usize + (0..k).map(|k| self.width(k) as usize).sum::<usize>()
     }
@@ -330,7 +331,7 @@ impl<'a> View<'a> {
         Record { at: record[0], base: 0, value_width: record[1], ranges: &record[2..] }
     }
 
-    /// Records inside the shape, with columns that follow one another.
+    /// Checks that records are inside the shape and that their columns follow one another.
     fn check_records(&self) -> Checked<()> {
         let dims = self.parts.shape.dims();
         let mut end = 0u64;
@@ -366,7 +367,7 @@ impl<'a> View<'a> {
         &self.columns[unit * unit_words..][..width as usize * unit_words]
     }
 
-    /// Unpacks column `k` of a tile of `count` numbers; false where one is outside of its range.
+    /// Unpacks column `k` of a tile of `count` numbers. Returns false if one is out of range.
     fn unpack(&self, record: &Record<'_>, k: usize, count: usize, out: &mut Numbers<u32>) -> bool {
         let [low, high] = record.range(k);
         column::unpack32(self.words(record.place(k), record.width(k)), record.width(k), low, out);
@@ -384,7 +385,7 @@ impl NonzeroView for View<'_> {
     fn decode(&self, range: Range<usize>, indices: &mut [u32], values: &mut [f64]) -> bool {
         let mut sound = true;
         let mut numbers: Numbers<u32> = [0; TILE_NNZ];
-        // A tile of the store lies in two of the chunk, where it does not begin with one.
+        // A tile of the store spans two tiles of the chunk unless the chunk begins with a whole tile.
         let mut at = range.start;
         while at < range.end {
             let t = at / TILE_NNZ;
@@ -400,7 +401,7 @@ impl NonzeroView for View<'_> {
             let mut unpacked = [0.0; TILE_NNZ];
             let column = (record.base, record.value_width);
             let known = self.values.unpack(self.image, tile.clone(), words, column, &mut unpacked);
-            // What is not finite is seen by whoever calls.
+            // The caller checks for values that are not finite.
             sound &= known || self.values.refused_rule() == "image-value";
             values[to..][..part.len()].copy_from_slice(&unpacked[part.clone()]);
             at += part.len();
