@@ -1,11 +1,11 @@
-//! Formats: how sorted nonzeros become chunk images, and checked views that give them back.
+//! Formats: turn sorted nonzeros into chunk images, and read them back through checked views.
 //!
-//! What a format is stands in one file or folder, which implements [`ChunkFormat`]: what manifests record of it, a
-//! [`ChunkBuilder`] that cuts sorted nonzeros into chunks, a [`Decoder`] that reads them. [`Formats`] knows all of them, those that
-//! whoever calls registers too; [`Cutter`] makes the chunks of any, and [`ChunkView`] gives the nonzeros of any in tiles, so that
-//! packer, verifier and operations know none of them. What has more than nonzeros is asked for it: [`ChunkView::tree`],
-//! [`Format::layout`]. Decoding what this program's formats share is inlined; a registered format's [`NonzeroView`] is called once
-//! a tile.
+//! A format is one file or folder that implements [`ChunkFormat`]: what manifests record about it, a [`ChunkBuilder`]
+//! that cuts sorted nonzeros into chunks, and a [`Decoder`] that reads them. [`Formats`] knows all formats, including
+//! those that the caller registers. [`Cutter`] makes chunks of any format and [`ChunkView`] returns the nonzeros of any
+//! format in tiles, so packer, verifier and operations depend on none of them. Code that can use more than nonzeros
+//! asks for it: [`ChunkView::tree`], [`Format::layout`]. Decoding of built-in formats is inlined; a registered format's
+//! [`NonzeroView`] is called once per tile.
 
 pub mod bcsf;
 pub mod blco;
@@ -45,28 +45,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use values::{ValueSection, WRONG_SECTIONS, check_dims, check_frame, value_section, wrong_section};
 
-/// A format with what it was told.
+/// A format with its parameters.
 ///
-/// [`EngineBuilder::format`](crate::EngineBuilder::format) registers one; a tensor is packed in it by
-/// [`PackOptions::format`](crate::PackOptions::format). tests/formats.rs in the repository has a whole one: plain coordinates.
+/// [`EngineBuilder::format`](crate::EngineBuilder::format) registers one;
+/// [`PackOptions::format`](crate::PackOptions::format) packs a tensor in it. tests/formats.rs in the repository has a
+/// complete example: plain coordinates.
 pub trait ChunkFormat: Debug + Send + Sync + 'static {
-    /// Its code: of a private format 2^31 or more.
+    /// Its code; 2^31 or more for a private format.
     fn code() -> u32
     where
         Self: Sized;
 
-    /// The format of a tensor of `order` of which a manifest records this, or what is wrong with it.
+    /// Reads the format from a manifest's record, for a tensor of `order`, or returns what is wrong.
     fn read(record: &FormatRecord, order: usize) -> Checked<Self>
     where
         Self: Sized;
 
-    /// The format that a chunk tells of, where its store's manifest is lost; or what is wrong with it. A chunk that does not tell all that the
-    /// format was told cannot be salvaged then. The header has been checked, its sections have not.
+    /// Reads the format from a chunk, for a store whose manifest is lost, or returns what is wrong. If a chunk does not
+    /// reveal all parameters, such a store cannot be salvaged. The header has been checked, its sections have not.
     fn of_chunk(header: &ChunkHeader, image: &[u8]) -> Checked<Self>
     where
         Self: Sized;
 
-    /// What manifests record of it.
+    /// What manifests record about it.
     fn record(&self) -> FormatRecord;
 
     /// The name that users see.
@@ -77,26 +78,27 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
         self.name()
     }
 
-    /// All that it was told, as a command line has it: jobs with the same text make the same chunks.
+    /// All parameters as on a command line. Jobs with equal text must make equal chunks.
     fn options(&self) -> String {
         format!("--format {} {:?}", self.name(), self.record())
     }
 
-    /// Whether all chunks of a store but the last hold whole tiles.
+    /// Whether all chunks of a store except the last hold whole tiles.
     fn cuts_at_tiles(&self) -> bool {
         true
     }
 
-    /// Bytes of an image that a nonzero takes at least: bounds a chunk's nonzeros.
+    /// The fewest bytes of an image per nonzero. Bounds a chunk's nonzeros.
     fn nonzero_bytes_min(&self) -> u64;
 
     /// Whether chunks may have the value encoding of this code, one of [`ValueEncoding`]'s.
     fn has_value_encoding(&self, code: u8) -> bool;
 
-    /// Bytes that a builder takes for an open chunk whose image has at most `chunk_bytes`, buffers of one size included.
+    /// Bytes that a builder takes for an open chunk whose image has at most `chunk_bytes`, including buffers of
+    /// constant size.
     fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64;
 
-    /// The same while chunks with these headers, of images of at most `chunk_bytes`, are built again.
+    /// The same for rebuilding chunks with these headers and images of at most `chunk_bytes`.
     #[doc(hidden)]
     fn rebuilt_chunk_bytes(
         &self,
@@ -106,106 +108,110 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
         Ok(self.open_chunk_bytes(chunk_bytes))
     }
 
-    /// Bytes that a [`TileWorker`] makes of a nonzero of a tensor of `order`, at most.
+    /// The most bytes that a [`TileWorker`] produces per nonzero of a tensor of `order`.
     fn made_bytes(&self, _order: usize) -> usize {
         0
     }
 
-    /// The least bound on images that allows a chunk of `nnz` nonzeros and an image of `image_bytes`.
+    /// The smallest bound on images that allows a chunk of `nnz` nonzeros with an image of `image_bytes`.
     fn chunk_bytes_least(&self, _nnz: u32, image_bytes: u32) -> u64 {
         image_bytes.into()
     }
 
-    /// Builds the chunks of a tensor of `shape` by the rules of a version of the container; images have at most `chunk_bytes`.
+    /// A builder of chunks for a tensor of `shape`, by the rules of a container version, with images of at most
+    /// `chunk_bytes`.
     fn builder(&self, version: Version, shape: &Shape, chunk_bytes: u64) -> Box<dyn ChunkBuilder>;
 
-    /// Reads the chunks of a tensor of `shape`.
+    /// A decoder for chunks of a tensor of `shape`.
     fn decoder(&self, shape: &Shape) -> Decoder;
 
-    /// What is wrong with the partition at place `at`, which is of this format, among all of a store of a tensor of `order`.
+    /// Checks the partition at index `at`, which has this format, against all partitions of a store of a tensor of
+    /// `order`.
     #[doc(hidden)]
     fn check_among(&self, all: &[PartitionRecord], _at: usize, order: usize) -> Checked<()> {
         partitions::check_alone(all, order)
     }
 
-    /// How far from `mode` its order of nonzeros is: 0 where the sums of a row follow one another. The nearest cover serves a mode.
+    /// How far its sort order is from `mode`: 0 if the nonzeros of a row are contiguous. The nearest cover serves a
+    /// mode.
     #[doc(hidden)]
     fn distance(&self, _mode: usize) -> usize {
         0
     }
 
-    /// The order of modes whose tree sums are added up along on the CPU; without one, each nonzero is multiplied out.
+    /// The order of modes of the tree along which the CPU adds up sums. `None` multiplies out each nonzero.
     #[doc(hidden)]
     fn traversal(&self) -> Option<ModeOrder> {
         None
     }
 
-    /// Of layout `segments`, bit m: mode m is a product mode.
+    /// For layout `segments`: bit m is set if mode m is a product mode.
     #[doc(hidden)]
     fn product_modes(&self) -> u32 {
         0
     }
 
-    /// Partitions of a store with the same number here are one cover, where no manifest says which are.
+    /// Partitions with equal keys form one cover if no manifest lists the covers.
     #[doc(hidden)]
     fn cover_key(&self) -> u32 {
         self.record().layout.0.into()
     }
 
-    /// The modes that a partition serves where there are several covers.
+    /// The modes that a partition serves if there are several covers.
     #[doc(hidden)]
     fn target_alone(&self) -> u32 {
         self.record().levels.map_or(u32::MAX, |levels| 1 << levels.mode(0))
     }
 
-    /// Which nonzeros a partition takes that is packed again.
+    /// The nonzeros that a partition takes when a store is packed again.
     #[doc(hidden)]
     fn takes(&self) -> Takes {
         Takes::All
     }
 
-    /// The partitions that may stand beside one of `plan`, which is of this format, in its cover, and may hold nothing.
+    /// The partitions that may share a cover with one of `plan`, which has this format, and that may be empty.
     #[doc(hidden)]
     fn beside(&self, _plan: &PartitionPlan) -> Vec<PartitionPlan> {
         Vec::new()
     }
 }
 
-/// What was checked, or what is wrong with it.
+/// A checked value, or what is wrong.
 pub type Checked<T> = std::result::Result<T, &'static str>;
 
-/// What a [`TileWorker`] has made of a tile. It is handed over again for another tile, with what it held, so that memory is used again.
+/// The output of a [`TileWorker`] for a tile. It is passed in again for another tile, so that its memory is reused.
 pub type Made = Option<Box<dyn Any + Send + Sync>>;
 
-/// Takes chunks that are cut.
+/// Receives finished chunks.
 pub type ChunkSink<'a> = &'a mut dyn FnMut(ClosedChunk) -> Result<()>;
 
 /// Cuts a partition's nonzeros into chunks.
 pub trait ChunkBuilder: Debug + Send {
-    /// What works on tiles by themselves, by any thread, before they are pushed.
+    /// The part of the work that needs only one tile and that any thread can do before tiles are pushed.
     fn worker(&self) -> Option<Arc<dyn TileWorker>> {
         None
     }
 
-    /// Takes the next tile, in order, with what was made of it; chunks that are cut go to `sink`. All tiles but the last are full. Where chunks are
-    /// cut must depend on the nonzeros alone; no more nonzeros may wait here than lie in three chunks.
+    /// Takes the next tile, in order, with its worker's output, and passes finished chunks to `sink`. All tiles but the
+    /// last are full. Where chunks end must depend only on the nonzeros. The builder may hold at most three chunks'
+    /// worth of nonzeros.
     fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()>;
 
     /// Closes the last chunk.
     fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()>;
 }
 
-/// Works on single tiles, by any thread.
+/// Work on single tiles, on any thread.
 pub trait TileWorker: Debug + Send + Sync {
-    /// Makes of `tile` what the builder needs of it.
+    /// Prepares `tile` for the builder.
     fn work(&self, tile: &SortedTile, made: &mut Made);
 }
 
-/// A chunk whose nonzeros are settled. Its image is made when it is wanted, by any thread.
+/// A chunk whose nonzeros are final. Any thread can build its image later.
 pub struct ClosedChunk(Box<dyn FnOnce() -> BuiltChunk + Send>);
 
 impl ClosedChunk {
-    /// A chunk that `build` makes.
+    /// A chunk built by `build`.
     #[must_use]
     pub fn new(build: impl FnOnce() -> BuiltChunk + Send + 'static) -> Self {
         Self(Box::new(build))
@@ -218,7 +224,7 @@ impl ClosedChunk {
     }
 }
 
-/// A chunk that was built at once.
+/// A chunk that is already built.
 impl From<BuiltChunk> for ClosedChunk {
     fn from(chunk: BuiltChunk) -> Self {
         Self::new(|| chunk)
@@ -236,13 +242,13 @@ impl Debug for ClosedChunk {
 pub struct BuiltChunk {
     /// The header; its place in the store is still open.
     pub header: ChunkHeader,
-    /// The image, the header's bytes still zero.
+    /// The image; the header's bytes are still zero.
     pub image: Vec<u8>,
-    /// What the manifest lists of its nonzeros.
+    /// What the manifest lists about its nonzeros.
     pub ranges: ChunkRanges,
 }
 
-/// Where a chunk's nonzeros lie.
+/// The ranges of a chunk's nonzeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChunkRanges {
     /// Nonzeros.
@@ -256,7 +262,7 @@ pub struct ChunkRanges {
 }
 
 impl ChunkRanges {
-    /// Those with one tile more.
+    /// Extends the ranges by one tile.
     pub fn add(&mut self, tile: &SortedTile) {
         if self.nnz == 0 {
             *self = Self { nnz: 0, linear: tile.linear, row_low: tile.low, row_high: tile.high };
@@ -269,10 +275,10 @@ impl ChunkRanges {
 }
 
 impl BuiltChunk {
-    /// A chunk of a registered format: the nonzeros of `ranges`, in these sections, whose kinds ascend and are private, from 2^31 up.
+    /// A chunk of a registered format with the nonzeros of `ranges` in these sections. Their kinds must ascend and be
+    /// private, from 2^31 up.
     ///
-    /// # Panics
-    /// Where they are not, for more nonzeros or bytes than a chunk has, and for more sections than a header lists.
+    /// # Panics If the kinds are invalid, or if there are more nonzeros, bytes or sections than a chunk can have.
     #[must_use]
     pub fn new(
         version: Version,
@@ -297,11 +303,10 @@ impl BuiltChunk {
     }
 }
 
-/// The nonzeros of one tile of the store, or of the part of it that a chunk holds, decoded: what operations on the host
-/// work on.
+/// The decoded nonzeros of one tile of the store, or of the part of it in a chunk. Host operations work on these.
 ///
-/// `indices` has one column of 512 for each mode; slots from `nnz` on hold indices that are inside
-/// the dims and values that mean nothing.
+/// `indices` has one column of 512 for each mode. Slots from `nnz` on hold indices inside the dims and arbitrary
+/// values.
 #[derive(Debug)]
 pub struct DecodedTile<'a> {
     /// Nonzeros in the tile.
@@ -332,16 +337,17 @@ impl DecodedTile<'_> {
 
 /// Reads the chunks of a registered format.
 pub trait ChunkDecoder: Debug + Send + Sync {
-    /// Checks what its sections hold, as far as that costs time proportional to tiles, or says what is wrong: that they are there and no others
-    /// are, and have the lengths of `header.nnz` nonzeros, whatever a hostile file says. The header, checksums and SHAPE have been checked.
+    /// Checks a chunk's sections as far as that takes time proportional to the number of tiles, or returns what is
+    /// wrong: exactly the expected sections exist, with lengths for `header.nnz` nonzeros, even in a hostile file. The
+    /// header, checksums and SHAPE have been checked.
     fn open<'a>(&'a self, header: &ChunkHeader, image: &'a [u8]) -> Checked<Box<dyn NonzeroView + 'a>>;
 }
 
 /// The nonzeros of a chunk of a registered format.
 pub trait NonzeroView: Debug + Send + Sync {
-    /// Decodes nonzeros `range` of the chunk, at most [`TILE_NNZ`]: the first indices of each column, one of [`TILE_NNZ`] for each mode, and the
-    /// first values. False where a number is out of range. (Whoever calls finds indices outside of the dims, and values that are not
-    /// finite.)
+    /// Decodes nonzeros `range` of the chunk, at most [`TILE_NNZ`], into the start of each column of `indices` (one of
+    /// [`TILE_NNZ`] per mode) and the start of `values`. Returns false if a number is out of range. The caller checks
+    /// for indices outside the dims and values that are not finite.
     fn decode(&self, range: Range<usize>, indices: &mut [u32], values: &mut [f64]) -> bool;
 
     /// Bytes of the image that values take.
@@ -351,7 +357,7 @@ pub trait NonzeroView: Debug + Send + Sync {
     fn index_bytes(&self) -> u64;
 }
 
-/// What decoding the chunks of one partition needs, made once.
+/// What decoding the chunks of one partition needs. Made once.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Decoder {
@@ -420,7 +426,8 @@ impl<'a> ChunkView<'a> {
         }
     }
 
-    /// The same for a device, whose kernels check numbers and not how a tree pads its fibers: that is done here.
+    /// Like [`ChunkView::open`], for a device. Its kernels check numbers but not the padding of a tree's fibers,
+    /// so this does.
     pub fn open_for_device(
         decoder: &'a Decoder,
         header: &ChunkHeader,
@@ -432,7 +439,7 @@ impl<'a> ChunkView<'a> {
         Ok(view)
     }
 
-    /// The tree, where the chunk holds one.
+    /// The tree, if the chunk holds one.
     #[must_use]
     pub fn tree(&self) -> Option<&tree::TreeView<'a>> {
         if let Self::Tree(view) = self { Some(view) } else { None }
@@ -486,20 +493,19 @@ impl<'a> ChunkView<'a> {
         each!(self, view => view.index_bytes())
     }
 
-    /// Whether no value of a dictionary or of an f64 section is outside of the range. What columns and f32 sections hold is not
-    /// looked at.
+    /// Whether all values of a dictionary or an f64 section are in the range. Does not check columns and f32 sections.
     #[must_use]
     pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
         each!(self, view => view.stored_values_within(low, high))
     }
 
-    /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
+    /// Passes the values of all nonzeros to `take`, in order, at most a tile at a time.
     pub fn for_each_values(&self, take: impl FnMut(&[f64])) -> Result<()> {
         each!(self, view => view.for_each_values(take))
     }
 
-    /// Decodes tile `t`, as far as it is in the chunk, into `indices` (one column of [`TILE_NNZ`] per mode) and
-    /// `values`.
+    /// Decodes the part of tile `t` that is in the chunk into `indices` (one column of [`TILE_NNZ`] per mode)
+    /// and `values`.
     #[inline(always)]
     pub fn decode<'b>(
         &self,
@@ -511,7 +517,7 @@ impl<'a> ChunkView<'a> {
     }
 }
 
-/// The shape that the SHAPE section of an image gives: what is known of a chunk without its store's manifest.
+/// The shape in the SHAPE section of an image, for a chunk whose store has lost its manifest.
 pub fn chunk_shape(header: &ChunkHeader, image: &[u8], path: &Path) -> Result<Shape> {
     let wrong = |what: &str| Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number));
     let section = header.section(SectionKind::Shape).and_then(|section| image.get(section));

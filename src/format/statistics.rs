@@ -1,35 +1,35 @@
-//! The manifest's statistics, gathered from tiles in order (formats-spec/container.md, "Statistics"); those of each mode, and those of a tree, in
-//! parallel.
+//! The manifest's statistics, gathered from tiles in order (formats-spec/container.md, "Statistics"). Modes and the
+//! tree are counted in parallel.
 
 use super::gathered::{MULTIPLIER, SortedTile, of_total_key, total_key};
 use crate::encoding::TILE_NNZ;
 use crate::shape::{ModeOrder, ORDER_MAX};
 use rayon::prelude::*;
 
-/// Group sizes of which a partition's distinct indices are counted: 512 times the powers of two.
+/// The number of group sizes for which distinct indices are counted: 512 times powers of two.
 pub const GROUP_SIZES: usize = 8;
 /// Entries of the histogram of fibers' lengths.
 pub const FIBER_LENGTHS: usize = 32;
 
-/// What plans want to know of a partition without opening chunks.
+/// Statistics of a partition that plans use without opening chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartitionStatistics {
     /// Nonzeros of the groups in which distinct indices were counted.
     pub sampled: u64,
-    /// Of trees: nodes of each level.
+    /// For trees: nodes of each level.
     pub nodes: [u64; ORDER_MAX],
-    /// Of trees: fibers with 2^k to 2^(k+1) - 1 nonzeros.
+    /// For trees: the number of fibers with 2^k to 2^(k+1) - 1 nonzeros.
     pub fiber_lengths: [u64; FIBER_LENGTHS],
-    /// Of each mode: distinct indices in groups of 512 2^k nonzeros, added up.
+    /// For each mode: distinct indices in groups of 512 * 2^k nonzeros, summed over groups.
     pub distinct: Vec<[u64; GROUP_SIZES]>,
 }
 
-/// Row counters of each mode: rows that are equal modulo this share one.
+/// Row counters per mode. Rows with equal remainders share a counter.
 const ROW_BUCKETS: usize = 1 << 16;
 
 /// Nonzeros of the largest group in which distinct indices are counted.
 const GROUP_NNZ: usize = TILE_NNZ << (GROUP_SIZES - 1);
-/// Of so many groups one is.
+/// One in this many groups is sampled.
 const GROUPS_EACH: u64 = 8;
 
 /// The manifest's statistics, gathered from tiles in order.
@@ -45,7 +45,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Nothing gathered yet; of nonzeros in an order of modes those of a tree too.
+    /// Empty statistics. With an order of modes, a tree is counted too.
     #[must_use]
     pub fn new(order: usize, levels: Option<&ModeOrder>) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Statistics {
         self.hash
     }
 
-    /// What plans want to know.
+    /// The statistics that plans use.
     #[must_use]
     pub fn of_partition(&self) -> PartitionStatistics {
         let modes: Vec<ModeCounts> = self.modes.iter().map(ModeCounts::closed).collect();
@@ -95,14 +95,14 @@ impl Statistics {
         PartitionStatistics { sampled: modes[0].sampled, nodes, fiber_lengths, distinct }
     }
 
-    /// The same, where the sum of squares goes on from that of the cover's partitions before.
+    /// The same, continuing the sum of squares of the cover's earlier partitions.
     #[must_use]
     pub(super) fn following(self, squares: Neumaier) -> Self {
         Self { sum_squares: squares, ..self }
     }
 }
 
-/// What manifests say of all nonzeros: of the partitions of cover 0, one after the other.
+/// What manifests record about all nonzeros: those of cover 0, partition after partition.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     nnz: u64,
@@ -115,7 +115,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds the next partition, whose sum of squares goes on from [`Totals::squares`].
+    /// Adds the next partition. Its sum of squares continues [`Totals::squares`].
     pub fn add(&mut self, partition: Statistics) {
         self.nnz += partition.nnz;
         self.hash = self.hash.wrapping_add(partition.hash);
@@ -132,7 +132,7 @@ impl Totals {
         }
     }
 
-    /// Bytes that it holds of a tensor of `order`.
+    /// Bytes of memory for a tensor of `order`.
     #[must_use]
     pub fn host_bytes(order: usize) -> u64 {
         (order * ROW_BUCKETS * size_of::<u64>()) as u64
@@ -150,13 +150,13 @@ impl Totals {
         self.hash
     }
 
-    /// The sum of the values' squares while it grows.
+    /// The running sum of the squared values.
     #[must_use]
     pub fn squares(&self) -> Neumaier {
         self.sum_squares
     }
 
-    /// The sum of the values' squares.
+    /// The sum of the squared values.
     #[must_use]
     pub fn sum_squares(&self) -> f64 {
         self.sum_squares.total()
@@ -174,22 +174,22 @@ impl Totals {
         self.value_keys.map_or(f64::NEG_INFINITY, |keys| of_total_key(keys[1]))
     }
 
-    /// For each mode a number of nonzeros that no row exceeds.
+    /// For each mode, an upper bound on the nonzeros of a row.
     #[must_use]
     pub fn longest_row_bounds(&self) -> Vec<u64> {
         self.rows.iter().map(|rows| rows.iter().copied().max().unwrap_or(0)).collect()
     }
 }
 
-/// Of one mode: its rows' counters, and distinct indices in groups of nonzeros.
+/// Counts of one mode: row counters, and distinct indices in groups of nonzeros.
 #[derive(Clone, Debug)]
 struct ModeCounts {
     mode: usize,
     rows: Vec<u64>,
     sampled: u64,
-    /// The indices in the sampled group that is open.
+    /// The indices of the open sampled group.
     open: Vec<u32>,
-    /// Where each index was met last, by its hash: the index, and its position in the group plus one.
+    /// For each hash, the index met last and its position in the group plus one.
     met: Vec<u64>,
     distinct: [u64; GROUP_SIZES],
 }
@@ -200,7 +200,7 @@ impl ModeCounts {
         Self { mode, rows, sampled: 0, open: Vec::new(), met: Vec::new(), distinct }
     }
 
-    /// Adds tiles behind `nnz` nonzeros.
+    /// Adds tiles that follow `nnz` nonzeros.
     fn add<'t>(&mut self, mut nnz: u64, tiles: impl Iterator<Item = &'t SortedTile>) {
         for tile in tiles {
             let column = tile.column(self.mode);
@@ -218,7 +218,7 @@ impl ModeCounts {
         }
     }
 
-    /// Counts what is open.
+    /// Counts the open group.
     fn close(&mut self) {
         self.sampled += self.open.len() as u64;
         let counts = distinct(&self.open, &mut self.met);
@@ -226,7 +226,7 @@ impl ModeCounts {
         self.open.clear();
     }
 
-    /// With what is open counted.
+    /// A copy in which the open group has been counted.
     fn closed(&self) -> Self {
         let mut closed = self.clone();
         closed.close();
@@ -234,13 +234,13 @@ impl ModeCounts {
     }
 }
 
-/// Distinct numbers in groups of 512 2^k of at most [`GROUP_NNZ`], added up for each k. An index counts in all groups that are so small
-/// that it was not met in them before.
+/// Distinct numbers in groups of 512 * 2^k of at most [`GROUP_NNZ`], summed for each k. An index counts in every group
+/// that is so small that it has not occurred in it before.
 fn distinct(indices: &[u32], met: &mut Vec<u64>) -> [u64; GROUP_SIZES] {
     let slots = (2 * indices.len()).next_power_of_two();
     met.clear();
     met.resize(slots, 0);
-    // How many indices are new in groups of the first so many sizes.
+    // Entry k: the number of indices that are new in groups of the k smallest sizes and no others.
     let mut new_in = [0u64; GROUP_SIZES + 1];
     for (&index, at) in indices.iter().zip(0u64..) {
         let mut slot = (u64::from(index).wrapping_mul(MULTIPLIER) >> 32) as usize % slots;
@@ -255,13 +255,13 @@ fn distinct(indices: &[u32], met: &mut Vec<u64>) -> [u64; GROUP_SIZES] {
     std::array::from_fn(|size| new_in[size + 1..].iter().sum())
 }
 
-/// A tree's nodes and fibers, whatever chunks they lie in.
+/// A tree's nodes and fibers, regardless of chunks.
 #[derive(Clone, Debug)]
 struct TreeCounts {
     levels: ModeOrder,
     last: Option<[u32; ORDER_MAX]>,
     nodes: [u64; ORDER_MAX],
-    /// Nonzeros of the fiber that is open.
+    /// Nonzeros of the open fiber.
     fiber: u64,
     lengths: [u64; FIBER_LENGTHS],
 }
@@ -273,7 +273,8 @@ impl TreeCounts {
 
     fn add(&mut self, tile: &SortedTile) {
         let (order, nnz) = (self.levels.modes().len(), tile.values.len());
-        // The first level at which each nonzero differs from the one before; the leaves' where none does.
+        // For each nonzero, the first level at which it differs from the previous one; the leaf level if none
+        // does.
         let mut firsts = [u8::MAX; TILE_NNZ];
         for (&mode, level) in self.levels.modes()[..order - 1].iter().zip(0u8..8).rev() {
             let column = &tile.column(mode.into())[..nnz];
@@ -300,7 +301,7 @@ impl TreeCounts {
             }
             self.fiber += 1;
         }
-        // What begins at a level begins at all below.
+        // A new node at one level implies new nodes at all levels below.
         let mut nodes = 0;
         for (all, begun) in self.nodes[..order].iter_mut().zip(begun) {
             nodes += begun;
@@ -336,7 +337,7 @@ impl Neumaier {
         self.sum = sum;
     }
 
-    /// The sum; infinity where it overflowed.
+    /// The sum; infinity if it overflowed.
     #[must_use]
     pub fn total(self) -> f64 {
         if self.sum.is_finite() { self.sum + self.lost } else { f64::INFINITY }
@@ -348,7 +349,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Against sets, of groups of every size, with indices that come back near and far.
+    /// Compares with sets, for groups of every size, with indices that repeat at short and long distances.
     #[test]
     fn distinct_indices_are_counted_in_groups_of_every_size() {
         let index =

@@ -1,5 +1,5 @@
-//! Formats whose chunks are trees with `csr` leaves, and which differ in parameters, and in what partitions they make: CSF, B-CSF,
-//! MM-CSF, and two of the three roles of HB-CSF.
+//! Formats whose chunks are trees with `csr` leaves: CSF, B-CSF, MM-CSF, and two of the three roles of HB-CSF. They
+//! differ in parameters and in the partitions that they make.
 
 use super::partitions::PartitionRecord;
 use super::tree::{self, TreeBuilder, TreeDecoder};
@@ -11,17 +11,17 @@ use crate::error::Result;
 use crate::shape::{ModeOrder, Shape};
 use std::fmt::Debug;
 
-/// What one of these formats adds to its trees.
+/// The differences between these formats.
 pub trait TreeKind: Clone + Copy + Debug + Send + Sync + 'static {
     /// The format's code.
     const CODE: u32;
     /// The name that users see.
     const NAME: &'static str;
 
-    /// What parameters say.
+    /// Reads the parameters.
     fn read(parameters: &[u8]) -> Checked<Self>;
 
-    /// What a chunk tells of it, which holds no parameters.
+    /// The kind that a chunk reveals. Chunks hold no parameters.
     fn of_chunk() -> Self;
 
     /// The parameters.
@@ -141,12 +141,12 @@ impl<K: TreeKind> ChunkFormat for TreeOf<K> {
     }
 }
 
-/// A number that tells orders of modes apart.
+/// A number that distinguishes orders of modes.
 pub(super) fn key_of(levels: &ModeOrder) -> u32 {
     levels.modes().iter().fold(0, |key, &mode| key << 3 | u32::from(mode))
 }
 
-/// The one number of parameters of 8 bytes, the other being reserved.
+/// Reads parameters of 8 bytes: a number and a reserved field.
 pub(super) fn one_number(parameters: &[u8]) -> Checked<u32> {
     let bytes: [u8; 8] = parameters.try_into().map_err(|_| "parameters of a partition")?;
     u32::try_from(u64::from_le_bytes(bytes)).map_err(|_| "parameters of a partition")

@@ -1,4 +1,4 @@
-//! The VALUES section of an image, and the checks that all formats share.
+//! The VALUES section of an image, and checks shared by all formats.
 
 use crate::chunk::{ChunkHeader, ImageWriter, SectionKind, Version};
 use crate::encoding::TILE_NNZ;
@@ -13,18 +13,18 @@ use crate::shape::Shape;
 use std::ops::Range;
 use std::path::Path;
 
-/// How an image's values are encoded, and where those are that no column holds.
+/// How an image's values are encoded, and where those outside columns are.
 #[derive(Debug)]
 pub(super) struct ValueSection {
     pub encoding: ValueEncoding,
-    /// The section; empty where there is none.
+    /// The section; empty if there is none.
     pub section: Range<usize>,
     pub dictionary: Vec<f64>,
     /// Of decimals.
     decimals: Decimals,
 }
 
-/// What a chunk's decimals are divided by, and where values and places of its exceptions are in the image.
+/// The divisor of a chunk's decimals, and the places of its exceptions and their values in the image.
 #[derive(Debug, Default)]
 struct Decimals {
     power: f64,
@@ -60,7 +60,7 @@ impl Decimals {
         bytemuck::cast_slice(&image[self.values.clone()])
     }
 
-    /// Makes values of the integers of the slots from `first` on.
+    /// Converts the integers of the slots from `first` on to values.
     #[inline(always)]
     fn finish(&self, image: &[u8], first: usize, values: &mut Numbers<f64>) {
         for v in values.iter_mut() {
@@ -119,7 +119,7 @@ impl ValueSection {
         Ok(Self { encoding, section, dictionary, decimals })
     }
 
-    /// Whether a tile's record can say this of its value column.
+    /// Whether a tile's record may have such a value column.
     pub fn column_fits(&self, width: u32, base: i64) -> bool {
         const INTEGER_MAX: i64 = 1 << 53;
         match self.encoding {
@@ -132,8 +132,8 @@ impl ValueSection {
         }
     }
 
-    /// The values of `slots`, at most a tile's; `words` are their column, of this base and width. False where a number is outside of the
-    /// dictionary, or a value is not finite.
+    /// The values of `slots`, at most a tile. `words` is their column with this base and width. Returns false if an
+    /// entry number is outside the dictionary or a value is not finite.
     #[inline(always)]
     pub fn unpack(
         &self,
@@ -158,13 +158,13 @@ impl ValueSection {
         }
     }
 
-    /// The rule that values break which [`ValueSection::unpack`] refuses: they name an entry that is not there, or are not finite.
+    /// The rule that is broken by values that [`ValueSection::unpack`] refuses: they name a missing entry or are not
+    /// finite.
     pub fn refused_rule(&self) -> &'static str {
         if self.encoding == ValueEncoding::Dictionary { "image-section" } else { "image-value" }
     }
 
-    /// Whether no value of a dictionary or of an f64 section is outside of the range. What columns and f32 sections hold is not
-    /// looked at.
+    /// Whether all values of a dictionary or an f64 section are in the range. Does not check columns and f32 sections.
     pub fn within(&self, image: &[u8], low: f64, high: f64) -> bool {
         let inside = |v: &f64| (low..=high).contains(v);
         match self.encoding {
@@ -195,7 +195,7 @@ impl ValueSection {
     }
 }
 
-/// Writes the VALUES section, where the encoding has one. `each` hands all values, in order, to what it is given.
+/// Writes the VALUES section, if the encoding has one. `each` passes all values, in order, to its argument.
 pub(super) fn value_section(
     image: &mut ImageWriter,
     chosen: &ChosenValues,
@@ -230,16 +230,16 @@ pub(super) fn value_section(
     }
 }
 
-/// What is said of an image with wrong dims, and with bytes between its sections.
+/// The message for wrong dims, and for nonzero bytes between sections.
 const WRONG_DIMS: &str = "SHAPE section differs from the manifest";
 const WRONG_GAP: &str = "bytes between sections are not zero";
-/// What is said of an image with other sections than its layout and value encoding name.
+/// The message for unexpected sections.
 const NO_SHAPE: &str = "no SHAPE section";
 pub(super) const WRONG_SECTIONS: &str = "a section is missing, or has no place here";
-/// What is said of a VALUES section that holds one that is not finite.
+/// The message for a VALUES section with a value that is not finite.
 const NOT_FINITE: &str = "a value that is not finite";
 
-/// The error about an image of which this is wrong.
+/// The error for an image with this defect.
 pub(super) fn wrong_section(path: &Path, header: &ChunkHeader, what: &'static str) -> Error {
     let rule = match what {
         WRONG_DIMS => "image-shape",
@@ -251,7 +251,7 @@ pub(super) fn wrong_section(path: &Path, header: &ChunkHeader, what: &'static st
     Error::corrupt(path, format!("chunk {}: corrupt: {what}", header.number)).breaks(rule)
 }
 
-/// What every image has: the dims, and zeros between sections.
+/// Checks what every image has: the dims, and zeros between sections.
 pub(super) fn check_dims(shape: &Shape, header: &ChunkHeader, image: &[u8]) -> Result<(), &'static str> {
     let section = header.section(SectionKind::Shape).ok_or(NO_SHAPE)?;
     let dims = shape.dims().iter().flat_map(|d| d.to_le_bytes());
@@ -264,7 +264,7 @@ pub(super) fn check_dims(shape: &Shape, header: &ChunkHeader, image: &[u8]) -> R
     Ok(())
 }
 
-/// The same of an image with no sections but SHAPE, those of the index, which are of `kinds`, and VALUES.
+/// Also checks that the image has no sections other than SHAPE, index sections of `kinds`, and VALUES.
 pub(super) fn check_frame(
     shape: &Shape,
     header: &ChunkHeader,

@@ -1,5 +1,5 @@
-//! Building chunk images. Tiles are encoded independently (in parallel, by the packer), then assembled in
-//! order into chunks of bounded bytes.
+//! Builds chunk images. Tiles are encoded independently, in parallel, then assembled in order into chunks of
+//! bounded size.
 
 use super::Blco;
 use crate::chunk::{ALIGN, ImageWriter, SectionKind, Version};
@@ -24,19 +24,19 @@ const SECTIONS: usize = 4;
 struct TilePacker {
     order: usize,
     encoding: IndexEncoding,
-    /// Of whole coordinates, and how keys are made of it (`raw`).
+    /// Computes linear indices and, for `raw`, keys from them.
     linearizer: Linearizer<u128>,
     reencoding: Reencoding,
 }
 
-/// One tile, ready to be assembled.
+/// An encoded tile.
 #[derive(Debug, Default)]
 pub struct TileColumns {
     record: TileRecord,
     costs: TileValues,
     /// Packed columns of the modes (`tiled`).
     columns: Vec<u8>,
-    /// Re-encoded indices, and each new key with the position where it starts (`raw`).
+    /// Re-encoded indices, and each new key with its start position (`raw`).
     raw: Vec<u64>,
     keys: Vec<(u64, u32)>,
 }
@@ -82,7 +82,7 @@ impl TilePacker {
     }
 }
 
-/// Assembles tiles into chunks, by the rule of formats-spec/blco.md, "Cutting".
+/// Assembles tiles into chunks by the rules of formats-spec/blco.md, "Cutting".
 #[derive(Debug)]
 pub struct BlcoBuilder {
     encoder: Arc<Encoder>,
@@ -97,11 +97,11 @@ struct Encoder {
     version: Version,
     shape: Shape,
     encoding: IndexEncoding,
-    /// Buffers of chunks that were built, to be filled again.
+    /// Buffers of finished chunks, for reuse.
     spare: Mutex<Vec<OpenChunk>>,
 }
 
-/// What a chunk's image is made of.
+/// The data of a chunk's image.
 #[derive(Debug)]
 struct OpenChunk {
     tiles: Vec<TileRecord>,
@@ -113,7 +113,7 @@ struct OpenChunk {
     ranges: ChunkRanges,
 }
 
-/// The nonzeros that a chunk can hold at most.
+/// The most nonzeros in a chunk.
 pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
     let tiles = (chunk_bytes / 4 / TILE_NNZ as u64).max(1);
     usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
@@ -124,12 +124,12 @@ pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     2 * chunk_bytes + 8 * chunk_nnz_max(chunk_bytes) as u64
 }
 
-/// The least bound on a chunk's image that allows `nnz` nonzeros in `image_bytes`.
+/// The smallest bound on a chunk's image that allows `nnz` nonzeros in `image_bytes`.
 pub(crate) fn chunk_bytes_least(nnz: u32, image_bytes: u32) -> u64 {
     (4 * u64::from(nnz)).max(image_bytes.into())
 }
 
-/// Bytes that COLUMNS and VALUES take in an image whose index columns take `columns`.
+/// The bytes of COLUMNS and VALUES in an image whose index columns take `columns`.
 fn value_cost(columns: usize) -> impl Fn(ValueBytes) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
     move |values| aligned(columns as u64 + values.columns) + aligned(values.section)
@@ -144,7 +144,7 @@ impl BlcoBuilder {
         Self { encoder: Arc::new(encoder), chunk_bytes, nnz_max: chunk_nnz_max(chunk_bytes), open }
     }
 
-    /// Whether the open chunk with `tile`, of `nnz` nonzeros, added stays within its bounds.
+    /// Whether the open chunk stays within its bounds if `tile`, with `nnz` nonzeros, is added.
     fn has_room(&self, tile: &TileColumns, nnz: usize) -> bool {
         let open = &self.open;
         if open.tiles.is_empty() {
@@ -160,7 +160,7 @@ impl BlcoBuilder {
             && self.encoder.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
     }
 
-    /// Closes the open chunk, if it holds anything.
+    /// Closes the open chunk unless it is empty.
     fn close(&mut self) -> Option<ClosedChunk> {
         if self.open.tiles.is_empty() {
             return None;
@@ -257,7 +257,7 @@ impl Encoder {
         BuiltChunk { header, image, ranges: chunk.ranges.clone() }
     }
 
-    /// Tile records and columns, each tile's value column behind those of its modes.
+    /// Writes tile records and columns. Each tile's value column follows those of its modes.
     fn tiled_sections(&self, chunk: &OpenChunk, image: &mut ImageWriter, chosen: &ChosenValues) {
         let order = self.shape.order();
         let mut records = chunk.tiles.clone();
@@ -281,7 +281,7 @@ impl Encoder {
     }
 }
 
-/// Blocks and re-encoded indices.
+/// Writes blocks and re-encoded indices.
 fn raw_sections(chunk: &OpenChunk, image: &mut ImageWriter) {
     image.section(SectionKind::Blocks, |out| {
         for (key, start) in &chunk.keys {

@@ -1,5 +1,5 @@
-//! BLCO (formats-spec/blco.md): [`BlcoBuilder`] makes chunk images from sorted nonzeros, [`BlcoView`] gives
-//! them back, checked, a tile at a time.
+//! BLCO (formats-spec/blco.md): [`BlcoBuilder`] makes chunk images from sorted nonzeros; [`BlcoView`] checks
+//! them and returns the nonzeros tile by tile.
 
 mod build;
 mod view;
@@ -77,7 +77,7 @@ impl ChunkFormat for Blco {
 
     fn made_bytes(&self, order: usize) -> usize {
         match self.0 {
-            // An index, and a key with where it starts.
+            // An index, and a key with its start position.
             IndexEncoding::Raw => 24,
             IndexEncoding::Tiled => 4 * order,
         }

@@ -1,5 +1,5 @@
-//! A checked view of a chunk image. Opening one checks everything that costs time proportional to tiles;
-//! decoding a tile checks its nonzeros. No coordinate outside the shape ever comes out.
+//! A checked view of a chunk image. Opening it checks everything that takes time proportional to the number
+//! of tiles; decoding a tile checks its nonzeros. It never returns a coordinate outside the shape.
 
 use crate::chunk::{ChunkHeader, SectionKind};
 use crate::encoding::tile::{TileRecord, record_bytes, unpack_mode};
@@ -12,7 +12,7 @@ use crate::shape::{ORDER_MAX, Shape};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// What decoding the chunks of one store needs, made once.
+/// What decoding the chunks of one store needs. Made once.
 #[derive(Debug)]
 pub struct BlcoDecoder {
     shape: Shape,
@@ -112,7 +112,8 @@ impl<'a> BlcoView<'a> {
         }
     }
 
-    /// Blocks in order, or tile records inside the shape with columns that follow one another.
+    /// Checks that blocks ascend, or that tile records are inside the shape and their columns follow one
+    /// another.
     fn check_index(&self) -> std::result::Result<(), &'static str> {
         match &self.index {
             IndexSections::Raw { blocks, .. } => {
@@ -276,7 +277,8 @@ impl<'a> BlcoView<'a> {
         bytemuck::cast_slice(&self.image[start..start + length])
     }
 
-    /// Values of tile `t` of a `tiled` chunk, whose value column is `words`; false if one is out of range.
+    /// Values of tile `t` of a `tiled` chunk with the value column `words`. Returns false if one is out of
+    /// range.
     #[inline(always)]
     fn tiled_values(
         &self,
@@ -289,13 +291,13 @@ impl<'a> BlcoView<'a> {
         self.values.unpack(self.image, from..from + self.tile_nnz(t), words, column, values)
     }
 
-    /// Whether no value of a dictionary or of an f64 section is outside of the range.
+    /// Whether all values of a dictionary or an f64 section are in the range.
     #[must_use]
     pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
         self.values.within(self.image, low, high)
     }
 
-    /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
+    /// Passes the values of all nonzeros to `take`, in order, at most a tile at a time.
     pub fn for_each_values(&self, mut take: impl FnMut(&[f64])) -> Result<()> {
         let mut values = [0.0; TILE_NNZ];
         for t in 0..self.tiles() {
@@ -307,7 +309,7 @@ impl<'a> BlcoView<'a> {
         Ok(())
     }
 
-    /// The values of tile `t`; false if one is out of range.
+    /// The values of tile `t`. Returns false if one is out of range.
     fn decoded_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
         match &self.index {
             IndexSections::Raw { .. } => self.section_values(t, values),
@@ -331,14 +333,14 @@ impl<'a> BlcoView<'a> {
         Error::corrupt(&self.path, what).breaks(rule)
     }
 
-    /// Values of tile `t` from the VALUES section; false if one is not finite.
+    /// Values of tile `t` from the VALUES section. Returns false if one is not finite.
     #[inline(always)]
     fn section_values(&self, t: usize, values: &mut [f64; TILE_NNZ]) -> bool {
         let from = t * TILE_NNZ;
         self.values.unpack(self.image, from..from + self.tile_nnz(t), &[], (0, 0), values)
     }
 
-    /// Whether the re-encoded indices of tile `t` have bits of modes alone.
+    /// Whether the re-encoded indices of tile `t` use only bits that belong to modes.
     fn used_bits_alone(&self, t: usize, index: &Range<usize>) -> bool {
         let stored: &[u64] = bytemuck::cast_slice(&self.image[index.clone()]);
         let tile = &stored[t * TILE_NNZ..][..self.tile_nnz(t)];

@@ -1,4 +1,5 @@
-//! Trees to chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting". What all formats of trees share.
+//! Cuts trees into chunks: whole slices if they fit, by the rules of formats-spec/hocfs.md, "Cutting". All tree formats
+//! share it.
 
 use super::{Meter, Tree, TreeEncoder, nodes_max};
 use crate::chunk::{ChunkHeader, Version};
@@ -9,7 +10,7 @@ use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Nodes that a chunk can hold at most, leaves included.
+/// The most nodes in a chunk, leaves included.
 pub(crate) fn chunk_nodes_max(chunk_bytes: u64) -> usize {
     usize::try_from(chunk_bytes / 2).unwrap_or(usize::MAX)
 }
@@ -19,18 +20,19 @@ pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     tree_bytes(chunk_nodes_max(chunk_bytes) as u64, 0) + built_bytes(chunk_bytes)
 }
 
-/// Bytes of a tree in memory (a list grows without a second one: `cli::memory`) and of where its fibers' slots begin: 12 for
-/// each node, at most.
+/// Bytes of a tree in memory and of its fibers' slot starts: at most 12 per node. (A list grows without a second copy:
+/// see `cli::memory`.)
 fn tree_bytes(leaves: u64, inner: u64) -> u64 {
     12 * leaves + 8 * inner + 4 * leaves.min(inner)
 }
 
-/// Bytes of the columns above the leaves, and of an image of at most so many.
+/// Bytes of the columns above the leaves, and of an image of at most `image_bytes`.
 fn built_bytes(image_bytes: u64) -> u64 {
     image_bytes + image_bytes / 2
 }
 
-/// Bytes of an image before padding, at most: what padding adds by the rule, with something for the wider columns, is left.
+/// The most bytes of an image before padding: leaves room for the padding that the rule allows, and for slightly wider
+/// columns.
 fn unpadded_bytes_max(leaf: LeafRule, chunk_bytes: u64) -> u64 {
     match leaf {
         LeafRule::Csr => chunk_bytes,
@@ -39,11 +41,12 @@ fn unpadded_bytes_max(leaf: LeafRule, chunk_bytes: u64) -> u64 {
     }
 }
 
-/// Chunks that what is open when one is closed can lie in: that one, the slice after it, and its last fiber.
+/// The most chunks' worth of data that is open when a chunk is closed: the chunk, the slice after it, and its
+/// last fiber.
 pub(crate) const OPEN_CHUNKS: usize = 3;
 
-/// Bytes that a chunk of a store takes while it is built again, whose chunks have these headers: where one ends with a
-/// slice, much of the next ones is open as well, up to what a chunk can hold. How much that is, the densest of them tells.
+/// Bytes that rebuilding takes per chunk, for a store whose chunks have these headers. If a chunk ends with a slice,
+/// much of the next ones is open too, up to the capacity of a chunk. The densest of them gives the bound.
 pub(crate) fn rebuilt_chunk_bytes(
     leaf: LeafRule,
     chunk_bytes: u64,
@@ -51,7 +54,7 @@ pub(crate) fn rebuilt_chunk_bytes(
 ) -> Result<u64> {
     let full = u128::from(unpadded_bytes_max(leaf, chunk_bytes));
     let (mut trees, mut image) = (0, 0);
-    // The trees of the last chunks, and each as long as a full chunk.
+    // The trees of the last chunks, and each scaled to a full chunk.
     let mut last = VecDeque::with_capacity(OPEN_CHUNKS);
     headers.try_for_each(|header| {
         let header = header?;
@@ -70,24 +73,24 @@ pub(crate) fn rebuilt_chunk_bytes(
     Ok(trees.saturating_add(built_bytes(image.min(chunk_bytes))).min(open_chunk_bytes(chunk_bytes)))
 }
 
-/// Puts nonzeros, in order, into chunks: whole slices where they fit, by the rule of formats-spec/hocfs.md, "Cutting".
+/// Puts nonzeros, in order, into chunks: whole slices if they fit, by the rules of formats-spec/hocfs.md, "Cutting".
 #[derive(Debug)]
 pub struct TreeBuilder {
     version: Version,
     levels: ModeOrder,
     encoder: Arc<TreeEncoder>,
     chunk_bytes: u64,
-    /// Bytes of a chunk before padding, at most.
+    /// The most bytes of a chunk before padding.
     bytes_max: u64,
     nodes_max: usize,
     tree: Tree,
     meter: Meter,
-    /// Nonzeros that need not be measured.
+    /// Nonzeros that can be added without measuring.
     room: usize,
 }
 
 impl TreeBuilder {
-    /// A builder of chunks of the format of code `format`, whose images have at most `chunk_bytes`.
+    /// A builder for chunks of the format with code `format`, whose images have at most `chunk_bytes`.
     #[must_use]
     pub fn new(
         version: Version,
@@ -139,8 +142,8 @@ impl TreeBuilder {
         self.room = self.meter.room(self.bytes_max).min(nodes);
     }
 
-    /// Closes the chunk, whose last nonzero is too much: before the last slice, or where that is the first, before its
-    /// last fiber, or where that is the first, before the nonzero.
+    /// Closes the chunk, which its last nonzero has overfilled. Cuts before the last slice; if that is also the first,
+    /// before the last fiber; if that is also the first, before the nonzero.
     fn cut(&mut self, sink: ChunkSink<'_>) -> Result<()> {
         let tree = &mut self.tree;
         let places = [tree.last_start(0), tree.last_start(tree.order() - 2), tree.nnz() - 1];
@@ -153,7 +156,7 @@ impl TreeBuilder {
             self.look_ahead();
             return Ok(());
         }
-        // Tiles that begin elsewhere can be wider: what is left is measured nonzero by nonzero.
+        // Tiles that begin elsewhere can be wider, so the rest is measured again nonzero by nonzero.
         let rest = std::mem::replace(&mut self.tree, Tree::new(self.levels.modes().len()));
         self.meter = Meter::new(self.version, rest.order());
         self.room = 0;

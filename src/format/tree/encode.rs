@@ -1,4 +1,4 @@
-//! A chunk's image of a tree.
+//! Builds the image of a chunk from a tree.
 
 use super::measure::{SECTIONS, other_bytes, section_bytes};
 use super::record::{LevelRecord, TreeHead};
@@ -11,31 +11,31 @@ use crate::format::{BuiltChunk, ChunkRanges, Layout, value_section};
 use crate::linear::{BitLayout, Linearizer};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
-/// Makes images of trees of one shape and order of modes.
+/// Builds images of trees with one shape and order of modes.
 #[derive(Debug)]
 pub struct TreeEncoder {
     version: Version,
     shape: Shape,
     levels: ModeOrder,
     leaf: LeafRule,
-    /// The code of the format whose trees they are.
+    /// The code of the trees' format.
     format: u32,
     linearizer: Linearizer<u128>,
 }
 
-/// Leaves as they are stored: slots, some of them padding. They are laid out a tile at a time, so that memory holds
-/// them once, in the tree.
+/// Leaves as stored: slots, some of them padding. They are laid out a tile at a time, so that memory holds the
+/// leaves only once, in the tree.
 struct Slots<'a> {
     tree: &'a Tree,
     /// Where each fiber's slots begin.
     starts: Vec<u32>,
-    /// How many there are.
+    /// The number of slots.
     count: usize,
     /// Whether each slice is padded to its longest fiber.
     ell: Vec<bool>,
 }
 
-/// Tile records and packed columns while they grow.
+/// Tile records and packed columns being built.
 #[derive(Default)]
 struct LevelColumns {
     records: Vec<LevelRecord>,
@@ -43,7 +43,8 @@ struct LevelColumns {
 }
 
 impl TreeEncoder {
-    /// An encoder of chunks of the format of code `format` for tensors of `shape` whose level l has mode `levels.mode(l)`.
+    /// An encoder for chunks of the format with code `format`, for tensors of `shape`. Level l holds mode
+    /// `levels.mode(l)`.
     #[must_use]
     pub fn new(version: Version, shape: &Shape, levels: &ModeOrder, leaf: LeafRule, format: u32) -> Self {
         let linearizer = Linearizer::new(&BitLayout::concatenated(shape, levels));
@@ -51,7 +52,7 @@ impl TreeEncoder {
         Self { version, shape: shape.clone(), levels: *levels, leaf, format, linearizer }
     }
 
-    /// The chunk of `tree`, which holds a nonzero. Padded by the leaf rule, unless that takes more than `bytes_max`.
+    /// The chunk of the nonempty `tree`. Padded by the leaf rule unless that takes more than `bytes_max`.
     #[must_use]
     pub fn encode(&self, tree: &Tree, bytes_max: u64) -> BuiltChunk {
         let padded = self.image(tree, self.leaf);
@@ -158,7 +159,7 @@ impl TreeEncoder {
 }
 
 impl<'a> Slots<'a> {
-    /// The leaves of `tree` by `rule`.
+    /// Lays out the leaves of `tree` by `rule`.
     fn new(tree: &'a Tree, rule: LeafRule) -> Self {
         let fibers = tree.level_nodes(tree.levels.len() - 1);
         let mut slots = Self {
@@ -183,8 +184,8 @@ impl<'a> Slots<'a> {
         slots
     }
 
-    /// Calls `take` with the indices and values of each tile of slots, in order. The index of padding is [`PADDING`], its
-    /// value that of the leaf before it.
+    /// Calls `take` with the indices and values of each tile of slots, in order. Padding has index [`PADDING`] and the
+    /// value of the leaf before it.
     fn for_each_tile(&self, mut take: impl FnMut(&[u32], &[f64])) {
         let tree = self.tree;
         if self.count == tree.nnz() {
@@ -224,15 +225,15 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// A bit for each slice, 1 where it is padded, in words of 32.
+    /// A bit per slice, 1 if it is padded, in words of 32.
     fn codes(&self) -> impl Iterator<Item = u32> + '_ {
         let word = |bits: &[bool]| bits.iter().rev().fold(0, |word, &bit| word << 1 | u32::from(bit));
         self.ell.chunks(32).map(word)
     }
 }
 
-/// The record of a tile of slots, without its place and values, and how many of them are leaves; `before` are the
-/// leaves of the tiles before it.
+/// The record of a tile of slots without its place and values, and the number of leaves among the slots. `before`
+/// counts the leaves of earlier tiles.
 fn leaf_record(indices: &[u32], before: u32) -> (LevelRecord, u32) {
     let there = || indices.iter().copied().filter(|&index| index != PADDING);
     let nnz = u32::try_from(there().count()).expect("at most a tile");
@@ -245,7 +246,7 @@ fn leaf_record(indices: &[u32], before: u32) -> (LevelRecord, u32) {
     (record, nnz)
 }
 
-/// Packs a tile of slots whose indices take `width` bits, and fills in what the record says of its values.
+/// Packs a tile of slots whose indices take `width` bits, and fills in the value fields of the record.
 fn pack_leaves(
     record: &mut LevelRecord,
     width: u32,

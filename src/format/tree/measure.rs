@@ -1,4 +1,4 @@
-//! How long an image will be, kept up to date node by node, so that a format can cut where it is full.
+//! The length of an image, updated node by node, so that a format can cut when a chunk is full.
 
 use super::Tree;
 use super::record::{HEAD_BYTES, RECORD_BYTES};
@@ -10,20 +10,20 @@ use crate::encoding::{TILE_NNZ, column, width};
 /// Sections of an image, at most.
 pub(super) const SECTIONS: usize = 4;
 
-/// Bytes of an image's sections with these columns and values: what COLUMNS and VALUES take.
+/// Bytes of an image's COLUMNS and VALUES sections with these columns and values.
 pub(super) fn section_bytes(columns: u64, section: u64) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
     aligned(columns) + aligned(section)
 }
 
-/// Bytes of an image of `order` levels beside COLUMNS and VALUES.
+/// Bytes of an image of `order` levels besides COLUMNS and VALUES.
 pub(super) fn other_bytes(version: Version, order: usize, tiles: u64, slices: u64) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
     let levels = HEAD_BYTES as u64 + RECORD_BYTES as u64 * tiles + 4 * slices.div_ceil(32);
     version.header_bytes(SECTIONS) as u64 + aligned(4 * order as u64) + aligned(levels)
 }
 
-/// The tile that is being filled, and the widths of the columns of those before.
+/// The tile being filled, and the column widths of earlier tiles.
 #[derive(Clone, Debug, Default)]
 struct LevelMeter {
     /// Nodes.
@@ -31,7 +31,7 @@ struct LevelMeter {
     widths: u64,
     low: u32,
     high: u32,
-    /// Of inner levels: the tile's first and last start and the least distance of two.
+    /// For inner levels: the tile's first and last start, and the smallest difference between starts.
     base: u32,
     last: u32,
     stride: u32,
@@ -42,7 +42,7 @@ impl LevelMeter {
         self.nodes % TILE_NNZ as u64
     }
 
-    /// Width of the columns of the tile that is being filled, or was filled last.
+    /// Width of the columns of the current tile.
     fn tile_widths(&self) -> u64 {
         let distances = (self.nodes.max(1) - 1) % TILE_NNZ as u64;
         let furthest = u64::from(self.last - self.base) - u64::from(self.stride) * distances;
@@ -67,11 +67,11 @@ impl LevelMeter {
     }
 }
 
-/// The values of the tile that is being filled, and the costs of those before.
+/// The values of the tile being filled, and the costs of earlier tiles.
 #[derive(Clone, Debug)]
 struct ValueMeter {
     closed: Costs,
-    /// The exponents at which those can be decimal.
+    /// The exponents at which earlier values can be decimal.
     exponents: u32,
     decimals: DecimalTile,
     nnz: usize,
@@ -79,7 +79,8 @@ struct ValueMeter {
     high: i64,
     integer: bool,
     f32_exact: bool,
-    /// Whether a value that is no integer, or not exact in f32, has come: all of the chunk's may take more room.
+    /// Whether a value that is not an integer, or not exact in f32, has occurred. Then all of the chunk's values
+    /// may take more room.
     fraction: bool,
     double: bool,
 }
@@ -101,7 +102,7 @@ impl ValueMeter {
         }
     }
 
-    /// What values there already take is bounded by, unless this changes.
+    /// While this stays the same, the size of earlier values stays bounded.
     fn kind(&self) -> (bool, bool, u32) {
         let exponents = if self.fraction { self.exponents & self.decimals.possible() } else { 0 };
         (self.fraction, self.double, exponents)
@@ -141,7 +142,7 @@ impl ValueMeter {
     }
 }
 
-/// The image's length of a tree whose slices are all laid out fiber behind fiber.
+/// The image length of a tree whose slices have no padding.
 #[derive(Clone, Debug)]
 pub struct Meter {
     version: Version,
@@ -169,8 +170,8 @@ impl Meter {
         meter
     }
 
-    /// Takes note of what [`Tree::push`] has added to `tree`, which returned `first`. True where the values that are
-    /// there already may take more room than before.
+    /// Accounts for what [`Tree::push`], which returned `first`, has added to `tree`. Returns true if earlier values
+    /// may now take more room.
     pub fn pushed(&mut self, tree: &Tree, first: usize) -> bool {
         let kind = self.values.kind();
         let inner = tree.levels.len();
@@ -186,7 +187,7 @@ impl Meter {
         kind != self.values.kind()
     }
 
-    /// Bytes of the image, a dictionary of values left aside.
+    /// Bytes of the image, not counting a dictionary of values.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let widths: u64 = self.levels.iter().map(|level| level.widths + level.tile_widths()).sum();
@@ -196,13 +197,13 @@ impl Meter {
         other_bytes(self.version, self.levels.len(), tiles, self.levels[0].nodes) + cost
     }
 
-    /// Nonzeros that can come before the image can exceed `bytes_max`, unless [`Meter::pushed`] says otherwise; 0 where
-    /// nobody can tell.
+    /// How many nonzeros can be added before the image can exceed `bytes_max`, unless [`Meter::pushed`] returns true; 0
+    /// if unknown.
     #[must_use]
     pub fn room(&self, bytes_max: u64) -> usize {
-        // A tile at its widest: record, indices and starts or values of 64 bits; its slices' codes.
+        // The widest possible tile: record, indices, and starts or values of 64 bits; codes of its slices.
         let tile = (RECORD_BYTES + 12 * TILE_NNZ + TILE_NNZ / 8) as u64 * self.levels.len() as u64;
-        // The tiles that are being filled can become that wide, and what is rounded is rounded up.
+        // Tiles being filled can become that wide, and sizes are rounded up.
         let tiles = bytes_max.saturating_sub(self.bytes() + 4 * ALIGN as u64) / tile;
         let nnz = tiles.saturating_sub(2) * TILE_NNZ as u64;
         usize::try_from(nnz).unwrap_or(usize::MAX)

@@ -1,10 +1,11 @@
-//! The compressed tree: what HOCFS stores hold, and the formats after it (formats-spec/hocfs.md).
+//! The compressed tree of HOCFS stores and other tree formats (formats-spec/hocfs.md).
 //!
-//! Level 0 are the indices of the first mode that occur, each with the indices of the second mode that occur with it, and
-//! so on; what the last level holds are **leaves**, one for each nonzero, with the values. Nothing empty is there. A
-//! node of level 0 is a **slice**, a node of the last level but one a **fiber**. [`Tree`] is the plain form in memory:
-//! nonzeros go in, in order, and it can be cut in two anywhere. `encode` makes a chunk's image of one, `measure` knows
-//! while it grows how long that will be, [`TreeView`] reads it; `build` decides which nonzeros go into which chunk.
+//! Level 0 holds the indices of the first mode that occur. Each has as children the indices of the second mode that
+//! occur with it, and so on. The last level holds **leaves**, one per nonzero, with the values. Nothing empty is
+//! stored. A node of level 0 is a **slice**, a node of the last level but one a **fiber**. [`Tree`] is the plain form
+//! in memory: it takes nonzeros in order and can be cut in two anywhere. `encode` builds a chunk's image from it,
+//! `measure` tracks the image's length as it grows, [`TreeView`] reads it, and `build` decides which nonzeros go into
+//! which chunk.
 
 mod build;
 mod encode;
@@ -27,7 +28,7 @@ pub use view::{Leaves, Nodes, TreeDecoder, TreeView};
 
 use crate::shape::ORDER_MAX;
 
-/// The index that marks padding among leaves: no dim allows it.
+/// The index of padding among leaves. No dim is large enough for it to be a real index.
 pub(crate) const PADDING: u32 = u32::MAX;
 
 /// One level above the leaves.
@@ -35,11 +36,11 @@ pub(crate) const PADDING: u32 = u32::MAX;
 pub struct Level {
     /// The index of each node.
     pub indices: Vec<u32>,
-    /// Where each node's children begin, counted over the whole next level; strictly ascending from 0.
+    /// Where each node's children begin, counted over the whole next level. Strictly ascending from 0.
     pub starts: Vec<u32>,
 }
 
-/// Nonzeros of one chunk as a tree.
+/// The nonzeros of one chunk as a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tree {
     /// The levels above the leaves, at least one.
@@ -53,7 +54,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Nothing, for tensors of `order`.
+    /// An empty tree for tensors of `order`.
     #[must_use]
     pub fn new(order: usize) -> Self {
         let levels = vec![Level::default(); order - 1];
@@ -84,11 +85,10 @@ impl Tree {
         self.levels.get(level).map_or(self.leaves.len(), |level| level.indices.len())
     }
 
-    /// Adds the next nonzero, `at` its coordinates from the first level's to the leaves'. Returns the first level that
-    /// has a new node: all below it have one too.
+    /// Adds the next nonzero; `at` holds its coordinates from the first level's to the leaves'. Returns the first
+    /// level that got a new node; all levels below got one too.
     ///
-    /// # Panics
-    /// With 2^32 nonzeros: who builds chunks bounds them.
+    /// # Panics With 2^32 nonzeros. Builders of chunks stay below that.
     pub fn push(&mut self, at: &[u32], value: f64) -> usize {
         let inner = self.levels.len();
         let same = at[..inner].iter().zip(&self.last).take_while(|(a, b)| a == b).count();
@@ -105,7 +105,7 @@ impl Tree {
         first
     }
 
-    /// Hands over every nonzero, in order, as [`Tree::push`] took it.
+    /// Passes every nonzero to `take`, in order, as [`Tree::push`] took it.
     pub fn for_each<E>(&self, mut take: impl FnMut(&[u32], f64) -> Result<(), E>) -> Result<(), E> {
         let mut at = [0; ORDER_MAX];
         // The next node of each level.
@@ -136,7 +136,8 @@ impl Tree {
         node
     }
 
-    /// Takes the leaves from `at` on away, with their levels. A node whose leaves lie on both sides is in both trees.
+    /// Removes and returns the leaves from `at` on, with their levels. A node with leaves on both sides is in both
+    /// trees.
     #[must_use]
     pub fn split_off(&mut self, at: usize) -> Self {
         let mut rest = Self::new(self.order());
@@ -144,7 +145,7 @@ impl Tree {
         let mut end = self.leaves.len();
         rest.leaves = split(&mut self.leaves, at);
         rest.values = split(&mut self.values, at);
-        // Children before `cut` stay; those from `shift` on are in the rest.
+        // Children before `cut` stay; those from `shift` on go into the rest.
         let (mut cut, mut shift) = (at, at);
         for (level, behind) in self.levels.iter_mut().zip(&mut rest.levels).rev() {
             let nodes = level.starts.len();
@@ -157,7 +158,7 @@ impl Tree {
                 level.indices.push(behind.indices[0]);
                 level.starts.push(behind.starts[0]);
             }
-            // The first child can be one that is on both sides.
+            // The first child can be one with leaves on both sides.
             for start in &mut behind.starts {
                 *start = u32::try_from((*start as usize).saturating_sub(shift)).expect("less than before");
             }
@@ -167,8 +168,8 @@ impl Tree {
     }
 }
 
-/// Takes what is from `at` on away. The shorter part is copied, and neither keeps room that it has no use for: while both
-/// are there, they take little more than one.
+/// Removes and returns the elements from `at` on. Copies the shorter part, and neither part keeps unused capacity, so
+/// both together take little more than the original.
 fn split<T: Copy>(vec: &mut Vec<T>, at: usize) -> Vec<T> {
     if at >= vec.len() / 2 {
         let rest = vec[at..].to_vec();
@@ -235,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Both halves are what the nonzeros before and behind the cut give by themselves.
+    /// Both halves equal the trees built from the nonzeros before and after the cut.
     #[test]
     fn a_tree_can_be_cut_anywhere() {
         let all = example();

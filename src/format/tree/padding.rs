@@ -1,4 +1,4 @@
-//! Padding among leaves: it follows a fiber's leaves, so that no fiber is padding alone.
+//! Padding among leaves. It follows a fiber's leaves, so no fiber consists of padding alone.
 
 use super::PADDING;
 use super::view::{Leaves, Nodes, TreeView};
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::format::partition_point;
 
 impl Leaves {
-    /// Whether a fiber that begins in the slot of that number, one of these, has no nonzeros.
+    /// Whether a fiber whose first slot is `slot`, one of these, begins with padding, so that it has no nonzeros.
     #[inline]
     pub(crate) fn begins_with_padding(&self, slot: usize) -> bool {
         self.padded && self.indices[slot % TILE_NNZ] == PADDING
@@ -15,8 +15,8 @@ impl Leaves {
 }
 
 impl TreeView<'_> {
-    /// An error where a tile of leaves that holds padding has a fiber without nonzeros, or other padding than it says.
-    /// Decoding all of a chunk's nonzeros notices the same; this is for who decodes none of them.
+    /// Fails if a tile of leaves with padding has a fiber without nonzeros, or other padding than its record says.
+    /// Decoding all of a chunk's nonzeros finds the same errors; this is for callers that decode none.
     pub fn check_padded_tiles(&self) -> Result<()> {
         self.check_padding(Self::is_padded)
     }
@@ -31,7 +31,7 @@ impl TreeView<'_> {
         Ok(())
     }
 
-    /// An error where a fiber that begins in tile `tile`, whose leaves these are, begins with padding.
+    /// Fails if a fiber that begins in tile `tile`, with these leaves, begins with padding.
     pub(super) fn check_fibers(&self, tile: usize, leaves: &Leaves) -> Result<()> {
         if !leaves.padded {
             return Ok(());

@@ -10,7 +10,7 @@ pub const HEAD_BYTES: usize = 64;
 /// Bytes of a tile's record.
 pub const RECORD_BYTES: usize = 32;
 
-/// The mode of each level, 0 beyond the last.
+/// The mode of each level; 0 beyond the last.
 #[must_use]
 pub fn level_bytes(levels: &ModeOrder) -> [u8; ORDER_MAX] {
     std::array::from_fn(|level| levels.modes().get(level).copied().unwrap_or(0))
@@ -19,15 +19,16 @@ pub fn level_bytes(levels: &ModeOrder) -> [u8; ORDER_MAX] {
 /// The section's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeHead {
-    /// The mode of each level, 0 beyond.
+    /// The mode of each level; 0 beyond the last.
     pub level_modes: [u8; ORDER_MAX],
     /// The code of the leaf rule.
     pub leaf_rule: u32,
-    /// Nodes of each level; slots for the leaves, 0 beyond.
+    /// Nodes of each level (slots for the leaves); 0 beyond the last.
     pub nodes: [u32; ORDER_MAX],
 }
 
-/// Nodes that the tree of a chunk with this header has at most, leaves and padding included: its records tell.
+/// The most nodes in the tree of a chunk with this header, leaves and padding included, according to its
+/// records.
 pub(crate) fn nodes_max(header: &ChunkHeader) -> u64 {
     let section = header.section(SectionKind::Levels).map_or(0, |section| section.len());
     (section.saturating_sub(HEAD_BYTES) / RECORD_BYTES * TILE_NNZ) as u64
@@ -47,7 +48,7 @@ impl TreeHead {
         out.extend([0; 16]);
     }
 
-    /// Reads the head of a section; `None` where it is too short or a reserved field is not zero.
+    /// Reads the head of a section; `None` if it is too short or a reserved field is not zero.
     pub fn read(section: &[u8]) -> Option<Self> {
         let head: &[u8; HEAD_BYTES] = section.first_chunk()?;
         let reserved = head[12..16].iter().chain(&head[48..]);
@@ -58,7 +59,7 @@ impl TreeHead {
     }
 }
 
-/// What is known of a tile: 512 nodes of one level, or fewer at its end.
+/// The record of a tile: 512 nodes of one level, fewer in the last tile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelRecord {
     /// Where its columns start in COLUMNS, in units of 64 bytes.
@@ -67,10 +68,10 @@ pub struct LevelRecord {
     pub low: u32,
     /// The largest index.
     pub high: u32,
-    /// Of an inner level: children begin at `base + stride * i + number` for node i of the tile. Of leaves: nonzeros
-    /// of the chunk before the tile.
+    /// For an inner level: the children of node i of the tile begin at `base + stride * i + number`. For leaves:
+    /// nonzeros of the chunk before the tile.
     pub stride_or_before: u32,
-    /// Where the first node's children begin; of leaves the smallest value, for integers.
+    /// Where the first node's children begin; for leaves, the smallest value if values are integers.
     pub base: i64,
     /// Width of the second column: starts or values.
     pub second_width: u32,
@@ -86,7 +87,7 @@ impl LevelRecord {
         out.extend([0; 4]);
     }
 
-    /// Reads a record of [`RECORD_BYTES`]; the last, reserved, field is not looked at.
+    /// Reads a record of [`RECORD_BYTES`]. Does not check the reserved last field.
     #[inline]
     pub fn read(record: &[u8]) -> Self {
         let record: &[u8; RECORD_BYTES] = record.first_chunk().expect("a whole record");
@@ -100,7 +101,7 @@ impl LevelRecord {
         }
     }
 
-    /// Width of the index column: with `padding` there is one number more.
+    /// Width of the index column. `padding` needs one more number.
     pub fn index_width(&self, padding: bool) -> u32 {
         width(u64::from(self.high.wrapping_sub(self.low)) + u64::from(padding))
     }

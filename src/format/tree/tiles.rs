@@ -1,4 +1,5 @@
-//! A tree as nonzeros: tiles of the store, cut by position, and walks along a level with the indices above it.
+//! A tree as nonzeros: tiles of the store, cut by position, and walks along a level that know the indices
+//! above it.
 
 use super::PADDING;
 use super::view::{Leaves, Nodes, TreeView};
@@ -20,12 +21,12 @@ impl TreeView<'_> {
         Ok(tile * TILE_NNZ + inside.saturating_sub(1))
     }
 
-    /// Nonzeros of the store's first tile that are in the chunk before.
+    /// Nonzeros of the store's first tile that are in the previous chunk.
     fn skipped(&self) -> usize {
         usize::try_from(self.first_nonzero() % TILE_NNZ as u64).unwrap_or(0)
     }
 
-    /// Nonzeros of the chunk in tile `t`: those of the store's tile that are here.
+    /// The chunk's nonzeros in tile `t` of the store.
     fn positions(&self, t: usize) -> Range<usize> {
         let skipped = self.skipped();
         let start = (t * TILE_NNZ).saturating_sub(skipped);
@@ -50,8 +51,8 @@ impl TreeView<'_> {
         self.positions(t).len()
     }
 
-    /// Decodes tile `t` of the store, as far as it is here, into `indices` (one column of [`TILE_NNZ`] per mode) and
-    /// `values`.
+    /// Decodes the part of the store's tile `t` that is in the chunk into `indices` (one column of [`TILE_NNZ`] per
+    /// mode) and `values`.
     #[inline(always)]
     pub fn decode<'b>(
         &self,
@@ -100,7 +101,7 @@ impl TreeView<'_> {
             self.check_fibers(tile, &leaves)?;
             let mut position = self.before(tile);
             if !leaves.padded {
-                // All that is here of the positions, as it lies.
+                // Take all leaves of the tile that are among the positions.
                 let from = (positions.start + done).saturating_sub(position).min(leaves.len);
                 let some = from..leaves.len.min(positions.end.saturating_sub(position)).max(from);
                 let ends = done + some.len();
@@ -152,10 +153,10 @@ impl TreeView<'_> {
     }
 }
 
-/// Where a walk over the nodes of one level stands in the levels above: the index of each of its ancestors.
+/// The state of a walk over the nodes of one level: the index of each ancestor.
 pub(crate) struct Walk {
     nodes: Vec<Nodes>,
-    /// The number of the node in each level above.
+    /// The number of the ancestor in each level above.
     at: Vec<usize>,
 }
 
@@ -172,7 +173,7 @@ pub(crate) fn walk(view: &TreeView<'_>, level: usize, node: usize) -> Result<Wal
 }
 
 impl Walk {
-    /// Moves on to `node`, the same or a later one, and writes the index of its ancestor in each level above.
+    /// Advances to `node`, the same or a later one, and writes the index of its ancestor in each level above.
     pub fn go(&mut self, view: &TreeView<'_>, node: usize, indices: &mut [u32]) -> Result<()> {
         let mut child = node;
         for above in (0..self.at.len()).rev() {

@@ -1,5 +1,5 @@
-//! A checked view of a tree's image. Opening one checks all that costs time proportional to tiles; decoding a tile checks
-//! its nodes. No coordinate outside the shape and no place outside a level ever comes out.
+//! A checked view of a tree's image. Opening it checks everything that takes time proportional to the number of tiles;
+//! decoding a tile checks its nodes. It never returns a coordinate outside the shape or a place outside a level.
 
 use super::PADDING;
 use super::record::{HEAD_BYTES, LevelRecord, RECORD_BYTES, TreeHead, level_bytes, u32_at};
@@ -14,7 +14,7 @@ use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// What decoding the chunks of one store needs, made once.
+/// What decoding the chunks of one store needs. Made once.
 #[derive(Debug)]
 pub struct TreeDecoder {
     shape: Shape,
@@ -23,7 +23,7 @@ pub struct TreeDecoder {
 }
 
 impl TreeDecoder {
-    /// A decoder for stores of `shape` whose level l has mode `levels.mode(l)`.
+    /// A decoder for stores of `shape`. Level l holds mode `levels.mode(l)`.
     #[must_use]
     pub fn new(shape: &Shape, levels: &ModeOrder, leaf: LeafRule) -> Self {
         Self { shape: shape.clone(), levels: *levels, leaf }
@@ -36,7 +36,7 @@ impl TreeDecoder {
     }
 }
 
-/// The modes of levels and the leaf rule that a chunk's LEVELS section tells of.
+/// The modes of levels and the leaf rule in a chunk's LEVELS section.
 pub(crate) fn told_by(header: &ChunkHeader, image: &[u8]) -> Checked<(ModeOrder, LeafRule)> {
     let section = header.section(SectionKind::Levels).and_then(|section| image.get(section));
     let head = section.and_then(TreeHead::read).ok_or("LEVELS section")?;
@@ -51,11 +51,11 @@ pub(crate) fn told_by(header: &ChunkHeader, image: &[u8]) -> Checked<(ModeOrder,
 /// A tile of an inner level, decoded.
 #[derive(Debug)]
 pub struct Nodes {
-    /// How many there are.
+    /// The number of nodes.
     pub len: usize,
     /// Their indices; slots beyond the nodes hold the smallest.
     pub indices: Numbers<u32>,
-    /// Where their children begin, and in slot `len` where the last one's end.
+    /// Where their children begin; slot `len` holds where the last one's end.
     pub starts: [u32; TILE_NNZ + 1],
 }
 
@@ -68,11 +68,11 @@ impl Default for Nodes {
 /// A tile of leaves, decoded.
 #[derive(Debug)]
 pub struct Leaves {
-    /// How many slots there are, padding among them.
+    /// The number of slots, padding included.
     pub len: usize,
     /// Their indices; [`u32::MAX`] marks padding.
     pub indices: Numbers<u32>,
-    /// Their values; those of padding mean nothing.
+    /// Their values; arbitrary for padding.
     pub values: Numbers<f64>,
     /// Whether there is padding.
     pub padded: bool,
@@ -95,7 +95,7 @@ pub struct TreeView<'a> {
     nnz: usize,
     first_nonzero: u64,
     nodes: [u32; ORDER_MAX],
-    /// The number of each level's first record, and behind the last level's how many there are.
+    /// The number of each level's first record and, after the last level's, the number of records.
     first_record: [usize; ORDER_MAX + 1],
     records: Range<usize>,
     codes: Range<usize>,
@@ -124,7 +124,7 @@ impl<'a> TreeView<'a> {
         if (head.level_modes, head.leaf_rule) != due {
             return Err(wrong("LEVELS section differs from the manifest"));
         }
-        // No fiber is without a nonzero, so that as many sums as nonzeros are room enough.
+        // Every fiber has a nonzero, so there are at most as many sums as nonzeros.
         let fibers = head.nodes[order - 2];
         let counted = head.nodes[..order].is_sorted() && head.nodes[0] > 0 && fibers <= header.nnz;
         let slots = head.nodes[order - 1];
@@ -162,7 +162,7 @@ impl<'a> TreeView<'a> {
         Ok(view)
     }
 
-    /// Records inside the shape, with columns that follow one another and children that follow one another.
+    /// Checks that records are inside the shape and that columns and children follow one another.
     fn check_records(&self) -> std::result::Result<(), &'static str> {
         let leaf = self.order() - 1;
         let mut at = 0u64;
@@ -204,7 +204,7 @@ impl<'a> TreeView<'a> {
     ) -> bool {
         let rises = previous.map_or(record.base == 0, |previous| record.base > previous.base);
         let len = self.len(level, tile) as u64;
-        // Nodes that have a child each, at the least distance, before those of the next level end.
+        // Where the last node's children begin if all are at the smallest distance: inside the next level.
         let last =
             u64::try_from(record.base).map(|base| base + u64::from(record.stride_or_before) * (len - 1));
         rises
@@ -236,7 +236,7 @@ impl<'a> TreeView<'a> {
         &self.decoder.levels
     }
 
-    /// Nodes of `level`; of the last one slots, padding among them.
+    /// Nodes of `level`. For the last level, slots, padding included.
     #[must_use]
     pub fn level_nodes(&self, level: usize) -> usize {
         self.nodes[level] as usize
@@ -282,7 +282,7 @@ impl<'a> TreeView<'a> {
         LevelRecord::read(self.record_bytes(level, tile))
     }
 
-    /// Nonzeros before leaf tile `tile`; all behind the last one.
+    /// Nonzeros before leaf tile `tile`; after the last tile, all of them.
     #[inline]
     pub(crate) fn before(&self, tile: usize) -> usize {
         let leaf = self.order() - 1;
@@ -328,7 +328,7 @@ impl<'a> TreeView<'a> {
         self.starts(level, tile, out)
     }
 
-    /// The packed words that [`TreeView::starts`] of a tile reads; none where there is no such tile.
+    /// The packed words that [`TreeView::starts`] reads for a tile; none if there is no such tile.
     #[inline(always)]
     pub(crate) fn start_words(&self, level: usize, tile: usize) -> &'a [u32] {
         if tile >= self.tiles_of(level) {
@@ -338,7 +338,7 @@ impl<'a> TreeView<'a> {
         &self.words(&record, false)[column::bytes(record.index_width(false)) / 4..]
     }
 
-    /// The packed words that [`TreeView::leaves`] reads of a tile; none where there is no such tile.
+    /// The packed words that [`TreeView::leaves`] reads for a tile; none if there is no such tile.
     #[inline(always)]
     pub(crate) fn leaf_words(&self, tile: usize) -> &'a [u32] {
         let leaf = self.order() - 1;
@@ -349,7 +349,7 @@ impl<'a> TreeView<'a> {
         }
     }
 
-    /// Decodes a tile of an inner level, but for its indices, which stay as they were.
+    /// Decodes a tile of an inner level except its indices, which keep their contents.
     #[inline(always)]
     pub fn starts(&self, level: usize, tile: usize, out: &mut Nodes) -> Result<()> {
         let record = self.record(level, tile);
@@ -359,7 +359,7 @@ impl<'a> TreeView<'a> {
         let starts = out.starts.first_chunk_mut().expect("one more than a tile's nodes");
         column::unpack32(words, record.second_width, base, starts);
         out.len = self.len(level, tile);
-        // A start that 32 bits do not hold comes out below the least that its record allows.
+        // A start that does not fit 32 bits becomes smaller than its record allows, which is an error.
         let mut beyond = 0;
         for ((start, i), slot) in starts.iter_mut().zip(0u32..).zip(0..) {
             let above = record.stride_or_before.wrapping_mul(i);
@@ -378,7 +378,7 @@ impl<'a> TreeView<'a> {
         if tile + 1 == self.tiles_of(level) {
             return self.nodes[level + 1];
         }
-        // A base that 32 bits do not hold is noticed when its tile is decoded.
+        // A base that does not fit 32 bits is found when its tile is decoded.
         u32::try_from(self.record(level, tile + 1).base).unwrap_or(0)
     }
 
@@ -419,13 +419,13 @@ impl<'a> TreeView<'a> {
         Err(self.damaged(leaf, tile).breaks(rule))
     }
 
-    /// Whether no value of a dictionary or of an f64 section is outside of the range.
+    /// Whether all values of a dictionary or an f64 section are in the range.
     #[must_use]
     pub fn stored_values_within(&self, low: f64, high: f64) -> bool {
         self.values.within(self.image, low, high)
     }
 
-    /// Hands over the values of all nonzeros, in order, at most a tile's at a time.
+    /// Passes the values of all nonzeros to `take`, in order, at most a tile at a time.
     pub fn for_each_values(&self, mut take: impl FnMut(&[f64])) -> Result<()> {
         let mut leaves = Leaves::default();
         for tile in 0..self.tiles_of(self.order() - 1) {
