@@ -1,7 +1,7 @@
-//! Synthetic tensors that anybody can make again from this text.
+//! Synthetic tensors that anyone can reproduce from this text.
 //!
-//! With `s` the seed, `order` the number of modes and [`Counter`] the generator of numbers (its own text
-//! says how a number follows from seed, stream and position), nonzero `i` (from 0) is:
+//! Let `s` be the seed, `order` the number of modes and [`Counter`] the random number generator; its
+//! documentation defines a number by seed, stream and position. Nonzero `i` (from 0) is:
 //!
 //! * **Index of mode `m`** (from 0): `min(floor(dim * skewed(u)), dim - 1)` with `u = unit(i)` of stream `m`
 //!   under `s`. `skewed(u)` is `u`, `u * sqrt(u)`, `u * u`, `(u * u) * sqrt(u)` or `(u * u) * u` for skew 1,
@@ -15,10 +15,10 @@
 //!   `a_m(j, r) = unit(j * R + r)` of stream `64 + m` under `s` and `i_m` counts from 0. A nonzero whose
 //!   coordinates repeat repeats its value too.
 //!
-//! * **With a support**, `R` makes all of it: see [`super::low_rank`].
+//! * **With a support**, `R` defines the whole tensor: see [`super::low_rank`].
 //!
-//! Coordinates may repeat, and duplicates are kept. All arithmetic is f64, each operation rounded by
-//! IEEE 754 (no fused ones), so that every platform makes the same bits.
+//! Coordinates may repeat, and duplicates are kept. All arithmetic is f64 and rounded after each operation as
+//! IEEE 754 requires, without fused operations, so every platform produces the same bits.
 
 use crate::coo::low_rank::LowRank;
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
@@ -29,13 +29,13 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 use std::str::FromStr;
 
-/// Nonzeros in each batch but the last.
+/// Nonzeros in each batch except the last.
 pub const BATCH_NNZ: u64 = 1 << 16;
-/// Batches that each compute thread makes per group.
+/// Batches per compute thread and group.
 const BATCHES_PER_THREAD: u64 = 2;
 /// The first stream of the planted factors; mode `m` has stream `64 + m`.
 const PLANTED_STREAM: u64 = 64;
-/// Integers up to here, and spans of them, are exact in f64.
+/// Integers up to this magnitude, and spans of them, are exact in f64.
 const INTEGER_MAX: i64 = 1 << 53;
 
 /// How unevenly the indices of a mode are used.
@@ -55,7 +55,7 @@ pub enum Skew {
 }
 
 impl Skew {
-    /// `u` to the power of the skew, by correctly rounded operations alone.
+    /// `u` to the power of the skew, using only correctly rounded operations.
     fn apply(self, u: f64) -> f64 {
         match self {
             Self::One => u,
@@ -83,7 +83,7 @@ impl FromStr for Skew {
     }
 }
 
-/// What values nonzeros have.
+/// The values of nonzeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Values {
     /// All 1.
@@ -153,12 +153,12 @@ impl FromStr for Values {
     }
 }
 
-/// Everything that decides a generated tensor.
+/// Everything that determines a generated tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GenerateSpec {
     /// The dims, mode 1 first.
     pub dims: Vec<u64>,
-    /// Nonzeros, duplicates counted each time. Where there is a support, it says how many.
+    /// Nonzeros, duplicates counted each time. Determined by the support if there is one.
     pub nnz: u64,
     /// The skew of each mode; empty means skew 1 for all.
     pub skew: Vec<Skew>,
@@ -166,24 +166,24 @@ pub struct GenerateSpec {
     pub values: Values,
     /// The seed.
     pub seed: u64,
-    /// The rank of the model whose elements the values are.
+    /// The rank of the model that gives the values.
     pub planted_rank: Option<u32>,
-    /// Entries of that model's columns, for each mode, where it is to be the whole tensor: every element of the model
-    /// that is not zero is a nonzero, and there are no others.
+    /// The number of nonzero entries of that model's columns, for each mode. With it, the tensor is the whole model:
+    /// every element of the model that is not zero is a nonzero, and there are no others.
     pub support: Option<Vec<u64>>,
 }
 
-/// Makes the tensor of a [`GenerateSpec`], as the module's text defines it.
+/// Generates the tensor of a [`GenerateSpec`], as the module's documentation defines it.
 ///
-/// Batches of [`BATCH_NNZ`] nonzeros are made in parallel on the caller's rayon pool and handed over in
-/// order. Memory is constant: two batches for each compute thread.
+/// Batches of [`BATCH_NNZ`] nonzeros are generated in parallel on the caller's rayon pool and handed over in
+/// order. Memory is constant: two batches per compute thread.
 #[derive(Debug)]
 pub struct Generator {
     sys: Sys,
     spec: GenerateSpec,
     shape: Shape,
     low_rank: Option<LowRank>,
-    /// Batches of a group, at most.
+    /// The most batches in a group.
     group_max: u64,
 }
 
@@ -197,8 +197,8 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for dims that no tensor can have, no nonzeros, a count of skews that is neither 0
-    /// nor the order, a range of values that is empty or not exact, a planted rank of 0.
+    /// [`Error::Request`] for invalid dims, no nonzeros, a number of skews other than 0 and the order, a
+    /// range of values that is empty or not exact, or a planted rank of 0.
     pub fn new(sys: &Sys, mut spec: GenerateSpec) -> Result<Self> {
         let shape = Shape::new(&spec.dims)?;
         let low_rank = match &spec.support {
@@ -226,7 +226,7 @@ impl Generator {
         Ok(Self { sys: sys.clone(), spec, shape, low_rank, group_max: u64::MAX })
     }
 
-    /// The model that is the tensor, if one is.
+    /// The low-rank model, if it is the whole tensor.
     #[must_use]
     pub fn low_rank(&self) -> Option<&LowRank> {
         self.low_rank.as_ref()
@@ -263,7 +263,7 @@ impl Generator {
     }
 }
 
-/// The index at `part`, in [0, 1], of a mode with `dim` indices.
+/// The index at fraction `part`, in [0, 1], of a mode with `dim` indices.
 fn index(dim: u32, part: f64) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to dim; rounds down")]
     let index = (f64::from(dim) * part) as u32;
@@ -360,7 +360,7 @@ mod tests {
         (indices, values, sizes)
     }
 
-    /// Every nonzero as the module's text defines it, one at a time.
+    /// Computes every nonzero one at a time, as the module's documentation defines it.
     fn from_the_text(spec: &GenerateSpec) -> (Vec<u32>, Vec<f64>) {
         let (mut indices, mut values) = (Vec::new(), Vec::new());
         let order = spec.dims.len() as u64;
@@ -437,7 +437,7 @@ mod tests {
         }
         let uniform = GenerateSpec { values: Values::Uniform, ..spec(&[2, 2], 5000) };
         assert!(generate(uniform, 2).1.iter().all(|&v| v > 0.0 && v < 1.0));
-        // The ends of what the formula can give.
+        // The smallest result of the formula.
         assert_eq!((0.0 + 0.5) * 2f64.powi(-52), 2f64.powi(-53));
         assert_eq!((((1u64 << 52) - 1) as f64 + 0.5) * 2f64.powi(-52), 1.0 - 2f64.powi(-53));
     }

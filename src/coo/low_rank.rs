@@ -1,16 +1,16 @@
-//! Tensors of exactly low rank that are sparse: sums of outer products of sparse columns.
+//! Sparse tensors of exactly low rank: sums of outer products of sparse columns.
 //!
-//! With `s` the seed, component `r` (from 0) of `rank` has a column in each mode `m`, of dim `D` and with `S` entries that are not zero, its
-//! **support**. Entry `j` (from 0):
+//! Let `s` be the seed. Component `r` (from 0) of `rank` has a column in each mode `m` of dim `D`, with `S` nonzero
+//! entries, its **support**. Entry `j` (from 0):
 //!
 //! * **Index**: `low + floor(u * (high - low))`, with `low = floor(j * D / S)`, `high = floor((j + 1) * D / S)` and `u = unit(r * S + j)` of stream
 //!   `192 + m` under `s` ([`crate::random`]): the entries lie in different parts of the mode.
 //! * **Value**: `0.5 + unit(r * S + j)` of stream `256 + m`.
 //!
-//! The tensor's nonzeros are all products of a component's entries: number `i` belongs to component `floor(i / P)`, where `P` is the
-//! product of the supports, and `i mod P` in mixed radix, the last mode fastest, says which entries; its value is their
-//! product, in the order of the modes and from 1.0. Where components share a coordinate it comes once for each: the element is the sum,
-//! which packing makes by default.
+//! The tensor's nonzeros are all products of a component's entries. Nonzero `i` belongs to component `floor(i / P)`,
+//! where `P` is the product of the supports; the digits of `i mod P` in mixed radix, last mode fastest, select the
+//! entries. Its value is their product, in the order of the modes and from 1.0. A coordinate that several components
+//! share occurs once per component. The element is the sum, which packing computes by default.
 
 use super::Batch;
 use crate::error::{Error, Result};
@@ -31,12 +31,12 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// `rank` components on `shape` with `support[m]` entries in each column of mode `m`.
+    /// A model of `rank` components on `shape`, with `support[m]` entries in each column of mode `m`.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for a rank of 0, a support of 0 or larger than the dim, a count of them that is not the order,
-    /// more than 2^53 nonzeros.
+    /// [`Error::Request`] for a rank of 0, a support of 0 or larger than the dim, a number of supports other than the
+    /// order, or more than 2^53 nonzeros.
     pub fn new(shape: &Shape, rank: u32, support: &[u64], seed: u64) -> Result<Self> {
         if rank == 0 {
             return Err(Error::request("a rank must be at least 1"));
@@ -57,7 +57,7 @@ impl LowRank {
         Ok(Self { shape: shape.clone(), rank: rank.into(), support: support.to_vec(), seed })
     }
 
-    /// Nonzeros, those at shared coordinates counted each time.
+    /// Nonzeros; shared coordinates count once per component.
     #[must_use]
     pub fn nnz(&self) -> u64 {
         self.rank * self.per_component()
@@ -93,7 +93,7 @@ impl LowRank {
         })
     }
 
-    /// Those of them whose row is in `rows`.
+    /// The entries whose row is in `rows`.
     pub fn entries_in(
         &self,
         mode: usize,
@@ -101,7 +101,7 @@ impl LowRank {
     ) -> impl Iterator<Item = (u32, usize, f64)> + '_ {
         let (dim, support) = (u64::from(self.shape.dims()[mode]), self.support[mode]);
         let rows = rows.start as u64..rows.end as u64;
-        // Entry j is in the j-th of as many parts of the mode.
+        // Entry j lies in part j of `support` equal parts of the mode.
         let first = (rows.start * support / dim).saturating_sub(1);
         let end = (rows.end * support / dim + 2).min(support);
         let all = (0..self.rank).flat_map(move |r| (first..end).map(move |j| (r, j)));

@@ -1,7 +1,7 @@
-//! Coordinate form: batches of nonzeros, where they come from, and text.
+//! Coordinate form: batches of nonzeros, their sources, and text.
 //!
-//! A [`Source`] hands over [`Batch`]es in a fixed order; the packer, the oracle and the exporter's tests
-//! take any source. [`tns`] reads text, [`generate`] and [`low_rank`] make tensors.
+//! A [`Source`] hands over [`Batch`]es in a fixed order. The packer and the oracle accept any source. [`tns`]
+//! reads text; [`generate`] and [`low_rank`] generate tensors.
 
 pub mod generate;
 pub mod low_rank;
@@ -26,14 +26,14 @@ impl Batch {
         self.values.len()
     }
 
-    /// Indices of each row.
+    /// The number of indices in each row.
     #[must_use]
     pub fn order(&self) -> usize {
         self.indices.len() / self.nnz().max(1)
     }
 }
 
-/// What a source turned out to hold, known when its last batch has been handed over.
+/// The contents of a source, known after its last batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Indices of each mode: declared by the user or a header, otherwise the largest index met plus one.
@@ -42,7 +42,7 @@ pub struct Extent {
     pub nnz: u64,
 }
 
-/// How large a source is, as far as that can be told without draining it.
+/// The size of a source, as far as it is known without draining it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Nonzeros: exact, or an estimate.
@@ -51,56 +51,56 @@ pub struct Size {
     pub order: usize,
 }
 
-/// Bytes of memory that draining a source takes, beside the batches that its sink keeps.
+/// Memory in bytes for draining a source, besides the batches that its sink keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceMemory {
-    /// Less is not possible.
+    /// The minimum.
     pub least: u64,
-    /// More is of no use.
+    /// The most that is useful.
     pub most: u64,
-    /// What would lower the least, as the end of a message; empty where nothing would.
+    /// How to lower the minimum, as the end of a message; empty if nothing does.
     pub help: &'static str,
 }
 
-/// Nonzeros in a fixed order, handed over in batches.
+/// A sequence of nonzeros in a fixed order, handed over in batches.
 pub trait Source {
-    /// What messages call it: the path, or `standard input`.
+    /// Its name in messages: the path, or `standard input`.
     fn name(&self) -> String;
 
-    /// What tells this source from others, and from itself after a change: sources of equal identity hand over the same
-    /// nonzeros. `None` where it can be drained only once, ever.
+    /// Identifies this source and its state: sources with equal identities hand over the same nonzeros. `None` if it
+    /// can be drained only once, ever.
     fn identity(&self) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// How large it is, where that can be told.
+    /// Its size, if known.
     fn size(&self) -> Result<Option<Size>> {
         Ok(None)
     }
 
-    /// The shape, where it is declared before the first nonzero: of the dims that [`Source::drain`] will return.
+    /// The shape, if it is declared before the first nonzero. [`Source::drain`] will return the same dims.
     fn declared(&mut self) -> Result<Option<Shape>> {
         Ok(None)
     }
 
-    /// What draining on `threads` threads takes.
+    /// The memory that draining on `threads` threads takes.
     fn memory(&self, threads: usize) -> SourceMemory {
         let _ = threads;
         SourceMemory::default()
     }
 
-    /// Holds [`Source::drain`] to `bytes` of memory, or the least that it can do with. What it hands over stays the same.
+    /// Limits the memory of [`Source::drain`] to `bytes` or its minimum. Its batches do not change.
     fn limit(&mut self, bytes: u64) {
         let _ = bytes;
     }
 
-    /// Whether it is known that what it hands over is as [`Source::drain`] says.
+    /// Whether the batches are known to satisfy the promises of [`Source::drain`].
     #[doc(hidden)]
     fn is_checked(&self) -> bool {
         false
     }
 
-    /// Hands every batch to `sink`, in order, on the calling thread, and returns what was there.
-    /// Every index is below its dim, every value finite. An error, its own or the sink's, ends it. A source is drained once.
+    /// Hands every batch to `sink`, in order, on the calling thread, and returns the extent. Every index is below its
+    /// dim and every value is finite. An error of the source or the sink ends it. A source can be drained once.
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent>;
 }

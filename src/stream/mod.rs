@@ -1,12 +1,12 @@
-//! The executor: moves the chunks of a store, in order, through worker threads to a backend. [`Executor::pass`]
-//! is the main path of running; read it first.
+//! The executor: moves the chunks of a store, in order, through worker threads to a backend. [`Executor::pass`] is the
+//! main path of running; read it first.
 //!
-//! Each worker reads, verifies and decodes every W-th chunk into buffers that it owns (`worker`); the thread that called
-//! takes the chunks in order, hands each to the backend and returns free buffers. Back-pressure is the number
-//! of buffers; memory is planned before the pass and nothing that grows with the data is allocated in it.
-//! Chunks that the backend holds from an earlier pass are not brought again; chunks that the plan keeps in host
-//! memory have a buffer of their own and are read from their files once, in the first pass.
-//! The executor knows bytes and order, neither tensors nor devices.
+//! Each worker reads, verifies and decodes every W-th chunk into its own buffers (`worker`). The calling thread takes
+//! the chunks in order, submits each to the backend and returns free buffers. The number of buffers limits how far
+//! workers run ahead. Memory is planned before the pass; nothing that grows with the data is allocated during it.
+//! Chunks that the backend holds from an earlier pass are not loaded again. Chunks that the plan keeps in host memory
+//! have their own buffers and are read from their files once, in the first pass. The executor handles bytes and order;
+//! it knows neither tensors nor devices.
 
 pub mod pipeline;
 pub mod plan;
@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::time::Instant;
 use worker::{Line, Worker};
 
-/// Looks at a chunk's image in the worker that loaded it.
+/// Inspects a chunk's image in the worker that loaded it.
 pub type Inspector = Arc<dyn Fn(&ChunkHeader, &[u8]) -> Result<()> + Send + Sync>;
 
-/// What the executor asks of a backend: memory for chunks, and ordered work on them.
+/// What the executor needs of a backend: memory for chunks, and ordered work on them.
 pub trait Backend {
     /// A page-aligned buffer that workers fill.
     type Buffer: AsMut<[u8]> + Send;
@@ -35,42 +35,42 @@ pub trait Backend {
     /// A buffer of at least `bytes`.
     fn buffer(&mut self, bytes: usize) -> Result<Self::Buffer>;
 
-    /// What workers do with each chunk that they have loaded, if anything.
+    /// Called by workers for each chunk that they have loaded.
     fn inspector(&self) -> Option<Inspector> {
         None
     }
 
-    /// Whether the backend holds chunk `number`, so that a pass need not bring it.
+    /// Whether the backend holds chunk `number`, so that a pass need not load it.
     fn holds(&self, _number: usize) -> bool {
         false
     }
 
-    /// A pass starts: work on what the backend holds can start with it.
+    /// Called when a pass begins. The backend can start work on the chunks that it holds.
     fn begin(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Starts or does the work on the next chunk in order, and keeps its buffer until [`Backend::take_free`].
+    /// Starts or does the work on the next chunk in order. Keeps its buffer until [`Backend::take_free`].
     fn submit(&mut self, chunk: LoadedChunk<Self::Buffer>) -> Result<()>;
 
-    /// A buffer whose work is done; with `wait`, waits for one if any is at work. `None` if there is none.
+    /// A buffer whose work is done. With `wait`, waits for one if any is in use. `None` if there is none.
     fn take_free(&mut self, wait: bool) -> Result<Option<Free<Self::Buffer>>>;
 
-    /// All chunks have been submitted: returns when their work is done, with what a device has to tell. It adds
-    /// what it did when to `spans`, in seconds since [`Backend::begin`].
+    /// Called when all chunks have been submitted. Returns when their work is done, with a device's report.
+    /// Adds its activity to `spans`, in seconds since [`Backend::begin`].
     fn end(&mut self, _spans: &mut Vec<Span>) -> Result<Option<DevicePass>> {
         Ok(None)
     }
 }
 
-/// A chunk as a worker hands it over.
+/// A chunk handed over by a worker.
 #[derive(Debug)]
 pub struct LoadedChunk<B> {
     /// Its checked header.
     pub header: ChunkHeader,
     /// Holds the image in its first `header.image_bytes` bytes.
     pub buffer: B,
-    /// Where the buffer belongs.
+    /// The owner of the buffer.
     pub owner: Owner,
 }
 
@@ -83,25 +83,25 @@ pub struct Free<B> {
     pub owner: Owner,
 }
 
-/// Where a buffer belongs.
+/// The owner of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// To a worker, which fills it again and again.
+    /// A worker, which fills it repeatedly.
     Worker(usize),
-    /// To the chunk of that number, which is kept in it.
+    /// The chunk with this number, which stays in it.
     Chunk(usize),
 }
 
 /// A buffer that keeps a chunk between passes.
 #[derive(Debug)]
 struct KeptChunk<B> {
-    /// `None` until it was loaded.
+    /// `None` until the chunk is loaded.
     header: Option<ChunkHeader>,
     /// `None` while it is with a worker or the backend.
     buffer: Option<B>,
 }
 
-/// Streams a store to a backend, again and again, in the same buffers, which are of `B`.
+/// Streams a store to a backend any number of times, through the same buffers of type `B`.
 #[derive(Debug)]
 pub struct Executor<B> {
     store: Store,
@@ -130,22 +130,23 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
         Ok(Self { store: store.clone(), plan: plan.clone(), buffers, kept, spans: Vec::new() })
     }
 
-    /// What went on when in the last pass.
+    /// The activity of the last pass.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
 
-    /// Brings every chunk to `backend` once, in order. `progress` gets the nonzeros done so far.
+    /// Loads every chunk once, in order, and submits it to `backend`. `progress` receives the nonzeros done
+    /// so far.
     ///
-    /// The first error in chunk order ends the pass; it returns when all threads are joined. After an error
-    /// the executor has lost buffers and refuses further passes.
+    /// The first error in chunk order ends the pass. It returns only when all threads are joined. After an
+    /// error the executor has lost buffers and refuses further passes.
     pub fn pass(
         &mut self,
         backend: &mut impl Backend<Buffer = B>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<PassReport> {
-        // Another handle: what follows changes this.
+        // Clone the store handle, because `self` is borrowed mutably below.
         let (store, start) = (&self.store.clone(), Instant::now());
         let sys = store.sys();
         sys.check_cancelled()?;
@@ -158,7 +159,8 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
         let numbers: Vec<usize> = (0..self.kept.len()).filter(|&n| !backend.holds(n)).collect();
         report.add_held(store, &numbers);
         let mut to_load: VecDeque<usize> = numbers.iter().copied().filter(|&n| !self.is_loaded(n)).collect();
-        // No thread is started for nothing: that takes longer than a short pass over what is there already.
+        // Start no thread without chunks to load: that takes longer than a short pass over chunks that are
+        // already in memory.
         let idle = buffers.split_off(buffers.len().min(to_load.len()));
         let parts = self.part(&to_load, buffers.len());
         self.buffers = crate::sys::sync::scope(|scope| {
@@ -208,12 +210,12 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
         Ok(report)
     }
 
-    /// Whether chunk `number` lies in its buffer already.
+    /// Whether chunk `number` is already in its buffer.
     fn is_loaded(&self, number: usize) -> bool {
         self.kept[number].as_ref().is_some_and(|kept| kept.header.is_some())
     }
 
-    /// Deals chunks to workers in turn, with the buffers of those that are to be kept.
+    /// Deals chunks to workers in turn. Kept chunks come with their buffers.
     fn part(&mut self, numbers: &VecDeque<usize>, workers: usize) -> Vec<Vec<(usize, Option<B>)>> {
         let mut parts: Vec<Vec<_>> = Vec::new();
         parts.resize_with(workers, Vec::new);
@@ -224,14 +226,14 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
         parts
     }
 
-    /// Notes what a kept chunk is, when its worker has loaded it.
+    /// Records the header of a kept chunk that its worker has just loaded.
     fn loaded(&mut self, number: usize, chunk: &LoadedChunk<B>) {
         if let (Owner::Chunk(_), Some(kept)) = (chunk.owner, &mut self.kept[number]) {
             kept.header = Some(chunk.header.clone());
         }
     }
 
-    /// A chunk that is kept in its buffer.
+    /// Takes a loaded kept chunk with its buffer.
     fn take_kept(&mut self, number: usize) -> LoadedChunk<B> {
         let kept = self.kept[number].as_mut().expect("only loaded chunks are not loaded");
         let header = kept.header.clone().expect("loaded in an earlier pass");
@@ -239,19 +241,19 @@ impl<B: AsMut<[u8]> + Send> Executor<B> {
         LoadedChunk { header, buffer, owner: Owner::Chunk(number) }
     }
 
-    /// Whether the next chunk of a line may wait for buffers that the backend holds. A reader that goes on while a chunk is
-    /// checked needs each as soon as its work is done.
+    /// Whether the next chunk of a line may be waiting for buffers that the backend holds. A reader that runs ahead of
+    /// its checker needs each buffer as soon as its work is done.
     fn lacks_buffers(&self, line: &Line<B>) -> bool {
         line.full.is_empty() && (self.store.reads_directly() || line.at_work == self.plan.buffers_per_worker)
     }
 
-    /// Takes a free buffer to its owner; false if there was none.
+    /// Returns a free buffer to its owner. Returns false if there was none.
     fn give_back(&mut self, lines: &mut [Line<B>], free: Option<Free<B>>) -> bool {
         let Some(Free { buffer, owner }) = free else { return false };
         match owner {
             Owner::Worker(worker) => {
                 lines[worker].at_work -= 1;
-                // The worker outlives the line's sender unless it has failed, and then the pass ends with its error.
+                // The worker outlives the line's sender unless it has failed. Then the pass ends with its error.
                 drop(lines[worker].empty.send(buffer));
             }
             Owner::Chunk(number) => {

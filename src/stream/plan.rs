@@ -1,38 +1,39 @@
-//! Planning: memory, bytes and threads of a pass, before anything is allocated.
+//! Planning: memory, bytes and threads of a pass, computed before anything is allocated.
 
 use crate::error::{Error, Result};
 use crate::store::Store;
 use bytesize::ByteSize;
 use serde::Serialize;
 
-/// Buffers of a worker where memory allows: one is filled while the other is at work.
+/// Buffers per worker if memory allows: one is filled while the other is in use.
 const BUFFERS_PER_WORKER: usize = 2;
-/// Readers beyond which no disk or page cache here got faster.
+/// More readers than this made no disk or page cache in the records faster.
 const WORKERS_MAX: usize = 4;
 
-/// What a program takes without any data.
+/// Memory of a program without data.
 const PROGRAM_BYTES: u64 = 22 << 18;
-/// What a thread takes: the part of its stack that it uses.
+/// Memory of a thread: the part of its stack that it uses.
 const THREAD_BYTES: u64 = 48 << 10;
 
 /// What a pass may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Host memory in bytes that the command may take; `None` for what is available.
+    /// Host memory in bytes that the command may use; `None` for the available memory.
     pub memory: Option<u64>,
     /// Compute threads.
     pub threads: usize,
     /// Reading threads; `None` to choose.
     pub workers: Option<usize>,
-    /// Host memory in bytes that is available now: also decides whether files are read past the page cache.
+    /// Host memory in bytes that is available now. Also decides whether files are read past the page cache.
     pub available: u64,
-    /// Passes that are to come: chunks are kept in memory only for a second one.
+    /// Planned passes. Chunks are kept in memory only if there are at least two.
     pub passes: u32,
-    /// The first chunks, which a device holds from the first pass on and which are not kept here as well.
+    /// The number of leading chunks that a device holds from the first pass on. They are not kept in host
+    /// memory too.
     pub held: usize,
-    /// Bytes that are held when the passes have ended, where those are more than passes take.
+    /// Bytes held after the passes end, if that is more than passes take.
     pub afterwards: u64,
-    /// What would take less memory, for the error where there is too little.
+    /// What would reduce memory, for the error if there is too little.
     pub less: &'static str,
 }
 
@@ -52,13 +53,13 @@ impl Default for Limits {
     }
 }
 
-/// What passes will use. Memory is `program +` the larger of `operation + workers * (buffers_per_worker * buffer + scratch) + kept` and
-/// `afterwards`.
+/// What passes will use. Memory is `program +` the larger of `operation + workers * (buffers_per_worker * buffer +
+/// scratch) + kept` and `afterwards`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
     /// Compute threads.
     pub threads: usize,
-    /// Workers: reading threads, each with a second one that checks what it has read where files are read directly.
+    /// Workers: reading threads. If files are read directly, each has a second thread that checks what it has read.
     pub workers: usize,
     /// Buffers of each worker.
     pub buffers_per_worker: usize,
@@ -66,24 +67,24 @@ pub struct Plan {
     pub buffer_bytes: usize,
     /// Bytes of each worker's scratch for undoing the codec.
     pub scratch_bytes: usize,
-    /// Bytes that the program takes without any data, its threads, and the store's list of chunks.
+    /// Bytes of the program without data, its threads, and the store's list of chunks.
     pub program_bytes: u64,
     /// Bytes that the operation and the backend hold: factors, results, decoded tiles.
     pub operation_bytes: u64,
     /// Chunks kept in memory between passes.
     #[serde(serialize_with = "count")]
     pub kept: Vec<usize>,
-    /// Bytes that they take.
+    /// Bytes of these chunks.
     pub kept_bytes: u64,
-    /// Bytes that are held when the passes have ended.
+    /// Bytes held after the passes end.
     pub afterwards_bytes: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub memory_bytes: u64,
     /// Bytes read from files in one pass.
     pub file_bytes: u64,
     /// Chunks in one pass.
     pub chunks: usize,
-    /// Whether files are read past the page cache, because it could not hold them.
+    /// Whether files are read past the page cache, because the cache cannot hold them.
     pub direct_reads: bool,
 }
 
@@ -120,20 +121,20 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
         }
     }
     if limits.passes > 1 {
-        // What nobody allowed is left to others, by half.
+        // Without a limit from the user, half of the memory is left to others.
         plan.keep(store, limits.memory.unwrap_or(limits.available / 2), limits.held);
     }
     plan.memory_bytes = plan.bytes();
     Ok(plan)
 }
 
-/// Bytes that a program of `threads` threads takes without any data.
+/// Bytes of a program with `threads` threads and no data.
 #[must_use]
 pub fn program_bytes(threads: usize) -> u64 {
     PROGRAM_BYTES + THREAD_BYTES * threads as u64
 }
 
-/// Bytes of the buffers of as many workers as are chosen unasked, at most.
+/// The most bytes of buffers for the default number of workers.
 #[must_use]
 pub fn buffers_bytes(store: &Store) -> u64 {
     let worker = BUFFERS_PER_WORKER * store.buffer_bytes() + store.scratch_bytes();
@@ -141,7 +142,7 @@ pub fn buffers_bytes(store: &Store) -> u64 {
 }
 
 impl Plan {
-    /// Bytes that the same passes take with one worker that has one buffer.
+    /// Bytes of the same passes with one worker that has one buffer.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         let program_bytes = self.program_bytes - THREAD_BYTES * (self.workers as u64 - 1);
@@ -155,8 +156,8 @@ impl Plan {
         self.program_bytes.saturating_add(passes.max(self.afterwards_bytes))
     }
 
-    /// Keeps as many chunks as `bound` has room for, the first ones: a cyclic scan gains nothing from a set that
-    /// changes. The first `held` are a device's.
+    /// Keeps the first chunks that `bound` has room for: a cyclic scan gains nothing from a changing set. The
+    /// first `held` are on a device.
     fn keep(&mut self, store: &Store, bound: u64, held: usize) {
         for number in held..self.chunks {
             let bytes = store.chunk_buffer_bytes(number) as u64;
@@ -173,14 +174,15 @@ fn count<S: serde::Serializer>(kept: &[usize], serializer: S) -> std::result::Re
     serializer.serialize_u64(kept.len() as u64)
 }
 
-/// The error where even `plan`, the least that there is, exceeds `bound`.
+/// The error if even `plan`, the smallest possible, exceeds `bound`.
 fn too_large(plan: &Plan, bound: u64, limits: &Limits) -> Error {
     let computed = plan.operation_bytes.max(plan.afterwards_bytes);
     let of_which = format!(", {} of it for the computation", ByteSize(computed));
     too_little(plan.bytes(), bound, limits.memory.is_some(), &of_which, limits.less)
 }
 
-/// The error where `least` bytes are needed and there are `bound`, which `--memory` says where it is `asked` for: what it names is enough.
+/// The error if `least` bytes are needed and `bound` are allowed, by `--memory` if it was `asked` for. The size in the
+/// message is sufficient.
 #[must_use]
 pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &str) -> Error {
     let least = rounded_up(least);
@@ -198,7 +200,8 @@ pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &st
     ))
 }
 
-/// So many bytes or a few more, of which one digit tells all: whole MiB, or tenths where there are few of them or of TiB.
+/// At least this many bytes, rounded up so that one digit shows them exactly: whole MiB, or tenths of small sizes and
+/// of TiB.
 fn rounded_up(bytes: u64) -> u64 {
     const MIB: u64 = 1 << 20;
     let tenth = match bytes {
@@ -206,11 +209,11 @@ fn rounded_up(bytes: u64) -> u64 {
         0x200_0001..0x100_0000_0000 => return bytes.next_multiple_of(MIB),
         _ => (1 << 40) / 10,
     };
-    // A tenth is no whole number of bytes: what is read of it can be a few more or less.
+    // A tenth is not a whole number of bytes, so parsing it can give a few more or fewer.
     (bytes.saturating_add(10) / tenth + 1).saturating_mul(tenth)
 }
 
-/// What [`rounded_up`] gives, in the unit in which it is exact with one digit, so that it can be given as it stands.
+/// Shows a result of [`rounded_up`] in the unit in which one digit is exact, so that a user can pass it as it is.
 fn shown(bytes: u64) -> String {
     let (unit, name) = if bytes < 1 << 40 { (1 << 20, "MiB") } else { (1 << 40, "TiB") };
     let tenths = bytes / (unit / 10);
@@ -226,7 +229,7 @@ fn shown(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// What is shown, given as it stands, is enough and little more.
+    /// The size shown is sufficient when a user passes it, and only slightly larger than needed.
     #[test]
     fn sizes_that_are_named_are_enough() {
         for bytes in

@@ -7,7 +7,7 @@ use crate::store::Store;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What a pass did. Seconds of workers are sums over the workers.
+/// What a pass did. Workers' seconds are summed over workers.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct PassReport {
     /// Chunks.
@@ -18,13 +18,13 @@ pub struct PassReport {
     pub bytes: u64,
     /// Wall-clock seconds.
     pub seconds: f64,
-    /// Nonzeros a second, wall-clock.
+    /// Nonzeros per second of wall-clock time.
     pub nnz_per_second: f64,
-    /// The part of their time in which workers read: near 1 where the disk is the limit.
+    /// The share of workers' time spent reading: near 1 if the disk is the bottleneck.
     pub readers_busy: f64,
     /// Workers: seconds of reading.
     pub read_seconds: f64,
-    /// Workers: seconds of verifying checksums and looking at images.
+    /// Workers: seconds of verifying checksums and inspecting images.
     pub verify_seconds: f64,
     /// Workers: seconds of undoing the codec.
     pub decode_seconds: f64,
@@ -38,7 +38,7 @@ pub struct PassReport {
     pub device: Option<DevicePass>,
 }
 
-/// What a device did in a pass. Seconds are by its own clock.
+/// What a device did in a pass. Seconds are by the device's clock.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct DevicePass {
     /// Chunks copied to it.
@@ -47,35 +47,36 @@ pub struct DevicePass {
     pub copied_bytes: u64,
     /// Chunks that it held already.
     pub resident_chunks: usize,
-    /// Seconds of the device in which mode-sorted copies were built.
+    /// Seconds of building mode-sorted copies.
     pub build_seconds: f64,
-    /// Seconds of the device from the first thing that it did for the pass to the last: clearing, copies, kernels, results.
+    /// Seconds from the first thing that the device did for the pass to the last: clearing, copies, kernels, results.
     pub device_seconds: f64,
     /// Seconds in which at least one lane copied.
     pub copy_seconds: f64,
     /// Seconds in which at least one kernel ran.
     pub kernel_seconds: f64,
-    /// Seconds in which both went on.
+    /// Seconds in which both overlapped.
     pub overlap_seconds: f64,
-    /// Bytes of results that were copied from it as chunks were done.
+    /// Bytes of results that were copied from it during the pass.
     pub returned_bytes: u64,
-    /// Seconds in which they were.
+    /// Seconds of these copies.
     pub return_seconds: f64,
-    /// The part of what the link can move in the pass's time that was moved.
+    /// Bytes moved, as a share of what the link can move in the pass's time.
     pub link_share: f64,
-    /// Bytes of tiles and factor rows that the kernels ask for, in the kernels' time, as a part of what device memory can
-    /// move: more than 1 where caches serve them.
+    /// Bytes of tiles and factor rows that the kernels request, as a share of what device memory can move in the
+    /// kernels' time. More than 1 if caches serve them.
     pub memory_share: f64,
 }
 
-/// One thing that went on in a pass, in seconds since it began.
+/// One activity in a pass, in seconds since its beginning.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Span {
-    /// What went on.
+    /// The kind of activity.
     pub stage: Stage,
     /// Which worker, lane or stream.
     pub lane: usize,
-    /// The chunk, or behind the store's chunks the image of sorted nonzeros; `None` for all that the device, or the host in mode-sorted copies, held.
+    /// The chunk or, numbered after the store's chunks, the image of sorted nonzeros. `None` for everything that the
+    /// device, or the host in mode-sorted copies, already held.
     pub chunk: Option<usize>,
     /// When it began.
     pub start: f64,
@@ -83,7 +84,7 @@ pub struct Span {
     pub end: f64,
 }
 
-/// What a [`Span`] can be.
+/// The kinds of [`Span`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -98,18 +99,18 @@ pub enum Stage {
     Copy,
     /// A kernel works on a chunk.
     Kernel,
-    /// What came out of a chunk is copied from the device.
+    /// Results of a chunk are copied from the device.
     Return,
 }
 
 impl Span {
-    /// The same, later by `seconds`.
+    /// The same span, `seconds` later.
     pub(super) fn shift(&mut self, seconds: f64) {
         self.start += seconds;
         self.end += seconds;
     }
 
-    /// What a worker did with a chunk.
+    /// Adds what a worker did with a chunk.
     pub(super) fn add_worker(
         spans: &mut Vec<Self>,
         begin: Instant,
@@ -127,7 +128,7 @@ impl Span {
 }
 
 impl PassReport {
-    /// Counts the chunks that the backend holds: all but `brought`.
+    /// Counts the chunks that the backend holds: all except `brought`.
     pub(super) fn add_held(&mut self, store: &Store, brought: &[usize]) {
         let chunks = &store.manifest().chunks;
         self.chunks = chunks.len();
@@ -135,7 +136,7 @@ impl PassReport {
         self.nnz = all - brought.iter().map(|&n| chunks[n].nnz).sum::<u64>();
     }
 
-    /// Waits for the next chunk of a line and books where the time went.
+    /// Waits for the next chunk of a line and accounts for the time.
     pub(super) fn next_chunk<B>(&mut self, line: &Line<B>) -> Result<(LoadedChunk<B>, Steps)> {
         let start = Instant::now();
         let received = line.full.recv().map_err(|_| Error::Resource {
@@ -152,7 +153,7 @@ impl PassReport {
         Ok((chunk, steps))
     }
 
-    /// The report of this pass and the one after it, as if they were one. What a device did is the last one's.
+    /// This pass's report and the next one's, combined. The device's part is that of the last.
     #[must_use]
     pub fn followed_by(&self, next: &Self) -> Self {
         let (seconds, nnz) = (self.seconds + next.seconds, self.nnz + next.nnz);

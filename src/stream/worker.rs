@@ -1,8 +1,9 @@
-//! A worker: brings its chunks, in order, into buffers that it owns.
+//! A worker: loads its chunks, in order, into its own buffers.
 //!
-//! Through the page cache it is one thread, which verifies each piece of a file while a core's caches hold it. Where files
-//! are read directly it is two, so that the disk does not wait for a core: the reader reads a file into the next free buffer
-//! while the checker verifies, decodes and inspects the one before. Both ways chunks, and the first error, come in order.
+//! Through the page cache, a worker is one thread, which verifies each piece of a file while it is in a core's caches.
+//! If files are read directly, it is two threads, so that the disk never waits for a core: the reader reads a file into
+//! the next free buffer while the checker verifies, decodes and inspects the previous one. Either way, chunks and the
+//! first error arrive in order.
 
 use super::{Inspector, LoadedChunk, Owner};
 use crate::error::Result;
@@ -11,10 +12,10 @@ use crate::sys::Sys;
 use crate::sys::sync::{Receiver, Scope, ScopedJoinHandle, Sender, bounded};
 use std::time::{Duration, Instant};
 
-/// A chunk, or why there is none, with when its worker did what.
+/// A chunk with the times of its worker's steps, or an error.
 pub(super) type Message<B> = Result<(LoadedChunk<B>, Steps)>;
 
-/// When a worker did what with a chunk.
+/// The times of a worker's steps for a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
     /// How long it waited for a buffer.
@@ -27,10 +28,10 @@ pub(super) struct Steps {
     pub times: LoadTimes,
 }
 
-/// What a worker takes with it.
+/// What a worker owns.
 pub(super) struct Worker<B> {
     pub number: usize,
-    /// The chunks that it loads, each with the buffer that keeps it, if one does.
+    /// The chunks that it loads. Kept chunks come with their buffers.
     pub chunks: Vec<(usize, Option<B>)>,
     /// Its own buffers.
     pub buffers: Vec<B>,
@@ -41,20 +42,20 @@ pub(super) struct Worker<B> {
 pub(super) struct Line<'scope, B> {
     pub full: Receiver<Message<B>>,
     pub empty: Sender<B>,
-    /// Its own buffers that the backend holds.
+    /// The number of its own buffers that the backend holds.
     pub at_work: usize,
     reader: ScopedJoinHandle<'scope, Vec<B>>,
     checker: Option<ScopedJoinHandle<'scope, ()>>,
 }
 
-/// A chunk that comes, and the buffer that it comes into.
+/// A chunk being loaded, and its buffer.
 struct Coming<B> {
     number: usize,
     buffer: B,
     owner: Owner,
     /// How long the worker waited for the buffer.
     stall: Duration,
-    /// When it had it.
+    /// When it got the buffer.
     start: Instant,
 }
 
@@ -65,7 +66,7 @@ struct WorkerTurns<B> {
     free: Receiver<B>,
 }
 
-/// Makes a checked chunk of what comes, and hands it over.
+/// Verifies chunks that have been read and hands them over.
 struct Checker<'scope, B> {
     store: &'scope Store,
     scratch: DecodeScratch,
@@ -85,7 +86,7 @@ pub(super) fn start<'scope, B: Send + AsMut<[u8]> + 'scope>(
     let (full_sender, full) = bounded(room);
     let (empty, free) = bounded(room);
     for buffer in buffers {
-        // The channel has room for every buffer, and its receiver is right here.
+        // The channel has room for every buffer, and its receiver still exists.
         drop(empty.send(buffer));
     }
     let turns = WorkerTurns { worker, chunks, free };
@@ -108,7 +109,7 @@ pub(super) fn start<'scope, B: Send + AsMut<[u8]> + 'scope>(
 }
 
 impl<B> Line<'_, B> {
-    /// The worker's buffers, once it has loaded its last chunk and the backend holds none.
+    /// The worker's buffers. Called after it has loaded its last chunk and the backend holds none.
     pub(super) fn collect(self) -> Vec<B> {
         drop(self.empty);
         let buffers = self.reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -119,14 +120,14 @@ impl<B> Line<'_, B> {
 }
 
 impl<B> WorkerTurns<B> {
-    /// Calls `bring` for each chunk, in order, when there is a buffer for it, until it says that there is no more to do.
-    /// Gives the worker's buffers when they have come back; none where the pass has ended early.
+    /// Calls `bring` for each chunk, in order, as soon as it has a buffer, until it returns false. Returns the worker's
+    /// buffers once they are all back, or none if the pass ended early.
     fn each(self, mut bring: impl FnMut(Coming<B>) -> bool) -> Vec<B> {
         for (number, kept) in self.chunks {
             let waiting = Instant::now();
             let (buffer, owner) = match kept {
                 Some(buffer) => (buffer, Owner::Chunk(number)),
-                // A closed channel means that the pass has ended early: nothing is left to do or to tell.
+                // A closed channel means that the pass has ended early; there is nothing more to do.
                 None => match self.free.recv() {
                     Ok(buffer) => (buffer, Owner::Worker(self.worker)),
                     Err(_) => return Vec::new(),
@@ -137,14 +138,14 @@ impl<B> WorkerTurns<B> {
                 return Vec::new();
             }
         }
-        // Whoever waits for another chunk of this worker learns that there is none.
+        // Closing the channel tells a caller that waits for another chunk that there is none.
         drop(bring);
         self.free.into_iter().collect()
     }
 }
 
 impl<B: AsMut<[u8]>> Checker<'_, B> {
-    /// Reads and checks a chunk; false where the worker is to end.
+    /// Reads and checks a chunk. Returns false if the worker should stop.
     fn load(&mut self, mut coming: Coming<B>) -> bool {
         let loaded = self.store.load(coming.number, coming.buffer.as_mut(), &mut self.scratch);
         let message = loaded.and_then(|(header, times)| {
@@ -154,7 +155,7 @@ impl<B: AsMut<[u8]>> Checker<'_, B> {
         self.hand_over(message)
     }
 
-    /// Checks a chunk whose file the reader has read; false where the worker is to end.
+    /// Checks a chunk that the reader has read. Returns false if the worker should stop.
     fn check(&mut self, read: Result<(Coming<B>, Duration)>) -> bool {
         let verify = Instant::now();
         let message = read.and_then(|(mut coming, read)| {
@@ -165,7 +166,7 @@ impl<B: AsMut<[u8]>> Checker<'_, B> {
         self.hand_over(message)
     }
 
-    /// The message about a chunk that holds what it should, once the backend has looked at it.
+    /// Verified chunks are passed to the backend's inspector. Returns the message for the caller.
     fn inspected(
         &self,
         coming: Coming<B>,
@@ -181,7 +182,7 @@ impl<B: AsMut<[u8]>> Checker<'_, B> {
         Ok((LoadedChunk { header, buffer, owner }, Steps { stall, read, verify, times }))
     }
 
-    /// Whether another chunk may follow: not after an error, nor where the pass has ended early.
+    /// Sends the message. Returns false after an error, or if the pass has ended early.
     fn hand_over(&self, message: Message<B>) -> bool {
         let failed = message.is_err();
         self.full.send(message).is_ok() && !failed

@@ -1,4 +1,4 @@
-//! Bytes to text: recognises the compression by its magic bytes and names what is wrong with a stream.
+//! Bytes to text: detects the compression by its magic bytes, and describes defects of a stream.
 
 use crate::error::{Error, Result};
 use crate::sys::{File, FileState, Sys};
@@ -6,17 +6,18 @@ use flate2::bufread::GzDecoder;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 
-/// Bytes of compressed input that are read at once.
+/// Bytes of compressed input per read.
 const COMPRESSED_BYTES: usize = 1 << 18;
-/// Bytes that decide the compression: as long as the longest magic.
+/// Bytes that determine the compression: the length of the longest magic.
 const MAGIC_BYTES: usize = 8;
-/// Bytes that hold a zstd frame's header too: that of pzstd behind a skippable frame.
+/// Bytes that also include a zstd frame's header after pzstd's skippable frame.
 const HEAD_BYTES: usize = 32;
-/// What zstd's decoder takes beside the window, and what is read for it at once.
+/// Memory of zstd's decoder besides the window and its input buffer.
 const DECODER_BYTES: u64 = 1 << 20;
-/// The window that every zstd frame may have, whatever the first one has: that of all levels but the ultra ones.
+/// The window that every zstd frame may use, whatever the first one uses: that of all levels except the ultra
+/// ones.
 const WINDOW_BYTES: u64 = 8 << 20;
-/// The largest window that is read, as of the zstd program without `--long=28` or more.
+/// The largest window that is accepted, as by the zstd program without `--long=28` or more.
 const WINDOW_BYTES_MAX: u64 = 1 << 27;
 
 /// Kinds of files that are not text.
@@ -39,17 +40,18 @@ enum Compression {
 /// A regular file, and its state when it was opened.
 pub(crate) type OpenedFile = (File, FileState);
 
-/// Decoded text, and what to call it in messages.
+/// Decoded text, and its name in messages.
 pub struct TextInput {
     name: String,
     compression: Compression,
-    /// The largest window of a zstd frame that is read.
+    /// The largest accepted window of a zstd frame.
     window_bytes: u64,
     text: Box<dyn Read + Send>,
 }
 
 impl TextInput {
-    /// Opens `path`, or standard input where it is `-`: what messages call it, its text, and the file with its state if it is one.
+    /// Opens `path`, or standard input if it is `-`. Returns its name in messages, its text, and, for a regular file,
+    /// the file with its state.
     pub(crate) fn open(sys: &Sys, path: &Path) -> Result<(String, Self, Option<OpenedFile>)> {
         if path == Path::new("-") {
             let name = "standard input".to_owned();
@@ -71,7 +73,7 @@ impl TextInput {
         Ok((name, input, regular))
     }
 
-    /// Reads the first bytes of `raw` and puts the right decoder in front of it.
+    /// Reads the first bytes of `raw` and selects the decoder.
     pub(super) fn sniff(raw: Box<dyn Read + Send>, name: &str) -> Result<Self> {
         let mut raw = Retry(raw);
         let mut head = Vec::with_capacity(HEAD_BYTES);
@@ -119,7 +121,7 @@ impl TextInput {
         self.compression == Compression::None
     }
 
-    /// Whether the text begins with `magic`. It can be read from its beginning afterwards.
+    /// Whether the text begins with `magic`. The text can still be read from its beginning.
     #[cfg(feature = "arrow")]
     pub(crate) fn begins_with(&mut self, magic: &[u8]) -> bool {
         let (mut head, mut failure) = (Vec::new(), None);
@@ -138,8 +140,8 @@ impl TextInput {
         begins
     }
 
-    /// Fills `buf` and returns the bytes read, fewer only at the end of the text, and what went wrong after
-    /// them.
+    /// Fills `buf`. Returns the number of bytes read, which is smaller only at the end of the text, and the
+    /// error that followed them.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<Error>) {
         let mut done = 0;
         while done < buf.len() {
@@ -153,7 +155,7 @@ impl TextInput {
         (done, None)
     }
 
-    /// The system's errors carry its number; a decoder's do not.
+    /// The system's errors have a number; a decoder's do not.
     fn error(&self, source: io::Error) -> Error {
         let kind = match self.compression {
             Compression::Gzip if source.raw_os_error().is_none() => "gzip",
@@ -190,8 +192,8 @@ impl std::fmt::Debug for TextInput {
     }
 }
 
-/// The window of the zstd frame that begins with `head`, by its header; the largest where a long skippable
-/// frame hides it.
+/// The window of the zstd frame at the start of `head`, from its header; the largest window if a long
+/// skippable frame hides the header.
 fn first_window(head: &[u8]) -> u64 {
     let field = |at: usize, bytes: usize| {
         let there = head.get(at..at + bytes).unwrap_or_default();
@@ -210,7 +212,7 @@ fn first_window(head: &[u8]) -> u64 {
         let base = 1u64 << (10 + exponent);
         return base + base / 8 * mantissa;
     }
-    // A single segment: as long as its contents, whose length comes behind the dictionary's number.
+    // A single segment: the window is as long as the contents. Their length follows the dictionary's number.
     let at = 5 + [0, 1, 2, 4][usize::from(head[4] & 3)];
     match descriptor >> 6 {
         0 => field(at, 1),
@@ -220,7 +222,7 @@ fn first_window(head: &[u8]) -> u64 {
     }
 }
 
-/// The compression that the first bytes tell, or the name of a kind of file that is not read.
+/// The compression indicated by the first bytes, or the name of an unsupported kind of file.
 fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
     match magic {
         [0x1f, 0x8b, ..] => Ok(Compression::Gzip),
@@ -240,15 +242,15 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
     }
 }
 
-/// What is told of bytes behind a gzip member that begin no other one.
+/// The message for other bytes after a gzip member.
 const TRAILING: &str = "other bytes follow the gzip data";
 
 fn is_trailing(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|told| told.to_string() == TRAILING)
 }
 
-/// The text of all members of gzip data, while there are any. flate2's own decoder of several members takes what
-/// follows one for another that is cut short.
+/// The text of all members of gzip data. flate2's own multi-member decoder reports trailing bytes as a truncated
+/// member.
 struct Members<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Read for Members<R> {
@@ -281,7 +283,7 @@ impl Read for Failing {
     }
 }
 
-/// Retries interrupted reads, which decoders pass on in the middle of their work.
+/// Retries interrupted reads, which decoders would return in the middle of their work.
 struct Retry<R>(R);
 
 impl<R: Read> Read for Retry<R> {

@@ -1,4 +1,4 @@
-//! What stands before the first row: comments and headers. It decides the order.
+//! The lines before the first row: comments and headers. They determine the order.
 
 use super::parse::{Declared, Rules, fields, not_text, quoted, separator, too_long};
 use super::pieces::{Pieces, TextPiece};
@@ -12,15 +12,15 @@ use std::result::Result as StdResult;
 const MARKET: &[u8] = b"%%MatrixMarket";
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Headers of the Tensor Toolbox that do not announce coordinates.
+/// Headers of the Tensor Toolbox for other kinds of data.
 const OTHER_TOOLBOX: [&[u8]; 8] =
     [b"tensor", b"matrix", b"ktensor", b"ttensor", b"sptenmat", b"tenmat", b"symtensor", b"symktensor"];
 
-/// What is known before the first row.
+/// What the header determines.
 #[derive(Debug)]
 pub(super) struct TextHeader {
     pub(super) rules: Rules,
-    /// The dims, from the user or else the header.
+    /// The dims, from the user or the header.
     pub(super) dims: Option<Vec<u64>>,
     /// The count of nonzeros that the header declares.
     pub(super) nnz: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) struct TextHeader {
     pub(super) lines: u64,
 }
 
-/// What the next line with data on it must be.
+/// What the next line with data must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expect {
     /// A header's first line, or a row.
@@ -36,12 +36,12 @@ enum Expect {
     Order,
     Dims,
     Nnz,
-    /// Rows, columns and the nnz of a Matrix Market file, behind comments.
+    /// Rows, columns and nnz of a Matrix Market file, after its comments.
     Market,
     Row,
 }
 
-/// Reads up to the first row, and returns it at the beginning of a piece; `None` if there is none.
+/// Reads up to the first row and returns it at the beginning of a piece; `None` if there is no row.
 pub(super) fn read(
     pieces: &mut Pieces,
     name: &str,
@@ -73,7 +73,7 @@ pub(super) fn read(
 struct HeaderScan<'a> {
     options: &'a ReadOptions,
     expect: Expect,
-    /// Whether the header is the toolbox's, which has a line for the nnz.
+    /// Whether it is the toolbox's header, which has a line for the nnz.
     toolbox: bool,
     order: Option<usize>,
     dims: Option<Vec<u64>>,
@@ -81,7 +81,7 @@ struct HeaderScan<'a> {
 }
 
 impl HeaderScan<'_> {
-    /// Takes one line of the header in; true if it is a row instead.
+    /// Parses a line of the header. Returns true if it is a row instead.
     fn is_row(&mut self, line: &[u8]) -> StdResult<bool, String> {
         if ends_in_cr_alone(line) {
             return Err("lines end in CR alone; make line feeds of them: tr '\\r' '\\n'".into());
@@ -144,7 +144,7 @@ impl HeaderScan<'_> {
         Ok(false)
     }
 
-    /// The line of rows, columns and the nnz.
+    /// Parses the line with rows, columns and nnz.
     fn read_market(&mut self, line: &[u8]) -> StdResult<(), String> {
         let numbers = fields(line).map(|field| whole_number(field, "a number of rows, columns or nonzeros"));
         let numbers = numbers.collect::<StdResult<Vec<_>, _>>()?;
@@ -183,7 +183,7 @@ impl HeaderScan<'_> {
                 number?
             });
         }
-        // Larger than any order is as wrong as usize::MAX.
+        // Too large for usize is as wrong as usize::MAX.
         let order = usize::try_from(order.unwrap_or(0)).unwrap_or(usize::MAX);
         check_order(order, "the header declares")?;
         if let Some(given) = self.options.dims.as_ref().map(Vec::len).filter(|&given| given != order) {
@@ -211,7 +211,7 @@ impl HeaderScan<'_> {
         Ok(dims)
     }
 
-    /// The rules for the rows, when the first of them has been found.
+    /// The header, once the first row has been found.
     fn head(self, lines: u64) -> StdResult<TextHeader, String> {
         let given = self.options.dims.clone();
         let declared = match (&given, &self.dims) {
@@ -241,7 +241,7 @@ impl HeaderScan<'_> {
     }
 }
 
-/// An error where the first line of a Matrix Market file announces what is not read.
+/// Fails if the first line of a Matrix Market file announces an unsupported kind.
 fn check_market(line: &[u8], no_values: bool) -> StdResult<(), String> {
     let words: Vec<String> =
         fields(line).skip(1).map(|word| String::from_utf8_lossy(word).to_ascii_lowercase()).collect();
@@ -263,7 +263,7 @@ fn check_market(line: &[u8], no_values: bool) -> StdResult<(), String> {
     }
 }
 
-/// Whether a carriage return stands inside the line: what ends lines in some old files.
+/// Whether the line contains a carriage return, which ends lines in some old files.
 fn ends_in_cr_alone(line: &[u8]) -> bool {
     memchr(b'\r', line).is_some_and(|at| line[at..].iter().any(|&b| !b.is_ascii_whitespace()))
 }
@@ -278,7 +278,7 @@ fn check_order(order: usize, who: &str) -> StdResult<(), String> {
     ))
 }
 
-/// A number of a header; a dim above 2^32 - 1 is left to [`Shape`].
+/// A number of a header. [`Shape`] checks dims above 2^32 - 1.
 fn whole_number(field: &[u8], what: &str) -> StdResult<u64, String> {
     let number = std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
     number.and_then(|text| text.parse().ok()).ok_or_else(|| {

@@ -1,13 +1,13 @@
-//! FROSTT text: one nonzero a line, its indices, then its value.
+//! FROSTT text: one nonzero per line, its indices, then its value.
 //!
-//! [`TnsReader`] is the principal type. The text flows through three parts:
+//! [`TnsReader`] is the principal type. Text flows through three parts:
 //!
 //! ```text
 //! decode (gzip, zstd, plain) -> pieces (whole lines) -> parse (in parallel) -> batches, in file order
 //! \____________ a thread of its own ______________/    \__ the caller's rayon pool __/
 //! ```
 //!
-//! What a file may hold:
+//! A file may contain:
 //!
 //! * Fields separated by any white space (space, tab, VT, FF, CR), so CRLF too. `#` starts a comment, on its
 //!   own line or after data. Blank lines are skipped. The last line may lack its newline. A byte order mark
@@ -48,21 +48,22 @@ use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Bytes of text that are read, and parsed by one task, at once.
+/// Bytes of text that are read at once and parsed by one task.
 const PIECE_BYTES: usize = 1 << 19;
-/// Pieces that each compute thread gets per group: at a group's end threads wait for one of them at most.
+/// Pieces per compute thread and group. At the end of a group, threads wait for at most one piece.
 const PIECES_PER_THREAD: usize = 4;
-/// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
+/// Bytes of text outside a group and the group being read: three pieces.
 const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
-/// Bytes that a piece of a group takes: its text, that of a piece of the next group, and a batch, of 16 bytes for 6.
+/// Bytes per piece of a group: its text, that of a piece of the next group, and a batch with 16 bytes for every 6 of
+/// text.
 const GROUPED_BYTES: u64 = (2 * PIECE_BYTES + 16 * PIECE_BYTES / 6) as u64;
 
-/// The number that the first index of every mode has in a file.
+/// The number of the first index of every mode in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexBase {
-    /// Indices count from 0.
+    /// Indices start at 0.
     Zero,
-    /// Indices count from 1, as in all of FROSTT.
+    /// Indices start at 1, as in all FROSTT files.
     #[default]
     One,
 }
@@ -83,11 +84,11 @@ impl FromStr for IndexBase {
 /// How to read a file of coordinate text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// What indices count from.
+    /// The number of the first index.
     pub index_base: IndexBase,
-    /// The dims, mode 1 first. They override a header and the largest indices.
+    /// The dims, mode 1 first. They take precedence over a header and the largest indices.
     pub dims: Option<Vec<u64>>,
-    /// Rows hold indices alone; each counts 1.
+    /// Whether rows hold only indices; each value is then 1.
     pub no_values: bool,
 }
 
@@ -107,43 +108,43 @@ impl fmt::Display for ReadOptions {
     }
 }
 
-/// Reads FROSTT text, plain or compressed by gzip or zstd (recognised by content), in pieces.
+/// Reads FROSTT text in pieces, uncompressed or compressed by gzip or zstd (detected by content).
 ///
-/// Batches come in file order, one per piece of text, and do not depend on the number of threads. Peak
-/// memory, with `T` compute threads: at most `8 T + 3` pieces of 512 KiB of text, plus the batches of `4 T`
-/// pieces, each at most 1.4 MiB, plus zstd's window; [`Source::limit`] takes fewer pieces at once.
+/// Batches arrive in file order, one per piece of text, and do not depend on the number of threads. Peak memory
+/// with `T` compute threads is at most `8 T + 3` pieces of 512 KiB of text, plus the batches of `4 T` pieces, at
+/// most 1.4 MiB each, plus zstd's window. [`Source::limit`] reduces the number of pieces in memory.
 ///
-/// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file; so does a
-/// regular file that changes between [`TnsReader::open`] and the end of [`Source::drain`].
+/// Bad input gives one [`Error::Input`] whose place is the file and its first bad line, or only the file. The same
+/// goes for a regular file that changes between [`TnsReader::open`] and the end of [`Source::drain`].
 #[derive(Debug)]
 pub struct TnsReader {
     sys: Sys,
     name: String,
     options: ReadOptions,
-    /// The input, until the first of it is read.
+    /// The input, until reading starts.
     input: Option<TextInput>,
-    /// What was read of it to learn the dims, until it is drained.
+    /// The part already read to learn the dims, until it is drained.
     begun: Option<Begun>,
     plain: bool,
-    /// What the decoder takes.
+    /// Memory of the decoder.
     decoder_bytes: u64,
-    /// Pieces of a group, at most.
+    /// The most pieces in a group.
     group_max: usize,
     piece_bytes: usize,
-    /// The file and its state when it was opened, if it is a regular file.
+    /// For a regular file, the file and its state when it was opened.
     file: Option<(File, FileState)>,
-    /// Whether the values that were read could be the indices of one more mode.
+    /// Whether all values so far could be indices of one more mode.
     values_like_indices: bool,
 }
 
 #[doc(hidden)]
 impl TnsReader {
-    /// Opens `path`, or standard input where it is `-`, and recognises its compression.
+    /// Opens `path`, or standard input if it is `-`, and detects its compression.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for dims that no tensor can have; [`Error::Input`] for a missing file, a directory
-    /// and a kind of compression that is not read; otherwise what the system says.
+    /// [`Error::Request`] for invalid dims; [`Error::Input`] for a missing file, a directory or an
+    /// unsupported compression; otherwise the system's error.
     pub fn open(sys: &Sys, path: &Path, options: ReadOptions) -> Result<Self> {
         check_dims(&options)?;
         let (name, input, file) = TextInput::open(sys, path)?;
@@ -181,8 +182,8 @@ impl TnsReader {
         }
     }
 
-    /// Whether the text that was drained could hold three indices in each row and no values: it has no header, and each row is two
-    /// indices and a whole number that is no larger than the largest index.
+    /// Whether the drained text could hold three indices per row and no values: it has no header, and each row is two
+    /// indices and a whole number that does not exceed the largest index.
     #[must_use]
     pub fn values_like_indices(&self) -> bool {
         self.values_like_indices
@@ -206,22 +207,22 @@ fn check_dims(options: &ReadOptions) -> Result<()> {
     Shape::new(dims).map(drop).map_err(|e| Error::request(format!("`dims`: {e}")))
 }
 
-/// An input whose header has been read.
+/// An input after its header.
 #[derive(Debug)]
 struct Begun {
     pieces: Pieces,
-    /// What the header says, and the piece that begins with the first row; `None` without a row.
+    /// The header, and the piece that begins with the first row; `None` if there is no row.
     head: Option<(TextHeader, TextPiece)>,
 }
 
-/// The size of plain text, from its length and its first lines of data.
+/// Estimates the size of uncompressed text from its length and first lines of data.
 fn estimate(file: &File, has_values: bool) -> Result<Option<Size>> {
     let mut head = vec![0; 1 << 18];
     let read = file.read_at(&mut head, 0)?;
     let bytes = file.metadata()?.len();
     let fields = |line: &[u8]| line.split(u8::is_ascii_whitespace).filter(|f| !f.is_empty()).count();
     let whole = head[..read].split_inclusive(|&b| b == b'\n').filter(|line| !line.starts_with(b"#"));
-    // Header lines have fewer fields than rows; the last line may be cut off.
+    // Header lines have fewer fields than rows. The last line may be truncated.
     let rows: Vec<(usize, usize)> = whole.map(|line| (fields(line), line.len())).collect();
     let Some(most) = rows.iter().map(|row| row.0).max().filter(|&n| n >= ORDER_MIN + usize::from(has_values))
     else {
@@ -295,7 +296,7 @@ impl Source for TnsReader {
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
         let drained = self.hand_over(sink);
-        // A file that changed explains why its text is wrong.
+        // If the file changed, that explains why its text is wrong.
         if matches!(drained, Ok(_) | Err(Error::Input { .. }))
             && let Some((file, opened)) = &self.file
         {
@@ -312,7 +313,7 @@ impl TnsReader {
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = TextTally::new(&self.name, &head);
         scope(|scope| {
-            // Both channels live in here, so that a return ends the reading thread before it is waited for.
+            // Both channels are local, so returning ends the reading thread before it is joined.
             let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
             let (full_sender, full) = bounded(group_len);
             let (empty, empty_receiver) = bounded(2 * group_len + 2);
@@ -329,7 +330,7 @@ impl TnsReader {
                 for item in parse_group(&self.sys, &head.rules, group) {
                     let (buffer, parsed) = item?;
                     tally.take(parsed, sink)?;
-                    // Full only if the reading thread has ended; then nobody wants the buffer.
+                    // The channel is full only if the reading thread has ended and needs no more buffers.
                     let _ = empty.try_send(buffer);
                 }
             }
@@ -339,7 +340,7 @@ impl TnsReader {
     }
 }
 
-/// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
+/// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.
 fn read_pieces(mut pieces: Pieces, full: &Sender<Result<TextPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();
@@ -349,7 +350,7 @@ fn read_pieces(mut pieces: Pieces, full: &Sender<Result<TextPiece>>, empty: &Rec
     }
 }
 
-/// Parses the pieces of a group in parallel; the results keep their order, and bring the buffers back.
+/// Parses the pieces of a group in parallel. The results keep their order and return the buffers.
 fn parse_group(sys: &Sys, rules: &Rules, group: Vec<Result<TextPiece>>) -> Vec<Result<(Vec<u8>, Parsed)>> {
     group
         .into_par_iter()
@@ -371,7 +372,7 @@ struct TextTally<'a> {
     lines: u64,
     nnz: u64,
     maxima: [u32; ORDER_MAX],
-    /// The largest value, while all are whole numbers from 1 on in rows of two indices; else infinite.
+    /// The largest value while all are whole numbers from 1 up in rows of two indices; otherwise infinite.
     largest_whole: f64,
 }
 
@@ -400,7 +401,7 @@ impl<'a> TextTally<'a> {
         if parsed.batch.nnz() > 0 { sink(parsed.batch) } else { Ok(()) }
     }
 
-    /// Whether each value could be an index: none is larger than the largest index.
+    /// Whether each value could be an index, that is, does not exceed the largest index.
     fn values_like_indices(&self) -> bool {
         let largest = self.maxima.iter().max().map_or(0.0, |&index| f64::from(index) + 1.0);
         self.largest_whole <= largest

@@ -1,5 +1,5 @@
-//! Rows of text to coordinates: a fast path for what nearly all lines are, and a careful path that accepts
-//! the rest or says what is wrong.
+//! Rows of text to coordinates. A fast path handles nearly all lines; a careful path accepts the rest or says
+//! what is wrong.
 
 use super::pieces::LINE_BYTES_MAX;
 use crate::coo::Batch;
@@ -9,11 +9,11 @@ use crate::sys::Sys;
 use memchr::{memchr, memchr_iter};
 use std::result::Result as StdResult;
 
-/// Most digits of an index on the fast path: those of 2^32.
+/// The most digits of an index on the fast path: those of 2^32.
 const INDEX_DIGITS_MAX: usize = 10;
-/// Most digits of an integer value on the fast path: always exact in f64.
+/// The most digits of an integer value on the fast path: always exact in f64.
 const VALUE_DIGITS_MAX: usize = 15;
-/// Characters of a field that a message shows.
+/// The most characters of a field in a message.
 const QUOTED_CHARS_MAX: usize = 40;
 
 /// Who declared the dims.
@@ -24,16 +24,16 @@ pub(super) enum Declared {
     ByUser,
 }
 
-/// What every row must keep.
+/// What every row must satisfy.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     pub(super) order: usize,
-    /// What indices count from: 0 or 1.
+    /// The first index: 0 or 1.
     pub(super) base: u32,
     /// Each index, counted from 0, is below its mode's limit: the declared dim, else 2^32 - 1.
     pub(super) limits: [u32; ORDER_MAX],
     pub(super) declared: Declared,
-    /// Whether a value follows the indices; without one a row counts 1.
+    /// Whether a value follows the indices. Without one, a row counts 1.
     pub(super) has_values: bool,
 }
 
@@ -44,13 +44,13 @@ impl Rules {
     }
 }
 
-/// What a piece held.
+/// The contents of a piece.
 #[derive(Debug, Default)]
 pub(super) struct Parsed {
     pub(super) batch: Batch,
     /// The largest index of each mode, from 0.
     pub(super) maxima: [u32; ORDER_MAX],
-    /// Lines looked at; with `bad`, the last of them is the bad one.
+    /// Lines read. With `bad`, the last of them is the bad one.
     pub(super) lines: u64,
     /// What is wrong with the first bad line.
     pub(super) bad: Option<String>,
@@ -58,7 +58,7 @@ pub(super) struct Parsed {
 
 /// Parses whole lines, up to the first bad one.
 pub(super) fn parse(sys: &Sys, rules: &Rules, text: &[u8]) -> Result<Parsed> {
-    // A row takes a newline, and at least two bytes for each of its fields.
+    // A row takes a newline and at least two bytes per field.
     let n_rows_max = memchr_iter(b'\n', text).count().min(text.len() / (2 * rules.fields()) + 1);
     let mut indices = sys.vec(0u32, n_rows_max * rules.order)?;
     let mut values = sys.vec(0f64, n_rows_max)?;
@@ -74,7 +74,8 @@ pub(super) fn parse(sys: &Sys, rules: &Rules, text: &[u8]) -> Result<Parsed> {
         7 => rows::<7>(rules, text, &mut parsed),
         _ => rows::<8>(rules, text, &mut parsed),
     }
-    // Lines that hold no nonzero have been counted too. Who keeps batches counts nonzeros.
+    // Lines without a nonzero were counted too, so release the excess: callers that keep batches budget by
+    // nonzeros.
     let Batch { indices, values } = &mut parsed.batch;
     if values.len() < values.capacity() / 2 {
         indices.shrink_to_fit();
@@ -117,7 +118,8 @@ fn rows<const N: usize>(rules: &Rules, mut text: &[u8], parsed: &mut Parsed) {
     parsed.maxima[..N].copy_from_slice(&maxima);
 }
 
-/// The row at the beginning of `text`, and the length of its line; `None` for whatever needs care.
+/// The row at the start of `text` and the length of its line; `None` for anything that needs the careful
+/// path.
 #[inline]
 fn fast_row<const N: usize>(
     text: &[u8],
@@ -149,7 +151,7 @@ fn fast_row<const N: usize>(
     (*text.get(at)? == b'\n').then_some((row, value, at))
 }
 
-/// The number at `at` and its end; that a blank or newline follows is left to the caller.
+/// The number at `at` and where it ends. The caller checks that a blank or newline follows.
 #[inline]
 fn fast_value(text: &[u8], at: usize) -> Option<(f64, usize)> {
     let negative = *text.get(at)? == b'-';
@@ -172,14 +174,14 @@ fn fast_value(text: &[u8], at: usize) -> Option<(f64, usize)> {
     Some((if negative { -value } else { value }, end))
 }
 
-/// Whether `number`, read from the unsigned decimal number `text`, is zero and `text` is not.
+/// Whether `number`, parsed from the unsigned decimal `text`, is zero although `text` is not.
 #[inline]
 fn underflows(number: f64, text: &[u8]) -> bool {
     let mut digits = text.iter().take_while(|b| !matches!(b, b'e' | b'E'));
     number == 0.0 && digits.any(|b| matches!(b, b'1'..=b'9'))
 }
 
-/// The digits from `at` on as a number, modulo 2^64, and where they end.
+/// The digits from `at` on as a number modulo 2^64, and where they end.
 #[inline]
 fn digits(text: &[u8], at: usize) -> (u64, usize) {
     let mut number = 0u64;
@@ -205,7 +207,7 @@ const fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | 0x0b | 0x0c | b'\r')
 }
 
-/// What stands before a comment.
+/// The part of a line before a comment.
 fn data(line: &[u8]) -> &[u8] {
     &line[..memchr(b'#', line).unwrap_or(line.len())]
 }
@@ -215,7 +217,7 @@ pub(super) fn fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     data(line).split(|&b| is_blank(b)).filter(|field| !field.is_empty())
 }
 
-/// An error for a line that is longer than lines can be.
+/// Fails if a line exceeds the length limit.
 pub(super) fn too_long(line: &[u8]) -> StdResult<(), String> {
     if line.len() <= LINE_BYTES_MAX {
         return Ok(());
@@ -225,7 +227,7 @@ pub(super) fn too_long(line: &[u8]) -> StdResult<(), String> {
     ))
 }
 
-/// An error for a line whose data holds bytes that are not text.
+/// Fails if a line's data contains bytes that are not text.
 pub(super) fn not_text(line: &[u8]) -> StdResult<(), String> {
     let data = data(line);
     let control = data.iter().position(|&b| b.is_ascii_control() && !is_blank(b));
@@ -240,7 +242,7 @@ pub(super) fn not_text(line: &[u8]) -> StdResult<(), String> {
     }
 }
 
-/// A field as messages show it: escaped, cut where it is long.
+/// A field as shown in messages: escaped, and truncated if long.
 pub(super) fn quoted(field: &[u8]) -> String {
     let text = String::from_utf8_lossy(field);
     let mut shown: String = text.chars().take(QUOTED_CHARS_MAX).flat_map(char::escape_debug).collect();
@@ -250,7 +252,7 @@ pub(super) fn quoted(field: &[u8]) -> String {
     format!("`{shown}`")
 }
 
-/// Any line: a row, `None` if there is no data on it, or what is wrong with it.
+/// Parses any line: a row, `None` if it has no data, or what is wrong with it.
 fn careful_row(line: &[u8], rules: &Rules) -> StdResult<Option<([u32; ORDER_MAX], f64)>, String> {
     too_long(line)?;
     let n_fields = fields(line).count();
@@ -292,7 +294,7 @@ fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
     )
 }
 
-/// The plural of a separator other than white space that the line has.
+/// The name, in the plural, of a separator in the line that is not white space.
 pub(super) fn separator(line: &[u8]) -> Option<&'static str> {
     let data = data(line);
     [(b',', "commas"), (b';', "semicolons"), (b'|', "bars")]
@@ -389,7 +391,7 @@ fn careful_value(field: &[u8]) -> StdResult<f64, String> {
     Ok(if field.starts_with(b"-") { -magnitude } else { magnitude })
 }
 
-/// Digits without leading zeros, which say nothing.
+/// The digits without leading zeros.
 fn significant(digits: &[u8]) -> &[u8] {
     &digits[digits.iter().position(|&b| b != b'0').unwrap_or(digits.len())..]
 }

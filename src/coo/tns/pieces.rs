@@ -8,8 +8,8 @@ use memchr::memrchr;
 /// The longest line, in bytes without its newline.
 pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Some whole lines, each ended by a newline. Where a line is longer than [`LINE_BYTES_MAX`], the piece may
-/// end inside it, and is the last.
+/// Some whole lines, each ended by a newline. If a line exceeds [`LINE_BYTES_MAX`], the piece may end inside
+/// it and is the last one.
 #[derive(Debug)]
 pub(super) struct TextPiece {
     buffer: Vec<u8>,
@@ -27,7 +27,7 @@ impl TextPiece {
         self.start = (self.start + bytes).min(self.end);
     }
 
-    /// The buffer, to be filled again.
+    /// The buffer, for reuse.
     pub(super) fn into_buffer(self) -> Vec<u8> {
         self.buffer
     }
@@ -39,10 +39,10 @@ pub(super) struct Pieces {
     sys: Sys,
     input: TextInput,
     piece_bytes: usize,
-    /// The beginning of a line whose end has not been read yet.
+    /// The start of a line whose end has not been read yet.
     carry: Vec<u8>,
     ended: bool,
-    /// Comes after the whole lines that were read before it.
+    /// An error that is returned after the whole lines read before it.
     failure: Option<Error>,
 }
 
@@ -51,8 +51,8 @@ impl Pieces {
         Self { sys, input, piece_bytes, carry: Vec::new(), ended: false, failure: None }
     }
 
-    /// The next lines, read into `buffer`; `None` at the end. A failure of the input comes after the lines
-    /// that are whole without it.
+    /// Reads the next lines into `buffer`; `None` at the end. If the input fails, the lines before the
+    /// failure come first.
     pub(super) fn next(&mut self, mut buffer: Vec<u8>) -> Result<Option<TextPiece>> {
         let mut len = self.carry.len();
         if buffer.len() < len + 1 {
@@ -61,7 +61,7 @@ impl Pieces {
         buffer[..len].copy_from_slice(&self.carry);
         self.carry.clear();
         while !self.ended {
-            // One byte stays free for a missing last newline.
+            // One byte stays free for a missing final newline.
             if len + 1 >= buffer.len() {
                 let mut longer = self.sys.vec(0, buffer.len() + self.piece_bytes)?;
                 longer[..len].copy_from_slice(&buffer[..len]);
@@ -86,7 +86,7 @@ impl Pieces {
         self.last(buffer, len)
     }
 
-    /// What is left when the input has ended: whole lines, the last line, then the failure or `None`.
+    /// After the end of input: returns whole lines, the last line, then the failure or `None`.
     fn last(&mut self, mut buffer: Vec<u8>, len: usize) -> Result<Option<TextPiece>> {
         let mut end = len;
         if self.failure.is_some() {

@@ -34,7 +34,7 @@ fn contents(reader: &mut TnsReader) -> Result<Contents> {
     Ok((indices, values, extent))
 }
 
-/// Reads with pieces of several sizes, which must make no difference.
+/// Reads with pieces of several sizes, which must give the same result.
 fn read_as(text: &[u8], options: &ReadOptions) -> Result<Contents> {
     let sys = Sys::default();
     let whole = read_by(&sys, text, options, PIECE_BYTES);
@@ -133,7 +133,7 @@ fn whatever_white_space_and_comments() {
     assert_eq!(read_as(latin_1, &ReadOptions::default()).unwrap(), wanted, "comments are not looked at");
 }
 
-/// Who keeps batches counts nonzeros: what lines without any would have taken is given back.
+/// Memory of batches is counted by nonzeros, so the room reserved for empty lines must be released.
 #[test]
 fn batches_of_empty_lines_are_small() {
     let text = ["1 2 3\n", &"\n".repeat(1 << 20), "4 5 6\n"].concat();
@@ -344,7 +344,7 @@ fn matrix_market_files() {
     }
 }
 
-/// Rows without values: each counts 1, whatever way it is read, and what is not an index is refused.
+/// Rows without values count 1 on every path, and fields that are not indices are refused.
 #[test]
 fn rows_of_indices_alone() {
     let options = ReadOptions { no_values: true, ..ReadOptions::default() };
@@ -363,7 +363,7 @@ fn rows_of_indices_alone() {
     }
 }
 
-/// Two indices and a whole number in their range may be three indices.
+/// Two indices and a whole number in their range are noticed as three possible indices.
 #[test]
 fn values_that_could_be_indices_are_seen() {
     let seen = |text: &'static str| {
@@ -409,7 +409,7 @@ fn bytes_that_are_not_text() {
     assert_bad(bad(b"BZh9rest"), "t.tns", &["bzip2"]);
     assert_bad(bad(b"PK\x03\x04rest"), "t.tns", &["zip"]);
     assert_bad(bad(b"\xff\xfe1\0 \0"), "t.tns", &["UTF-16"]);
-    // Every byte alone, and in a row, is an answer and no panic.
+    // Every single byte, alone and in a row, is accepted or refused without a panic.
     for byte in 0..=255u8 {
         let _ = bad(&[byte]);
         let _ = bad(&[b'1', b' ', byte, b' ', b'3', b'\n', byte]);
@@ -421,7 +421,7 @@ fn long_lines() {
     let default = ReadOptions::default();
     let sys = Sys::default();
     let max = pieces::LINE_BYTES_MAX;
-    // Padded rows, comments and blank lines, exactly as long as can be and one byte longer.
+    // Padded rows, comments and blank lines at the length limit and one byte above.
     for filling in ["1 1 5", "#", ""] {
         for piece_bytes in [PIECE_BYTES, PIECE_BYTES / 2, 1000] {
             for end in ["\n1 1 7\n", ""] {
@@ -486,7 +486,7 @@ fn damaged_compression_is_an_error() {
         ("gzip", [gzip(head), gzip(tail)].concat(), gzip(head).len()),
         ("zstd", [zst(head), zst(tail)].concat(), zst(head).len()),
     ] {
-        // A whole first member alone is a file of its own; its half row at the end is another matter.
+        // A whole first member is a valid file; the half row at its end is a separate error.
         for end in (6..packed.len()).filter(|&end| end != member) {
             let contents = read_by(&sys, &packed[..end], &default, 64);
             assert_bad(contents, "t.tns", &[kind, "cut short"]);
@@ -495,7 +495,7 @@ fn damaged_compression_is_an_error() {
             let contents = read_by(&sys, &[&packed, garbage].concat(), &default, 64);
             assert_bad(contents, "t.tns", &[kind, "again"]);
         }
-        // A flipped bit is an error or changes nothing (flags and names in a header).
+        // A flipped bit gives an error or changes nothing (flags and names in a header).
         let wanted = read(&text).unwrap();
         for bit in 0..8 * packed.len() {
             let mut flipped = packed.clone();
@@ -534,7 +534,7 @@ fn files_that_are_not_there() {
     assert!(matches!(contents(&mut reader), Err(Error::Request(_))), "drained twice");
 }
 
-/// A change while the sink has a batch: the nonzeros are of no state that the file ever was in.
+/// A change while the sink holds a batch: no state of the file ever had these nonzeros.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -547,7 +547,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
         (&|| (), ""),
         (&longer, "was appended to"),
         (&|| shorter(0), "was cut short"),
-        // In the middle of a line, which is told only where nothing else is.
+        // A cut inside a line, which is reported only if nothing else is wrong.
         (&|| shorter(text.len() as u64 - 3), "was cut short"),
     ];
     for (change, said) in changes {
@@ -683,7 +683,7 @@ fn the_writer_writes_rows() {
     let batch = Batch { indices: vec![0, 1, u32::MAX - 1, 3], values: vec![-0.0, 2.5] };
     writer.write_batch(&batch).unwrap();
     writer.write_batch(&Batch::default()).unwrap();
-    // What TTV along all modes gives.
+    // The result of TTV along all modes.
     writer.write_batch(&Batch { indices: Vec::new(), values: vec![0.5] }).unwrap();
     assert_eq!(writer.finish().unwrap(), b"1 2 -0\n4294967295 4 2.5\n0.5\n");
 }
@@ -725,7 +725,7 @@ fn fixtures_of_others_when_present() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Any finite f64, any index: written, and read back from pieces of any size, bit for bit.
+    /// Any finite f64 and any index, written and read back in pieces of any size, is unchanged to the bit.
     #[test]
     fn written_text_reads_back(
         order in 2usize..=4, // Linear indices have at most 128 bits.
@@ -752,7 +752,7 @@ proptest! {
         prop_assert_eq!(bits(&values), bits(&batch.values));
     }
 
-    /// Whatever the bytes, an answer; and the same one however they are cut.
+    /// Any bytes give a result or an error, the same for all piece sizes.
     #[test]
     fn any_bytes_end_without_panic(
         lines in prop::collection::vec("[-+0-9.eE#\t \r\u{b}naifx]{0,14}", 0..20),

@@ -3,13 +3,13 @@
 use crate::coo::Batch;
 use std::io::{self, Write};
 
-/// Bytes that are gathered before they are written.
+/// Bytes collected before a write.
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// Appends the shortest decimal digits that read back as the same bits.
 ///
-/// A whole number below 2^53 in magnitude has no point (`5`, `-0`); everything else is as `ryu` writes it
-/// (`0.1`, `1e-7`, `9007199254740992.0`). NaN and infinities become `NaN`, `inf`, `-inf`, which a
+/// A whole number below 2^53 in magnitude has no decimal point (`5`, `-0`). Everything else is formatted by
+/// `ryu` (`0.1`, `1e-7`, `9007199254740992.0`). NaN and infinities become `NaN`, `inf`, `-inf`, which a
 /// [`TnsReader`](super::TnsReader) refuses.
 pub fn decimal(value: f64, out: &mut Vec<u8>) {
     const WHOLE_LIMIT: f64 = (1u64 << 53) as f64;
@@ -25,13 +25,14 @@ pub fn decimal(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// Bytes of the text of a nonzero, at most.
+/// The most bytes of a nonzero's text.
 #[must_use]
 pub fn row_bytes_max(order: usize) -> usize {
     "4294967295 ".len() * order + "-2.2250738585072014e-308\n".len()
 }
 
-/// Appends the text of a nonzero: its indices, given from 0, from 1, then its value as [`decimal`] writes it.
+/// Appends the text of a nonzero: its indices, passed from 0 and written from 1, then its value as
+/// [`decimal`] writes it.
 pub fn append_row(indices: impl IntoIterator<Item = u32>, value: f64, out: &mut Vec<u8>) {
     let mut digits = itoa::Buffer::new();
     for index in indices {
@@ -50,10 +51,10 @@ pub fn text_of(batch: &Batch) -> Vec<u8> {
     written.expect("writing to memory does not fail")
 }
 
-/// Writes nonzeros, one a line: the indices from 1, then the value as [`decimal`] writes it.
+/// Writes nonzeros, one per line: the indices from 1, then the value as [`decimal`] writes it.
 ///
-/// Buffers by itself; call [`TnsWriter::finish`], because what is still buffered is lost on drop. Errors are
-/// those of the writer below, so a caller sees a broken pipe as [`io::ErrorKind::BrokenPipe`].
+/// It buffers its output. Call [`TnsWriter::finish`], because dropping it loses buffered text. Errors are
+/// those of the underlying writer; a broken pipe is [`io::ErrorKind::BrokenPipe`].
 #[derive(Debug)]
 pub struct TnsWriter<W: Write> {
     below: W,
@@ -76,7 +77,7 @@ impl<W: Write> TnsWriter<W> {
         if self.buffer.len() >= BUFFER_BYTES { self.write_out() } else { Ok(()) }
     }
 
-    /// Writes the nonzeros of a batch in their order; a number without indices is a line of its own.
+    /// Writes the nonzeros of a batch in order. A value without indices is a line by itself.
     ///
     /// # Errors
     ///
@@ -87,7 +88,7 @@ impl<W: Write> TnsWriter<W> {
         batch.values.iter().enumerate().try_for_each(|(i, &value)| self.write_row(row(i), value))
     }
 
-    /// Writes what is still buffered, flushes, and gives the writer below back.
+    /// Writes the buffered text, flushes, and returns the underlying writer.
     ///
     /// # Errors
     ///
