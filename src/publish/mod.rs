@@ -1,9 +1,9 @@
-//! How what a program makes gets its name: stores, results, checkpoints and files.
+//! How a program's outputs get their names: stores, results, checkpoints and files.
 //!
-//! All of them come about in the same way. They are written beside their name, made durable, and get the name in one step, so
-//! that they are there whole or not at all, whatever ends a program. A program replaces and removes only what a
-//! program here has made and what it can tell by a [`Kind`]'s mark: a store by its manifest, results, checkpoints and
-//! directories for what is not finished by the file [`MARKER`].
+//! Every output is written beside its final name, synced, and renamed in one step, so that it exists whole or not at
+//! all, however the program ends. A program replaces and removes only what this project's programs have made, which it
+//! recognizes by the mark of a [`Kind`]: a store by its manifest; results, checkpoints and directories of unfinished
+//! work by the file [`MARKER`].
 //!
 //! ```text
 //! NAME               what readers see: nothing, the old one, or the new one
@@ -16,17 +16,18 @@
 //!   displaced        what no program here made, lost its name and could not get it back; nobody removes it
 //! ```
 //!
-//! **A name is given** ([`Place::give`]) by a rename that replaces nothing where nothing was at the start. Otherwise the new one and the
-//! old one exchange names, and what came out must be what was there at the start: another thing that has taken
-//! the place meanwhile gets its name back, and the program refuses. Where names cannot be exchanged the old one is
-//! renamed to `old` first. Killed between the two renames, a program leaves the old one there: the next one to write NAME gives it
-//! its name back, and readers ([`open`]) find it meanwhile.
+//! **Naming** ([`Place::give`]). If the name was free at the start, a rename that replaces nothing. Otherwise the new
+//! and the old one exchange names. If the exchanged one is not what was there at the start, because something else took
+//! the name meanwhile, it gets its name back and the program refuses. If the file system cannot exchange names, the old
+//! one is first renamed to `old`. A program killed between these two renames leaves it there; the next program that
+//! writes NAME restores it, and readers ([`open`]) find it meanwhile.
 //!
-//! **An old one goes** when nobody reads it: readers of directories hold a shared lock on what they read, and a
-//! program removes only what it can lock for itself.
+//! **Removal.** The old one is removed when no one reads it. Readers of directories hold a shared lock, and a program
+//! removes only what it can lock exclusively.
 //!
-//! **Durable** before the name is given: the contents, the directory that holds them, `publishing`, `NAME.partial` and its name. After
-//! it: the directory of NAME, and `NAME.partial`, before anything of the old one is removed.
+//! **Durability.** Before naming, these are synced: the contents, the directory that holds them, `publishing`,
+//! `NAME.partial` and its entry. After naming, and before anything of the old one is removed: the directory of NAME,
+//! and `NAME.partial`.
 
 mod partial;
 mod place;
@@ -42,48 +43,49 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The file that says that a program here made the directory that it is in.
+/// The file that marks its directory as made by this project's programs.
 pub const MARKER: &str = ".made-by-blco";
-/// No marker is longer.
+/// The longest marker.
 const MARKER_BYTES_MAX: u64 = 1 << 20;
 
-/// A kind of things that a program makes.
+/// A kind of output.
 #[derive(Debug)]
 pub struct Kind {
-    /// What it is called in `NAME.partial`.
+    /// Its name in `NAME.partial`.
     pub name: &'static str,
-    /// The file of a directory of this kind whose permissions all files of one that replaces it get.
+    /// A file in directories of this kind. Its permissions apply to all files of a directory that replaces
+    /// one.
     pub marker: &'static str,
-    /// What is said where one is there and is not to be replaced.
+    /// The message if one exists and must not be replaced.
     pub exists: &'static str,
-    /// Whether `path`, where something is, is one.
+    /// Inspects what is at `path`, which must exist.
     pub look: fn(&Sys, &Path) -> Result<Found>,
-    /// How names begin that its makers have in `NAME.partial` besides.
+    /// Prefixes of the other names that its makers use in `NAME.partial`.
     pub beside: &'static [&'static str],
 }
 
 /// What is at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// One of the kind, with nothing in it that is not.
+    /// One of the kind, with no foreign files in it.
     Made,
-    /// An empty directory where the kind takes one for nothing.
+    /// An empty directory, if the kind accepts one as absent.
     Empty,
     /// Something else: why it is in the way, and what to do.
     Other(String),
 }
 
-/// What stands in a [`MARKER`].
+/// The contents of a [`MARKER`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Marker {
     made_by: String,
     kind: String,
-    /// Everything that the program put beside the marker, where that says what is the program's.
+    /// Every file that the program put beside the marker, for kinds that list them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
 }
 
-/// What [`Marker::made_by`] is.
+/// The value of [`Marker::made_by`].
 const MADE_BY: &str = "blco";
 
 impl Marker {
@@ -93,7 +95,7 @@ impl Marker {
         Self { made_by: MADE_BY.into(), kind: kind.name.into(), files }
     }
 
-    /// Marks `dir`, durably but for its name.
+    /// Marks `dir`. Syncs everything except the directory's own entry.
     pub fn write(&self, sys: &Sys, dir: &Path) -> Result<()> {
         let failed = |e: serde_json::Error| Error::request(format!("{}: {e}", dir.display()));
         let mut text = serde_json::to_vec(self).map_err(failed)?;
@@ -104,7 +106,7 @@ impl Marker {
         sys.sync_dir(dir)
     }
 
-    /// Whether `dir` is marked as one of `kind`'s, or has nothing in it but a marker that a program was killed over.
+    /// Whether `dir` is marked as one of `kind`, or contains only a marker that a killed program left incomplete.
     pub fn is_in(sys: &Sys, dir: &Path, kind: &Kind) -> Result<bool> {
         Ok(Self::read(sys, dir, kind)?.is_some() || first_foreign(dir, |name| name == MARKER)?.is_none())
     }
@@ -115,7 +117,7 @@ impl Marker {
     }
 }
 
-/// What stands in a short file; `None` where it is no such file.
+/// Parses a short JSON file; `None` if it does not exist or does not parse.
 fn read_json<T: for<'a> Deserialize<'a>>(sys: &Sys, path: &Path) -> Result<Option<T>> {
     if !path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() <= MARKER_BYTES_MAX) {
         return Ok(None);
@@ -127,7 +129,7 @@ fn read_json<T: for<'a> Deserialize<'a>>(sys: &Sys, path: &Path) -> Result<Optio
     Ok(serde_json::from_slice(&text[..read]).ok())
 }
 
-/// The first name in `dir` that is not one that `holds` knows.
+/// The first name in `dir` that `holds` does not accept.
 pub fn first_foreign(dir: &Path, holds: impl Fn(&OsStr) -> bool) -> Result<Option<String>> {
     let mut foreign = None;
     each_name(dir, |name| {
@@ -138,8 +140,8 @@ pub fn first_foreign(dir: &Path, holds: impl Fn(&OsStr) -> bool) -> Result<Optio
     Ok(foreign)
 }
 
-/// Removes the directory `dir` of `kind`. What tells that a program here made it goes last, durably: whatever ends the program, the
-/// rest is known again.
+/// Removes the directory `dir` of `kind`. Its mark goes last, after a sync, so that leftovers are recognized however
+/// the program ends.
 pub fn remove(sys: &Sys, kind: &Kind, dir: &Path) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(Error::io(dir, "read"))? {
         let entry = entry.map_err(Error::io(dir, "read"))?;
@@ -156,10 +158,10 @@ fn remove_any(sys: &Sys, path: &Path) -> Result<()> {
     if path.is_dir() && !path.is_symlink() { sys.remove_tree(path) } else { sys.remove_file(path) }
 }
 
-/// Opens the directory called `path` for reading and shares it: while this lives, a program that replaces it leaves its files alone.
-/// Where a replacement stands between two renames, this is the old one.
+/// Opens the directory named `path` for reading and shares it: while this lives, a program that replaces it keeps its
+/// files. During a replacement by two renames, this is the old one.
 pub fn open(sys: &Sys, path: &Path) -> Result<Dir> {
-    /// How often names may change while they are looked at.
+    /// How often names may change while they are inspected.
     const TRIES: usize = 100;
     for _ in 1..TRIES {
         let dir = match Dir::open(sys, path) {
@@ -172,7 +174,7 @@ pub fn open(sys: &Sys, path: &Path) -> Result<Dir> {
             }
             opened => opened?,
         };
-        // A program here locks for itself only what has lost its name.
+        // Programs lock exclusively only what has lost its name.
         dir.share()?;
         if dir.is_at(path) {
             return Ok(dir);

@@ -1,4 +1,4 @@
-//! `NAME.partial`: where what is to be called NAME is written, by one program at a time.
+//! `NAME.partial`: the directory in which one program at a time writes what will be named NAME.
 
 use super::place::{DISPLACED, PROBE, is, lacks};
 use super::{Found, Kind, MARKER, Marker, Place, first_foreign, read_json, remove_any};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// The old one, between two renames.
 pub(super) const OLD: &str = "old";
-/// How names of old ones begin that are still read.
+/// The prefix of old ones that are still being read.
 const REPLACED: &str = "replaced-";
 const RECORD: &str = "publishing";
 
@@ -21,16 +21,17 @@ const RECORD: &str = "publishing";
 const PARTIAL: Kind =
     Kind { name: "partial", marker: MARKER, exists: "", look: |_, _| Ok(Found::Made), beside: &[] };
 
-/// What is written before names change.
+/// The record written before names change.
 #[derive(Serialize, Deserialize)]
 struct NameRecord<F> {
-    /// The numbers of what gets the name and, where there is one, of what has it.
+    /// The inode numbers of what gets the name and of what has it, if anything.
     inodes: Vec<u64>,
-    /// The maker's own.
+    /// The maker's own data.
     facts: F,
 }
 
-/// The directory in which NAME is written. Dropped, it goes, and with it what has not got its name.
+/// The directory in which NAME is written. Dropping this removes it, with everything that has not got its
+/// name.
 #[derive(Debug)]
 pub struct Partial {
     sys: Sys,
@@ -41,17 +42,17 @@ pub struct Partial {
     _lock: File,
 }
 
-/// The name under which what is to be called `target` is written: beside what it leads to, where it is a symbolic link.
+/// The path of `NAME.partial` for `target`: beside the target of a symbolic link.
 #[must_use]
 pub fn partial_path(target: &Path) -> PathBuf {
-    // Where a link leads nowhere, nothing is written: `Partial::create` says so.
+    // A dangling link is refused by `Partial::create`.
     let target = &behind_links(target).unwrap_or_else(|_| target.to_path_buf());
     let mut name = target.file_name().unwrap_or_default().to_os_string();
     name.push(".partial");
     directory(target).join(name)
 }
 
-/// The name itself: what a symbolic link leads to, and that of a directory called `.` or `..`.
+/// The final name: the target of a symbolic link, and the real name of a directory given as `.` or `..`.
 fn resolve(target: &Path) -> Result<PathBuf> {
     if target.file_name().is_some() {
         return behind_links(target);
@@ -59,7 +60,7 @@ fn resolve(target: &Path) -> Result<PathBuf> {
     target.canonicalize().map_err(Error::io(target, "find"))
 }
 
-/// What the maker of what is called `target` noted when it gave the name, where it was killed before it was done.
+/// The facts that the maker of `target` recorded when it named it, if it was killed before it finished.
 pub fn finished(sys: &Sys, target: &Path) -> Result<Option<serde_json::Value>> {
     let record: Option<NameRecord<serde_json::Value>> = read_json(sys, &partial_path(target).join(RECORD))?;
     let named = behind_links(target)?.symlink_metadata().map(|found| found.ino()).ok();
@@ -67,12 +68,12 @@ pub fn finished(sys: &Sys, target: &Path) -> Result<Option<serde_json::Value>> {
 }
 
 impl Partial {
-    /// Prepares to write what is to be called `target`, or what that symbolic link leads to. Something of this kind that has the
-    /// name is an error unless `replace`; anything else always is. What a killed program left is removed; with `keep`, only
-    /// what was to get the name.
+    /// Prepares to write `target`, or the target of that symbolic link. Something of this kind with that name is an
+    /// error unless `replace` is set; anything else always is. Removes what a killed program left; with `keep`, removes
+    /// only what was about to get the name.
     pub fn create(sys: &Sys, kind: &'static Kind, target: &Path, replace: bool, keep: bool) -> Result<Self> {
         let (called, target) = (target, &resolve(target)?);
-        // Before anything is touched; then again, when nobody else gives the name.
+        // Checked before anything is touched, and again when no other program can name it.
         Place::look(sys, kind, target, called, replace)?;
         let (path, made, lock) = take(sys, kind, target)?;
         put_back(sys, &path, target)?;
@@ -87,46 +88,46 @@ impl Partial {
         Ok(Self { sys: sys.clone(), kind, place, dir, _lock: lock })
     }
 
-    /// Removes what a killed program has left of writing `target`, which has its name.
+    /// Removes what a killed program has left of writing `target`, which has been named.
     pub fn clean_up(sys: &Sys, kind: &'static Kind, target: &Path) -> Result<()> {
         let (path, made, _lock) = take(sys, kind, target)?;
         drop(made.unwrap_or_else(|| Temporary::removed_by(sys, path, discard)));
         Ok(())
     }
 
-    /// The directory, where the maker may keep what [`Kind::beside`] names.
+    /// The directory. The maker may keep files with the prefixes of [`Kind::beside`] in it.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Where what is to get the name is written.
+    /// The path where the output is written.
     #[must_use]
     pub fn new_one(&self) -> PathBuf {
         self.dir.path().join(self.kind.name)
     }
 
-    /// The name.
+    /// The final name.
     #[must_use]
     pub fn target(&self) -> &Path {
         self.place.target()
     }
 
-    /// Makes the directory that is to get the name.
+    /// Creates the output as a directory.
     pub fn create_dir(&self) -> Result<()> {
         self.sys.create_dir(&self.new_one()).map_err(|e| e.about(self.target()))?;
         self.place.guard(&self.new_one())
     }
 
-    /// Makes the file that is to get the name.
+    /// Creates the output as a file.
     pub fn create_file(&self) -> Result<File> {
         let file = self.sys.create(&self.new_one()).map_err(|e| e.about(self.target()))?;
         self.place.guard(&self.new_one())?;
         Ok(file)
     }
 
-    /// Makes the new one ready to get its name: permissions, names in it, and what is noted, durably. Its contents are durable.
-    /// `facts` are for [`finished`].
+    /// Prepares the output for its name: sets permissions, and syncs its entries and the record. Its contents are
+    /// already synced. [`finished`] returns `facts`.
     pub fn prepare(&self, facts: &impl Serialize) -> Result<()> {
         let (sys, new) = (&self.sys, &self.new_one());
         self.place.keep_permissions(new)?;
@@ -140,8 +141,8 @@ impl Partial {
         sys.sync_name(self.path())
     }
 
-    /// Gives what is prepared its name, durably. What is replaced is removed unless somebody reads it. What else is in the directory
-    /// stays until this is dropped.
+    /// Gives the prepared output its name, and syncs that. What it replaces is removed unless it is being read. Other
+    /// files in the directory stay until this is dropped.
     pub fn publish(&self) -> Result<()> {
         let (sys, new) = (&self.sys, &self.new_one());
         sys.check_cancelled()?;
@@ -166,11 +167,11 @@ fn write_record(sys: &Sys, dir: &Path, record: &NameRecord<impl Serialize>) -> R
     sys.sync_dir(dir)
 }
 
-/// The directory for `target`, locked: made, or what a killed program left. Whoever has it is in charge of it.
+/// Creates or takes over the directory for `target`, and locks it.
 fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Temporary>, File)> {
     let path = partial_path(target);
     loop {
-        // Looked at once: another program may be removing it.
+        // Inspect it at once: another program may be removing it.
         let found = path.symlink_metadata().ok();
         if found.as_ref().is_some_and(|found| !found.is_dir()) {
             return Err(in_the_way(&path));
@@ -182,7 +183,7 @@ fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Tempor
             made => made.transpose().map_err(|e| e.about(target))?,
         };
         let lock = match sys.open_dir(&path) {
-            // Another program had it, and is done.
+            // Another program had it and has finished.
             Err(e) if is(&e, ErrorKind::NotFound) => {
                 made.into_iter().for_each(Temporary::renamed);
                 continue;
@@ -190,7 +191,7 @@ fn take(sys: &Sys, kind: &Kind, target: &Path) -> Result<(PathBuf, Option<Tempor
             opened => opened?,
         };
         let locked = match lock.try_lock() {
-            // Nobody has made it meanwhile: it was there or was not.
+            // No other program has created it meanwhile.
             Err(e) if lacks(&e) && !left => true,
             locked => locked?,
         };
@@ -211,8 +212,9 @@ fn in_the_way(path: &Path) -> Error {
     Error::request(format!("{}: {what}", path.display()))
 }
 
-/// An error unless a program made `dir`, and nothing is in it that no program puts there. A directory without a marker is one that a
-/// program was killed over as it made it or removed it, or has the journal of a packer that knew no markers.
+/// Fails unless a program made `dir` and it contains only what programs put there. A directory without a marker is
+/// accepted if a program was killed while creating or removing it, or if it has the journal of a packer older than
+/// markers.
 fn check_ours(sys: &Sys, kind: &Kind, dir: &Path) -> Result<()> {
     let ours = |name: &OsStr| {
         name.to_str().is_some_and(|name| {
@@ -226,8 +228,8 @@ fn check_ours(sys: &Sys, kind: &Kind, dir: &Path) -> Result<()> {
     if made && first_foreign(dir, ours)?.is_none() { Ok(()) } else { Err(in_the_way(dir)) }
 }
 
-/// Gives an old one its name back where a program was killed between two renames; where the new one has the name, the old one is done
-/// with.
+/// Restores the name of an old one if a program was killed between two renames. If the new one has the name, the old
+/// one is finished with.
 fn put_back(sys: &Sys, dir: &Path, target: &Path) -> Result<()> {
     let old = dir.join(OLD);
     if old.symlink_metadata().is_err() {
@@ -241,13 +243,13 @@ fn put_back(sys: &Sys, dir: &Path, target: &Path) -> Result<()> {
     sys.sync_name(target)
 }
 
-/// Removes what a killed program left in `dir`, with `keep` only what it was about to publish.
+/// Removes what a killed program left in `dir`; with `keep`, only what it was about to publish.
 fn clear(sys: &Sys, kind: &Kind, dir: &Path, keep: bool) -> Result<()> {
     let new = dir.join(kind.name);
     if let Ok(found) = new.symlink_metadata()
         && let Some(record) = read_json::<NameRecord<serde_json::Value>>(sys, &dir.join(RECORD))?
     {
-        // After an exchange it is what had the name, which a killed program may not have looked at.
+        // After an exchange this is what had the name, and a killed program may not have checked it.
         match record.inodes.iter().position(|&inode| inode == found.ino()) {
             Some(0) => {}
             Some(_) => remove_unread(sys, &set_aside(sys, &new)),
@@ -271,14 +273,14 @@ fn starts_with(name: &OsStr, prefix: &str) -> bool {
     name.as_encoded_bytes().starts_with(prefix.as_bytes())
 }
 
-/// Gives an old one a name of its own, under which it stays while somebody reads it.
+/// Renames an old one that is still being read.
 fn set_aside(sys: &Sys, old: &Path) -> PathBuf {
     let id = RandomState::new().build_hasher().finish();
     let replaced = old.with_file_name(format!("{REPLACED}{id:016x}"));
     if sys.quiet().rename(old, &replaced).is_ok() { replaced } else { old.to_path_buf() }
 }
 
-/// Removes what nobody reads, quietly: it is in nobody's way.
+/// Removes what no one reads. Errors are not reported: leftovers are harmless.
 fn remove_unread(sys: &Sys, path: &Path) {
     let sys = sys.quiet();
     if !path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
@@ -286,13 +288,13 @@ fn remove_unread(sys: &Sys, path: &Path) {
     } else if let Ok(open) = std::fs::File::open(path)
         && !matches!(open.try_lock(), Err(std::fs::TryLockError::WouldBlock))
     {
-        // Readers that come now find that it has lost its name.
+        // New readers find that it has lost its name.
         drop(sys.remove_tree(path));
     }
 }
 
-/// Removes `NAME.partial` but for what is still read or the only one of its name, quietly. What says that a store is published goes last:
-/// whoever resumes finds it.
+/// Removes `NAME.partial` except what is still being read or is the only copy. Errors are not reported. The record of a
+/// published store goes last, so that a resuming program finds it.
 fn discard(sys: &Sys, dir: &Path) {
     drop(each_name(dir, |name| {
         let path = dir.join(name);
@@ -304,11 +306,11 @@ fn discard(sys: &Sys, dir: &Path) {
         true
     }));
     if matches!(first_foreign(dir, |name| name == MARKER || name == RECORD), Ok(None)) {
-        // Without its mark, a directory in which anything else is left is nobody's.
+        // Without its mark, a directory with leftovers would belong to no one.
         drop(sys.sync_dir(dir));
         drop(sys.remove_file(&dir.join(MARKER)));
     }
     drop(sys.remove_file(&dir.join(RECORD)));
-    // Fails, as it should, where something is left.
+    // Fails, as intended, if anything is left.
     drop(sys.remove_dir(dir));
 }

@@ -1,4 +1,4 @@
-//! A name, what had it when the work began, and how something new gets it.
+//! A name, what had it when the work began, and how a new output gets it.
 
 use super::{Found, Kind};
 use crate::error::{Error, Result};
@@ -7,18 +7,18 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// How names begin that try out what the file system can do.
+/// The prefix of names used to test what the file system supports.
 pub(super) const PROBE: &str = ".blco-probe-";
-/// What could not get its name back.
+/// The name for something that could not get its name back.
 pub(super) const DISPLACED: &str = "displaced";
 
-/// A name that something is to get.
+/// A name to be given.
 #[derive(Debug)]
 pub struct Place {
     sys: Sys,
     kind: &'static Kind,
     target: PathBuf,
-    /// What messages call it.
+    /// The path in messages.
     called: PathBuf,
     /// What has the name and is to be replaced.
     before: Option<Held>,
@@ -34,7 +34,8 @@ pub(super) fn lacks(error: &Error) -> bool {
 }
 
 impl Place {
-    /// Looks at what is at `target`, which messages call `called`: an error where it is not of `kind`, or is and not to be replaced.
+    /// Inspects `target`, which messages call `called`. Fails if it is not of `kind`, or if it is and must not be
+    /// replaced.
     pub fn look(sys: &Sys, kind: &'static Kind, target: &Path, called: &Path, replace: bool) -> Result<Self> {
         let (target_path, called_path) = (target.to_path_buf(), called.to_path_buf());
         let place =
@@ -48,7 +49,7 @@ impl Place {
         Err(Error::request(format!("{}: {what}", called.display())))
     }
 
-    /// An error where another file system begins: nothing else can get its name.
+    /// Fails if `target` is the root of another file system, which cannot be renamed.
     fn on_this_file_system(self) -> Result<Self> {
         let around = directory(&self.target).metadata().map_or(0, |found| found.dev());
         if self.before.as_ref().is_none_or(|before| before.facts().dev() == around) {
@@ -64,20 +65,20 @@ impl Place {
         &self.target
     }
 
-    /// What has the name now, by the numbers that the system gives it.
+    /// What has the name now, identified by its inode.
     pub(super) fn before(&self) -> Option<&Held> {
         self.before.as_ref()
     }
 
-    /// Finds out now whether what is there can be replaced: tries to exchange two names in `dir`, where the new one is going to be, and
-    /// where the file system cannot do that, or not with everything, to rename the old one to `aside` and back.
+    /// Tests in advance whether what is there can be replaced. Tries to exchange two names in `dir`, where the new one
+    /// will be; if the file system cannot do that, or not for everything, renames the old one to `aside` and back.
     pub fn try_out(&self, dir: &Path, aside: &Path) -> Result<()> {
         if self.before.is_none() {
             return Ok(());
         }
         let [a, b] = ["a", "b"].map(|end| dir.join(format!("{PROBE}{end}")));
         for probe in [&a, &b] {
-            // A killed program may have left it.
+            // A killed program may have left one.
             drop(self.sys.quiet().remove_dir(probe));
             self.sys.create_dir(probe)?;
         }
@@ -98,7 +99,7 @@ impl Place {
         }
     }
 
-    /// Lets `new`, which is being made, be read by no one who could not read the old one.
+    /// Keeps `new`, while it is being written, from users who could not read the old one.
     pub fn guard(&self, new: &Path) -> Result<()> {
         let Some(before) = &self.before else { return Ok(()) };
         let owner = if before.facts().is_dir() { 0o700 } else { 0 };
@@ -122,14 +123,14 @@ impl Place {
         self.sys.permit(new, before.facts().mode())
     }
 
-    /// Whether the old one is at `path`, and nothing in it that was not.
+    /// Whether `path` is the old one, without new files in it.
     fn is_what_was(&self, path: &Path) -> Result<bool> {
         let same = self.before.as_ref().is_some_and(|before| before.is_at(path));
         Ok(same && !matches!((self.kind.look)(&self.sys, path)?, Found::Other(_)))
     }
 
-    /// Gives `new` the name, and says where the old one is now, if one was there: at `new`, or where names cannot be
-    /// exchanged at `aside`, a name in the same directory. All or nothing; not durable.
+    /// Gives `new` the name. Returns the path of the old one, if there was one: `new` or, if names cannot be
+    /// exchanged, `aside` in the same directory. All or nothing; not synced.
     pub fn give(&self, new: &Path, aside: &Path) -> Result<Option<PathBuf>> {
         if self.before.is_none() {
             return self.rename(new).map(|()| None);
@@ -146,7 +147,7 @@ impl Place {
                 }
                 right.and(Err(self.changed()))
             }
-            // What was there has gone.
+            // The old one has disappeared.
             Err(e) if is(&e, ErrorKind::NotFound) => self.rename(new).map(|()| None),
             Err(e) if lacks(&e) => self.give_by_renames(new, aside),
             Err(e) => Err(e),
@@ -169,7 +170,7 @@ impl Place {
         if !self.is_what_was(aside)? {
             return Err(self.changed());
         }
-        // That the old one can be found is durable before anything else gets the name.
+        // Sync the old one's new entry before anything else gets the name.
         self.sys.sync_name(aside)?;
         self.sys.sync_name(&self.target)?;
         self.rename(new)
@@ -194,7 +195,7 @@ impl Place {
     }
 }
 
-/// Whether a file system lies over others, as containers' do: of what is in a lower one it cannot rename directories.
+/// Whether `path` is on a layered file system, as in containers. It cannot rename directories of a lower layer.
 fn is_layered(path: &Path) -> bool {
     #[cfg(target_os = "linux")]
     // OVERLAYFS_SUPER_MAGIC.

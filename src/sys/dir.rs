@@ -1,4 +1,5 @@
-//! Directories whose files are found through them, whatever the directory's path names later.
+//! Directories that stay open: their files are found through them even if the path later names something
+//! else.
 
 use super::fault::Call;
 use super::{File, Sys, is_unsupported};
@@ -15,7 +16,7 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Opens the directory `path`. Who may enter it and not read it can open its files.
+    /// Opens the directory `path`. Execute permission without read permission suffices for opening its files.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         let open = |flags: i32| {
             let flags = flags | libc::O_DIRECTORY;
@@ -36,26 +37,26 @@ impl Dir {
         self.inner.path()
     }
 
-    /// The same directory, called `path` in messages.
+    /// The same directory, named `path` in messages.
     #[must_use]
     pub fn called(mut self, path: &Path) -> Self {
         self.inner.path = path.to_path_buf();
         self
     }
 
-    /// Whether `path` is a name of this directory now.
+    /// Whether `path` still names this directory.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         self.inner.is_at(path)
     }
 
-    /// Takes a lock that others can share, which keeps its files from being removed by the programs here; false where somebody
-    /// holds the other kind of lock. True also where nothing can be locked.
+    /// Takes a shared lock, which keeps this project's programs from removing its files. Returns false if another
+    /// process holds an exclusive lock, and true if the directory cannot be locked at all.
     pub fn share(&self) -> Result<bool> {
         match self.inner.inner.try_lock_shared() {
             Ok(()) => Ok(true),
             Err(std::fs::TryLockError::WouldBlock) => Ok(false),
-            // A directory that may only be entered cannot be locked.
+            // A directory with execute permission only cannot be locked.
             Err(std::fs::TryLockError::Error(e))
                 if is_unsupported(&e) || e.raw_os_error() == Some(libc::EBADF) =>
             {
@@ -65,7 +66,7 @@ impl Dir {
         }
     }
 
-    /// Where the file `name` would be.
+    /// The path of the file `name`.
     fn path_of(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
@@ -74,7 +75,7 @@ impl Dir {
         Ok(statat(&self.inner.inner, name, AtFlags::empty())?)
     }
 
-    /// The length of the file `name`; `None` where there is no such regular file. An error where that must not be looked at.
+    /// The length of the regular file `name`; `None` if there is none. Fails if it cannot be inspected.
     pub fn file_bytes(&self, name: &str) -> Result<Option<u64>> {
         match self.facts(name) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
@@ -87,13 +88,14 @@ impl Dir {
         }
     }
 
-    /// Whether something is called `name`, be it a link that leads nowhere.
+    /// Whether the name `name` exists, even as a dangling link.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         statat(&self.inner.inner, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Opens the file `name` for reading. With `direct`, past the page cache where the file system can.
+    /// Opens the file `name` for reading. With `direct`, past the page cache if the file system supports
+    /// that.
     pub fn file(&self, name: &str, direct: bool) -> Result<File> {
         let (sys, path) = (&self.inner.sys, self.path_of(name));
         let open = |flags: OFlags| {

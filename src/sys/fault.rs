@@ -1,8 +1,8 @@
-//! Failures on order: makes the n-th call through the seam fail.
+//! Injected failures: make the n-th call through a [`Sys`](super::Sys) fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The kinds of calls that pass the seam.
+/// The kinds of calls made through a `Sys`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Call {
@@ -12,7 +12,7 @@ pub enum Call {
     Read,
     /// One write system call.
     Write,
-    /// Making a file or a directory durable.
+    /// Syncing a file or a directory.
     Sync,
     /// A rename.
     Rename,
@@ -22,7 +22,7 @@ pub enum Call {
     Remove,
     /// Starting a thread or the pool.
     Spawn,
-    /// A buffer whose size depends on the data.
+    /// Allocating a buffer whose size depends on the data.
     Allocate,
 }
 
@@ -31,7 +31,7 @@ pub enum Call {
 pub enum Fault {
     /// It fails with this error number.
     Errno(i32),
-    /// It moves fewer bytes than asked for (reads and writes; elsewhere nothing happens).
+    /// It transfers fewer bytes than requested (reads and writes only).
     Short,
 }
 
@@ -39,7 +39,7 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct Faults {
     only: Option<Call>,
-    /// `None`: every one.
+    /// `None` for every call.
     nth: Option<u64>,
     fault: Fault,
     seen: AtomicU64,
@@ -52,7 +52,7 @@ impl Faults {
         Self { only, nth: Some(nth), fault, seen: AtomicU64::new(0) }
     }
 
-    /// Fails every call of kind `only`: a system that does not have it.
+    /// Fails every call of kind `only`, as on a system without it.
     #[must_use]
     pub fn every(only: Call, fault: Fault) -> Self {
         Self { only: Some(only), nth: None, fault, seen: AtomicU64::new(0) }
@@ -64,7 +64,7 @@ impl Faults {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Whether the ordered call has come.
+    /// Whether the selected call has occurred.
     #[must_use]
     pub fn struck(&self) -> bool {
         self.seen() > self.nth.unwrap_or(0)

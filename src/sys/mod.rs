@@ -1,9 +1,9 @@
-//! The one seam to the operating system: every open, read, write, sync, rename, removal, thread and large
-//! allocation of the packer, the stores and the executor goes through a [`Sys`], so that a test can make
-//! the n-th of them fail ([`fault`]), or record what they change ([`record`]).
+//! The one interface to the operating system. Every open, read, write, sync, rename, removal, thread and large
+//! allocation of the packer, the stores and the executor goes through a [`Sys`], so that a test can make the n-th of
+//! them fail ([`fault`]) or record their changes ([`record`]).
 //!
-//! Invariant: no other module of the library opens a file, spawns a thread or reserves a buffer that grows
-//! with the data by itself, but for the few that ARCHITECTURE.md names. (`rayon`'s pool is built once, by [`Sys::pool`].)
+//! Invariant: no other module of the library opens a file, spawns a thread or allocates a buffer that grows with the
+//! data, except the few that ARCHITECTURE.md names. [`Sys::pool`] builds `rayon`'s pool once.
 
 mod dir;
 pub mod fault;
@@ -38,30 +38,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use sync::{AtomicBool, Ordering};
 
-/// What a page of a file, direct I/O and every I/O buffer are aligned to, in bytes.
+/// The alignment of file pages, direct I/O and every I/O buffer, in bytes.
 pub const PAGE: usize = 4096;
 
-/// Buffers of at least so many bytes take huge pages where the system has them: they are there sooner, by a factor of three to ten, and so
-/// is a GPU's hold on them.
+/// Buffers of at least this many bytes use huge pages if the system has them. They are populated 3 to 10 times faster,
+/// and pinning them for a GPU speeds up as much.
 const HUGE_BYTES: usize = 4 << 20;
 
 /// A byte buffer aligned to a page.
 pub type PageBuf = MmapMut;
 
-/// Bytes of addresses that a thread takes before it does anything: its stack (the standard library's default) and what C's library keeps of it.
+/// Address space of a thread before it does anything: its stack (the standard library's default) and the C library's
+/// data.
 const THREAD_BYTES: usize = (2 << 20) + (256 << 10);
 
-/// An error where there is no room for `threads` more threads: C's library ends a program in whose thread it finds none, in words of its own.
+/// Fails if there is no room for `threads` more threads. Otherwise the C library would end the program with a message
+/// of its own.
 fn room_for_threads(threads: usize) -> io::Result<()> {
     MmapMut::map_anon(threads.saturating_mul(THREAD_BYTES)).map(drop)
 }
 
-/// Makes the pages of a new buffer be there, so that nothing waits for them, or finds that there are none, later.
+/// Populates the pages of a new buffer, so that nothing waits for them later and a lack of memory shows now.
 fn populate(buf: &mut PageBuf) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         if buf.len() >= HUGE_BYTES {
-            // Where it has none, small ones serve.
+            // Without huge pages, small ones do.
             let _ = buf.advise(memmap2::Advice::HugePage);
         }
         match buf.advise(memmap2::Advice::PopulateWrite) {
@@ -74,24 +76,24 @@ fn populate(buf: &mut PageBuf) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether an error says that the medium has lost what was stored: not one that another user, more memory or fewer
-/// open files would mend.
+/// Whether an error means that the medium has lost stored data. Errors that another user, more memory or fewer
+/// open files would fix do not count.
 #[must_use]
 pub fn is_media_failure(error: &io::Error) -> bool {
     let lost = [libc::EIO, libc::EBADMSG, libc::EUCLEAN, libc::ENODATA];
     error.raw_os_error().is_some_and(|code| lost.contains(&code))
 }
 
-/// The directory that the name of `path` belongs to.
+/// The directory that contains `path`'s name.
 #[must_use]
 pub fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Where an output called `path` goes: what a symbolic link leads to, so that the link stays and what it leads to is replaced, as
-/// where a program writes into a file. An error where it leads nowhere.
+/// The destination of an output named `path`: the target of a symbolic link, so that the link stays and its target is
+/// replaced, as when a program writes into the file. Fails if the link is dangling.
 pub fn behind_links(path: &Path) -> Result<PathBuf> {
-    // With a slash at its end a link does not look like one.
+    // A link with a trailing slash does not look like a link.
     let link: PathBuf = path.components().collect();
     if !link.is_symlink() {
         return Ok(path.to_path_buf());
@@ -105,24 +107,24 @@ pub fn behind_links(path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// For reports: a path as messages show it. Names need not be UTF-8, text must.
+/// Serializes a path for reports as messages show it. Names need not be UTF-8; JSON must be.
 pub fn shown_path<S: serde::Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
 }
 
 thread_local! {
-    /// Whether the thread is in [`trying`].
+    /// Whether this thread is inside [`trying`].
     static TRIES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread asks for memory that it can do without: an allocator may answer that there is none. Elsewhere no memory
-/// means the end of a program.
+/// Whether this thread is asking for memory that it can do without. Then an allocator may report failure; otherwise a
+/// lack of memory ends the program.
 #[must_use]
 pub fn is_trying() -> bool {
     TRIES.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs `allocate`, which reports where there is no memory.
+/// Runs `allocate`, which reports a lack of memory.
 fn trying<T>(allocate: impl FnOnce() -> std::result::Result<T, TryReserveError>) -> io::Result<T> {
     TRIES.set(true);
     let allocated = allocate();
@@ -131,21 +133,21 @@ fn trying<T>(allocate: impl FnOnce() -> std::result::Result<T, TryReserveError>)
 }
 
 thread_local! {
-    /// Whether the thread is in [`contained`].
+    /// Whether this thread is inside [`contained`].
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread becomes an error: nothing needs to be printed.
+/// Whether a panic of this thread becomes an error, so that nothing needs to be printed.
 #[must_use]
 pub fn is_contained() -> bool {
     CONTAINED.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs a decoder of somebody else's, which may panic on a damaged file; what it said of that.
+/// Runs a third-party decoder, which may panic on a damaged file. Returns the panic message as an error.
 #[cfg(feature = "arrow")]
 pub fn contained<T>(decode: impl FnOnce() -> T) -> std::result::Result<T, String> {
     let outer = CONTAINED.replace(true);
-    // What it worked on is not used again.
+    // The decoder's data is not used after a panic.
     let decoded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode));
     CONTAINED.set(outer);
     decoded.map_err(|panic| match panic.downcast::<String>() {
@@ -156,7 +158,7 @@ pub fn contained<T>(decode: impl FnOnce() -> T) -> std::result::Result<T, String
     })
 }
 
-/// What a test has hung into a handle.
+/// What a test has attached to a handle.
 #[derive(Debug, Default)]
 struct Hooks {
     faults: Option<Arc<Faults>>,
@@ -166,10 +168,10 @@ struct Hooks {
 /// A handle to the operating system. Cheap to clone; clones share the fault counter.
 #[derive(Clone, Debug, Default)]
 pub struct Sys {
-    /// `None` but in tests.
+    /// `None` outside tests.
     hooks: Option<Arc<Hooks>>,
     cancel: Arc<AtomicBool>,
-    /// Another flag of the kind, of those who work together.
+    /// A second stop flag, shared by handles that work together.
     stop: Option<Arc<AtomicBool>>,
     temporaries: Arc<temporary::Registry>,
 }
@@ -181,7 +183,7 @@ impl Sys {
         Self::hooked(Hooks { faults: Some(faults), recorder: None })
     }
 
-    /// A handle whose changes to the file system `recorder` takes down.
+    /// A handle whose changes to the file system are recorded by `recorder`.
     #[must_use]
     pub fn recorded(recorder: Arc<Recorder>) -> Self {
         Self::hooked(Hooks { faults: None, recorder: Some(recorder) })
@@ -195,13 +197,14 @@ impl Sys {
         self.hooks.as_ref()?.faults.as_deref()
     }
 
-    /// Whether a failure was ordered whose call has not come.
+    /// Whether an injected failure has not occurred yet.
     #[must_use]
     pub fn fault_is_due(&self) -> bool {
         self.faults().is_some_and(|faults| !faults.struck())
     }
 
-    /// The same handle without faults: for cleaning up, whose failures are in nobody's way and are not told.
+    /// The same handle without injected failures, for cleaning up. Failures there are harmless and not
+    /// reported.
     #[must_use]
     pub fn quiet(&self) -> Self {
         let recorder = self.hooks.as_ref().and_then(|hooks| hooks.recorder.clone());
@@ -209,49 +212,52 @@ impl Sys {
         Self { hooks, ..self.clone() }
     }
 
-    /// The flag that asks everything working through this handle to stop.
+    /// The flag that asks all work through this handle to stop.
     #[must_use]
     pub fn cancel_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancel)
     }
 
-    /// The same handle with a flag of its own that asks what works through it to stop.
+    /// The same handle with its own stop flag.
     #[must_use]
     pub fn with_own_cancel(&self) -> Self {
         Self { cancel: Arc::default(), ..self.clone() }
     }
 
-    /// The same handle, which a second flag stops too: that of several who work together, one of whom has failed.
+    /// The same handle with a second stop flag. Several that work together share it, and stop when one of them
+    /// fails.
     #[must_use]
     pub fn with_stop(&self, stop: Arc<AtomicBool>) -> Self {
         Self { stop: Some(stop), ..self.clone() }
     }
 
-    /// Removes everything temporary now, under the feet of whoever uses it: for ending at once, when asking to
-    /// stop has not helped.
+    /// Removes everything temporary now, even if it is in use: for ending at once when asking to stop has not
+    /// helped.
     pub fn abandon(&self) {
         self.temporaries.remove_all(&self.quiet());
     }
 
-    /// Has `name` rename what is temporary to what it is to be called, as one step for [`Sys::abandon`], which comes before it or after it.
-    /// [`Error::Cancelled`] if it came before. (Whatever gets a new name through this handle gets it so.)
+    /// Runs `name`, which renames temporary files to their final names, as one step: [`Sys::abandon`] comes before or
+    /// after it. Returns [`Error::Cancelled`] if it came before. All renames through this handle happen inside this
+    /// function.
     pub fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
         self.temporaries.publish(name)
     }
 
-    /// Whether this thread is in [`Sys::publish`]. Until it is done, another that calls [`Sys::abandon`] waits.
+    /// Whether this thread is inside [`Sys::publish`]. Until it returns, another thread that calls
+    /// [`Sys::abandon`] waits.
     #[must_use]
     pub fn is_publishing() -> bool {
         temporary::Registry::is_publishing()
     }
 
-    /// [`Error::Cancelled`] once the flag is set. Long loops ask once per batch or chunk.
+    /// [`Error::Cancelled`] once the flag is set. Long loops check it once per batch or chunk.
     pub fn check_cancelled(&self) -> Result<()> {
         let stopped = self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed));
         if stopped || self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Passes the seam once: the fault that a test ordered for this call, if any.
+    /// Counts a call, and returns the fault that a test has injected for it, if any.
     fn pass(&self, call: Call) -> io::Result<Option<Fault>> {
         match self.faults().and_then(|f| f.strike(call)) {
             Some(Fault::Errno(code)) => Err(io::Error::from_raw_os_error(code)),
@@ -259,14 +265,15 @@ impl Sys {
         }
     }
 
-    /// Has a test's recorder, if there is one, take down what has just been done.
+    /// Passes a change to a test's recorder, if there is one.
     fn record(&self, note: impl FnOnce(&Recorder)) {
         if let Some(recorder) = self.hooks.as_ref().and_then(|hooks| hooks.recorder.as_deref()) {
             note(recorder);
         }
     }
 
-    /// Opens an existing file for reading. With `direct`, past the page cache where the file system can.
+    /// Opens an existing file for reading. With `direct`, past the page cache if the file system supports
+    /// that.
     pub fn open(&self, path: &Path, direct: bool) -> Result<File> {
         let open = |flags: i32| {
             self.pass(Call::Open)?;
@@ -280,7 +287,7 @@ impl Sys {
             .map_err(Error::io(path, "open"))
     }
 
-    /// Has `make` make what is not at `path` yet.
+    /// Runs `make`, which creates something at `path`.
     fn make<T>(&self, path: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<T> {
         let make =
             || self.pass(Call::Open).and_then(|_| make()).inspect(|_| self.record(|r| r.created(path)));
@@ -301,7 +308,7 @@ impl Sys {
             .map_err(Error::io(path, "open"))
     }
 
-    /// Bytes that are free for this user on the file system of `path`.
+    /// Free bytes for this user on the file system of `path`.
     pub fn free_bytes(&self, path: &Path) -> Result<u64> {
         let facts = rustix::fs::statvfs(path).map_err(|e| Error::io(path, "inspect")(e.into()))?;
         Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
@@ -345,7 +352,7 @@ impl Sys {
             .map_err(Error::io(path, "remove"))
     }
 
-    /// Removes a directory in which nothing is.
+    /// Removes an empty directory.
     pub fn remove_dir(&self, path: &Path) -> Result<()> {
         self.pass(Call::Remove)
             .and_then(|_| std::fs::remove_dir(path))
@@ -361,13 +368,13 @@ impl Sys {
             .map_err(Error::io(path, "remove"))
     }
 
-    /// Makes the name of what is at `path` durable.
+    /// Syncs the directory entry of `path`.
     pub fn sync_name(&self, path: &Path) -> Result<()> {
         let dir = directory(path);
         self.pass(Call::Sync)
             .and_then(|_| match std::fs::File::open(dir) {
-                // Who may write to a directory need not be allowed to read it (a drop box), and syncing it takes that. Its
-                // file system can be synced by way of what has just got its name there.
+                // A user who may write to a directory may not be allowed to read it (a drop box), and syncing it needs
+                // read permission. Its file system can be synced through the file that has just been named there.
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                     rustix::fs::syncfs(std::fs::File::open(path)?)?;
                     self.record(Recorder::synced_all);
@@ -378,7 +385,7 @@ impl Sys {
             .map_err(Error::io(dir, "sync"))
     }
 
-    /// Makes the names in a directory durable.
+    /// Syncs the entries of a directory.
     pub fn sync_dir(&self, path: &Path) -> Result<()> {
         self.pass(Call::Sync)
             .and_then(|_| self.sync_opened(&std::fs::File::open(path)?))
@@ -409,7 +416,7 @@ impl Sys {
         self.start_pool(threads, |_| {})
     }
 
-    /// The same, each thread kept on one of the processors that this process may use, in turn.
+    /// The same, with each thread pinned to one of the processors available to this process, in turn.
     pub fn pinned_pool(&self, threads: usize) -> Result<rayon::ThreadPool> {
         let allowed = sched_getaffinity(None);
         let allowed =
@@ -418,7 +425,7 @@ impl Sys {
         self.start_pool(threads, move |thread| {
             let mut one = CpuSet::new();
             one.set(processors[thread % processors.len()]);
-            // A thread that the system does not let go there stays where it was.
+            // If the system refuses, the thread stays where it was.
             let _ = sched_setaffinity(None, &one);
         })
     }
@@ -453,7 +460,7 @@ impl Sys {
             .map_err(|source| Error::Resource { action: "allocate an I/O buffer", source })
     }
 
-    /// A vector of `len` copies of `value`, or an error where memory is short.
+    /// A vector of `len` copies of `value`. Fails if memory is short.
     pub fn vec<T: Clone>(&self, value: T, len: usize) -> Result<Vec<T>> {
         self.pass(Call::Allocate)
             .and_then(|_| {
@@ -465,10 +472,10 @@ impl Sys {
             .map_err(|source| Error::Resource { action: "allocate memory", source })
     }
 
-    /// A vector of `len` items, each made from its place by the threads of the current pool, which so are the first to touch its pages; or an error where memory is
-    /// short.
+    /// A vector of `len` items, each made from its index by the threads of the current pool, which therefore touch its
+    /// pages first. Fails if memory is short.
     pub fn par_vec<T: Send>(&self, len: usize, make: impl Fn(usize) -> T + Send + Sync) -> Result<Vec<T>> {
-        /// Items that are worth another thread.
+        /// Items that justify another thread.
         const ITEMS_MIN: usize = 1 << 14;
         let mut vec = Vec::new();
         self.reserve(&mut vec, len, len)?;
@@ -476,8 +483,7 @@ impl Sys {
         Ok(vec)
     }
 
-    /// Makes room in `vec` for `len` items: twice what there was, if that is less than `len_max`, or an error where
-    /// memory is short.
+    /// Makes room in `vec` for `len` items: doubles its capacity, up to `len_max`. Fails if memory is short.
     pub fn reserve<T>(&self, vec: &mut Vec<T>, len: usize, len_max: usize) -> Result<()> {
         if len <= vec.capacity() {
             return Ok(());
@@ -489,7 +495,7 @@ impl Sys {
     }
 }
 
-/// An open file that knows its path. Reads and writes retry on EINTR and continue after short transfers.
+/// An open file with its path. Reads and writes retry on EINTR and continue after short transfers.
 #[derive(Debug)]
 pub struct File {
     inner: std::fs::File,
@@ -504,18 +510,18 @@ impl File {
         &self.path
     }
 
-    /// The operating system's facts about the file.
+    /// The file's metadata.
     pub fn metadata(&self) -> Result<std::fs::Metadata> {
         self.inner.metadata().map_err(Error::io(&self.path, "inspect"))
     }
 
-    /// A second handle to the open file, for [`File::read_at`]; a stream is not to be read through both.
+    /// A second handle to the open file, for [`File::read_at`]. Only one of the two may be read as a stream.
     pub fn duplicate(&self) -> Result<Self> {
         let inner = self.inner.try_clone().map_err(Error::io(&self.path, "open"))?;
         Ok(Self { inner, path: self.path.clone(), sys: self.sys.clone() })
     }
 
-    /// Whether `path` is a name of this file or directory now.
+    /// Whether `path` still names this file or directory.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         use std::os::unix::fs::MetadataExt;
@@ -524,7 +530,7 @@ impl File {
         here.is_some() && here == number(path.metadata())
     }
 
-    /// Takes an exclusive lock that ends with the process; false where somebody else holds it.
+    /// Takes an exclusive lock that lasts as long as the process. Returns false if another process holds it.
     pub fn try_lock(&self) -> Result<bool> {
         match self.inner.try_lock() {
             Ok(()) => Ok(true),
@@ -533,8 +539,8 @@ impl File {
         }
     }
 
-    /// Fills `buf` from byte `offset` on and returns the bytes read: fewer than asked only at the end of
-    /// the file.
+    /// Fills `buf` from byte `offset` on. Returns the number of bytes read, which is smaller than requested
+    /// only at the end of the file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let mut done = 0;
         while done < buf.len() {
@@ -579,7 +585,7 @@ impl File {
         Ok(())
     }
 
-    /// Makes the contents durable. A failure is final: what was written may be lost.
+    /// Syncs the contents. A failure is final: written data may be lost.
     pub fn sync(&self) -> Result<()> {
         self.sys
             .pass(Call::Sync)
@@ -588,7 +594,7 @@ impl File {
     }
 }
 
-/// For decoders that read a stream; passes the seam like [`File::read_at`].
+/// For decoders that read a stream. Counts as a call, like [`File::read_at`].
 impl io::Read for File {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self.sys.pass(Call::Read)? {
@@ -598,7 +604,7 @@ impl io::Read for File {
     }
 }
 
-/// For encoders that write a stream from the start; passes the seam like [`File::write_all_at`].
+/// For encoders that write a stream from the start. Counts as a call, like [`File::write_all_at`].
 impl io::Write for &File {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let n = match self.sys.pass(Call::Write)? {

@@ -1,4 +1,4 @@
-//! Names that are given without taking another's place, and knowing what had a name after it has lost it.
+//! Renaming without replacing, and recognizing a file after it has lost its name.
 
 use super::fault::Call;
 use super::{File, Sys};
@@ -9,16 +9,16 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Whether a file system that refuses with `error` does not have the call: to exchange names, to rename without
-/// replacement, or to lock.
+/// Whether `error` means that the file system does not support the call: exchanging names, renaming without
+/// replacement, or locking.
 #[must_use]
 pub fn is_unsupported(error: &io::Error) -> bool {
     let codes = [libc::EINVAL, libc::ENOSYS, libc::EOPNOTSUPP, libc::EXDEV, libc::ENOLCK];
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// What had a name when it was looked at. While this lives, the system gives its number to nothing else, so that it is
-/// known again under any name.
+/// A file or directory that had a name when it was inspected. While this lives, the system does not reuse its inode
+/// number, so it can be recognized under any name.
 #[derive(Debug)]
 pub struct Held {
     facts: Metadata,
@@ -26,13 +26,13 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whether `path`, not what it leads to where that is a symbolic link, is a name of it now.
+    /// Whether `path` names it now. A symbolic link is compared itself, not its target.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (self.facts.dev(), self.facts.ino()))
     }
 
-    /// The facts when it was looked at.
+    /// The metadata from that time.
     #[must_use]
     pub fn facts(&self) -> &Metadata {
         &self.facts
@@ -40,7 +40,8 @@ impl Held {
 }
 
 impl Sys {
-    /// What is at `path`, which is not opened and not followed: a FIFO does not block. `None` where nothing is.
+    /// Holds what is at `path` without opening or following it, so a FIFO does not block. `None` if nothing is
+    /// there.
     pub fn hold(&self, path: &Path) -> Result<Option<Held>> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW;
         let opened = self
@@ -54,8 +55,8 @@ impl Sys {
         }
     }
 
-    /// Renames within a file system, to a name that nothing has: an error of kind `AlreadyExists` where something has it. Where the
-    /// file system cannot rename so, a directory may take the place of an empty one.
+    /// Renames within a file system to a name that must be free; fails with `AlreadyExists` otherwise. If the file
+    /// system does not support this, a directory may replace an empty one.
     pub fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
         let renamed = self.pass(Call::Rename).and_then(|_| {
             match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(io::Error::from) {

@@ -1,4 +1,4 @@
-//! Directories of this user alone: where a program may keep what it will trust later.
+//! Directories of this user alone, for data that a program trusts in later runs.
 
 use super::fault::Call;
 use super::{File, Sys, Temporary};
@@ -12,14 +12,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// An open directory that belongs to this user and that nobody else can write to. What its path names later does
-/// not matter: files are found through the open directory.
+/// An open directory that belongs to this user and that no one else can write to. Files are found through it,
+/// whatever its path names later.
 #[derive(Debug)]
 pub struct PrivateDir {
     directory: File,
 }
 
-/// Refuses what another user owns or can write. Access lists are seen too: they show in the group's bits.
+/// Refuses files that another user owns or can write to. Access control lists show in the group's bits.
 fn require_private(path: &Path, facts: &Metadata) -> Result<()> {
     let path = path.display();
     if facts.uid() != rustix::process::geteuid().as_raw() {
@@ -32,10 +32,10 @@ fn require_private(path: &Path, facts: &Metadata) -> Result<()> {
 }
 
 impl Sys {
-    /// Opens the directory `path`, created for this user alone where there is none, its parents too.
-    /// [`Error::Request`] where it belongs to another user or others can write to it; symbolic links are refused.
+    /// Opens the directory `path`; creates it and its parents for this user alone if missing. [`Error::Request`]
+    /// if it belongs to another user or others can write to it. Symbolic links are refused.
     pub fn private_dir(&self, path: &Path) -> Result<PrivateDir> {
-        // Without the slash at the end that would follow a link.
+        // With a trailing slash, a link would be followed.
         let path: PathBuf = path.components().collect();
         self.pass(Call::Open)
             .and_then(|_| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path))
@@ -43,7 +43,7 @@ impl Sys {
         self.open_private_dir(&path)
     }
 
-    /// Opens the directory `path`, which must exist, on the same conditions.
+    /// Opens the existing directory `path` with the same checks.
     pub(super) fn open_private_dir(&self, path: &Path) -> Result<PrivateDir> {
         let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let inner = self
@@ -68,8 +68,8 @@ impl Sys {
             .map_err(Error::io(path, "create"))
     }
 
-    /// Opens an existing file for reading and writing. [`Error::Request`] where it belongs to another user or others can
-    /// write to it; symbolic links are refused.
+    /// Opens an existing file for reading and writing. [`Error::Request`] if it belongs to another user or others can
+    /// write to it. Symbolic links are refused.
     pub fn open_own(&self, path: &Path) -> Result<File> {
         let mut options = std::fs::OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -116,7 +116,7 @@ impl PrivateDir {
         })
     }
 
-    /// Opens file `name` for reading. An error where it is not a regular file of this user that nobody else can write.
+    /// Opens file `name` for reading. Fails unless it is a regular file of this user that no one else can write to.
     pub(super) fn open_own(&self, name: &str) -> Result<File> {
         let file = self.open_as(name, OFlags::RDONLY, "open")?;
         let facts = file.metadata()?;
@@ -133,7 +133,7 @@ impl PrivateDir {
             .map_err(Error::io(self.directory.path.join(name), "remove"))
     }
 
-    /// Removes file `name`, if there is one.
+    /// Removes file `name` if it exists.
     pub(super) fn remove_if_there(&self, name: &str) -> Result<()> {
         match self.remove(name) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -141,7 +141,7 @@ impl PrivateDir {
         }
     }
 
-    /// Removes the files of the directory, `last` after the others. Quietly.
+    /// Removes the directory's files, `last` after the others. Errors are not reported.
     pub(super) fn empty(&self, last: &str) {
         let Ok(entries) = Dir::read_from(&self.directory.inner) else { return };
         let names = entries.flatten().map(|entry| entry.file_name().to_owned());
@@ -154,8 +154,8 @@ impl PrivateDir {
         }
     }
 
-    /// The contents of file `name`. An error where there is none, where it is not a regular file of this user
-    /// that nobody else can write, or where it has more than `bytes_max` bytes.
+    /// The contents of file `name`. Fails if it does not exist, is not a regular file of this user that no
+    /// one else can write to, or has more than `bytes_max` bytes.
     pub fn read(&self, name: &str, bytes_max: usize) -> Result<Vec<u8>> {
         let file = self.open_own(name)?;
         let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
@@ -168,11 +168,11 @@ impl PrivateDir {
         Ok(contents)
     }
 
-    /// Makes `contents` the file `name`, in one step and readable by this user only. Not durable: after a loss of
+    /// Writes `contents` to the file `name` atomically, readable by this user only. Not synced: after a loss of
     /// power the file may be empty or torn.
     pub fn write(&self, name: &str, contents: &[u8]) -> Result<()> {
         let (directory, sys) = (&self.directory, &self.directory.sys);
-        // A name that no other process takes, nor one that died with the same number.
+        // A random name, which no other process uses, nor one that died with the same process id.
         let other = format!("{name}.{:016x}.tmp", RandomState::new().build_hasher().finish());
         let temporary = Temporary::at(sys, directory.path.join(&other));
         self.create(&other)?.write_all_at(contents, 0)?;
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(fs::read_dir(&real).unwrap().count(), 4, "something temporary stayed");
     }
 
-    /// Only root can give a file away: elsewhere, somebody else's directory is looked for.
+    /// Only root can give a file away. Without root, the test looks for another user's directory.
     #[test]
     fn what_belongs_to_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();

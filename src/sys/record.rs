@@ -1,8 +1,8 @@
-//! Records on order: what the file system was asked to change, step by step, so that a test can build what a loss of
-//! power may leave of it.
+//! Records of changes to the file system, step by step, from which a test builds the states that a loss of power may
+//! leave.
 //!
-//! Opens, reads and what is allocated are not recorded: they change nothing that is stored. Steps are recorded when they
-//! have succeeded, each before the call returns, so that what one thread does after another stands after it.
+//! Opens, reads and allocations are not recorded, since they change nothing stored. A step is recorded after it
+//! succeeds and before the call returns, so a thread's steps are in order.
 
 use std::fs;
 use std::io;
@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// One change that the file system made. Paths are absolute. A file or directory is known by its inode number from its creation on,
-/// whatever it is called since; a number is used again once its file is gone.
+/// One change of the file system. Paths are absolute. A file or directory is identified by its inode number from its
+/// creation on, whatever its name. The number may be reused after the file is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// An empty file or directory got a name.
@@ -32,18 +32,18 @@ pub enum Step {
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A file's contents, or a directory's names, were made durable.
+    /// A file's contents, or a directory's entries, were synced.
     Sync {
         /// The file or directory.
         inode: u64,
     },
-    /// All that was done before was made durable.
+    /// Everything before was synced.
     SyncAll,
-    /// A file or directory got another name, in the place of what had that.
+    /// A file or directory was renamed, replacing what had the new name.
     Rename {
-        /// The name before.
+        /// The old name.
         from: PathBuf,
-        /// The name since.
+        /// The new name.
         to: PathBuf,
     },
     /// Two names were exchanged.
@@ -53,20 +53,20 @@ pub enum Step {
         /// The other.
         b: PathBuf,
     },
-    /// A file, or a directory and all that was in it, was removed.
+    /// A file, or a directory with its contents, was removed.
     Remove {
         /// The name.
         path: PathBuf,
     },
 }
 
-/// The steps taken through a [`Sys`](super::Sys) that [`Sys::recorded`](super::Sys::recorded) made.
+/// The steps recorded through a [`Sys`](super::Sys) made by [`Sys::recorded`](super::Sys::recorded).
 #[derive(Debug, Default)]
 pub struct Recorder {
     steps: Mutex<Vec<Step>>,
 }
 
-/// The number of what a call has just created, written or synced. The call has succeeded: there is such a thing.
+/// The inode number of what a call has just created, written or synced. It exists, since the call succeeded.
 fn number(found: io::Result<fs::Metadata>) -> u64 {
     found.expect("what has just been used can be inspected").ino()
 }
@@ -82,7 +82,7 @@ impl Recorder {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many steps there are so far.
+    /// The number of steps so far.
     #[must_use]
     pub fn step_count(&self) -> usize {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -102,7 +102,7 @@ impl Recorder {
         self.add(Step::Write { inode: number(file.metadata()), offset, bytes: bytes.to_vec() });
     }
 
-    /// The bytes were written where the file stands now.
+    /// Records bytes written at the file's current position.
     pub(super) fn appended(&self, mut file: &fs::File, bytes: &[u8]) {
         let end = io::Seek::stream_position(&mut file).expect("a file that was written to has a position");
         self.wrote(file, end - bytes.len() as u64, bytes);

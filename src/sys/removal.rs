@@ -1,5 +1,4 @@
-//! Looks through directories and removes them with all that is in them, without asking for memory: for the end of a program that has
-//! none.
+//! Lists and removes directories without allocating memory, for a program that ends because it has none.
 
 use super::sync::pause;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, open, openat, unlinkat};
@@ -12,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Bytes of a directory that are read at once.
+/// Bytes of a directory listing per read.
 const READ_BYTES: usize = 2048;
 
 /// How directories are opened here.
@@ -22,7 +21,7 @@ fn is_itself(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// Has `visit` see each name in the directory `dir`, until it says that it has seen enough. It may remove what is called so.
+/// Calls `visit` with each name in the directory `dir` until it returns false. It may remove the entry.
 pub fn each_name(dir: &Path, mut visit: impl FnMut(&OsStr) -> bool) -> io::Result<()> {
     let open = open(dir, OPEN, Mode::empty())?;
     let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
@@ -36,18 +35,18 @@ pub fn each_name(dir: &Path, mut visit: impl FnMut(&OsStr) -> bool) -> io::Resul
     Ok(())
 }
 
-/// Removes the directory `path` and all that is in it. Follows no symbolic link.
+/// Removes the directory `path` and its contents. Follows no symbolic link.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     let gone = path.into_with_c_str(|path| Ok(remove(CWD, path)));
-    // For the error.
+    // To get the error.
     if gone.is_ok_and(|gone| gone) { Ok(()) } else { std::fs::remove_dir_all(path) }
 }
 
-/// Removes what is at `path` in `dir`; false where something of it is still there. Follows no symbolic link.
+/// Removes `path` in `dir`. Returns false if part of it remains. Follows no symbolic link.
 fn remove(dir: impl AsFd, path: &CStr) -> bool {
     pause();
     match unlinkat(&dir, path, AtFlags::empty()) {
-        // What unlinking a directory says, by system.
+        // The errors of unlinking a directory, which differ by system.
         Err(Errno::ISDIR | Errno::PERM) => {}
         removed => return removed.is_ok(),
     }

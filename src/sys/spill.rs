@@ -1,8 +1,8 @@
-//! Directories for temporary files: made anew under random names, for this user alone, and marked, so that what a killed
-//! program left is told from everything else.
+//! Directories for temporary files. They have random names, belong to this user alone and carry a marker, so that the
+//! leftovers of a killed program can be told from everything else.
 //!
-//! A directory is believed to be such a one only if it belongs to this user, nobody else can write to it, and its marker
-//! says so; it is nobody's once its lock is free.
+//! A directory is accepted as one only if it belongs to this user, no one else can write to it, and it has a valid
+//! marker. It is abandoned once its lock is free.
 
 use super::temporary::remove;
 use super::{File, PrivateDir, Sys, Temporary};
@@ -14,15 +14,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// How the names of directories for temporary files begin.
+/// The prefix of their names.
 pub const SPILL_PREFIX: &str = "blco-spill-";
-/// Hexadecimal digits that follow, and those of a key.
+/// The number of hexadecimal digits after the prefix, and in a key.
 const DIGITS: usize = 32;
-/// The file that says whose a directory is.
+/// The file that names a directory's owner.
 const MARKER: &str = "owner";
-/// How that file begins; a key, a newline and the path of what may resume follow.
+/// The start of that file. A key, a newline and the path of the job to resume follow.
 const MARKER_MAGIC: &[u8] = b"blco temporary files ";
-/// No marker is longer: a path has at most 4096 bytes.
+/// The longest marker: a path has at most 4096 bytes.
 const MARKER_BYTES_MAX: usize = 8192;
 
 /// 128 random bits.
@@ -31,12 +31,12 @@ fn random() -> u128 {
     half() << 64 | half()
 }
 
-/// Whose a directory for temporary files is.
+/// The owner of a directory for temporary files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpillOwner {
-    /// Random: of one job, and known to who can read its directory.
+    /// A random key of one job, known to those who can read its directory.
     pub key: u128,
-    /// Where what is needed to go on with the job is; `None` for a job that nobody will resume.
+    /// The directory from which the job can resume; `None` for a job that cannot.
     pub resumed_from: Option<PathBuf>,
 }
 
@@ -65,20 +65,21 @@ fn is_hexadecimal(digits: &[u8]) -> bool {
     digits.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A name that no other directory for temporary files has.
+/// A new unique name for such a directory.
 #[must_use]
 pub fn spill_name() -> String {
     format!("{SPILL_PREFIX}{:032x}", random())
 }
 
-/// Whether `name` is one that [`spill_name`] gives.
+/// Whether `name` has the form of [`spill_name`].
 #[must_use]
 pub fn is_spill_name(name: &OsStr) -> bool {
     let digits = name.as_bytes().strip_prefix(SPILL_PREFIX.as_bytes());
     digits.is_some_and(|digits| digits.len() == DIGITS && is_hexadecimal(digits))
 }
 
-/// An open directory for temporary files. Who has it in charge and drops it removes it with all that is in it.
+/// An open directory for temporary files. If this owns the directory, dropping it removes the directory and
+/// its contents.
 #[derive(Debug)]
 pub struct SpillDir {
     directory: PrivateDir,
@@ -87,19 +88,19 @@ pub struct SpillDir {
 }
 
 impl SpillDir {
-    /// Whose it is.
+    /// Its owner.
     #[must_use]
     pub fn owner(&self) -> &SpillOwner {
         &self.owner
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Takes charge of it. False if another program has it, or it is gone.
+    /// Takes ownership. Returns false if another program owns it or it no longer exists.
     pub fn take(&mut self) -> Result<bool> {
         let mine = self.directory.file().try_lock()? && self.directory.file().is_at(self.path());
         if mine {
@@ -108,19 +109,20 @@ impl SpillDir {
         Ok(mine)
     }
 
-    /// Leaves it as a killed program does.
+    /// Leaves the directory behind as a killed program would.
     #[cfg(test)]
     pub(crate) fn leave(mut self) {
         self.charge.take().into_iter().for_each(Temporary::renamed);
     }
 
-    /// A new file `name`, in the place of one that is there.
+    /// Creates the file `name`, replacing an existing one.
     pub fn create(&self, name: &str) -> Result<File> {
         self.directory.remove_if_there(name)?;
         self.directory.create(name)
     }
 
-    /// The file `name`, for reading. An error where it is not a regular file of this user that nobody else can write.
+    /// Opens the file `name` for reading. Fails unless it is a regular file of this user that no one else can write
+    /// to.
     pub fn open(&self, name: &str) -> Result<File> {
         self.directory.open_own(name)
     }
@@ -134,21 +136,22 @@ impl SpillDir {
 impl Drop for SpillDir {
     fn drop(&mut self) {
         if self.charge.is_some() {
-            // The marker last: what a kill leaves now is known too. The directory itself goes with the charge.
+            // Remove the marker last, so that the leftovers of a kill during removal are recognized. The
+            // directory itself is removed with the ownership.
             self.directory.empty(MARKER);
         }
     }
 }
 
 impl Sys {
-    /// Makes the directory `path` of `owner`, which must not exist, and takes charge of it.
+    /// Creates the directory `path` for `owner` and takes ownership. It must not exist.
     pub fn make_spill_dir(&self, path: &Path, owner: &SpillOwner) -> Result<SpillDir> {
         let make = || self.make(path, || std::fs::DirBuilder::new().mode(0o700).create(path));
         let is_gone =
             |e: &Error| matches!(e, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
         let (directory, charge) = loop {
             let charge = Temporary::made(self, path, remove, make)?;
-            // Until it is locked another program may take it for a killed one's, lock it and remove it.
+            // Until it is locked, another program may take it for a killed program's, lock it and remove it.
             let directory = match self.open_private_dir(path) {
                 Err(error) if is_gone(&error) => {
                     charge.renamed();
@@ -156,7 +159,7 @@ impl Sys {
                 }
                 opened => opened?,
             };
-            // Where files cannot be locked, nobody takes anything for a killed program's.
+            // If files cannot be locked, no program treats any directory as abandoned.
             while !directory.file().try_lock().unwrap_or(true) {
                 std::thread::yield_now();
             }
@@ -170,8 +173,8 @@ impl Sys {
         Ok(made)
     }
 
-    /// Opens the directory for temporary files at `path` and leaves it to its owner. `None` if there is none, or not one that
-    /// can be believed to be this user's.
+    /// Opens the directory for temporary files at `path` without taking ownership. `None` if there is none, or if it is
+    /// not verifiably this user's.
     pub fn open_spill_dir(&self, path: &Path) -> Result<Option<SpillDir>> {
         if !path.file_name().is_some_and(is_spill_name) {
             return Ok(None);
@@ -191,8 +194,8 @@ impl Sys {
         }
     }
 
-    /// Removes directories for temporary files in `parent` that killed programs of this user left, but for those that are
-    /// `needed` to resume. Quietly: they are in nobody's way.
+    /// Removes directories in `parent` that killed programs of this user left, except those `needed` to resume. Errors
+    /// are not reported: leftovers are harmless.
     pub fn remove_abandoned_spill_dirs(&self, parent: &Path, needed: impl Fn(&SpillDir) -> bool) {
         let Ok(entries) = parent.read_dir() else { return };
         let paths = entries.flatten().map(|entry| entry.path());
@@ -205,10 +208,10 @@ impl Sys {
         }
     }
 
-    /// Removes the directory `path` of a program that was killed before it was marked: it is empty, but for a marker that was not
-    /// written to its end, so that nobody loses anything.
+    /// Removes the directory `path` of a program that was killed before marking it. It is empty except for an
+    /// incomplete marker, so no data is lost.
     fn remove_unmarked(&self, path: &Path) {
-        // It stays locked until it is gone.
+        // It stays locked until it is removed.
         if let Ok(dir) = self.open_private_dir(path)
             && dir.file().try_lock().unwrap_or(false)
             && dir.file().is_at(path)

@@ -1,10 +1,10 @@
-//! Files that must stay as they are while they are read.
+//! Files that must not change while they are read.
 
 use super::File;
 use crate::error::{Error, Result};
 use std::os::unix::fs::MetadataExt;
 
-/// Which file it is, its length, and when it was last written to.
+/// A file's identity, length, and time of last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileState {
     device: u64,
@@ -24,7 +24,7 @@ impl FileState {
         }
     }
 
-    /// How `now` differs, in words; `None` if it does not.
+    /// Describes how `now` differs; `None` if it does not.
     fn change(&self, now: &Self) -> Option<String> {
         let lengths = format!("it had {} bytes and has {}", self.bytes, now.bytes);
         if (now.device, now.number) != (self.device, self.number) {
@@ -45,8 +45,8 @@ impl File {
         Ok(FileState::of(&self.metadata()?))
     }
 
-    /// [`Error::Input`] if the file is not what it was in the state `since`, or if its path names another file now.
-    /// Not seen: a change within one tick of the file system's clock that keeps the length.
+    /// [`Error::Input`] if the file has changed since the state `since`, or if its path now names another file. A
+    /// change within one tick of the file system's clock that keeps the length goes unnoticed.
     pub fn check_unchanged(&self, since: &FileState) -> Result<()> {
         let now = self.state()?;
         // Without a name it can still be read to its end.

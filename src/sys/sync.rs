@@ -1,5 +1,5 @@
-//! Threads, locks, atomics and channels of the code whose interleavings are model checked (tests/model.rs). They are those of `std`,
-//! `rayon` and `crossbeam-channel`; with the feature `model` they are shuttle's, which decides at each of them who goes on.
+//! Threads, locks, atomics and channels of the code that tests/model.rs model-checks. They come from `std`, `rayon` and
+//! `crossbeam-channel`; with the feature `model`, from shuttle, which schedules the threads at each of them.
 
 #[cfg(feature = "model")]
 mod model;
@@ -20,10 +20,10 @@ mod plain {
 
     use rayon::prelude::*;
 
-    /// How often a thread looks whether its turn has come before it sleeps: waking up takes some microseconds.
+    /// How often a thread polls before it sleeps: waking up takes some microseconds.
     pub const LOOKS: u32 = 2000;
 
-    /// Where another thread may go on between two removals; the system sees to that itself.
+    /// Marks a point between two removals where another thread may run. The real system needs no help.
     pub fn pause() {}
 
     /// Starts a named thread.
@@ -35,7 +35,8 @@ mod plain {
         std::thread::Builder::new().name(name).spawn_scoped(scope, body)
     }
 
-    /// Has up to `threads` threads of the current pool work at once, and returns when all have.
+    /// Runs `work` on up to `threads` threads of the current pool at once, and returns when all have
+    /// finished.
     pub fn at_once(threads: usize, work: impl Fn() + Sync) {
         (0..threads).into_par_iter().with_max_len(1).for_each(|_| work());
     }

@@ -1,5 +1,5 @@
-//! Temporary files and directories: gone when their owner is dropped, whatever happened, and known to the
-//! handle, so that a program that must end at once can remove them too.
+//! Temporary files and directories. They are removed when their owner is dropped, for whatever reason. The
+//! handle also knows them, so that a program that must end at once can remove them.
 
 use super::Sys;
 use super::sync::{Mutex, thread_local};
@@ -8,24 +8,24 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-/// Names that there is room for from the beginning: more than any program has at a time, so that none is noted with the lock held
-/// while memory ends, and with it the program.
+/// Capacity for names from the start: more than any program has at a time, so that no allocation happens while the lock
+/// is held and memory runs out.
 const NAMES: usize = 256;
 
 thread_local! {
-    /// Whether the thread is in [`Registry::publish`].
+    /// Whether this thread is inside [`Registry::publish`].
     static PUBLISHES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How what is at a path is removed, quietly: the caller has an error of its own to tell, or nobody to tell.
+/// Removes what is at a path. It reports no error: the caller has one of its own, or no one to report to.
 type Removal = fn(&Sys, &Path);
 
 /// The temporary names in use.
 #[derive(Debug)]
 pub(super) struct Registry {
     paths: Mutex<Vec<(PathBuf, Removal)>>,
-    /// Whether all have been removed, or are being removed: nothing temporary is to get its name from then on. Locked by whoever
-    /// does either.
+    /// Whether everything has been or is being removed. From then on nothing temporary gets its final name. Locked by
+    /// whichever of the two is in progress.
     ended: Mutex<bool>,
 }
 
@@ -40,9 +40,9 @@ impl Registry {
         use_paths(&mut self.paths.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Removes everything that is registered. For the end of a program that cannot unwind.
+    /// Removes everything registered. For ending a program that cannot unwind.
     pub(super) fn remove_all(&self, sys: &Sys) {
-        // A thread that publishes, and ends the program in the middle of it, has locked it.
+        // A thread that is publishing and ends the program in the middle of it already holds the lock.
         let mut ended =
             (!Self::is_publishing()).then(|| self.ended.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(ended) = &mut ended {
@@ -51,13 +51,14 @@ impl Registry {
         self.with(|paths| paths.drain(..).for_each(|(path, removal)| removal(sys, &path)));
     }
 
-    /// Whether this thread is in [`Registry::publish`].
+    /// Whether this thread is inside [`Registry::publish`].
     pub(super) fn is_publishing() -> bool {
         PUBLISHES.with(Cell::get)
     }
 
-    /// Has `name` give things names, unless temporary ones are being removed: who removes a directory goes on in it where it has another
-    /// name, and misses what gets one then. Within another call on this thread it is part of that.
+    /// Runs `name`, which gives final names, unless temporary files are being removed: removal would follow a directory
+    /// to its new name, and miss a file that gets a name meanwhile. A nested call on the same thread is part of the
+    /// outer one.
     pub(super) fn publish<T>(&self, name: impl FnOnce() -> Result<T>) -> Result<T> {
         if Self::is_publishing() {
             return name();
@@ -73,30 +74,29 @@ impl Registry {
     }
 }
 
-/// Whatever is at `path`.
+/// Removes whatever is at `path`.
 pub(super) fn remove(sys: &Sys, path: &Path) {
     drop(if path.is_dir() { sys.remove_tree(path) } else { sys.remove_file(path) });
 }
 
-/// A temporary file or directory. When this is dropped, what is at its path goes, with all that is in it, unless it
-/// was renamed.
+/// A temporary file or directory. Dropping this removes it and its contents, unless it was renamed.
 #[derive(Debug)]
 pub struct Temporary {
     sys: Sys,
     path: PathBuf,
     removal: Removal,
-    /// Nothing at the path is this one's any more.
+    /// Whether the path no longer belongs to this.
     gone: bool,
 }
 
 impl Temporary {
-    /// Takes charge of `path`, where a file or directory is about to be created.
+    /// Takes ownership of `path`, where a file or directory is about to be created.
     #[must_use]
     pub fn at(sys: &Sys, path: PathBuf) -> Self {
         Self::removed_by(sys, path, remove)
     }
 
-    /// The same of what `removal` removes: not all that is in a directory need go.
+    /// The same, removed by `removal`, which may remove only part of a directory.
     #[must_use]
     pub fn removed_by(sys: &Sys, path: PathBuf, removal: fn(&Sys, &Path)) -> Self {
         let noted = path.clone();
@@ -104,7 +104,7 @@ impl Temporary {
         Self { sys: sys.clone(), path, removal, gone: false }
     }
 
-    /// Takes charge of what `make` makes at `path`, in one step for [`Sys::abandon`].
+    /// Creates something at `path` with `make` and takes ownership of it, as one step for [`Sys::abandon`].
     pub fn made(
         sys: &Sys,
         path: &Path,
@@ -114,12 +114,12 @@ impl Temporary {
         sys.publish(|| make().map(|()| Self::removed_by(sys, path.to_path_buf(), removal)))
     }
 
-    /// It has another name or another owner now, and stays.
+    /// Keeps it: it has another name or owner now.
     pub fn renamed(mut self) {
         self.gone = true;
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

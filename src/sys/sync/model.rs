@@ -1,4 +1,4 @@
-//! What stands in for the system and for other crates while shuttle checks.
+//! Replacements for the system and other crates while shuttle checks.
 
 pub use shuttle::hint::spin_loop;
 pub use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ pub use shuttle::thread_local;
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
-/// Each look is a step of the schedule: few show as much as many.
+/// Each poll is a step of the schedule; a few suffice.
 pub const LOOKS: u32 = 2;
 
 /// Starts a thread.
@@ -39,24 +39,24 @@ struct Channel<T> {
 
 struct State<T> {
     waiting: VecDeque<T>,
-    /// How many came, and how many went.
+    /// How many messages were sent and received.
     sent: u64,
     received: u64,
     has_sender: bool,
     has_receiver: bool,
 }
 
-/// What sends. There is one of a channel.
+/// The sender of a channel. A channel has one.
 pub struct Sender<T>(Arc<Channel<T>>);
 
-/// There is no message, and perhaps none will come.
+/// There is no message, and there may never be one.
 #[derive(Debug)]
 pub struct NoMessage;
 
-/// What receives. There is one of a channel.
+/// The receiver of a channel. A channel has one.
 pub struct Receiver<T>(Arc<Channel<T>>);
 
-/// A channel with room for so many messages; with room for none, a sender waits until its message is taken.
+/// A channel with room for `room` messages. With none, a sender waits until its message is taken.
 #[must_use]
 pub fn bounded<T>(room: usize) -> (Sender<T>, Receiver<T>) {
     let state =
@@ -70,14 +70,14 @@ impl<T> Channel<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state once it is no longer as `waits` says.
+    /// Waits while `waits` is true, and returns the state.
     fn wait_while(&self, waits: impl Fn(&State<T>) -> bool) -> MutexGuard<'_, State<T>> {
         let state = self.changed.wait_while(self.lock(), |state| waits(state));
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, close: impl FnOnce(&mut State<T>)) {
-        // What is in it goes once it is unlocked.
+        // Drop the remaining messages after unlocking.
         let left = {
             let mut state = self.lock();
             close(&mut state);
@@ -89,7 +89,7 @@ impl<T> Channel<T> {
 }
 
 impl<T> Sender<T> {
-    /// Sends when there is room; the message comes back where nobody receives.
+    /// Sends as soon as there is room. Returns the message if there is no receiver.
     pub fn send(&self, message: T) -> Result<(), T> {
         let full = |state: &State<T>| state.has_receiver && state.waiting.len() >= self.0.room.max(1);
         let mut state = self.0.wait_while(full);
@@ -122,7 +122,7 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next message, once there is one; an error where none will come.
+    /// Waits for the next message; an error if none will come.
     pub fn recv(&self) -> Result<T, NoMessage> {
         let mut state = self.0.wait_while(|state| state.has_sender && state.waiting.is_empty());
         self.take(&mut state)
