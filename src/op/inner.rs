@@ -1,11 +1,12 @@
-//! The Frobenius norm of a tensor, and the inner product of two: sums over all nonzeros of squares, of products of values that share
-//! their coordinates.
+//! The Frobenius norm of a tensor, and the inner product of two tensors: the sum of squares of all nonzeros, and of
+//! products of values with equal coordinates.
 //!
-//! Squares and products are rounded to f64, their sums are exact ([`super::exact`]) and rounded once. So results depend on the nonzeros
-//! alone: not on formats, chunks, threads or memory.
+//! Squares and products are rounded to f64. Their sums are exact ([`super::exact`]) and rounded once, so results depend
+//! only on the nonzeros: not on formats, chunks, threads or memory.
 //!
-//! The inner product is linear in either tensor, and each is the sum of its parts: a [`Part`] of the first, as large as memory
-//! allows, is sorted by coordinates, and the second streams past it. Nothing goes to files. Coordinates that repeat count each time.
+//! The inner product is linear in either tensor, and each is the sum of its parts. A [`Part`] of the first, as large as
+//! memory allows, is sorted by coordinates, and the second streams past it. No files are written. Repeated coordinates
+//! count each time.
 
 use super::exact::ExactSum;
 use super::rows_of;
@@ -26,7 +27,7 @@ impl SharedSum {
         Self((0..rayon::current_num_threads()).map(|_| Mutex::default()).collect())
     }
 
-    /// Adds what `numbers` gives to this thread's part.
+    /// Adds `numbers` to this thread's part.
     pub fn add(&self, numbers: impl Iterator<Item = f64>) {
         let part = rayon::current_thread_index().unwrap_or(0) % self.0.len();
         let mut part = self.0[part].lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +43,7 @@ impl SharedSum {
     }
 }
 
-/// Bytes that sums on `threads` threads take.
+/// Bytes of such a sum for `threads` threads.
 #[must_use]
 pub fn sums_bytes(threads: usize) -> u64 {
     ExactSum::BYTES * (threads as u64 + 1)
@@ -53,7 +54,7 @@ pub fn sums_bytes(threads: usize) -> u64 {
 pub struct Norm(SharedSum);
 
 impl Norm {
-    /// None yet. Runs on the current rayon pool.
+    /// An empty sum. Runs on the current rayon pool.
     #[must_use]
     pub fn new() -> Self {
         Self(SharedSum::new())
@@ -88,11 +89,11 @@ pub fn layout(shape: &Shape) -> BitLayout {
     BitLayout::concatenated(shape, &ModeOrder::new(&modes).expect("modes of a shape, each once"))
 }
 
-/// Nonzeros of a store from one on, as many as there is room for. As an operation it takes those of a pass.
+/// Nonzeros of a store from a given one on, as many as fit. As an operation, it collects those of a pass.
 #[derive(Debug)]
 pub struct Part<K> {
     linearizer: Linearizer<K>,
-    /// Nonzeros of the pass that come before the first.
+    /// Nonzeros of the pass before the first.
     skipped: u64,
     nonzeros: Vec<Nonzero<K>>,
     room: usize,

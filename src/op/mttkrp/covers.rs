@@ -1,4 +1,5 @@
-//! MTTKRP from several covers: each mode from the one that serves it best, all in one pass over these covers' chunks.
+//! MTTKRP from several covers: each mode uses the cover that serves it best, all in one pass over these covers'
+//! chunks.
 
 use super::{ModeMatrix, Mttkrp, Strategy, Sums, host_bytes, trees};
 use crate::backend::host::{HostOp, Tiles, Vectors};
@@ -10,7 +11,7 @@ use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use serde::Serialize;
 
-/// The covers from which `modes`, from 0, are computed, ascending, each with its modes.
+/// The covers that serve `modes`, from 0, in ascending order, each with its modes.
 #[must_use]
 pub fn serving(whole: &Manifest, modes: &[usize]) -> Vec<(u32, Vec<usize>)> {
     let mut covers: Vec<(u32, Vec<usize>)> = Vec::new();
@@ -25,27 +26,28 @@ pub fn serving(whole: &Manifest, modes: &[usize]) -> Vec<(u32, Vec<usize>)> {
     covers
 }
 
-/// The view of `store` that a pass over `modes`, from 0, reads: of the covers from which they are computed.
+/// The view of `store` for a pass over `modes`, from 0: the covers that serve them.
 #[must_use]
 pub fn serving_view(store: &Store, modes: &[usize]) -> Store {
     let covers: Vec<u32> = serving(store.whole(), modes).into_iter().map(|(cover, _)| cover).collect();
     store.view(&covers)
 }
 
-/// What each of some modes is computed from on the host, and how.
+/// How a mode is computed on the host, and from what.
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
     /// The mode, from 1.
     pub mode: usize,
     /// The cover.
     pub cover: u32,
-    /// Of each of its partitions the order of modes, from 1, along which sums are added up as a tree; none where nonzeros are multiplied out.
+    /// For each of the cover's partitions, the order of modes, from 1, of the tree along which sums are added up; empty
+    /// if nonzeros are multiplied separately.
     pub trees: Vec<Vec<usize>>,
-    /// How the mode's sums are kept apart between threads.
+    /// How threads share the mode's sums.
     pub strategy: Strategy,
 }
 
-/// The same of `modes`, from 0, in order.
+/// The same for each of `modes`, from 0, in order.
 #[must_use]
 pub fn served(whole: &Manifest, modes: &[usize], rank: usize) -> Vec<Served> {
     let of_mode = |&mode: &usize| {
@@ -66,7 +68,7 @@ pub fn serving_bytes<T: Real>(whole: &Manifest, modes: &[usize], rank: usize, th
     let rows: u64 = whole.shape.dims().iter().map(|&dim| u64::from(dim)).sum();
     let factors = rows * rank as u64 * size_of::<T>() as u64;
     let each = serving(whole, modes).into_iter().map(|(cover, modes)| {
-        // All have the same factors.
+        // All operations share the factors.
         host_bytes::<T>(&whole.select(&whole.cover(cover)), &modes, rank, threads) - factors
     });
     factors + each.sum::<u64>()
@@ -75,17 +77,17 @@ pub fn serving_bytes<T: Real>(whole: &Manifest, modes: &[usize], rank: usize, th
 /// The operation.
 #[derive(Debug)]
 pub struct ByCover<'a, T: Clone> {
-    /// The modes, in the order in which results are wanted.
+    /// The modes in the order of the results.
     modes: Vec<usize>,
     ops: Vec<Mttkrp<'a, T>>,
-    /// Which operation works on each partition of the view, and which of its own partitions that is.
+    /// For each partition of the view, its operation and its number there.
     parts: Vec<(usize, usize)>,
-    /// The operation that works now.
+    /// The operation that is active now.
     now: usize,
 }
 
 impl<T: Real> ByCover<'static, T> {
-    /// See [`Mttkrp::prepare`]; the view of `store` that a pass must read.
+    /// See [`Mttkrp::prepare`]. Also returns the view of `store` that a pass must read.
     pub fn prepare(store: &Store, rank: usize, modes: &[usize], threads: usize) -> Result<(Store, Self)> {
         let serving = serving(store.whole(), modes);
         let view = serving_view(store, modes);

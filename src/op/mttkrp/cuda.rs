@@ -1,17 +1,18 @@
-//! MTTKRP on a GPU: a part for each mode, one kernel for all parts that read the same chunk (kernels/mttkrp.cuh). SpTTMc too: its products
-//! have other columns ([`Columns`]), and each part has a launch of its own, since results differ in width.
+//! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh). Also
+//! SpTTMc, whose products have other columns ([`Columns`]). Its parts have a launch each, since their results differ in
+//! width.
 //!
-//! Products are in the precision of the factors, or, where a pass asks for it, in f64 ([`DeviceMttkrp::aim`]), with at most [`SHARE`](crate::backend::cuda::abi::SHARE) additions in
-//! it; longer sums are in f64.
+//! Products are in the precision of the factors or, if a pass requests it, in f64 ([`DeviceMttkrp::aim`]). At most
+//! [`SHARE`](crate::backend::cuda::abi::SHARE) additions are in that precision; longer sums are in f64.
 //!
-//! **Determinism.** In the store's order, updates of one row by several thread blocks come in any order, so that results differ in the
-//! last bits from run to run, within the oracle's bound. Sorted nonzeros (kernels/sorted.cuh) are added up in one order: the same
-//! bits in every run, for any chunks and lanes.
+//! **Determinism.** In the store's order, several thread blocks update one row in any order, so the last bits of
+//! results differ from run to run, within the oracle's bound. Sorted nonzeros (kernels/sorted.cuh) are added up in one
+//! order and give the same bits in every run, for any chunks and lanes.
 //!
 //! **Conflicts** (Nguyen et al., ICS 2022, section 5). Every group of tiles is ordered by target row and reduced in
-//! registers first. A mode of few rows, which all multiprocessors would update at once, gets several copies of
-//! its sums besides, as the paper's hierarchical resolution does for modes shorter than the device has
-//! multiprocessors; [`copies`] goes by what copies are for, enough rows to spread updates over.
+//! registers first. A mode of few rows, which all multiprocessors would update at once, also gets several copies of
+//! its sums, like the paper's hierarchical resolution for modes shorter than the number of multiprocessors.
+//! [`copies`] makes enough copies to spread updates over many rows.
 
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{
@@ -37,12 +38,12 @@ use crate::sys::Sys;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 
-/// Rows over which updates of a short mode are spread: from here on the device's atomic units keep up.
+/// Rows over which updates of a short mode are spread. With this many, the device's atomic units keep up.
 const SPREAD_ROWS: usize = 1024;
-/// The largest number of rows that gets copies.
+/// The most rows of a mode that gets copies.
 const SHORT_ROWS: usize = 256;
 
-/// The copies of a mode's sums: 1 for all but short modes.
+/// The number of copies of a mode's sums: 1 except for short modes.
 #[must_use]
 pub fn copies(rows: usize) -> usize {
     if rows <= SHORT_ROWS { SPREAD_ROWS.div_ceil(rows) } else { 1 }
@@ -51,9 +52,10 @@ pub fn copies(rows: usize) -> usize {
 /// Columns of factors and of results.
 #[derive(Clone, Debug)]
 enum Columns {
-    /// Of a Khatri-Rao product (MTTKRP): the same everywhere.
+    /// Of a Khatri-Rao product (MTTKRP): the same for all matrices.
     KhatriRao(usize),
-    /// Of a Kronecker product (SpTTMc): those of each mode's factor; of a result the product of the others.
+    /// Of a Kronecker product (SpTTMc): those of each mode's factor. A result has the product of the other
+    /// modes' columns.
     Kronecker(Vec<usize>),
 }
 
@@ -77,13 +79,13 @@ impl Columns {
     }
 }
 
-/// What MTTKRP of `modes` asks of a device: factors, sums and results.
+/// The device memory and work of MTTKRP of `modes`: factors, sums and results.
 #[must_use]
 pub fn operation<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> Operation {
     operation_of::<T>(shape, modes, &Columns::KhatriRao(rank))
 }
 
-/// What SpTTMc of `modes` asks, with factors of `ranks` columns.
+/// The same for SpTTMc of `modes` with factors of `ranks` columns.
 #[must_use]
 pub fn ttmc_operation<T: Real>(shape: &Shape, modes: &[usize], ranks: &[usize]) -> Operation {
     operation_of::<T>(shape, modes, &Columns::Kronecker(ranks.to_vec()))
@@ -116,7 +118,7 @@ fn device_bytes<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> u
     factors.chain(of_modes).fold(0, u64::saturating_add)
 }
 
-/// What [`DeviceMttkrp::alternating`] asks of a device, which holds `more` bytes besides: all factors and the largest sums.
+/// The same for [`DeviceMttkrp::alternating`], with `more` bytes besides: all factors and the largest sums.
 #[must_use]
 pub fn alternating_operation<T: Real>(shape: &Shape, rank: usize, more: u64) -> Operation {
     let modes: Vec<usize> = (0..shape.order()).collect();
@@ -137,16 +139,17 @@ pub struct DeviceMttkrp<T> {
     arguments: MttkrpArgs,
     factors: Vec<Memory>,
     fault: Fault,
-    /// What targets' sums are in.
+    /// The memory of the targets' sums.
     sums: Vec<Memory>,
     targets: Vec<ModeSums>,
-    /// The only target that passes compute, where it is not all of them.
+    /// The only target that passes compute; `None` for all.
     active: Option<usize>,
     kernels: MttkrpKernels,
     spec: Specialisation,
-    /// Whether other devices compute parts of the sums: then these stay in f64, and nothing completes results.
+    /// Whether other devices compute parts of the sums. Then sums stay in f64, and this device does not
+    /// complete results.
     is_partial: bool,
-    /// Kernels with products in f64, once a pass has asked for them, and whether the next pass takes them.
+    /// Kernels with products in f64, once a pass has requested them, and whether the next pass uses them.
     wide: Option<WideKernels>,
     is_wide: bool,
     device: Arc<Device>,
@@ -155,20 +158,21 @@ pub struct DeviceMttkrp<T> {
     marker: std::marker::PhantomData<T>,
 }
 
-/// The sums of one mode while they grow.
+/// The growing sums of one mode.
 #[derive(Debug)]
 struct ModeSums {
     mode: usize,
     rows: usize,
     columns: usize,
     copies: u32,
-    /// Which sums are its own, or, one target at a time, every target's.
+    /// The index of its sums in memory: its own, or one shared by all targets that are computed one at a
+    /// time.
     sums: usize,
-    /// `None` where the sums' memory becomes the result's.
+    /// `None` if the sums' memory becomes the result's.
     result: Option<Memory>,
-    /// Once nonzeros are sorted.
+    /// Exists once nonzeros are sorted.
     carries: Option<[CarryOut; 2]>,
-    /// Whether the last pass has written the result itself, not sums.
+    /// Whether the last pass has written the result itself rather than sums.
     written: bool,
 }
 
@@ -182,17 +186,18 @@ impl ModeSums {
 /// The MTTKRP of a mode on the device, with the mode's factor, as addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
-    /// `copies` matrices to be added up.
+    /// The address of `copies` matrices, to be added up.
     pub sums: u64,
-    /// How many.
+    /// The number of matrices.
     pub copies: u32,
-    /// Whether they are in the precision of the factors, not in f64.
+    /// Whether they are in the precision of the factors rather than f64.
     pub rounded: bool,
     /// The factor.
     pub factor: u64,
 }
 
-/// Rows at the ends of stretches of sorted nonzeros, which can go on in the next stretch, and their sums.
+/// Rows at the limits of stretches of sorted nonzeros, which can continue in the next stretch, and their
+/// sums.
 #[derive(Debug)]
 struct CarryOut {
     rows: Memory,
@@ -207,23 +212,23 @@ impl CarryOut {
     }
 }
 
-/// Carry-outs that are left when so many are added up: two of each warp.
+/// The carry-outs that remain after `carries` are added up: two per warp.
 fn left_of(carries: u64) -> u64 {
     2 * carries.div_ceil(abi::FIX_UP.into())
 }
 
-/// Bytes of device memory that sorting `nnz` nonzeros takes besides what holds them: their thread blocks' carry-outs.
+/// Bytes of device memory for `nnz` sorted nonzeros besides the nonzeros: their thread blocks' carry-outs.
 fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     let blocks = nnz.div_ceil(u64::from(SORTED_TILES * abi::TILE));
     let carries = 2 * blocks;
     (carries + left_of(carries)) * (4 + 8 * rank as u64)
 }
 
-/// How indices of `store` are encoded where kernels read them.
+/// The index encoding of `store` as kernels see it.
 fn encoding(store: &Store) -> IndexEncoding {
     match store.manifest().format().layout() {
         Layout::RAW => IndexEncoding::Raw,
-        // All others are `tiled`, or become so behind the copy.
+        // All others are `tiled`, or are converted after the copy.
         _ => IndexEncoding::Tiled,
     }
 }
@@ -250,7 +255,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(made)
     }
 
-    /// The same, with room for factors of `rank` columns, which [`DeviceMttkrp::put`] brings.
+    /// The same, with room for factors of `rank` columns, which [`DeviceMttkrp::put`] copies.
     pub fn prepare(
         device: &Arc<Device>,
         store: &Store,
@@ -302,8 +307,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(made)
     }
 
-    /// MTTKRP of one mode at a time, which [`DeviceMttkrp::aim`] names, with factors of `rank` columns that change between passes.
-    /// Part m is mode m. Its sums stay on the device, in one memory for all modes: [`DeviceMttkrp::update`].
+    /// MTTKRP of one mode at a time, selected by [`DeviceMttkrp::aim`], with factors of `rank` columns that change
+    /// between passes. Part m is mode m. Sums stay on the device, in one memory for all modes: see
+    /// [`DeviceMttkrp::update`].
     pub fn alternating(
         device: &Arc<Device>,
         store: &Store,
@@ -324,9 +330,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(made)
     }
 
-    /// Makes one of [`DeviceMttkrp::alternating`] for factors of another rank of it.
+    /// Prepares one of [`DeviceMttkrp::alternating`] for factors of another rank.
     pub fn set_rank(&mut self, store: &Store, rank: usize, kernels: &KernelSource) -> Result<()> {
-        // Room for the next.
+        // Free the old factors first.
         self.factors.clear();
         self.sums.clear();
         self.targets.clear();
@@ -336,13 +342,13 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(())
     }
 
-    /// The same on one of several devices: what a pass leaves is [`DeviceMttkrp::partial`].
+    /// The same on one of several devices. The result of a pass is [`DeviceMttkrp::partial`].
     #[must_use]
     pub fn of_several(self) -> Self {
         Self { is_partial: true, ..self }
     }
 
-    /// What a pass has left of the part, for one of [`DeviceMttkrp::of_several`].
+    /// The part's sums after a pass, for one of [`DeviceMttkrp::of_several`].
     #[must_use]
     pub fn partial(&self, part: usize) -> Partial<'_> {
         let target = &self.targets[part];
@@ -362,7 +368,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         &self.factors[mode]
     }
 
-    /// With room for factors.
+    /// Has room for factors but no targets yet.
     fn without_targets(
         device: &Arc<Device>,
         store: &Store,
@@ -416,7 +422,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         })
     }
 
-    /// Copies `factors` to the device, in place of those before.
+    /// Copies `factors` to the device and replaces the previous ones.
     pub fn put<'f>(&mut self, factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>) -> Result<()> {
         let bytes = self.factors.iter().map(Memory::bytes).sum();
         let mut staging = Staging::worth(&self.device, &self.sys, bytes);
@@ -435,7 +441,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.device.stream(true)?.finish(|stream| copies.try_for_each(|(from, to)| stream.copy_in(from, to)))
     }
 
-    /// Copies the results of the last pass to device memory of others, `dims[mode]` x rank numbers for each mode.
+    /// Copies the results of the last pass to the caller's device memory, `dims[mode]` x rank numbers per mode.
     pub fn copy_results(&self, results: &[DeviceMatrix<T>]) -> Result<()> {
         let to = results.iter().map(|result| foreign(&self.device, result)).collect::<Result<Vec<_>>>()?;
         let mut copies = self.targets.iter().zip(to);
@@ -444,7 +450,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             .finish(|stream| copies.try_for_each(|(target, to)| stream.copy_out(self.result(target), to)))
     }
 
-    /// Copies the factors from the device; for one of [`DeviceMttkrp::alternating`].
+    /// Copies the factors from the device. For one of [`DeviceMttkrp::alternating`].
     pub fn factors(&self, sys: &Sys) -> Result<Vec<Matrix<T>>> {
         let matrices = self.factors.iter().zip(&self.targets);
         let columns = |target: &ModeSums| self.columns.of_factor(target.mode);
@@ -453,7 +459,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.read(sys, &matrices)
     }
 
-    /// Matrices on the device, with the rows and columns that stand beside each.
+    /// Copies matrices with these numbers of rows and columns from the device.
     fn read(&self, sys: &Sys, matrices: &[(&Memory, (usize, usize))]) -> Result<Vec<Matrix<T>>> {
         let zeroed = |(rows, columns): (usize, usize)| sys.par_vec(rows * columns, |_| T::zeroed());
         let mut data = matrices.iter().map(|&(_, shape)| zeroed(shape)).collect::<Result<Vec<_>>>()?;
@@ -476,7 +482,8 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         })
     }
 
-    /// The next pass computes `mode`, with `wide` by products in f64; for one of [`DeviceMttkrp::alternating`].
+    /// Selects `mode` for the next pass; with `wide`, products are in f64. For one of
+    /// [`DeviceMttkrp::alternating`].
     pub fn aim(&mut self, mode: usize, wide: bool) -> Result<()> {
         self.active = Some(mode);
         self.is_wide = wide && T::PRECISION == Precision::F32;
@@ -486,12 +493,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(())
     }
 
-    /// The kernels with products in f64, where the pass is to take them.
+    /// The kernels with products in f64, if the pass uses them.
     fn wide(&self) -> Option<&WideKernels> {
         self.wide.as_ref().filter(|_| self.is_wide)
     }
 
-    /// What a pass has left of `mode`; for one of [`DeviceMttkrp::alternating`].
+    /// The sums of `mode` after a pass. For one of [`DeviceMttkrp::alternating`].
     #[must_use]
     pub fn update(&self, mode: usize) -> Update {
         let target = &self.targets[mode];
@@ -500,18 +507,18 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Update { sums, copies, rounded: target.written && !self.is_wide, factor }
     }
 
-    /// What becomes `dims[mode]` x rank numbers in the precision of the factors.
+    /// The memory of the result, `dims[mode]` x rank numbers in the precision of the factors.
     fn result<'s>(&'s self, target: &'s ModeSums) -> &'s Memory {
         target.result.as_ref().unwrap_or(&self.sums[target.sums])
     }
 
-    /// Which kernels serve.
+    /// Reports the kernels in use.
     #[must_use]
     pub fn kernels(&self) -> &KernelReport {
         &self.kernels.report
     }
 
-    /// Copies the results of the last pass to `results`, `dims[mode]` x rank numbers for each mode.
+    /// Copies the results of the last pass to `results`, `dims[mode]` x rank numbers per mode.
     pub fn read_results(&self, results: &mut [&mut [T]]) -> Result<()> {
         let both = self.targets.iter().zip(results);
         self.read_into(both.map(|(target, data)| (self.result(target), &mut **data)).collect())
@@ -526,7 +533,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     }
 }
 
-/// The memory of a matrix that somebody else holds on `device`.
+/// The memory of a matrix that the caller holds on `device`.
 fn foreign<T>(device: &Device, matrix: &DeviceMatrix<T>) -> Result<ForeignMemory> {
     let (number, of) = (device.facts.number, matrix.device());
     if of != number {
@@ -536,7 +543,7 @@ fn foreign<T>(device: &Device, matrix: &DeviceMatrix<T>) -> Result<ForeignMemory
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
-    /// Tells a launch for `mode` how a Kronecker product's columns are made: the last mode's fastest.
+    /// Sets the widths of a Kronecker product's columns in a launch for `mode`; the last mode varies fastest.
     fn set_widths(&self, arguments: &mut MttkrpArgs, mode: usize) -> Result<()> {
         let Columns::Kronecker(ranks) = &self.columns else { return Ok(()) };
         let mut stride = 1;
@@ -549,7 +556,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(())
     }
 
-    /// Starts the work on sorted nonzeros, and adds up what their thread blocks carry out, level by level.
+    /// Launches the work on sorted nonzeros, and adds up the carry-outs of its thread blocks level by level.
     fn launch_sorted(
         &self,
         target: &ModeSums,
@@ -597,7 +604,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     }
 }
 
-/// Thread blocks of [`ROW_THREADS`] threads with so many warps.
+/// Thread blocks of [`ROW_THREADS`] threads for `count` warps.
 fn warps(count: u64) -> u32 {
     u32::try_from(count.div_ceil(u64::from(ROW_THREADS / 32))).unwrap_or(u32::MAX)
 }
@@ -606,7 +613,7 @@ fn narrow(x: usize) -> Result<u32> {
     u32::try_from(x).map_err(|_| Error::request(format!("rank {x} is too large")))
 }
 
-/// The arguments that all launches share, but for columns.
+/// The arguments common to all launches, except columns.
 fn arguments(shape: &Shape) -> Result<MttkrpArgs> {
     let mut arguments = MttkrpArgs { order: narrow(shape.order())?, ..Zeroable::zeroed() };
     arguments.dims[..shape.order()].copy_from_slice(shape.dims());
@@ -645,7 +652,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         if part == self.active.unwrap_or(0) {
             self.fault.clear()?;
         }
-        // Sums that others complete are added to, like those of some of the nonzeros.
+        // Sums that others complete are added to, like the sums of only some of the nonzeros.
         let empty = empty.filter(|_| !self.is_partial);
         self.targets[part].written = empty.is_some();
         let target = &self.targets[part];
@@ -662,7 +669,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
         let nonzeros = match work.nonzeros {
-            // Others have the rest.
+            // Other devices have the remaining nonzeros.
             Nonzeros::Sorted if self.is_partial => Nonzeros::SortedPart,
             nonzeros => nonzeros,
         };

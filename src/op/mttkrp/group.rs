@@ -1,6 +1,6 @@
-//! A group: [`GROUP_TILES`](super::GROUP_TILES) tiles of the store, the unit of work of MTTKRP on the host. One thread adds up what its nonzeros contribute to
-//! each row: of a short mode in one of [`COPIES`] copies of the result, of a long one whose rows meet again in slots of its own, which are added to the result
-//! afterwards.
+//! A group: [`GROUP_TILES`](super::GROUP_TILES) tiles of the store, the unit of work of MTTKRP on the host. One thread
+//! adds up what its nonzeros contribute to each row. For a short mode, it adds to one of [`COPIES`] copies of the
+//! result. For a long mode whose rows repeat, it adds to slots of its own, which are then added to the result.
 
 use super::kernel::{self, Shared, Single};
 use super::path::{Path, Walked};
@@ -16,12 +16,12 @@ use crate::sys::Sys;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Copies of the result of a short mode: group g adds to copy g modulo this.
+/// The number of copies of a short mode's result. Group g adds to copy g modulo this.
 pub const COPIES: usize = 16;
-/// The largest result, in bytes with its rows filled up to whole vectors of f64, that is accumulated in copies.
+/// The largest result that is accumulated in copies, in bytes, with its rows padded to whole vectors of f64.
 const COPY_BYTES_MAX: u64 = 2 << 20;
 
-/// How the sums of a mode are kept apart between threads.
+/// How threads share the sums of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
@@ -29,15 +29,17 @@ pub enum Strategy {
     Copies,
     /// Slots for the rows that a group meets.
     Slots,
-    /// One writer a row, from lists by blocks of rows.
+    /// One writer per row, from lists sorted by blocks of rows.
     Lists,
 }
 
-/// Distinct rows that groups of [`super::GROUP_NNZ`] nonzeros have for each nonzero, from which on slots save less than lists.
+/// If groups of [`super::GROUP_NNZ`] nonzeros have at least this many distinct rows per nonzero, lists save more than
+/// slots.
 const LISTS_FROM: f64 = 0.5;
 
 impl Strategy {
-    /// For `mode`, from 0, of a store. (Manifests of version 1 do not tell how often rows meet.)
+    /// The strategy for `mode`, from 0, of a store. (Manifests of version 1 do not record how often rows
+    /// repeat.)
     #[must_use]
     pub fn of(manifest: &Manifest, mode: usize, rank: usize) -> Self {
         let rows = u64::from(manifest.shape.dims()[mode]);
@@ -52,7 +54,7 @@ impl Strategy {
         if distinct as f64 >= LISTS_FROM * sampled as f64 { Self::Lists } else { Self::Slots }
     }
 
-    /// What people and programs call it.
+    /// Its name in reports and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -63,14 +65,14 @@ impl Strategy {
     }
 }
 
-/// What a group adds to a mode that has slots; nothing for others.
+/// A group's sums for a mode with slots; empty for other modes.
 #[derive(Debug)]
 pub struct ModeSums {
-    /// The row of each slot, in the order in which they were met.
+    /// The row of each slot, in order of first occurrence.
     pub rows: Vec<u32>,
     /// The slots, each a row of the kernel's stride.
     pub sums: AlignedRows<f64>,
-    /// Slots by ranges of rows, and where those of each range end: [`ModeSums::sort`].
+    /// Slots sorted by ranges of rows, and the end of each range: see [`ModeSums::sort`].
     by_range: Vec<u16>,
     ends: Vec<u16>,
 }
@@ -101,22 +103,23 @@ impl ModeSums {
     }
 }
 
-/// A group, as far as its nonzeros have come.
+/// A group, complete or still growing.
 #[derive(Debug)]
 pub struct Group {
     pub number: u64,
     /// Nonzeros so far.
     pub nnz: usize,
-    /// Its tiles in the batch at hand.
+    /// Its tiles in the current batch.
     pub tiles: Range<usize>,
-    /// In the order of the modes that are computed.
+    /// In the order of the computed modes.
     pub modes: Vec<ModeSums>,
-    /// Where each of them stands in a tree, where nonzeros come as one.
+    /// The state of each mode's walk, if nonzeros form trees.
     pub paths: Vec<Path>,
 }
 
 impl Group {
-    /// Room for a group, for modes of at most so many slots of `stride` elements; of trees of so many levels, where nonzeros come so.
+    /// Allocates a group for modes of at most `slots` slots of `stride` elements and, if nonzeros form trees, for
+    /// `levels` levels.
     pub fn new(sys: &Sys, slots: &[usize], stride: usize, levels: Option<usize>) -> Result<Self> {
         let mode = |&slots: &usize| {
             let mut rows = Vec::new();
@@ -130,7 +133,7 @@ impl Group {
         Ok(Self { number: 0, nnz: 0, tiles: 0..0, modes, paths })
     }
 
-    /// Bytes of that room.
+    /// Bytes of such a group.
     pub fn bytes(slots: &[usize], stride: usize, levels: Option<usize>) -> u64 {
         let path = levels.map_or(0, |levels| Path::bytes(levels, stride));
         let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 6 * slots as u64 + path;
@@ -148,17 +151,17 @@ impl Group {
     }
 }
 
-/// What a thread needs beside the group that it works on.
+/// What a thread needs besides its group.
 #[derive(Debug)]
 pub struct Tables<T> {
     row_maps: Vec<RowMap>,
     ids: Vec<Ids>,
-    /// Rows of the factors in slots, when all modes are computed.
+    /// Rows of the factors in slots, if all modes are computed.
     factors: Vec<AlignedRows<T>>,
 }
 
 impl<T: Real> Tables<T> {
-    /// For modes of at most so many slots of `stride` elements; with `all`, for all modes at once.
+    /// For modes of at most `slots` slots of `stride` elements; with `all`, for all modes at once.
     pub fn new(sys: &Sys, slots: &[usize], stride: usize, all: bool) -> Result<Self> {
         let factor = |&slots: &usize| AlignedRows::new(sys, if all { slots * stride } else { 0 });
         Ok(Self {
@@ -178,38 +181,38 @@ impl<T: Real> Tables<T> {
     }
 }
 
-/// What all groups are computed from.
+/// The inputs of all groups.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, T> {
     pub batch: &'a Tiles<'a>,
     pub factors: &'a [MatrixRef<'a, T>],
-    /// The factors of modes that have copies, their rows aligned, when all modes are computed.
+    /// The factors of modes with copies, with aligned rows, if all modes are computed.
     pub aligned: &'a [AlignedRows<T>],
     pub rank: usize,
     /// The kernel's stride.
     pub stride: usize,
-    /// The modes that are computed, and how.
+    /// The computed modes and their strategies.
     pub modes: &'a [(usize, Strategy)],
     /// Whether these are all modes, in order.
     pub all: bool,
-    /// Whether products of one mode are in f64 whatever the factors are in.
+    /// Whether products of a single mode are in f64 whatever the factors are in.
     pub wide: bool,
-    /// The order of modes along which nonzeros come as a tree.
+    /// The order of modes of the tree that nonzeros form.
     pub tree: Option<ModeOrder>,
     /// Whether groups end here.
     pub ends: bool,
 }
 
-/// Adds a group's nonzeros of a batch to its slots and its copy.
+/// Adds a group's nonzeros from a batch to its slots and its copy.
 pub struct GroupWork<'a, T> {
     pub group: &'a mut Group,
-    /// The copy of each mode that is computed, empty where there are none.
+    /// The copy of each computed mode; empty for modes without copies.
     pub copy: &'a mut [AlignedRows<f64>],
     pub tables: &'a mut Tables<T>,
     pub inputs: Inputs<'a, T>,
 }
 
-/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+/// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for GroupWork<'_, T> {
     type Output = ();
 
@@ -239,7 +242,7 @@ impl<T: Real> pulp::WithSimd for GroupWork<'_, T> {
 }
 
 impl<T: Real> GroupWork<'_, T> {
-    /// Makes the tables ready for the rows that are to come and those that were met before.
+    /// Prepares the tables for the rows to come and those already met.
     #[inline(always)]
     fn start(&mut self) {
         let Inputs { batch, factors, stride, modes, all, .. } = self.inputs;
@@ -262,7 +265,8 @@ impl<T: Real> GroupWork<'_, T> {
         }
     }
 
-    /// Gives every nonzero a slot in each mode that has some, and new slots zeros and, for all modes, their row of the factor.
+    /// Assigns every nonzero a slot in each mode with slots. New slots get zeros and, if all modes are computed, their
+    /// factor row.
     #[inline(always)]
     fn find_slots(&mut self, tile: &DecodedTile<'_>) {
         let Inputs { factors, stride, modes, all, .. } = self.inputs;
@@ -317,7 +321,7 @@ impl<T: Real> GroupWork<'_, T> {
         }
     }
 
-    /// Adds what is open in trees to its rows.
+    /// Adds the sums of open tree nodes to their rows.
     #[inline(always)]
     fn close_paths(&mut self) {
         let Inputs { factors, rank, stride, wide, modes, tree: Some(levels), .. } = self.inputs else {
@@ -356,10 +360,10 @@ impl<T: Real> GroupWork<'_, T> {
     }
 }
 
-/// Adds what a group has in slots to a range of a result's rows.
+/// Adds a group's slots to a range of a result's rows.
 pub struct Commit<'a> {
     pub group: &'a Group,
-    /// The place of the mode among those that are computed.
+    /// The index of the mode among the computed modes.
     pub mode: usize,
     pub range: usize,
     pub first_row: u32,

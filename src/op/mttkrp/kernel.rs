@@ -1,10 +1,11 @@
-//! The inner loops, over the nonzeros of one tile. [`all_modes`] loads a nonzero's rows once and adds to a row of every mode; [`one_mode`]
-//! adds to a row of one. Each has one body, specialised by order (3 and 4, or any), rank (8, 16, 32 and 64, or any) and precision. Vectors are
-//! written out ([`Lanes`](crate::dense::Lanes)): left to the compiler, loops over rows became shuffles and vectors of every width. Products and sums are separate, so that
-//! every width gives the same bits.
+//! The inner loops over the nonzeros of one tile. [`all_modes`] loads a nonzero's rows once and adds to a row of every
+//! mode; [`one_mode`] adds to a row of one. Each has one body, specialized by order (3, 4 or any), rank (8, 16, 32, 64
+//! or any) and precision. Vectors are explicit ([`Lanes`](crate::dense::Lanes)), because the compiler turned loops over
+//! rows into shuffles and vectors of varying widths. Products and sums are separate operations, so every vector width
+//! gives the same bits.
 //!
-//! The product for mode m is `(value * a_0 * ... * a_(m-1)) * (a_(n-1) * ... * a_(m+1))`, each bracket from left to right, so that modes share their
-//! parts: 8 multiplications for four modes, not 12.
+//! The product for mode m is `(value * a_0 * ... * a_(m-1)) * (a_(n-1) * ... * a_(m+1))`, each bracket from left to
+//! right, so that modes share partial products: 8 multiplications for four modes instead of 12.
 
 use crate::dense::Real;
 use crate::shape::ORDER_MAX;
@@ -13,35 +14,36 @@ use pulp::Simd;
 /// Bytes of a cache line and of the widest vector.
 pub const LINE_BYTES: usize = 64;
 
-/// What all modes of a tile are computed from.
+/// The inputs for all modes of a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared<'a, T> {
     pub values: &'a [f64],
-    /// Elements from one row to the next, in factors and sums: [`stride`].
+    /// The distance between rows, in elements, in factors and sums: [`stride`].
     pub stride: usize,
-    /// Where each nonzero's rows are, in factors and sums, by mode.
+    /// The place of each nonzero's rows in factors and sums, by mode.
     pub places: [&'a [u32]; ORDER_MAX],
     pub factors: [&'a [T]; ORDER_MAX],
 }
 
-/// What one mode of a tile is computed from.
+/// The inputs for one mode of a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Single<'a, T> {
     pub values: &'a [f64],
     pub rank: usize,
-    /// Elements from one row of sums to the next: [`stride`], or the rank.
+    /// The distance between rows of sums, in elements: [`stride`] or the rank.
     pub stride: usize,
-    /// Where each nonzero's row of sums is.
+    /// The place of each nonzero's row of sums.
     pub places: &'a [u32],
     /// Index columns and whole factors of the other modes, ascending, rows of `rank`.
     pub columns: [&'a [u32]; ORDER_MAX],
     pub factors: [&'a [T]; ORDER_MAX],
-    /// How many of them come before the mode.
+    /// How many of them precede the mode.
     pub before: usize,
     pub others: usize,
 }
 
-/// Elements from one row of factors in `T` to the next at `rank`, and from one row of their sums to the next: rows of factors are whole vectors.
+/// The distance between rows, in elements, of factors in `T` at `rank` and of their sums. Rows of factors are whole
+/// vectors.
 pub fn stride<T>(rank: usize) -> usize {
     rank.next_multiple_of(LINE_BYTES / size_of::<T>())
 }
@@ -72,7 +74,7 @@ pub fn all_modes<T: Real, S: Simd>(simd: S, tile: &Shared<'_, T>, sums: &mut [&m
 /// Adds every nonzero to its row of `sums`.
 #[inline(always)]
 pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64]) {
-    // Bodies with the rank as a constant know the stride.
+    // Bodies with a constant rank know the stride.
     let rank = if tile.stride == stride::<T>(tile.rank) { tile.rank } else { 0 };
     match (tile.others, tile.before) {
         (2, 0) => by_rank!(one, [2, 0], rank, (simd, tile, sums)),
@@ -86,7 +88,8 @@ pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64
     }
 }
 
-/// The same with products in f64, whatever the factors are in: those of the value with each mode's number in turn.
+/// Like [`one_mode`], with products in f64 whatever the factors are in: the value times each mode's number in
+/// turn.
 #[inline(always)]
 pub fn one_mode_wide<T: Real>(tile: &Single<'_, T>, sums: &mut [f64]) {
     const LANES: usize = 8;
@@ -109,14 +112,15 @@ pub fn one_mode_wide<T: Real>(tile: &Single<'_, T>, sums: &mut [f64]) {
     }
 }
 
-/// Row `place` of a table with rows of `length` elements, which `LENGTH` is where it is not 0: one comparison finds that the row is there.
+/// Row `place` of a table with rows of `length` elements (equal to `LENGTH` unless that is 0). One comparison checks
+/// that the row exists.
 #[inline(always)]
 fn row<T, const LENGTH: usize>(table: &[T], place: u32, length: usize) -> &[T] {
     let place = place as usize;
     if LENGTH > 0 { &table.as_chunks::<LENGTH>().0[place] } else { &table[place * length..][..length] }
 }
 
-/// The same, to be changed.
+/// The same, mutable.
 #[inline(always)]
 fn row_mut<T, const LENGTH: usize>(table: &mut [T], place: u32, length: usize) -> &mut [T] {
     let place = place as usize;
@@ -146,7 +150,7 @@ fn all<T: Real, S: Simd, const ORDER: usize, const RANK: usize>(
             *row_sums = row_mut::<f64, RANK>(sums, places[m][i], stride);
         }
         for at in 0..stride / lanes {
-            // The products of the modes behind each, and of the value and the modes before.
+            // The products of the later modes, and of the value and the earlier modes.
             let mut behind = [value; ORDER_MAX];
             behind[order - 2] = rows[order - 1][at];
             for m in (1..order - 1).rev() {
@@ -191,7 +195,7 @@ fn one<T: Real, S: Simd, const OTHERS: usize, const BEFORE: usize, const RANK: u
     }
 }
 
-/// Adds a value times rows, of which `split` come before the mode, to a row of sums.
+/// Adds a value times rows, of which `split` precede the mode, to a row of sums.
 #[inline(always)]
 fn add_product<T: Real, S: Simd>(
     simd: S,
@@ -227,34 +231,35 @@ fn add_product<T: Real, S: Simd>(
     }
 }
 
-/// Nonzeros of a list that follow one another and are of one row.
+/// Consecutive nonzeros of a list that belong to one row.
 #[derive(Clone, Copy, Debug)]
 pub struct RowRun {
-    /// Their row, from the first one of its block.
+    /// Their row, relative to the first of its block.
     pub row: u32,
     pub nnz: u32,
-    /// Whether they are added up from zero, and their sum then to the row; otherwise each is added to it.
+    /// Whether they are first added up from zero and then added to the row; otherwise each is added to the
+    /// row.
     pub apart: bool,
 }
 
-/// What runs are added up from.
+/// The inputs of runs.
 #[derive(Clone, Copy, Debug)]
 pub struct RunList<'a, T> {
     pub list: &'a [RowRun],
-    /// The nonzeros of all of them.
+    /// The nonzeros of all runs.
     pub values: &'a [f64],
     pub rank: usize,
     /// Index columns and whole factors of the other modes, ascending, rows of `rank`.
     pub columns: [&'a [u32]; ORDER_MAX],
     pub factors: [&'a [T]; ORDER_MAX],
-    /// Whether a factor's rows are fetched ahead: they may not be in a core's cache.
+    /// Whether a factor's rows are prefetched, because they may not be in a core's cache.
     pub far: [bool; ORDER_MAX],
-    /// How many of them come before the mode.
+    /// How many of them precede the mode.
     pub before: usize,
     pub others: usize,
 }
 
-/// Asks for a row that is soon to be used, without waiting for it.
+/// Prefetches a row that will be used soon.
 #[inline(always)]
 #[cfg_attr(
     target_arch = "x86_64",
@@ -263,7 +268,7 @@ pub struct RunList<'a, T> {
 pub fn prefetch<T: Copy>(row: &[T]) {
     for line in row.chunks(LINE_BYTES / size_of::<T>()) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: any address may be asked for.
+        // SAFETY: a prefetch of any address is allowed.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
@@ -273,10 +278,10 @@ pub fn prefetch<T: Copy>(row: &[T]) {
     }
 }
 
-/// Nonzeros by which rows are fetched ahead.
+/// How many nonzeros ahead rows are prefetched.
 const FETCHED: usize = 12;
 
-/// Adds runs to their rows of `sums`; with `each`, makes row i what run i comes to, from zero.
+/// Adds runs to their rows of `sums`. With `each`, sets row i to the sum of run i, from zero.
 #[inline(always)]
 pub fn runs<T: Real, S: Simd>(simd: S, list: &RunList<'_, T>, each: bool, sums: &mut [f64]) {
     match (list.others, list.before) {

@@ -1,11 +1,13 @@
 //! Lists: a stretch's nonzeros sorted by blocks of rows, so that every row of a result has one writer.
 //!
-//! Where rows seldom meet again within a group, slots save nothing: each nonzero's sum is written, then read and added by whichever thread's turn it is. Such a mode's
-//! nonzeros wait until a stretch of [`STRETCH_NNZ`] is there, cut by position in the store. Portions of it are sorted by blocks of rows, side by side; then each
-//! block is added to the result by one thread. Blocks are cut so that they have about as many nonzeros each, stretch by stretch.
+//! If rows rarely repeat within a group, slots save nothing: each nonzero's sum is written, then read and added by the
+//! thread whose turn it is. The nonzeros of such a mode wait until a stretch of [`STRETCH_NNZ`] is complete, cut by
+//! position in the store. Threads sort portions of it by blocks of rows in parallel; then one thread adds each block to
+//! the result. In each stretch, blocks are cut to have about equal numbers of nonzeros.
 //!
-//! **Order of additions.** A row's nonzeros are added to it in linear order. One that has more than [`PIECE_NNZ`] of them in a stretch is, in that stretch, added up in pieces of
-//! so many, which are added to it in order: pieces of one row are shared out among threads.
+//! **Order of additions.** A row's nonzeros are added to it in linear order. A row with more than [`PIECE_NNZ`]
+//! nonzeros in a stretch gets them in pieces of that many, which are added up separately, by several threads, and then
+//! added to the row in order.
 
 use super::kernel::{self, Single};
 use super::rows::{AHEAD, touch};
@@ -22,14 +24,14 @@ use std::ops::Range;
 pub const STRETCH_NNZ: usize = 1 << 18;
 /// Nonzeros of a portion, which one thread sorts.
 const PORTION_NNZ: usize = 1 << 13;
-/// Nonzeros of a block, unless one row has more; of a piece of such a row.
+/// Nonzeros of a block, unless one row has more, and of a piece of such a row.
 pub const PIECE_NNZ: usize = 1 << 11;
-/// Ranges of rows in which nonzeros are counted, at most.
+/// The most ranges of rows in which nonzeros are counted.
 const RANGES: usize = 1 << 13;
-/// Factors that take more bytes are touched ahead: they may not be in a core's cache.
+/// Factors larger than this, in bytes, are touched ahead of use, because they may not be in a core's cache.
 pub const CACHED_BYTES: usize = 1 << 20;
 
-/// What lists are added up from.
+/// The inputs of lists.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, T> {
     pub factors: &'a [MatrixRef<'a, T>],
@@ -39,19 +41,19 @@ pub struct Inputs<'a, T> {
     pub vectors: pulp::Arch,
 }
 
-/// What nonzeros add to the rows of a result: MTTKRP's Khatri-Rao product ([`Inputs`]) or another.
+/// The contributions of nonzeros to rows of a result: MTTKRP's Khatri-Rao product ([`Inputs`]) or another.
 pub trait RowProduct: Copy + Send + Sync {
-    /// Numbers of a row of `mode`'s result.
+    /// Numbers per row of `mode`'s result.
     fn width(&self, mode: usize) -> usize;
 
-    /// What [`RowProduct::add`] is compiled for.
+    /// The instruction set for [`RowProduct::add`].
     fn arch(&self) -> pulp::Arch;
 
-    /// Adds `entries` to their rows of `sums`, one after the other in each row.
+    /// Adds `entries` to their rows of `sums`, in order within each row.
     fn add<S: pulp::Simd>(self, simd: S, mode: usize, entries: Entries<'_>, sums: &mut [f64]);
 }
 
-/// The nonzeros of a stretch, as far as they have come, and room to sort them for one mode at a time.
+/// The nonzeros of a stretch so far, and room to sort them for one mode at a time.
 #[derive(Debug)]
 pub struct Stretch {
     order: usize,
@@ -64,7 +66,7 @@ pub struct Stretch {
     portions: Vec<Portion>,
     /// Nonzeros of each range of rows.
     totals: Vec<u32>,
-    /// The block of each.
+    /// The block of each range.
     block_of: Vec<u16>,
     /// Sums of pieces.
     pieces: Vec<f64>,
@@ -79,7 +81,7 @@ struct Portion {
     ends: Vec<u16>,
     /// Each nonzero's row, from its block's first.
     places: Vec<u32>,
-    /// Its indices in the other modes, mode after mode.
+    /// Its indices in the other modes, one mode after the other.
     columns: Vec<u32>,
     values: Vec<f64>,
 }
@@ -93,14 +95,14 @@ struct RowBlock {
     is_row: bool,
 }
 
-/// How many blocks there can be: any two neighbours have more nonzeros than a piece, but for those beside a block that one range fills.
+/// The most blocks: any two neighbors have more nonzeros than a piece, except around a block that one range fills.
 const BLOCKS_MAX: usize = 4 * STRETCH_NNZ / PIECE_NNZ + 2;
 
-/// Rows of sums for pieces: each block of one row leaves at most one that is not whole.
+/// Rows of sums for pieces: each block of one row leaves at most one incomplete piece.
 const PIECES_MAX: usize = 2 * STRETCH_NNZ / PIECE_NNZ;
 
 impl Stretch {
-    /// Room for the nonzeros of a tensor of `order` with `nnz` of them, and for pieces of `rank` numbers.
+    /// Room for the nonzeros of a tensor of `order` with `nnz` nonzeros, and for pieces of `rank` numbers.
     pub fn new(sys: &Sys, order: usize, nnz: u64, rank: usize) -> Result<Self> {
         let (stretch, portions) = Self::sizes(nnz);
         let portion = |_| {
@@ -125,30 +127,31 @@ impl Stretch {
         })
     }
 
-    /// Nonzeros and portions that there is room for.
+    /// The nonzeros and portions that fit.
     fn sizes(nnz: u64) -> (usize, usize) {
         let nnz = usize::try_from(nnz).unwrap_or(STRETCH_NNZ).clamp(1, STRETCH_NNZ);
         (nnz.next_multiple_of(TILE_NNZ), nnz.div_ceil(PORTION_NNZ))
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory that it takes.
     pub fn bytes(order: usize, nnz: u64, rank: usize) -> u64 {
         let (stretch, portions) = Self::sizes(nnz);
         let portion = 2 * (RANGES + BLOCKS_MAX) + PORTION_NNZ * (4 * order + 8);
         (stretch * (4 * order + 8) + portions * portion + 6 * RANGES + 8 * PIECES_MAX * rank) as u64
     }
 
-    /// Forgets what a pass left that ended early.
+    /// Discards the rest of a pass that ended early.
     pub fn clear(&mut self) {
         self.nnz = 0;
         self.bounds.fill((u32::MAX, 0));
     }
 
-    /// Takes nonzeros of a batch from tile `from` on, as many as there is room for; the tile that comes next, and whether the stretch is whole.
+    /// Takes nonzeros of a batch from tile `from` on, as many as fit. Returns the next tile, and whether the stretch is
+    /// complete.
     pub fn take(&mut self, batch: &Tiles<'_>, from: usize) -> (usize, bool) {
         let (order, at) = (self.order, self.nnz / TILE_NNZ);
         let tiles = from..batch.tiles().min(from + STRETCH_NNZ / TILE_NNZ - at);
-        // The first may go on with a tile whose beginning was in the chunk before.
+        // The first tile may continue one that began in the previous chunk.
         let begun = |t: usize| if t == from { self.nnz % TILE_NNZ } else { 0 };
         let rooms = self
             .indices
@@ -171,8 +174,8 @@ impl Stretch {
         (tiles.end, self.nnz == STRETCH_NNZ)
     }
 
-    /// Adds what its nonzeros contribute to `mode`, whose result `sums` is, rows of as many numbers as `product` has for one, at most those
-    /// that this was made for.
+    /// Adds the stretch's contributions to `mode`. Its result is `sums`, with rows of `product`'s width for the mode,
+    /// which must not exceed the width that this was made for.
     pub fn add(&mut self, mode: usize, product: impl RowProduct, sums: &mut [f64]) {
         if self.nnz == 0 {
             return;
@@ -271,7 +274,8 @@ impl Stretch {
     }
 }
 
-/// Cuts ranges of rows, of so many nonzeros each, into blocks, and notes the block of each. The first range begins at row `low`, and each has 2^`shift` rows.
+/// Cuts ranges of rows, with `totals` nonzeros, into blocks, and records the block of each range. The first range
+/// begins at row `low`; each has 2^`shift` rows.
 fn blocks(totals: &[u32], low: u32, shift: u32, block_of: &mut [u16]) -> Vec<RowBlock> {
     let mut blocks: Vec<RowBlock> = Vec::new();
     let mut is_full = true;
@@ -292,7 +296,7 @@ fn blocks(totals: &[u32], low: u32, shift: u32, block_of: &mut [u16]) -> Vec<Row
     blocks
 }
 
-/// Adds some nonzeros of a block, numbered from its first, to sums.
+/// Adds some nonzeros of a block to sums. Rows are numbered from the block's first.
 struct ListWork<'a, P> {
     mode: usize,
     product: P,
@@ -304,7 +308,7 @@ struct ListWork<'a, P> {
 /// Some nonzeros, sorted.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries<'a> {
-    /// Each one's row, from the first that there are sums of.
+    /// Each one's row, relative to the first row of sums.
     pub places: &'a [u32],
     /// Its indices in the other modes, ascending.
     pub columns: [&'a [u32]; ORDER_MAX],
@@ -320,7 +324,7 @@ impl Entries<'_> {
 }
 
 impl<'a, P: RowProduct> ListWork<'a, P> {
-    /// What each portion has of it.
+    /// The block's nonzeros in each portion.
     fn entries(&self) -> impl Iterator<Item = Entries<'a>> + use<'a, P> {
         let block = self.block;
         let (mut skip, mut left) = (self.range.start, self.range.len());
@@ -344,7 +348,7 @@ impl<'a, P: RowProduct> ListWork<'a, P> {
         if self.range.len() <= PIECE_NNZ {
             return self.entries().for_each(|entries| self.add(entries, sums));
         }
-        // Some rows together, of which one may have more than a piece.
+        // The block has several rows, and one of them may have more nonzeros than a piece.
         let mut counts = vec![0; sums.len() / width];
         self.entries().flat_map(|entries| entries.places).for_each(|&row| counts[row as usize] += 1);
         let mut pieces: Vec<Piece> =
@@ -368,7 +372,7 @@ impl<'a, P: RowProduct> ListWork<'a, P> {
         }
     }
 
-    /// Adds to the row of a piece what its nonzeros come to, and forgets them.
+    /// Adds the sum of a piece's nonzeros to its row and clears the piece.
     fn add_piece(&self, piece: &mut Piece, sums: &mut [f64]) {
         let mut sum = vec![0.0; self.product.width(self.mode)];
         self.add(piece.entries(), &mut sum);
@@ -382,7 +386,7 @@ impl<'a, P: RowProduct> ListWork<'a, P> {
     }
 }
 
-/// Nonzeros of one row that wait until they are a piece.
+/// Nonzeros of one row that wait until they make a piece.
 #[derive(Debug)]
 struct Piece {
     row: u32,
@@ -419,7 +423,7 @@ struct AddEntries<'a, P> {
     sums: &'a mut [f64],
 }
 
-/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+/// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<P: RowProduct> pulp::WithSimd for AddEntries<'_, P> {
     type Output = ();
 

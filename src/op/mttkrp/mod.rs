@@ -1,18 +1,21 @@
 //! MTTKRP, the matricized tensor times Khatri-Rao product (Nguyen et al., ICS 2022, section 2.3): for mode m,
 //! `M[i_m, :] += value * product over k != m of A_k[i_k, :]` for every nonzero, `M` being `dims[m]` x rank.
 //!
-//! Any set of modes is computed from one pass. On the host the result depends on the store's nonzeros, the
-//! factors and the precision alone: not on threads, workers or the chunk size, nor on what other modes are computed, and not on the machine's vector
-//! width (nothing is fused).
+//! Any set of modes is computed in one pass. On the host the result depends only on the store's nonzeros, the factors
+//! and the precision: not on threads, workers, the chunk size, the other modes computed, or the machine's vector width
+//! (no operations are fused).
 //!
-//! **Order of additions.** Nonzeros are worked on in groups of `GROUP_TILES` tiles, cut by position in the store. A mode whose result is short is
-//! accumulated in `group::COPIES` copies: group g adds to copy g modulo that, in linear order, and the copies are added in order at the end. In a longer mode whose
-//! rows meet again within groups, by the manifest's statistics, a group adds up what each row gets from it, in linear order, and groups are added to the result in order. In
-//! other modes each row is added up in linear order, in pieces where it is long (module `lists`). Products are in the precision of the factors, in the order that
-//! `kernel` states; sums are in f64 always, so that f32 results do not lose the small terms of long rows.
+//! **Order of additions.** Nonzeros are processed in groups of `GROUP_TILES` tiles, cut by position in the store. A
+//! mode with a short result is accumulated in `group::COPIES` copies: group g adds to copy g modulo that number, in
+//! linear order, and the copies are added in order at the end. In a longer mode whose rows repeat within groups, by the
+//! manifest's statistics, a group adds up its contribution to each row in linear order, and groups are added to the
+//! result in order. In other modes each row is added up in linear order, in pieces if it is long (module `lists`).
+//! Products are in the precision of the factors, in the order that `kernel` states. Sums are always in f64, so that f32
+//! results keep the small terms of long rows.
 //!
-//! **Threads.** A thread takes the next group, adds up what its nonzeros contribute, and adds that to the results when the group before has (module `queue`): what it
-//! adds up is still in its cache then. Where modes have lists, these are sorted and added up by all threads when a stretch of nonzeros has come.
+//! **Threads.** A thread takes the next group, adds up its contributions, and adds these to the results as soon as the
+//! previous group has been added (module `queue`), while they are still in its cache. For modes with lists, all threads
+//! sort and add up each complete stretch of nonzeros.
 
 mod covers;
 #[cfg(feature = "cuda")]
@@ -44,7 +47,7 @@ use rayon::prelude::*;
 use rows::AlignedRows;
 use std::sync::PoisonError;
 
-/// Tiles of a group, which is cut by position in the store.
+/// Tiles of a group. Groups are cut by position in the store.
 const GROUP_TILES: usize = 8;
 /// Nonzeros of a whole group.
 const GROUP_NNZ: usize = GROUP_TILES * TILE_NNZ;
@@ -60,62 +63,63 @@ pub struct Mttkrp<'a, T: Clone> {
     scratch: Scratch<T>,
 }
 
-/// Where factors are.
+/// The storage of factors.
 #[derive(Debug)]
 enum Factors<'a, T> {
-    /// With whoever called.
+    /// Lent by the caller.
     Lent(Vec<MatrixRef<'a, T>>),
-    /// Here, and they change between passes.
+    /// Owned here; they change between passes.
     Own(Vec<Matrix<T>>),
 }
 
-/// What is kept apart from factors and results.
+/// Memory besides factors and results.
 #[derive(Debug)]
 struct Scratch<T: Clone> {
     rank: usize,
-    /// Elements from one row to the next in slots and copies.
+    /// The distance between rows in slots and copies, in elements.
     stride: usize,
     vectors: Vectors,
     modes: Vec<(usize, Strategy)>,
-    /// How each mode of a tensor is computed when its turn comes.
+    /// The strategy of each mode of a tensor when modes are computed one at a time.
     in_turn: Vec<Strategy>,
-    /// Whether they are all modes, in order, and worked on together.
+    /// Whether all modes are computed, in order and together.
     all: bool,
-    /// Nonzeros that wait, where modes have lists.
+    /// Waiting nonzeros, if modes have lists.
     stretch: Option<Stretch>,
-    /// Whether products of one mode are in f64 whatever the factors are in.
+    /// Whether products of a single mode are in f64 whatever the factors are in.
     wide: bool,
-    /// The factors of modes with copies, aligned, when all modes are computed.
+    /// The factors of modes with copies, aligned, if all modes are computed.
     aligned: Vec<AlignedRows<T>>,
     /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
     copies: Vec<Mutex<Vec<AlignedRows<f64>>>>,
-    /// One for each thread that works at a time; all of them between batches, but for the open one.
+    /// One per concurrent thread. All are here between batches, except the open one.
     workspaces: Vec<Workspace<T>>,
-    /// Has a group that is not whole yet: it goes on with the next batch.
+    /// Holds an incomplete group, which continues with the next batch.
     open: Option<Workspace<T>>,
     kept: Kept,
     /// The largest rank that mode-sorted copies serve.
     kept_rank: usize,
-    /// The factors of modes with few rows for a tensor's nonzeros, each row at the beginning of a cache line, where there are mode-sorted copies.
+    /// The factors of modes with few rows relative to the tensor's nonzeros, with each row at the start of a cache
+    /// line, if there are mode-sorted copies.
     lines: Vec<AlignedRows<T>>,
-    /// Of each partition, the order of modes along which its nonzeros are added up as a tree.
+    /// For each partition, the order of modes of the tree along which its nonzeros are added up.
     trees: Vec<Option<ModeOrder>>,
-    /// The partition that tiles come from.
+    /// The current partition.
     part: usize,
 }
 
-/// What is kept of a store for later passes.
+/// What later passes keep of a store.
 #[derive(Debug)]
 enum Kept {
     Nothing,
-    /// Copies are to be built from these when the pass ends.
+    /// Copies are built from these at the end of the pass.
     Gathered(Gathered),
-    /// Of the modes that are computed, or of all where they are in turn.
+    /// Copies for the computed modes, or for all modes if they are computed one at a time.
     ModeSorted(Vec<ModeSorted>),
 }
 
 impl Kept {
-    /// Forgets what a pass left that ended early.
+    /// Discards the rest of a pass that ended early.
     fn begin(&mut self) {
         if let Self::Gathered(gathered) = self {
             gathered.clear();
@@ -123,21 +127,21 @@ impl Kept {
     }
 }
 
-/// The sums of one mode while they grow.
+/// The growing sums of one mode.
 #[derive(Debug)]
 struct Accumulator<'a> {
     mode: usize,
     rows: usize,
-    /// `rows` x rank, then room that this mode does not need.
+    /// `rows` x rank numbers, then room that this mode does not use.
     sums: Sums<'a>,
 }
 
 /// Memory for sums.
 #[derive(Debug)]
 pub enum Sums<'a> {
-    /// Taken here.
+    /// Allocated here.
     Own(Vec<f64>),
-    /// The caller's.
+    /// Lent by the caller.
     Lent(&'a mut [f64]),
 }
 
@@ -149,7 +153,7 @@ impl Sums<'_> {
         }
     }
 
-    /// The sums, if they were taken here.
+    /// The sums, if they were allocated here.
     #[must_use]
     pub fn into_vec(self) -> Vec<f64> {
         match self {
@@ -167,7 +171,7 @@ impl<T: Real> Factors<'_, T> {
         }
     }
 
-    /// Those that are here.
+    /// The owned factors.
     fn own(&mut self) -> &mut Vec<Matrix<T>> {
         match self {
             Self::Own(factors) => factors,
@@ -176,29 +180,29 @@ impl<T: Real> Factors<'_, T> {
     }
 }
 
-/// The memory that is taken apart from factors and results.
+/// Memory besides factors and results.
 struct MttkrpMemory {
     workspaces: usize,
     rank: usize,
     stride: usize,
-    /// The most slots of each mode that is computed.
+    /// The most slots of each computed mode.
     slots: Vec<usize>,
     /// The most rows of its copies.
     copied: Vec<usize>,
     all: bool,
-    /// Order and nonzeros of a tensor of which modes have lists.
+    /// Order and nonzeros of a tensor, if modes have lists.
     listed: Option<(usize, u64)>,
-    /// The order of modes of each partition whose nonzeros are a tree.
+    /// For each partition, the order of modes if its nonzeros form a tree.
     trees: Vec<Option<ModeOrder>>,
     order: usize,
 }
 
-/// The order of modes along which the nonzeros of each partition are added up as a tree.
+/// For each partition, the order of modes of the tree along which its nonzeros are added up.
 fn trees(manifest: &Manifest) -> Vec<Option<ModeOrder>> {
     manifest.partitions.iter().map(|partition| partition.format.traversal()).collect()
 }
 
-/// Whether there are such.
+/// Whether there are trees.
 fn has_trees(trees: &[Option<ModeOrder>]) -> bool {
     trees.iter().any(Option::is_some)
 }
@@ -206,7 +210,7 @@ fn has_trees(trees: &[Option<ModeOrder>]) -> bool {
 impl MttkrpMemory {
     /// For `modes` of a store, from 0, factors in `T`.
     fn new<T>(manifest: &Manifest, modes: &[usize], rank: usize, threads: usize) -> Self {
-        // No more than there are copies, so that no two groups in work share one.
+        // At most as many as copies, so that no two groups in progress share a copy.
         let workspaces = threads.min(COPIES);
         let strategies = strategies(manifest, modes, rank);
         let (dims, order) = (manifest.shape.dims(), manifest.shape.order());
@@ -228,7 +232,7 @@ impl MttkrpMemory {
         }
     }
 
-    /// For any one mode of a store at a time.
+    /// For any single mode of a store at a time.
     fn for_any<T>(manifest: &Manifest, rank: usize, threads: usize) -> Self {
         let each = |mode| Self::new::<T>(manifest, &[mode], rank, threads);
         let most = |a: Self, b: Self| {
@@ -238,7 +242,7 @@ impl MttkrpMemory {
         (0..manifest.shape.order()).map(each).reduce(most).expect("a shape has modes")
     }
 
-    /// How many levels there are, where nonzeros are a tree.
+    /// The number of levels, if nonzeros form a tree.
     fn levels(&self) -> Option<usize> {
         has_trees(&self.trees).then_some(self.order)
     }
@@ -254,9 +258,10 @@ impl MttkrpMemory {
     }
 }
 
-/// Elements of each mode's factor that is brought to cache lines for mode-sorted copies, 0 where its rows would not begin at them, or are many.
+/// Elements of each mode's factor that is copied to cache lines for mode-sorted copies; 0 if its rows would not align
+/// with them, or if there are many.
 fn lines(manifest: &Manifest, rank: usize, element: usize) -> Vec<usize> {
-    /// Nonzeros for each row from which on copying a factor costs little.
+    /// With at least this many nonzeros per row, copying a factor costs little.
     const NNZ_PER_ROW: u64 = 32;
     let fits = (rank * element).is_multiple_of(kernel::LINE_BYTES);
     let elements = |&dim: &u32| {
@@ -265,17 +270,17 @@ fn lines(manifest: &Manifest, rank: usize, element: usize) -> Vec<usize> {
     manifest.shape.dims().iter().map(elements).collect()
 }
 
-/// What mode-sorted copies ask for.
+/// The requirements of mode-sorted copies.
 #[derive(Clone, Copy, Debug)]
 pub struct ModeSortedDemand {
-    /// Bytes that they take, with what they are built from; `None` where there are too many nonzeros for them.
+    /// Bytes of the copies and what they are built from; `None` if there are too many nonzeros.
     pub bytes: Option<u64>,
-    /// With how many passes over the store's modes they pay; `u32::MAX` for never.
+    /// The number of passes over the store's modes from which they pay off; `u32::MAX` for never.
     pub from_passes: u32,
 }
 
 impl ModeSortedDemand {
-    /// Of copies for `modes`, from 0, factors in `T`; with `alternating`, a pass computes one of them.
+    /// For copies of `modes`, from 0, with factors in `T`. With `alternating`, each pass computes one mode.
     #[must_use]
     pub fn new<T>(
         manifest: &Manifest,
@@ -291,12 +296,13 @@ impl ModeSortedDemand {
             .sum();
         let bytes = mode_sorted::bytes(manifest.shape.dims(), modes.len(), manifest.nnz, rank, threads);
         let strategies = strategies(manifest, modes, rank);
-        // All modes are worked on together and share loads of rows, which pays most where they are short: with few threads as much as copies save.
+        // All modes are computed together and share loads of rows. That helps most for short modes, and with few
+        // threads as much as copies do.
         let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
         let all = !alternating && modes.len() == order;
         let shares = all && (short == order || 3 * short > 2 * order && threads < 8);
         let from_trees = trees(manifest).into_iter().flatten().next();
-        // One mode at a time shares no loads: copies save more of each pass.
+        // Single modes share no loads, so copies save more of each pass.
         let sharing = if alternating { 1 } else { 2 };
         let from_passes = match () {
             () if from_trees.is_some() => u32::MAX,
@@ -305,7 +311,7 @@ impl ModeSortedDemand {
             () if strategies.contains(&Strategy::Slots) => 4 * sharing,
             () => 8 * sharing,
         };
-        // What is added up along trees would have other bits.
+        // Adding up along trees gives other bits.
         let bytes = bytes.filter(|_| from_trees.is_none());
         Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
     }
@@ -317,7 +323,7 @@ pub fn strategies(manifest: &Manifest, modes: &[usize], rank: usize) -> Vec<Stra
     modes.iter().map(|&m| Strategy::of(manifest, m, rank)).collect()
 }
 
-/// Bytes that [`Mttkrp::alternating`] holds: all factors, the largest sums, and what groups need.
+/// Bytes that [`Mttkrp::alternating`] holds: all factors, the largest sums, and the groups' memory.
 #[must_use]
 pub fn alternating_bytes<T: Real>(manifest: &Manifest, rank: usize, threads: usize) -> u64 {
     let elements = |&dim: &u32| u64::from(dim) * rank as u64;
@@ -346,8 +352,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         Ok(made.lend(factors.iter().map(MatrixRef::from).collect(), sums))
     }
 
-    /// MTTKRP of `modes`, from 0, of a store, with what `threads` threads of the current pool need but for
-    /// factors of `rank` columns and memory for results: [`Mttkrp::lend`].
+    /// MTTKRP of `modes`, from 0, of a store, with everything that `threads` threads of the current pool need
+    /// except factors of `rank` columns and memory for results: see [`Mttkrp::lend`].
     pub fn prepare(
         store: &Store,
         rank: usize,
@@ -379,7 +385,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         self.results.par_iter().map(zeros).collect()
     }
 
-    /// The same with other factors, and other memory for the results of each mode; [`Mttkrp::reset`] makes it ready, unless it is zero.
+    /// The same with other factors and other memory for each mode's results. Call [`Mttkrp::reset`] unless that memory
+    /// is zero.
     #[must_use]
     pub fn lend<'b>(mut self, factors: Vec<MatrixRef<'b, T>>, sums: Vec<Sums<'b>>) -> Mttkrp<'b, T> {
         let Scratch { stride, modes, aligned, stretch, kept, .. } = &mut self.scratch;
@@ -400,7 +407,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         Mttkrp { factors: Factors::Lent(factors), results, scratch: self.scratch }
     }
 
-    /// The results so far, with their modes, and what is left.
+    /// The results so far, with their modes, and the operation without them.
     #[must_use]
     pub fn take(self) -> (Vec<(usize, Sums<'a>)>, Mttkrp<'static, T>) {
         let (mut results, mut taken) = (Vec::new(), Vec::new());
@@ -451,9 +458,9 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         Ok(Self { factors, results, scratch })
     }
 
-    /// Has the first pass build mode-sorted copies, from which later ones are computed; the results are the same.
+    /// Makes the first pass build mode-sorted copies, which later passes use. The results are the same.
     ///
-    /// What is added up along trees would have other bits: such stores are read again in each pass.
+    /// Adding up along trees gives other bits, so such stores are read again in each pass.
     pub fn keep_mode_sorted(self, store: &Store) -> Result<Self> {
         if has_trees(&self.scratch.trees) {
             return Ok(self);
@@ -462,7 +469,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         self.with_kept(store, Kept::Gathered(gathered))
     }
 
-    /// The same with these copies, or what they are built from.
+    /// The same with these copies or their source.
     fn with_kept(mut self, store: &Store, kept: Kept) -> Result<Self> {
         let lines = lines(store.manifest(), self.scratch.rank, size_of::<T>()).into_iter();
         let line = |elements| AlignedRows::new(store.sys(), elements);
@@ -471,7 +478,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         Ok(self)
     }
 
-    /// MTTKRP of one mode at a time, which [`Mttkrp::aim`] names, with factors that change between passes; it has
+    /// MTTKRP of one mode at a time, selected by [`Mttkrp::aim`], with factors that change between passes. It has
     /// none until [`Mttkrp::put`].
     pub fn alternating(store: &Store, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
         let (sys, manifest) = (store.sys(), store.manifest());
@@ -487,8 +494,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         Ok(mttkrp)
     }
 
-    /// One of [`Mttkrp::alternating`] for factors of another rank, at most that of the first. Mode-sorted copies stay, unless the order
-    /// in which a mode is added up depends on the rank: then the next pass builds them again.
+    /// One of [`Mttkrp::alternating`] for factors of another rank, at most that of the first. Mode-sorted copies stay
+    /// unless a mode's order of additions depends on the rank; then the next pass builds them again.
     pub fn with_rank(self, store: &Store, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
         let vectors = self.scratch.vectors;
         let (kept, kept_rank, in_turn) = self.into_kept();
@@ -504,19 +511,19 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         }
     }
 
-    /// What is kept of the store, and for what; all else goes.
+    /// What is kept of the store, and for which rank and strategies. Everything else is dropped.
     fn into_kept(self) -> (Kept, usize, Vec<Strategy>) {
         (self.scratch.kept, self.scratch.kept_rank, self.scratch.in_turn)
     }
 
-    /// The same with other vector instructions than the widest; results are the same.
+    /// The same with narrower vector instructions; results are the same.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
         self.scratch.vectors = vectors;
         self
     }
 
-    /// Takes `factors` of the shape and rank that this was made for and returns those that it had.
+    /// Takes `factors` of the prepared shape and rank, and returns the previous ones.
     pub fn put(&mut self, factors: Vec<Matrix<T>>) -> Vec<Matrix<T>> {
         std::mem::replace(self.factors.own(), factors)
     }
@@ -527,7 +534,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         self.factors.own()
     }
 
-    /// The next pass computes `mode`, with `wide` by products in f64. The sums must be zero, as whoever took them left them.
+    /// Selects `mode` for the next pass; with `wide`, products are in f64. The sums must be zero.
     pub fn aim(&mut self, mode: usize, wide: bool) {
         let rows = self.factors.own()[mode].rows();
         let (result, scratch) = (&mut self.results[0], &mut self.scratch);
@@ -538,14 +545,15 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         scratch.stretch.iter_mut().for_each(Stretch::clear);
     }
 
-    /// The sums of the mode that [`Mttkrp::aim`] named, `dims[mode]` x rank, to be left zero, and the mode's factor, which may change.
+    /// The sums of the mode selected by [`Mttkrp::aim`], `dims[mode]` x rank, which the caller must leave zero, and the
+    /// mode's factor, which may change.
     pub fn sums_and_factor(&mut self) -> (&mut [f64], &mut Matrix<T>) {
         let result = &mut self.results[0];
         let factor = &mut self.factors.own()[result.mode];
         (result.sums_mut(self.scratch.rank), factor)
     }
 
-    /// Sets the sums to zero that a pass adds to, before another one.
+    /// Zeroes the sums before another pass.
     pub fn reset(&mut self) {
         self.scratch.stretch.iter_mut().for_each(Stretch::clear);
         let is_made = matches!(self.scratch.kept, Kept::ModeSorted(_));
@@ -569,7 +577,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
 }
 
 impl<T: Real> Mttkrp<'_, T> {
-    /// Keeps a batch's nonzeros for the modes that have lists, and adds up each stretch that becomes whole.
+    /// Keeps a batch's nonzeros for modes with lists, and adds up each complete stretch.
     fn collect(&mut self, batch: &Tiles<'_>) {
         let mut from = 0;
         while from < batch.tiles() {
@@ -582,7 +590,7 @@ impl<T: Real> Mttkrp<'_, T> {
         }
     }
 
-    /// Adds up what the modes that have lists get from the nonzeros that wait.
+    /// Adds the waiting nonzeros to the modes with lists.
     fn add_lists(&mut self) {
         let Scratch { rank, vectors, wide, modes, stretch: Some(stretch), .. } = &mut self.scratch else {
             return;
@@ -600,12 +608,12 @@ impl<T: Real> Mttkrp<'_, T> {
 }
 
 impl<T: Real> Mttkrp<'_, T> {
-    /// Sorts what was gathered.
+    /// Sorts the gathered nonzeros.
     fn build_mode_sorted(&mut self) -> Result<()> {
         let scratch = &mut self.scratch;
         let Kept::Gathered(gathered) = &scratch.kept else { return Ok(()) };
         if !gathered.is_whole() {
-            // A store whose chunks have another number of nonzeros than its manifest says.
+            // The store's chunks do not have the number of nonzeros in its manifest.
             scratch.kept = Kept::Nothing;
             return Ok(());
         }
@@ -618,7 +626,7 @@ impl<T: Real> Mttkrp<'_, T> {
         Ok(())
     }
 
-    /// Makes the results what mode-sorted copies give.
+    /// Computes the results from mode-sorted copies.
     fn compute_from_mode_sorted(&mut self) -> Result<()> {
         let Scratch { rank, vectors, wide, modes, in_turn, lines, kept: Kept::ModeSorted(copies), .. } =
             &mut self.scratch
@@ -643,7 +651,7 @@ impl<T: Real> Mttkrp<'_, T> {
 }
 
 impl<T: Real> Mttkrp<'_, T> {
-    /// Ends the walks of the group that is not whole.
+    /// Closes the open nodes of an incomplete group.
     fn close_open_group(&mut self) {
         let factors = &self.factors.views();
         let Scratch { rank, stride, vectors, modes, wide, copies, open, trees, part, .. } = &mut self.scratch;
@@ -691,7 +699,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open, .. } =
             &mut self.scratch;
         workspaces.extend(open.take_if(|(group, _)| group.number != groups.start));
-        // One mode reads factors' rows as they lie, not aligned: every load of a wider vector would cross a cache line.
+        // A single mode reads factor rows unaligned, and then every load of a wider vector would cross a cache line.
         let narrow = !*all && *vectors == Vectors::Widest;
         let vectors = vectors.arch();
         let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
@@ -712,8 +720,8 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         Ok(())
     }
 
-    /// Adds the group that is not whole, the store's last; sums of modes with copies become those of the copies, which are zero
-    /// afterwards.
+    /// Adds the last group of the store, which may be incomplete. Sums of modes with copies become the sums of the
+    /// copies, which are zeroed.
     fn end(&mut self) -> Result<()> {
         if self.holds_store() {
             return self.compute_from_mode_sorted();
@@ -748,7 +756,8 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
     }
 }
 
-/// Makes `sums` the sums of `copies`, added in order, and these zero; rows of `sums` have `rank` numbers, those of copies `stride`.
+/// Sets `sums` to the sum of `copies`, added in order, and zeroes these. Rows of `sums` have `rank` numbers, those of
+/// copies `stride`.
 fn add_up(sums: &mut [f64], mut copies: [&mut [f64]; COPIES], rank: usize, stride: usize) {
     /// Rows that one thread adds up.
     const ROWS: usize = 128;

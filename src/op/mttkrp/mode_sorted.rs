@@ -1,13 +1,15 @@
-//! Mode-sorted copies: the nonzeros of a store again for each mode, by row blocks, kept from pass to pass. Every row has one writer and is at hand when its
-//! nonzeros come, so that threads wait neither for each other nor for a row that another one wrote.
+//! Mode-sorted copies: the store's nonzeros sorted for each mode by row blocks, and kept between passes. Every row has
+//! one writer and is in its cache when its nonzeros arrive, so threads wait neither for each other nor for rows that
+//! another thread wrote.
 //!
-//! The first pass keeps the nonzeros as they come ([`Gathered`]). When it ends they are sorted ([`ModeSorted::build`]), and later passes need neither chunks nor
-//! decoding. A row block's nonzeros are cut into runs of one row each ([`RowRun`]) where the order of additions that a mode's [`Strategy`] states begins a new sum: results have
-//! the same bits as those of passes over chunks. Within a row block, runs of slots follow the groups, whose nonzeros lie close to each other in all modes; others are
-//! sorted by rows.
+//! The first pass collects the nonzeros ([`Gathered`]). At its end they are sorted ([`ModeSorted::build`]); later
+//! passes need neither chunks nor decoding. A row block's nonzeros are cut into runs of one row each ([`RowRun`])
+//! wherever the mode's [`Strategy`] begins a new sum, so results have the same bits as those of passes over chunks.
+//! Within a row block, runs of a mode with slots follow the groups, whose nonzeros are close to each other in all
+//! modes; other runs are sorted by row.
 //!
-//! **Hot rows.** A row that has more nonzeros than a thread's share is a row block of its own. The sums of its runs that begin at zero are made first, by all threads, and then
-//! added to it in order.
+//! **Hot rows.** A row with more nonzeros than a thread's share is a row block of its own. All threads first compute
+//! the sums of its runs that start at zero; these are then added to the row in order.
 
 use super::GROUP_NNZ;
 use super::group::{COPIES, Strategy};
@@ -25,36 +27,36 @@ use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The result's rows of a block take so many bytes at most, which a core's cache holds beside rows of factors.
+/// The most bytes of a block's result rows. They fit a core's cache beside rows of factors.
 const BLOCK_BYTES: usize = 512 << 10;
-/// Its rows, at most.
+/// The most rows in a block.
 const ROWS_MAX: usize = 1 << 12;
-/// Its nonzeros, at most, but for one row's: they are sorted in a core's cache.
+/// The most nonzeros in a block, except that of a single row. They are sorted in a core's cache.
 const BLOCK_NNZ_MAX: usize = 1 << 16;
-/// Bytes of a shelf, but for its last block: threads make their pages be there side by side.
+/// Bytes of a shelf without its last block. Threads populate the pages of different shelves in parallel.
 const SHELF_BYTES: usize = 16 << 20;
 /// Nonzeros of a sheet.
 const SHEET_NNZ: usize = 1 << 18;
-/// What threads take of a hot row at a time, as a part of what makes it hot.
+/// A thread takes this fraction of the limit for hot rows at a time.
 const HOT_SHARES: usize = 4;
-/// Nonzeros that are not worth sharing out.
+/// Fewer nonzeros than this are not worth sharing.
 const BLOCK_NNZ: usize = 1 << 13;
-/// A row is hot that has more nonzeros than one of so many shares of each thread.
+/// A row is hot if it has more nonzeros than one of this many shares per thread.
 const SHARES: usize = 8;
-/// Groups whose rows' runs lie together in a block of a mode with slots.
+/// The number of groups whose runs are stored together in a block of a mode with slots.
 const WINDOW: usize = 4;
 
-/// The nonzeros of a store as they come in a pass.
+/// The nonzeros of a store, collected during a pass.
 #[derive(Debug)]
 pub struct Gathered {
     sys: Sys,
     dims: Vec<u32>,
-    /// Nonzeros that there is room for, and those that have come.
+    /// The expected number of nonzeros, and the number so far.
     nnz_all: usize,
     nnz: usize,
-    /// Whether more have come.
+    /// Whether there were more than expected.
     is_over: bool,
-    /// Of each nonzero its indices, then the two halves of its value: [`SHEET_NNZ`] of them in each.
+    /// For each nonzero its indices, then the two halves of its value, in sheets of [`SHEET_NNZ`] nonzeros.
     sheets: Vec<PageBuf>,
 }
 
@@ -67,22 +69,22 @@ impl Gathered {
         Ok(Self { sys: sys.clone(), dims: dims.to_vec(), nnz_all: nnz, nnz: 0, is_over: false, sheets })
     }
 
-    /// Forgets what has come.
+    /// Discards the nonzeros.
     pub fn clear(&mut self) {
         (self.nnz, self.is_over) = (0, false);
     }
 
-    /// Whether as many have come as there is room for, neither more nor fewer.
+    /// Whether exactly the expected number has arrived.
     pub fn is_whole(&self) -> bool {
         self.nnz == self.nnz_all && !self.is_over
     }
 
-    /// Numbers of an entry.
+    /// 32-bit numbers per nonzero.
     fn width(&self) -> usize {
         self.dims.len() + 2
     }
 
-    /// Takes the next nonzeros; of more than there is room for, none.
+    /// Takes the next nonzeros. Takes none beyond the expected number.
     pub fn take(&mut self, batch: &Tiles<'_>) {
         let nnz: usize = (0..batch.tiles()).map(|t| batch.tile(t).nnz).sum();
         self.is_over |= self.nnz + nnz > self.nnz_all;
@@ -120,7 +122,7 @@ impl Gathered {
         });
     }
 
-    /// The numbers of sheet `s`, as far as it is filled.
+    /// The filled part of sheet `s`.
     fn sheet(&self, s: usize) -> &[u32] {
         let nnz = (self.nnz - s * SHEET_NNZ).min(SHEET_NNZ);
         &bytemuck::cast_slice(&self.sheets[s])[..nnz * self.width()]
@@ -145,54 +147,57 @@ pub struct ModeSorted {
     share: usize,
 }
 
-/// Consecutive blocks, and their nonzeros: of each block the values, then the other modes' indices, mode after mode.
+/// Consecutive blocks and their nonzeros: for each block the values, then the indices in the other modes, one mode
+/// after the other.
 #[derive(Debug)]
 struct Shelf {
     blocks: Vec<RowBlock>,
     nonzeros: PageBuf,
 }
 
-/// Some rows' nonzeros.
+/// The nonzeros of some rows.
 #[derive(Debug)]
 struct RowBlock {
     rows: Range<u32>,
-    /// Whether its runs are shared out among threads.
+    /// Whether threads share its runs.
     is_hot: bool,
     nnz: usize,
     runs: Vec<RowRun>,
-    /// Where on the shelf its nonzeros begin.
+    /// The offset of its nonzeros on the shelf.
     first_byte: usize,
 }
 
 impl RowBlock {
-    /// Bytes of its nonzeros, for a tensor of `order`; values begin at whole ones.
+    /// Bytes of its nonzeros for a tensor of `order`, rounded up to whole values.
     fn bytes(&self, order: usize) -> usize {
         8 * self.nnz + (4 * (order - 1) * self.nnz).next_multiple_of(8)
     }
 }
 
-/// Bytes that copies for `modes` modes of a tensor of `dims` take at most, and beside them what they are built from; `None` where positions would take more than 32 bits.
+/// The most bytes of copies for `modes` modes of a tensor of `dims`, with what they are built from; `None` if positions
+/// do not fit 32 bits.
 pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) -> Option<u64> {
     let (order, rows) = (dims.len(), dims.iter().max().map_or(0, |&dim| dim as usize));
     let nnz = usize::try_from(u32::try_from(nnz).ok()?).ok()?;
     let limits = Limits::new(rows, nnz, rank, threads);
-    // Two blocks side by side have more rows or nonzeros than one may, unless one is hot.
+    // Two adjacent blocks together exceed a limit on rows or nonzeros, unless one is hot.
     let blocks = 2 * (rows / limits.rows + nnz / limits.nnz + SHARES * threads) + 2;
     let copy = 4 * (order - 1) + 8 + size_of::<RowRun>();
     let hot_runs = SHARES * threads * (nnz / GROUP_NNZ + COPIES);
     let hot_tasks = 2 * HOT_SHARES * SHARES * threads;
     let of_copy = blocks * (size_of::<RowBlock>() + size_of::<BlockTask<'_>>())
         + hot_tasks * size_of::<BlockWork<'_, f64>>();
-    // While one is sorted: what was gathered, places, and keys; where each block's places lie in each sheet; the block of each row.
+    // While one is sorted: the collected nonzeros, places and keys; where each block's places are in each sheet; the
+    // block of each row.
     let building = nnz * (4 * (order + 2) + 8 + 16) + 4 * blocks * nnz.div_ceil(SHEET_NNZ) + 4 * rows;
-    // What a thread keeps: runs, keys twice, counts.
+    // Per thread: runs, two sets of keys, counts.
     let of_thread =
         size_of::<RowRun>() * nnz.min(BLOCK_NNZ_MAX) + 16 * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
     let hot_sums = hot_runs.saturating_mul(8 * rank).saturating_mul(modes);
     Some(hot_sums.saturating_add(modes * (nnz * copy + of_copy) + building + threads * of_thread) as u64)
 }
 
-/// What a row block may have, unless it is one row's.
+/// The limits of a row block that has several rows.
 #[derive(Clone, Copy)]
 struct Limits {
     rows: usize,
@@ -204,7 +209,7 @@ struct Limits {
 impl Limits {
     fn new(rows: usize, nnz: usize, rank: usize, threads: usize) -> Self {
         let hot = (nnz / (SHARES * threads)).max(BLOCK_NNZ);
-        // No more blocks than 2^16 or so for their rows' sake.
+        // At most about 2^16 blocks because of the limit on rows.
         let rows = (BLOCK_BYTES / (8 * rank)).min(ROWS_MAX).max(rows >> 16).max(1);
         Self { rows, nnz: hot.min(BLOCK_NNZ_MAX), hot }
     }
@@ -232,7 +237,7 @@ impl Sorted {
 }
 
 impl ModeSorted {
-    /// Sorts what was gathered for each of `modes`.
+    /// Sorts the collected nonzeros for each of `modes`.
     pub fn build(gathered: &Gathered, modes: &[(usize, Strategy)], rank: usize) -> Result<Vec<Self>> {
         let mut sheets: Vec<Sorted> = gathered.sheets.iter().map(|_| Sorted::default()).collect();
         let rooms: FillingRooms =
@@ -307,7 +312,7 @@ impl ModeSorted {
                 let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
                 room.fill(block, gathered, mode, strategy, parts, bytes)?;
                 if block.is_hot {
-                    // As large as the row: kept by several threads, such buffers would exceed what is planned.
+                    // A buffer as large as the row: if several threads kept one, memory would exceed the plan.
                     *room = Filling::default();
                 }
                 Ok(())
@@ -327,7 +332,7 @@ impl ModeSorted {
 }
 
 impl Shelf {
-    /// Nonzeros `range` of a block, which are those of `runs`, for `mode`.
+    /// The nonzeros `range` of a block, which belong to `runs`, for `mode`.
     fn part<'a, T: Real>(
         &'a self,
         mode: usize,
@@ -353,7 +358,7 @@ impl Shelf {
     }
 }
 
-/// Deals blocks to shelves, each with the number of its first, and gives each its place there.
+/// Distributes blocks to shelves, each with the number of its first block, and assigns their offsets.
 fn shelves(blocks: Vec<RowBlock>, order: usize) -> Vec<(usize, Vec<RowBlock>)> {
     let mut shelves: Vec<(usize, Vec<RowBlock>)> = Vec::new();
     let mut bytes = usize::MAX;
@@ -371,7 +376,7 @@ fn shelves(blocks: Vec<RowBlock>, order: usize) -> Vec<(usize, Vec<RowBlock>)> {
     shelves
 }
 
-/// Cuts rows, of which `of_row` has the nonzeros, into blocks, hot rows apart, and notes the block of each row there.
+/// Cuts rows into blocks, hot rows apart. `of_row` holds the nonzeros of each row and receives its block.
 fn cut(of_row: &[AtomicU32], limits: Limits) -> Vec<RowBlock> {
     let mut blocks: Vec<RowBlock> = Vec::new();
     for (row, of_row) in (0u32..).zip(of_row) {
@@ -390,18 +395,18 @@ fn cut(of_row: &[AtomicU32], limits: Limits) -> Vec<RowBlock> {
     blocks
 }
 
-/// A position in the store, or a row, as an index: both are less than 2^32.
+/// A position in the store, or a row, as an index. Both are below 2^32.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than 2^32")]
 fn usize_of(place: u64) -> usize {
     place as usize
 }
 
-/// What each thread of the pool sorts blocks in, one after the other, for all modes: taken anew for each, their pages would be made
-/// and given back by all threads at once, which the system does one thread at a time.
+/// The buffers in which each thread sorts blocks for all modes. They are reused: otherwise all threads would populate
+/// and release pages at once, which the system serializes.
 type FillingRooms = Vec<Mutex<Filling>>;
 
-/// What a thread needs to sort some blocks one after the other.
+/// The buffers of a thread that sorts blocks.
 #[derive(Debug, Default)]
 struct Filling {
     keys: Vec<u64>,
@@ -411,7 +416,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// Sorts the nonzeros of a block, of which each of `parts` has some in linear order, into `room`.
+    /// Sorts a block's nonzeros into `room`. Each of `parts` has some of them in linear order.
     fn fill<'a>(
         &mut self,
         block: &mut RowBlock,
@@ -423,7 +428,7 @@ impl Filling {
     ) -> Result<()> {
         let (sys, order, nnz) = (&gathered.sys, gathered.dims.len(), block.nnz);
         let bits = |n: usize| usize::BITS - n.leading_zeros();
-        // A key is the row, of short modes with the number of the copy, and the position.
+        // A key is the row, the number of the copy for short modes, and the position.
         let (of_position, of_copy) =
             (bits(gathered.nnz), if strategy == Strategy::Copies { COPIES.ilog2() } else { 0 });
         let Self { keys, sorted, counts, runs } = self;
@@ -442,7 +447,7 @@ impl Filling {
             let window_of = |key: u64| position_of(key) / (WINDOW * GROUP_NNZ);
             keys.chunk_by_mut(|a, b| window_of(*a) == window_of(*b)).for_each(<[u64]>::sort_unstable);
         } else {
-            // By counting: keys come by their positions.
+            // Counting sort: keys arrive in order of their positions.
             let buckets = block.rows.len() << of_copy;
             counts.clear();
             sys.reserve(counts, buckets, buckets)?;
@@ -500,13 +505,13 @@ impl Filling {
     }
 }
 
-/// The positions of the part of the store, one of parts of so many nonzeros, that has `position`.
+/// The aligned range of `nnz` positions that contains `position`.
 fn multiple_around(position: usize, nnz: usize) -> Range<usize> {
     let begin = position - position % nnz;
     begin..begin + nnz
 }
 
-/// Cuts runs of stretches into pieces where they are long, and joins the others of a row.
+/// Cuts long runs of stretches into pieces, and joins the others of a row.
 fn pieces(of_stretches: &[RowRun]) -> Vec<RowRun> {
     let mut runs: Vec<RowRun> = Vec::with_capacity(of_stretches.len());
     for run in of_stretches {
@@ -525,11 +530,11 @@ fn pieces(of_stretches: &[RowRun]) -> Vec<RowRun> {
     runs
 }
 
-/// What one thread does of a mode.
+/// One thread's work on a mode.
 struct BlockWork<'a, T> {
     wide: bool,
     runs: RunList<'a, T>,
-    /// Whether each run has a row of its own.
+    /// Whether each run has its own row of sums.
     each: bool,
     sums: &'a mut [f64],
 }
@@ -570,10 +575,10 @@ impl<T: Real> BlockWork<'_, T> {
     }
 }
 
-/// A row block with its mode and shelf, the sums of its runs where it is hot, and its rows of the result.
+/// A row block with its mode and shelf, the sums of its runs if it is hot, and its rows of the result.
 type BlockTask<'a> = (usize, &'a Shelf, &'a RowBlock, &'a [f64], &'a mut [f64]);
 
-/// Makes `sums[i]`, rows of as many numbers as the rank, the results of the modes of which `copies[i]` are.
+/// Sets `sums[i]`, with rows of `rank` numbers, to the results of the mode of `copies[i]`.
 pub fn compute<T: Real>(
     copies: &mut [&mut ModeSorted],
     inputs: Inputs<'_, T>,

@@ -1,14 +1,15 @@
-//! MTTKRP along a tree: nonzeros that are sorted in an order of modes come as a walk over the tree of their indices, and what a node's
-//! nonzeros share is computed once.
+//! MTTKRP along a tree. Nonzeros sorted in an order of modes are a walk over the tree of their indices, and what a
+//! node's nonzeros share is computed once.
 //!
-//! Of the mode of level t, the rows of the levels above are multiplied once a node (`above`), and sums are added up from the leaves to
-//! level t (`below`): a leaf reads one row, a fiber is multiplied once. (Smith et al., "SPLATT", IPDPS 2015, section IV, for the root;
-//! Nisa et al., SC 2019, section 5, for inner levels and leaves.) The walk is found from the columns of tiles, so that it works on every
-//! layout that is sorted so.
+//! For the mode at level t, the rows of the levels above are multiplied once per node (`above`), and sums are added up
+//! from the leaves to level t (`below`): a leaf reads one row, a fiber is multiplied once. (Smith et al., "SPLATT",
+//! IPDPS 2015, section IV, for the root; Nisa et al., SC 2019, section 5, for inner levels and leaves.) The walk is
+//! recognized in the columns of tiles, so it works with every layout that has this sort order.
 //!
-//! **Order of additions.** Leaves are added to their fiber's sum in order, fibers to their parent's, up to level t, whose sum is added to
-//! the row's. A node that a group parts is one in each: a group's sums begin at zero. So a nonzero takes part in fewer additions than
-//! its row has nonzeros. The product of a leaf is in the precision of the factors (with `wide` in f64), all others are in f64.
+//! **Order of additions.** Leaves are added to their fiber's sum in order, fibers to their parent's, up to level t,
+//! whose sum is added to the row. A node split between groups is a node in each: a group's sums start at zero. A
+//! nonzero therefore takes part in fewer additions than its row has nonzeros. The product of a leaf is in the precision
+//! of the factors (in f64 with `wide`); all others are in f64.
 
 use super::kernel::stride;
 use crate::dense::{MatrixRef, Real};
@@ -19,22 +20,22 @@ use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::sys::Sys;
 use pulp::Simd;
 
-/// Where a group's walk stands, for one mode.
+/// The state of a group's walk for one mode.
 #[derive(Debug, Default)]
 pub struct Path {
-    /// The order of modes that it goes along; `None` where nothing is open.
+    /// The order of modes that it follows; `None` if no node is open.
     levels: Option<ModeOrder>,
     /// The index of the open node of each level above the leaves.
     at: [u32; ORDER_MAX],
-    /// Where the row of the open node of the mode's level is.
+    /// The place of the row of the open node at the mode's level.
     place: u32,
-    /// Of each level, the sums of what is below its open node: 0 above the mode's.
+    /// For each level, the sum below its open node; 0 above the mode's level.
     below: Vec<f64>,
-    /// Of each level above the mode's, the product of the rows of its open node and those above.
+    /// For each level above the mode's, the product of the rows of its open node and its ancestors.
     above: Vec<f64>,
 }
 
-/// What a walk is made from.
+/// The inputs of a walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Walked<'a, T> {
     pub levels: ModeOrder,
@@ -42,7 +43,7 @@ pub struct Walked<'a, T> {
     pub mode: usize,
     pub factors: &'a [MatrixRef<'a, T>],
     pub rank: usize,
-    /// Elements from one row of sums to the next.
+    /// The distance between rows of sums, in elements.
     pub stride: usize,
     pub wide: bool,
 }
@@ -67,25 +68,25 @@ impl<T: Real> Walked<'_, T> {
 }
 
 impl Path {
-    /// For tensors of `order`, with rows of `stride` elements; nothing where `is_used` is false.
+    /// For tensors of `order` with rows of `stride` elements; empty unless `is_used`.
     pub fn new(sys: &Sys, order: usize, stride: usize, is_used: bool) -> Result<Self> {
         let elements = if is_used { order * stride } else { 0 };
         Ok(Self { below: sys.vec(0.0, elements)?, above: sys.vec(0.0, elements)?, ..Self::default() })
     }
 
-    /// Bytes of a walk that is used.
+    /// Bytes of a walk in use.
     pub fn bytes(order: usize, stride: usize) -> u64 {
         (2 * order * stride * size_of::<f64>()) as u64
     }
 
-    /// Forgets what a pass left that ended early.
+    /// Discards the rest of a pass that ended early.
     pub fn forget(&mut self) {
         if self.levels.take().is_some() {
             self.below.fill(0.0);
         }
     }
 
-    /// Goes on along the nonzeros of `tile`, whose rows of `sums` are at `places`.
+    /// Continues along the nonzeros of `tile`, whose rows of `sums` are at `places`.
     #[inline(always)]
     pub fn walk<T: Real, S: Simd>(
         &mut self,
@@ -134,7 +135,8 @@ impl Path {
         }
     }
 
-    /// The first level at which each nonzero differs from the one before; the leaves' where none does.
+    /// For each nonzero, the first level at which it differs from the previous one; the leaf level if none
+    /// does.
     #[inline(always)]
     fn firsts<T: Real>(&self, walked: &Walked<'_, T>, tile: &DecodedTile<'_>) -> [u8; TILE_NNZ] {
         let fibers = walked.fibers();
@@ -155,7 +157,7 @@ impl Path {
         firsts
     }
 
-    /// Closes the nodes of all levels from the fibers' up to `last`, which is not above the mode's.
+    /// Closes the nodes of all levels from the fibers' up to `last`, which is at or below the mode's.
     #[inline(always)]
     fn leave<T: Real>(&mut self, walked: &Walked<'_, T>, last: usize, sums: &mut [f64]) {
         let (target, stride, rank) = (walked.target(), walked.stride, walked.rank);
@@ -213,7 +215,7 @@ impl Path {
         }
     }
 
-    /// Ends the walk: what is open is added to its row.
+    /// Ends the walk: adds the open node's sum to its row.
     #[inline(always)]
     pub fn close<T: Real>(&mut self, factors: &[MatrixRef<'_, T>], walked: &Walked<'_, T>, sums: &mut [f64]) {
         let Some(levels) = self.levels else { return };

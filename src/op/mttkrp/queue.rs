@@ -1,6 +1,7 @@
-//! The groups of a batch between threads. A thread is given one of the next groups and a workspace to work at; what the group adds up, the thread adds to the results
-//! when the groups before have ([`OrderedCommit`]), while it is still in the thread's cache, and only then takes another group. Groups in work lie closer together
-//! than there are [`COPIES`]: no two share a copy, and each copy gets its groups in order.
+//! Distributes the groups of a batch to threads. A thread gets one of the next groups and a workspace. It adds the
+//! group's sums to the results as soon as the previous groups have been added ([`OrderedCommit`]), while they are in
+//! its cache, and only then takes another group. Groups in progress are fewer than [`COPIES`] apart, so no two share a
+//! copy, and each copy gets its groups in order.
 
 use super::group::{COPIES, Commit, Group, GroupWork, Inputs, Strategy, Tables};
 use super::rows::AlignedRows;
@@ -10,34 +11,35 @@ use crate::sys::sync::{AtomicU64, Condvar, LOOKS, Mutex, MutexGuard, Ordering, s
 use std::ops::Range;
 use std::sync::PoisonError;
 
-/// What a thread works at: its group's slots and what it needs beside them.
+/// A thread's workspace: its group's slots and tables.
 pub type Workspace<T> = (Group, Tables<T>);
 
-/// Locks what no panic leaves half done: a panic ends the pass.
+/// Locks a mutex whose poisoning does not matter: a panic ends the pass.
 fn lock<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives out groups: to each thread, of those that are next, the one whose copy it worked at before, where nobody has it; else the first.
+/// Distributes groups. Of the next groups, a thread gets the one whose copy it used before, if it is free; otherwise
+/// the first.
 #[derive(Debug)]
 pub struct WorkQueue<'s, T> {
-    /// The numbers of those that are still to be given, but for those that are taken.
+    /// The numbers of the remaining groups, some of which may be taken.
     groups: Range<u64>,
-    /// Bit k: group `groups.start + k` is taken; never the first.
+    /// Bit k is set if group `groups.start + k` is taken. Never the first.
     taken: u64,
-    /// Groups before this one are done.
+    /// All groups before this one are done.
     done: u64,
-    /// Threads that work at a time, at most.
+    /// The most threads that work at once.
     threads: u64,
-    /// Those that have come.
+    /// The number of threads that have arrived.
     here: u64,
     workspaces: &'s mut Vec<Workspace<T>>,
-    /// The workspace of a group that is not whole: of the first, until that is given; of the last, when it is back.
+    /// The workspace of an incomplete group: of the first group until it is taken, of the last once it is returned.
     open: &'s mut Option<Workspace<T>>,
 }
 
 impl<'s, T: Real> WorkQueue<'s, T> {
-    /// One that gives out `groups`.
+    /// Distributes `groups`.
     pub fn new(
         groups: Range<u64>,
         workspaces: &'s mut Vec<Workspace<T>>,
@@ -56,8 +58,8 @@ impl<'s, T: Real> WorkQueue<'s, T> {
             let (thread, threads) = (thread as u64 % self.threads, self.threads);
             (thread + threads - start % threads) % threads
         });
-        // Fewer are taken before their turn than there are threads here: one is left for the first. Groups in work have a copy each; the last, which
-        // may not be whole, comes last.
+        // Fewer groups are taken out of turn than threads are here, so one thread is left for the first. Groups in
+        // progress have different copies. The last group, which may be incomplete, comes last.
         let before = (start + self.here).min(end - 1).min(self.done + COPIES as u64);
         let is_free = self.taken >> ahead & 1 == 0 && start + ahead < before;
         let ahead = if is_free { ahead } else { 0 };
@@ -83,7 +85,8 @@ impl<'s, T: Real> WorkQueue<'s, T> {
     }
 }
 
-/// Lets groups at a result in order: at each range of its rows by itself, so that groups follow one another through a result.
+/// Admits groups to a result in order, separately for each range of its rows, so that groups follow one another through
+/// the result.
 #[derive(Debug)]
 pub struct OrderedCommit<'s> {
     /// Rows of each range but the last.
@@ -91,13 +94,13 @@ pub struct OrderedCommit<'s> {
     turns: Vec<Turn<'s>>,
 }
 
-/// Lets groups at some rows of a result in order.
+/// Admits groups to some rows of a result in order.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Turn<'s> {
     state: Mutex<Rows<'s>>,
     passed: Condvar,
-    /// The group whose turn it is, for those who look without the lock.
+    /// The group whose turn it is, for polling without the lock.
     shown: AtomicU64,
 }
 
@@ -106,21 +109,22 @@ struct Turn<'s> {
 struct Rows<'s> {
     /// The group whose turn it is.
     group: u64,
-    /// Threads that sleep until it is another's.
+    /// The number of threads that sleep until the turn changes.
     sleepers: usize,
     sums: &'s mut [f64],
 }
 
-/// Nobody's turn any more: a thread has panicked.
+/// No group's turn anymore: a thread has panicked.
 const NOBODY: u64 = u64::MAX;
 
-/// Ranges of a result's rows to which so many threads add. Two wait for each other no less with several.
+/// The number of ranges of a result's rows for `threads` threads. With two threads, more ranges do not reduce
+/// waiting.
 fn ranges(threads: usize) -> usize {
     (threads * threads / 4).clamp(1, 64)
 }
 
 impl<'s> OrderedCommit<'s> {
-    /// First the turn of group `first`, at `sums` with rows of `rank` numbers, to which `threads` threads add.
+    /// Starts with the turn of group `first`. `threads` threads add to `sums`, whose rows have `rank` numbers.
     pub fn new(first: u64, sums: &'s mut [f64], rank: usize, threads: usize) -> Self {
         let rows = (sums.len() / rank).div_ceil(ranges(threads));
         let turn = |sums| Turn {
@@ -133,7 +137,7 @@ impl<'s> OrderedCommit<'s> {
 }
 
 impl Turn<'_> {
-    /// Waits for the turn of group `number`, adds to the sums and passes it on.
+    /// Waits for the turn of group `number`, runs `add` on the sums and passes the turn on.
     fn take(&self, number: u64, add: impl FnOnce(&mut [f64])) {
         for _ in 0..LOOKS {
             if self.shown.load(Ordering::Relaxed) == number {
@@ -150,14 +154,14 @@ impl Turn<'_> {
         add(rows.sums);
         rows.group += 1;
         self.shown.store(rows.group, Ordering::Relaxed);
-        // Waking nobody is a call to the system, too.
+        // A wakeup is a system call even if no thread sleeps.
         if rows.sleepers > 0 {
             self.passed.notify_all();
         }
     }
 }
 
-/// Ends all commits when its thread panics, so that nobody waits for it.
+/// Ends all commits if its thread panics, so that no thread waits for it.
 struct Guard<'a, 's>(&'a [OrderedCommit<'s>]);
 
 impl Drop for Guard<'_, '_> {
@@ -171,20 +175,20 @@ impl Drop for Guard<'_, '_> {
     }
 }
 
-/// All that threads share while they work on a batch.
+/// What threads share while they process a batch.
 #[derive(Debug)]
 pub struct Shift<'s, T> {
     pub inputs: Inputs<'s, T>,
     pub copies: &'s [Mutex<Vec<AlignedRows<f64>>>],
     pub queue: Mutex<WorkQueue<'s, T>>,
-    /// By mode that is computed.
+    /// By computed mode.
     pub commits: Vec<OrderedCommit<'s>>,
-    /// What groups are worked on with, and what adds them to results.
+    /// The instruction sets for processing groups and for adding them to results.
     pub vectors: [pulp::Arch; 2],
 }
 
 impl<T: Real> Shift<'_, T> {
-    /// Takes groups until there are none.
+    /// Takes groups until none are left.
     pub fn work(&self) {
         let _guard = Guard(&self.commits);
         lock(&self.queue).here += 1;
@@ -219,7 +223,7 @@ impl<T: Real> Shift<'_, T> {
             }
             let group = &*group;
             for (range, turn) in commit.turns.iter().enumerate() {
-                // The turn passes where there are copies too: it keeps groups in work near one another.
+                // The turn passes even for modes with copies: that keeps groups in progress close together.
                 turn.take(group.number, |sums| {
                     if has_slots {
                         #[expect(clippy::cast_possible_truncation, reason = "a row")]

@@ -1,5 +1,5 @@
-//! Slots: a group's sums, or the rows of a factor that it reads, close together. A row gets a slot when it is first met, so that what a
-//! group works on lies in a core's cache, aligned, however far apart the rows are.
+//! Slots: a group's sums, or the factor rows that it reads, stored close together. A row gets a slot when it first
+//! occurs, so a group's data fit a core's cache, aligned, however far apart the rows are.
 
 use super::GROUP_NNZ;
 use super::kernel::LINE_BYTES;
@@ -13,16 +13,15 @@ use rayon::prelude::*;
 const ENTRIES: usize = 4 * GROUP_NNZ;
 /// Marks an entry without a slot.
 const NONE: u16 = u16::MAX;
-/// Multiplying by it spreads neighbouring rows over all entries (Knuth's Fibonacci hashing).
+/// A multiplier that spreads neighboring rows over all entries (Knuth's Fibonacci hashing).
 const SPREAD: u32 = 0x9E37_79B1;
 /// The slot of each nonzero of a tile.
 pub type Ids = [u32; TILE_NNZ];
 
-/// Rows that are touched before they are used.
+/// How many rows ahead are touched before use.
 pub const AHEAD: usize = 16;
 
-/// Reads a number of each cache line of rows of a table that are about to be used, so that one does not wait for memory after the other. (Safe code has no
-/// prefetch.)
+/// Reads one number of each cache line of rows that will be used soon, so that their memory accesses overlap.
 #[inline(always)]
 pub fn touch<T: Real>(table: &[T], rows: &[u32], rank: usize) {
     for &row in rows {
@@ -32,30 +31,31 @@ pub fn touch<T: Real>(table: &[T], rows: &[u32], rank: usize) {
     }
 }
 
-/// Whether data begins at a cache line.
+/// Whether data begin at a cache line.
 pub fn is_aligned<T>(data: &[T]) -> bool {
     data.as_ptr().align_offset(LINE_BYTES) == 0
 }
 
-/// Finds the slot of a row: by the row's last bits where the rows span fewer than its entries, else an open hash table.
+/// Finds the slot of a row: by the row's last bits if the rows span fewer than its entries, otherwise in an open hash
+/// table.
 #[derive(Debug)]
 pub struct RowMap {
     slots: Vec<u16>,
-    /// The row of each entry that has a slot, where rows span more.
+    /// The row of each entry with a slot, if rows span more than the entries.
     rows: Vec<u32>,
     near: bool,
 }
 
 impl RowMap {
-    /// An empty one.
+    /// An empty map.
     pub fn new(sys: &Sys) -> Result<Self> {
         Ok(Self { slots: sys.vec(NONE, ENTRIES)?, rows: sys.vec(0, ENTRIES)?, near: true })
     }
 
-    /// Bytes that one takes.
+    /// Bytes of a map.
     pub const BYTES: u64 = (ENTRIES * (size_of::<u16>() + size_of::<u32>())) as u64;
 
-    /// Makes it ready for rows between `low` and `high`, of which `rows` have slots already.
+    /// Prepares it for rows between `low` and `high`. `rows` already have slots.
     pub fn start(&mut self, low: u32, high: u32, rows: &[u32]) {
         self.near = ((high - low) as usize) < ENTRIES;
         for (slot, &row) in (0..).zip(rows) {
@@ -64,7 +64,7 @@ impl RowMap {
         }
     }
 
-    /// Forgets `rows`, all that have slots.
+    /// Clears it. `rows` must be all rows with slots.
     pub fn stop(&mut self, rows: &[u32]) {
         if self.near {
             for &row in rows {
@@ -75,7 +75,7 @@ impl RowMap {
         }
     }
 
-    /// The entry of `row`, or the empty one where it belongs.
+    /// The entry of `row`, or the free entry for it.
     #[inline(always)]
     fn find<const NEAR: bool>(&self, row: u32) -> usize {
         if NEAR {
@@ -88,7 +88,7 @@ impl RowMap {
         at
     }
 
-    /// Looks up the slots of `column`. A row that is new gets the next, and is appended to `rows`.
+    /// Looks up the slots of `column`. A new row gets the next slot and is appended to `rows`.
     #[inline(always)]
     pub fn assign(&mut self, column: &[u32], rows: &mut Vec<u32>, ids: &mut Ids) {
         if self.near {
@@ -113,7 +113,7 @@ impl RowMap {
     }
 }
 
-/// Rows of `stride` elements one behind the other, the first at the start of a cache line.
+/// Consecutive rows of `stride` elements, starting at a cache line.
 #[derive(Clone, Debug)]
 pub struct AlignedRows<T> {
     data: Vec<T>,
@@ -123,7 +123,7 @@ pub struct AlignedRows<T> {
 }
 
 impl<T: Real> AlignedRows<T> {
-    /// None yet, with room for `elements`, which is not touched before it is used.
+    /// No rows yet, with room for `elements`. Its pages are not touched before they are used.
     pub fn new(sys: &Sys, elements: usize) -> Result<Self> {
         let mut data: Vec<T> = Vec::new();
         let room = elements + LINE_BYTES / size_of::<T>();
@@ -133,7 +133,7 @@ impl<T: Real> AlignedRows<T> {
         Ok(Self { data, before, room })
     }
 
-    /// Bytes that one with room for `elements` takes.
+    /// Bytes of one with room for `elements`.
     pub fn bytes(elements: usize) -> u64 {
         (elements * size_of::<T>() + LINE_BYTES) as u64
     }
@@ -152,30 +152,30 @@ impl<T: Real> AlignedRows<T> {
         &mut self.data[self.before..]
     }
 
-    /// Lengthens it to `elements`, zeros behind.
+    /// Extends it with zeros to `elements`.
     #[inline(always)]
     pub fn grow(&mut self, elements: usize) {
         debug_assert!(self.before + elements <= self.room, "the room was reserved");
         self.data.resize(self.before + elements, T::nearest(0.0));
     }
 
-    /// Whether it was made for so many elements.
+    /// Whether it has room for `data`.
     pub fn has_room_for(&self, data: &[T]) -> bool {
         self.room == data.len() + LINE_BYTES / size_of::<T>()
     }
 
-    /// All rows, by all threads.
+    /// Copies all rows, on all threads.
     pub fn copy_all(&mut self, data: &[T]) {
-        /// Elements that are worth another thread.
+        /// Elements that justify another thread.
         const ELEMENTS: usize = 1 << 14;
         self.grow(data.len());
         let parts = self.data_mut().par_chunks_mut(ELEMENTS).zip(data.par_chunks(ELEMENTS));
         parts.for_each(|(to, from)| to.copy_from_slice(from));
     }
 
-    /// The rows of a matrix, zeros behind each up to `stride` elements, by all threads.
+    /// Copies the rows of a matrix and pads each with zeros to `stride` elements, on all threads.
     pub fn copy_from(&mut self, matrix: MatrixRef<'_, T>, stride: usize) {
-        /// Rows that are worth another thread.
+        /// Rows that justify another thread.
         const ROWS: usize = 1 << 9;
         let rank = matrix.columns();
         self.grow(matrix.rows() * stride);
@@ -186,7 +186,7 @@ impl<T: Real> AlignedRows<T> {
         });
     }
 
-    /// Appends a row, zeros behind up to `stride` elements.
+    /// Appends a row, padded with zeros to `stride` elements.
     #[inline(always)]
     pub fn push(&mut self, row: &[T], stride: usize) {
         self.data.extend_from_slice(row);
