@@ -42,7 +42,7 @@ pub fn staging_bytes(bytes: u64) -> u64 {
     if bytes < 256 << 20 { 0 } else { 64 << 20 }
 }
 
-/// In which order nonzeros are to be computed from: what is asked for.
+/// The requested order of nonzeros for computing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceOrder {
@@ -60,7 +60,7 @@ pub enum DeviceOrder {
 /// What passes may use of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceLimits {
-    /// Bytes of device memory; `None` for what is free.
+    /// Bytes of device memory to use; `None` for the free memory.
     pub memory: Option<u64>,
     /// Lanes; `None` to choose.
     pub lanes: Option<usize>,
@@ -110,8 +110,8 @@ pub struct KernelReport {
     pub why: Option<String>,
 }
 
-/// How an MTTKRP kernel shares the work among threads: what does not change its results but for the order of additions.
-/// As text, `t4l16c2b4`: tiles, lanes, columns, batch; `t4l16c1b4s`: split.
+/// How an MTTKRP kernel divides its work among threads. It changes results only through the order of additions. As
+/// text, `t4l16c2b4`: tiles, lanes, columns, batch; `t4l16c1b4s`: split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MttkrpVariant {
     /// Tiles of a thread block, ordered together: 1, 2 or 4, with 128 threads each.
@@ -164,7 +164,7 @@ impl FromStr for MttkrpVariant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TtvVariant {
-    /// Leaves are shared out evenly: what serves where nobody asks, because no lengths of fibers or slices slow it down.
+    /// Leaves are divided evenly. The default, because no lengths of fibers or slices slow it down.
     #[default]
     Balanced,
     /// The paper's grid: slices over one dimension, fibers of a slice over the other, a thread for each fiber.

@@ -1,7 +1,7 @@
-//! What passes use of several GPUs, as plans and reports have it: data, there in every build.
+//! How passes use several GPUs, as plans and reports state it: data, present in every build.
 //!
-//! Each device has a range of the store's chunks and a plan of its own ([`DevicePlan`]) for passes over these. What they have computed is
-//! added up when a pass ends, each device for the rows that it owns.
+//! Each device has a range of the store's chunks and its own plan ([`DevicePlan`]) for passes over these. At the end of
+//! a pass their results are added up; each device adds the rows that it owns.
 
 use crate::backend::plan::DevicePlan;
 use crate::stream::{PassReport, Plan};
@@ -60,7 +60,7 @@ pub struct DevicePart {
     pub seconds: f64,
     /// What brings them: workers, buffers, chunks that stay in host memory.
     pub host: Plan,
-    /// What is used of the device.
+    /// How the device is used.
     pub device: DevicePlan,
 }
 
@@ -82,7 +82,7 @@ pub struct DevicesPass {
     pub exchange_seconds: f64,
 }
 
-/// The rows of `rows` that each of `members` devices owns: as many each, and the last one what is left besides.
+/// The rows of `rows` that each of `members` devices owns: equal numbers, with the remainder for the last.
 #[must_use]
 pub fn owned(rows: usize, members: usize) -> Vec<Range<usize>> {
     let each = rows / members;
@@ -99,8 +99,8 @@ pub fn scratch_bytes(rows: usize, rank: usize, members: usize) -> u64 {
     all.clamp((members * size_of::<f64>()) as u64, SCRATCH_BYTES_MAX)
 }
 
-/// Parts of chunks of so many nonzeros each, one after the other, whose nonzeros are as near to `shares` (which add up to 1) as chunks allow.
-/// None is empty where there are as many chunks.
+/// Cuts chunks with these numbers of nonzeros into consecutive parts whose nonzeros are as close to `shares` (which add
+/// up to 1) as chunks allow. No part is empty if there are enough chunks.
 #[must_use]
 pub fn cut(nnz: &[u64], shares: &[f64]) -> Vec<Range<usize>> {
     let total: u64 = nnz.iter().sum();
@@ -183,7 +183,8 @@ mod tests {
         let equal = vec![10; 12];
         assert_eq!(cut(&equal, &[1.0 / 3.0; 3]), [0..4, 4..8, 8..12]);
         assert_eq!(cut(&equal, &[0.5, 0.25, 0.25]), [0..6, 6..9, 9..12]);
-        // A device that is expected to do next to nothing still gets a chunk, and the last one what is left.
+        // A device that is expected to do almost nothing still gets a chunk, and the last one gets the
+        // remainder.
         assert_eq!(cut(&equal, &[0.0, 0.99, 0.01]), [0..1, 1..11, 11..12]);
         assert_eq!(cut(&[5, 5], &[0.5, 0.5]), [0..1, 1..2]);
         assert_eq!(cut(&[100, 1, 1, 1], &[0.5, 0.5]), [0..1, 1..4]);

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tiles in a batch whose work `threads` threads share: its decoded form stays in their caches, and each has so many that none waits long for
-/// the last.
+/// Tiles in a batch that `threads` threads share. The decoded tiles fit the threads' caches, and each thread has enough
+/// that none waits long for the last.
 fn batch_tiles(threads: usize) -> usize {
     (64 * threads).clamp(128, 1024)
 }
@@ -40,11 +40,12 @@ pub trait HostOp {
         true
     }
 
-    /// Works on the next tiles, in order. A tile that lies in two chunks comes in two parts. What it computes must not depend on how tiles are cut into
-    /// batches, nor on the number of threads.
+    /// Processes the next tiles, in order. A tile that spans two chunks arrives in two parts. The result must not
+    /// depend on how tiles are divided into batches, nor on the number of threads.
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()>;
 
-    /// Whether it holds what it needs of all chunks from earlier passes: none comes then.
+    /// Whether it holds everything that it needs of all chunks from earlier passes. Then no chunks are
+    /// loaded.
     #[doc(hidden)]
     fn holds_store(&self) -> bool {
         false
@@ -155,7 +156,7 @@ impl Vectors {
     }
 }
 
-/// What is known of a decoded tile.
+/// What is known about a decoded tile.
 #[derive(Clone, Copy, Debug, Default)]
 struct TileMeta {
     nnz: usize,
@@ -242,7 +243,8 @@ pub fn computing_bytes(threads: usize) -> u64 {
     (1 << 20) + threads as u64 * (128 << 10)
 }
 
-/// Bytes that a host backend for `threads` threads holds for tensors of `order`; for 1 where it is made by [`HostBackend::new`].
+/// Bytes of memory of a host backend with `threads` threads for tensors of `order`; 1 for one made by
+/// [`HostBackend::new`].
 #[must_use]
 pub fn decoded_bytes(order: usize, threads: usize) -> u64 {
     (batch_tiles(threads) * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
@@ -254,7 +256,7 @@ impl<O: HostOp> HostBackend<O> {
         Self::for_threads(store, op, 1)
     }
 
-    /// The same with batches for an operation whose work so many threads share.
+    /// Like [`HostBackend::new`], with batches for an operation that `threads` threads share.
     pub fn for_threads(store: &Store, op: O, threads: usize) -> Result<Self> {
         let (sys, manifest, tiles) = (store.sys(), store.manifest(), batch_tiles(threads));
         let order = manifest.shape.order();
@@ -307,8 +309,8 @@ impl<O: HostOp> HostBackend<O> {
 }
 
 impl Host {
-    /// Decodes `tiles` tiles of a chunk from `first` on. (Not in the backend, where it would be compiled, and optimised, anew for each
-    /// operation.)
+    /// Decodes `tiles` tiles of a chunk from `first` on. (Not in the generic backend, where it would be compiled again
+    /// for each operation.)
     fn decode(&mut self, view: &ChunkView<'_>, first: usize, tiles: usize) -> Result<Tiles<'_>> {
         let (order, vectors) = (self.order, self.vectors);
         let rooms = self
@@ -353,8 +355,8 @@ struct DecodeTile<'a, 'v> {
     meta: &'a mut TileMeta,
 }
 
-/// Compiled for the vectors that the machine has. (A closure would not be, where it is called by way of a shim: what it calls is
-/// inlined into the shim, and that not into what `pulp` compiles.)
+/// Compiled for the machine's vectors. (A closure called through a shim would not be: its body is inlined into the
+/// shim, which `pulp` does not compile for these vectors.)
 impl pulp::WithSimd for DecodeTile<'_, '_> {
     type Output = Result<()>;
 

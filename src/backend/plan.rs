@@ -24,7 +24,7 @@ pub struct Operation {
     pub rank: usize,
     /// Their precision.
     pub precision: Precision,
-    /// Bytes that each part takes besides where so many nonzeros are sorted.
+    /// Bytes per part for sorting the given number of nonzeros.
     pub sorted_bytes: fn(u64, usize) -> u64,
     /// Whether a pass computes one of the modes, each in turn, instead of all.
     pub alternating: bool,
@@ -35,9 +35,9 @@ pub struct Operation {
 /// What a plan is made from.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {
-    /// What is to be computed.
+    /// The operation.
     pub operation: Operation,
-    /// What it may take.
+    /// The limits of what it may use.
     pub limits: DeviceLimits,
     /// What there is of the device.
     pub room: Room,
@@ -64,9 +64,9 @@ pub struct Room {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shortfall {
-    /// There is memory for so many lanes.
+    /// There is memory for this many lanes.
     Lanes(usize),
-    /// There is device memory for so many of the first chunks to stay.
+    /// Device memory has room for this many of the first chunks to stay.
     Resident(usize),
     /// No copy serves the mode, from 1, because of this.
     NoCopy(usize, String),
@@ -160,7 +160,7 @@ pub struct LanesPlan {
 }
 
 impl LanesPlan {
-    /// Bytes of device memory that so many lanes take.
+    /// Bytes of device memory for this many lanes.
     #[must_use]
     pub fn bytes_of(&self, count: usize) -> u64 {
         let each = self.image_bytes.saturating_add(self.staging_bytes).saturating_add(self.result_bytes);
@@ -171,7 +171,7 @@ impl LanesPlan {
 /// How mode-sorted copies are built.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildPlan {
-    /// Chunks that are sorted together: all of a cover, or as many as there is room to gather and sort.
+    /// Chunks that are sorted together: all of a cover, or as many as fit while they are gathered and sorted.
     pub groups: Vec<Range<usize>>,
     /// How values are encoded in images.
     #[serde(skip)]
@@ -220,7 +220,7 @@ pub struct DevicePlan {
     pub sets: Vec<ImageSet>,
     /// What serves each mode.
     pub modes: Vec<ModePlan>,
-    /// How copies are built, where there are any.
+    /// How copies are built, if there are any.
     pub build: Option<BuildPlan>,
     /// Bytes of device memory that copies take at most, while the last of them is built too.
     pub copies_bytes: u64,

@@ -14,7 +14,7 @@ pub struct Squares {
     recorded: f64,
     nnz: u64,
     manifest: PathBuf,
-    /// Whether those of others are to be added before the sum is checked.
+    /// Whether other members' sums must be added before the sum is checked.
     is_part: bool,
 }
 
@@ -37,7 +37,8 @@ impl Squares {
         Self { sum: Arc::default(), recorded, nnz, manifest, is_part: false }
     }
 
-    /// For one of several who bring some of the chunks each: what it adds goes into the same sum, which is checked here alone.
+    /// For one of several members that load some of the chunks each. Its squares go into the same sum, which only this
+    /// one checks.
     #[must_use]
     pub fn part(&self) -> Self {
         Self { is_part: true, ..self.clone() }

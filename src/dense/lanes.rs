@@ -7,7 +7,7 @@ use pulp::Simd;
 pub trait Lanes: Copy {
     /// A vector of as many numbers as the machine works on at once.
     type Vector<S: Simd>: Copy;
-    /// The whole vectors of `row`, wherever it starts; what is left are fewer numbers than one has.
+    /// The whole vectors of `row`, wherever it starts. The remainder has fewer numbers than a vector.
     fn vectors<S: Simd>(row: &[Self]) -> &[Self::Vector<S>];
     /// `x` in every lane.
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;

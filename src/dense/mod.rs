@@ -73,9 +73,9 @@ pub trait Real:
     fn nearest(x: f64) -> Self;
     /// The same number as f64.
     fn widen(self) -> f64;
-    /// `out` as a matrix of this type, without a copy where it is f64 already.
+    /// `out` as a matrix of this type, without a copy if the type is f64.
     fn from_f64s(out: Vec<f64>) -> Vec<Self>;
-    /// `numbers` as f64 where they are; otherwise themselves.
+    /// `numbers` as f64 if that is their type; otherwise returns them as an error.
     fn as_f64s(numbers: &mut [Self]) -> std::result::Result<&mut [f64], &mut [Self]>;
 }
 

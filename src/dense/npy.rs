@@ -28,7 +28,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads the header of `file`; [`Error::Input`] where it is not that of an array of f8 or f4.
+    /// Reads the header of `file`; [`Error::Input`] unless it is that of an array of f8 or f4.
     pub fn read(file: &File) -> Result<Self> {
         let mut bytes = [0; BYTES_MAX];
         let read = file.read_at(&mut bytes, 0)?;
@@ -75,7 +75,7 @@ fn parse(bytes: &[u8]) -> StdResult<Header, String> {
 /// Type, whether the first axis runs fastest, shape.
 type NpyFacts<'a> = (&'a str, bool, Vec<u64>);
 
-/// `{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }`, keys in any order; `None` where it is anything else.
+/// Parses `{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }`, keys in any order; `None` for anything else.
 fn dictionary(text: &str) -> StdResult<Option<NpyFacts<'_>>, String> {
     let mut scan = NpyScan(text);
     let (mut descr, mut fortran, mut shape) = (None, None, None);
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Found by fuzzing: memory for what a header announces, and time for what it nests, are not spent.
+    /// Found by fuzzing: no memory is spent on what a header announces, and no time on what it nests.
     #[test]
     fn hostile_headers_are_refused_at_once() {
         let mut long = file(2, "{}");

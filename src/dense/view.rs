@@ -76,7 +76,7 @@ impl<'a, T: Copy> FactorView<'a, T> {
     }
 }
 
-/// The error of whoever computes on the CPU from what lies elsewhere.
+/// The error of an operation on the CPU whose matrix is in device memory.
 pub(crate) fn in_device_memory() -> Error {
     Error::request("factors or results lie in a GPU's memory, and this runs on the CPU: take `Device::Cuda`")
 }

@@ -1,11 +1,11 @@
-//! What the oracle of TTV notes of elements, within a budget: records in bins by a hash of their place, so that each bin can be looked at by
-//! itself. What memory does not hold goes to one file, a piece for each bin.
+//! The records of TTV's oracle, within a memory budget. Records are in bins by a hash of their place, so that each bin
+//! can be processed alone. Records that do not fit in memory go to one file, in pieces of one bin each.
 
 use crate::error::Result;
 use crate::sys::{File, SpillDir, SpillOwner, Sys, spill_name};
 use std::path::PathBuf;
 
-/// Some of what belongs to one element.
+/// A partial sum of one element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct BinRecord {
@@ -14,15 +14,16 @@ pub(super) struct BinRecord {
     /// A sum of its products, and over their absolute values.
     pub sum: f64,
     pub absolute: f64,
-    /// How many they are.
+    /// The number of products in it.
     pub added: u64,
 }
 
-/// Bytes of records for each element while a bin is looked at: what was computed and what was expected, each with as many that are to be added up yet.
+/// Bytes of records per element while a bin is processed: computed and expected ones, each with as many that are not
+/// added up yet.
 const ELEMENT_BYTES: u64 = 4 * size_of::<BinRecord>() as u64;
-/// No more bins.
+/// The most bins.
 const BINS_MAX: u64 = 1 << 12;
-/// Records of a bin that are read from its file at once, at least.
+/// The fewest records of a bin per read.
 const READ_RECORDS: usize = 1 << 12;
 
 impl BinRecord {
@@ -37,7 +38,7 @@ impl BinRecord {
         u128::from(self.place[1]) << 64 | u128::from(self.place[0])
     }
 
-    /// The bin of its element, of `bins`.
+    /// The bin of its element, out of `bins`.
     fn bin(&self, bins: u64) -> usize {
         let mixed = (self.place[0] ^ self.place[1].rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         #[expect(clippy::cast_possible_truncation, reason = "below the number of bins")]
@@ -46,7 +47,7 @@ impl BinRecord {
     }
 }
 
-/// Sorts records by bin, of which there are `bins`, and place, and adds up those of one element; those that were first come first.
+/// Sorts records by bin, out of `bins`, and place, and adds up those of one element in their original order.
 fn add_up(records: &mut Vec<BinRecord>, bins: u64) {
     records.sort_by_key(|record| (record.bin(bins), record.place()));
     records.dedup_by(|next, first| {
@@ -60,7 +61,7 @@ fn add_up(records: &mut Vec<BinRecord>, bins: u64) {
     });
 }
 
-/// Where what memory does not hold goes.
+/// The file for records that do not fit in memory.
 #[derive(Debug)]
 pub(super) struct Overflow {
     sys: Sys,
@@ -70,7 +71,7 @@ pub(super) struct Overflow {
 }
 
 impl Overflow {
-    /// To a file in a private directory in `parent`, which is made when it is needed and goes with this.
+    /// A file in a private directory in `parent`. The directory is created on demand and removed with this.
     pub fn new(sys: &Sys, parent: PathBuf) -> Self {
         Self { sys: sys.clone(), parent, open: None, bytes: 0 }
     }
@@ -102,43 +103,44 @@ impl Overflow {
 /// Records by bins.
 #[derive(Debug)]
 pub(super) struct Bins {
-    /// What is in memory, and how many records may be there.
+    /// The records in memory, and the most that may be there.
     held: Vec<BinRecord>,
     room: usize,
-    /// Where pieces of each bin lie in the file, and how many records are in each.
+    /// For each bin, the offset and the number of records of each of its pieces in the file.
     pieces: Vec<Vec<(u64, usize)>>,
 }
 
 impl Bins {
-    /// For about `elements` elements, in `memory` bytes, which those of one bin are not to exceed either.
+    /// For about `elements` elements in `memory` bytes. The records of one bin should not exceed these
+    /// either.
     pub fn new(elements: u64, memory: u64) -> Self {
         let bins = (elements.saturating_mul(ELEMENT_BYTES) / memory.max(1) + 1).min(BINS_MAX);
-        // Sorting takes half as much again.
+        // Sorting takes half as much memory again.
         let room = memory / 3 * 2 / size_of::<BinRecord>() as u64;
         let pieces = vec![Vec::new(); usize::try_from(bins).unwrap_or(1)];
-        // A list that grows leaves behind what it was.
+        // A growing list would leave its old memory behind.
         let held = Vec::with_capacity(usize::try_from(room.min(elements)).unwrap_or(0));
         Self { held, room: usize::try_from(room).unwrap_or(usize::MAX).max(1), pieces }
     }
 
-    /// How many there are.
+    /// The number of bins.
     pub fn count(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Takes note of a record.
+    /// Adds a record.
     pub fn push(&mut self, record: BinRecord, overflow: &mut Overflow) -> Result<()> {
         self.held.push(record);
         if self.held.len() < self.room { Ok(()) } else { self.shed(overflow) }
     }
 
-    /// Adds up what is in memory; if little is won by that, it goes to the file.
+    /// Adds up the records in memory. If that frees little, writes them to the file.
     fn shed(&mut self, overflow: &mut Overflow) -> Result<()> {
         add_up(&mut self.held, self.pieces.len() as u64);
         if self.held.len() < self.room / 2 { Ok(()) } else { self.write(overflow) }
     }
 
-    /// Writes what has been added up.
+    /// Writes the added-up records.
     fn write(&mut self, overflow: &mut Overflow) -> Result<()> {
         let bins = self.pieces.len() as u64;
         for bin in self.held.chunk_by(|a, b| a.bin(bins) == b.bin(bins)) {
@@ -148,7 +150,7 @@ impl Bins {
         Ok(())
     }
 
-    /// Makes room for looking at one bin after the other: where some of the records are in the file, all go there.
+    /// Prepares for processing bins one by one: if some of the records are in the file, all others go there too.
     pub fn end(&mut self, overflow: &mut Overflow) -> Result<()> {
         add_up(&mut self.held, self.pieces.len() as u64);
         if self.pieces.iter().all(Vec::is_empty) {
@@ -159,7 +161,8 @@ impl Bins {
         Ok(())
     }
 
-    /// The records of a bin, after the [`Bins::end`], in the order of their places, one for each element. They are forgotten here.
+    /// The records of a bin in the order of their places, one per element, after [`Bins::end`]. They are removed from
+    /// here.
     pub fn take(&mut self, bin: usize, overflow: &Overflow) -> Result<Vec<BinRecord>> {
         let bins = self.pieces.len() as u64;
         if bins == 1 && self.pieces[0].is_empty() {
@@ -191,7 +194,7 @@ impl Bins {
 mod tests {
     use super::*;
 
-    /// Whatever the memory, each element comes once, with the sums of all its records.
+    /// With any amount of memory, each element is returned once, with the sums of all its records.
     #[test]
     fn records_come_back_added_up_whatever_the_memory() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
-//! TTV along the leaves' mode of a tree, on a GPU (kernels/ttv.cuh): sums of fibers come back chunk after chunk, coordinates are what the
-//! tree on the host holds.
+//! TTV along the leaf mode of a tree on a GPU (kernels/ttv.cuh). Sums of fibers are copied back chunk by chunk; their
+//! coordinates are in the host's copy of the tree.
 //!
-//! **Order of additions.** Products are in the precision of the vector. A fiber's nonzeros, counted from its first in the store, are cut
-//! into segments of [`TTV_SEGMENT`]; a segment is added up in f64 in the store's order, then the segments are. So results have the
-//! same bits for every kernel, for any chunks and lanes, and those of the host where no fiber is longer than a segment.
+//! **Order of additions.** Products are in the precision of the vector. A fiber's nonzeros, counted from its first in
+//! the store, are cut into segments of [`TTV_SEGMENT`]. A segment is added up in f64 in the store's order; then the
+//! segments are added up. Results therefore have the same bits for every kernel and any chunks and lanes, and the
+//! host's bits if no fiber is longer than a segment.
 
 use super::result_writer::{FiberEnds, ResultWriter, group_fibers, handed_bytes};
 use super::{Sink, fibers_max};
@@ -23,23 +24,23 @@ use crate::store::{Manifest, Store};
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Slots that a chunk can have for each of its nonzeros: what the leaf rules allow.
+/// The most slots per nonzero in a chunk that the leaf rules allow.
 const SLOTS_PER_NONZERO: u64 = 2;
-/// Numbers of a carry.
+/// Numbers in a carry.
 const CARRY: usize = 2;
 
-/// What a worker notes of a chunk.
+/// What a worker records about a chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkNote {
     ends: FiberEnds,
     slices: u32,
-    /// Slots, but for padding behind the last nonzero.
+    /// Slots without the padding after the last nonzero.
     end: u32,
-    /// Slots of the last fiber in this chunk, but for padding behind its last nonzero.
+    /// Slots of the last fiber in this chunk, without the padding after its last nonzero.
     last_slots: u64,
 }
 
-/// What TTV asks of a device for chunks as long as those of a store.
+/// The device memory and work of TTV for chunks as long as those of a store.
 #[must_use]
 pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
@@ -57,21 +58,22 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
     }
 }
 
-/// Bytes of host memory that it holds for a store on `threads` threads, lanes left out: the vector, and elements as they are handed over.
+/// Bytes of host memory for a store on `threads` threads, without lanes: the vector, and elements being handed over.
 #[must_use]
 pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
     vector + handed_bytes(manifest, &[mode], group_fibers(threads))
 }
 
-/// A fiber that the next chunk may go on with, and its slots so far, padding behind its last nonzero left out.
+/// A fiber that may continue in the next chunk, and its slots so far, without the padding after its last
+/// nonzero.
 #[derive(Clone, Copy, Debug)]
 struct Unfinished {
     ends: FiberEnds,
     slots: u64,
 }
 
-/// What workers have noted, by chunk.
+/// The workers' records, by chunk.
 struct Notes(Mutex<Vec<Option<ChunkNote>>>);
 
 impl Notes {
@@ -90,7 +92,7 @@ pub struct DeviceTtv<'s, T> {
     vector: Memory,
     parts: Memory,
     owners: Memory,
-    /// Two, which chunks take in turn: one is read, the other written.
+    /// Two carries, which alternate between chunks: one is read, the other written.
     carries: Memory,
     fault: Fault,
     order: u32,
@@ -102,8 +104,8 @@ pub struct DeviceTtv<'s, T> {
 }
 
 impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
-    /// TTV of `store`, whose leaves' mode has as many indices as `vector` elements. Elements go to `sink`; without one
-    /// they are counted.
+    /// TTV of `store`. `vector` has as many elements as the leaf mode has indices. Elements go to `sink`; without one
+    /// they are only counted.
     pub fn new(
         device: &Arc<Device>,
         store: &Store,
@@ -121,7 +123,7 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         Ok(Self {
             kernels: TtvKernels::load(device, T::PRECISION, variant)?,
             vector: on_device,
-            // Of a damaged chunk, what no kernel has written is read all the same.
+            // For a damaged chunk, memory that no kernel has written is read too.
             parts: device.zeros(windows.saturating_mul(2 * size_of::<f64>()))?,
             owners: device.memory(windows.saturating_mul(size_of::<u32>()))?,
             carries: device.zeros(2 * CARRY * size_of::<f64>())?,
@@ -135,24 +137,24 @@ impl<'s, T: Real + Pod> DeviceTtv<'s, T> {
         })
     }
 
-    /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
+    /// Prepares for another pass. Elements are handed over if it is the `last`.
     pub fn reset(&mut self, last: bool) {
         self.writer.reset(last);
     }
 
-    /// Hands over the last element. The number of all of them.
+    /// Hands over the last element. Returns the number of all elements.
     pub fn finish(&mut self) -> Result<u64> {
         self.writer.finish::<T>()
     }
 
-    /// Address of the carry that the chunk reads which is launched next, or of the one that it writes.
+    /// The address of the carry that the next launched chunk reads or, if `written`, writes.
     fn carry(&self, written: bool) -> u64 {
         let at = (self.launched + u64::from(written)) % 2;
         self.carries.address() + at * (CARRY * size_of::<f64>()) as u64
     }
 }
 
-/// What the chunk of `view` is to those before and behind it.
+/// How the chunk of `view` connects to the previous and next ones.
 fn note(view: &TreeView<'_>) -> Result<ChunkNote> {
     let (order, ends) = (view.order(), FiberEnds::of(view)?);
     let leaf = order - 1;
@@ -164,7 +166,8 @@ fn note(view: &TreeView<'_>) -> Result<ChunkNote> {
     view.leaves(tile, &mut leaves)?;
     let last_leaf = leaves.indices[..leaves.len].iter().rposition(|&index| index != PADDING);
     let end = last_leaf.map_or(0, |slot| tile * TILE_NNZ + slot + 1);
-    // In padding that a verifier would refuse, between leaves, there are more slots than nonzeros: what counts is slots.
+    // With padding between leaves, which a verifier refuses, there are more slots than nonzeros. The number of slots
+    // matters here.
     let last_slots = end.checked_sub(start).filter(|&slots| slots > 0);
     let last_slots = last_slots.ok_or_else(|| view.damaged(leaf, tile))?;
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);

@@ -1,7 +1,8 @@
 //! Sums of the fibers of a tree, tile by tile: the loops of [`super::Streamed`].
 //!
-//! Most fibers are short, of lengths that no processor guesses. How those that lie in one tile of leaves are added up depends on the machine's
-//! vectors: `windows` and `marks` where it has AVX-512, `rounds` elsewhere. Each fiber is added up in the store's order all the same.
+//! Most fibers are short, with lengths that no branch predictor guesses. The way in which fibers in one tile of leaves
+//! are added up depends on the machine's vectors: `windows` and `marks` with AVX-512, otherwise `rounds`. All add each
+//! fiber in the store's order.
 
 use super::neighbours::{AddUp, Fibers, NOTHING, Products, ROOM};
 use super::rounds::Rounds;
@@ -10,13 +11,13 @@ use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::tree::{Leaves, Nodes, TreeView};
 
-/// Elements of the vector that are looked up in one turn of a loop.
+/// Vector elements that are looked up per loop iteration.
 const ABREAST: usize = 8;
 /// Slots of a tile.
 #[expect(clippy::cast_possible_truncation, reason = "512")]
 const TILE: u32 = TILE_NNZ as u32;
 
-/// Adds up the fibers of tile `first_tile` and on into `sums`; the first one's sum begins with `before`.
+/// Adds up the fibers of tiles from `first_tile` on into `sums`. The first one's sum starts at `before`.
 pub(super) struct AddFibers<'a, T> {
     pub view: &'a TreeView<'a>,
     pub first_tile: usize,
@@ -26,7 +27,7 @@ pub(super) struct AddFibers<'a, T> {
 }
 
 impl<T: Real> AddFibers<'_, T> {
-    /// Does so with the vectors of `arch`: the bits are the same with all.
+    /// Runs with the vectors of `arch`. All give the same bits.
     pub fn run(self, arch: pulp::Arch) -> Result<()> {
         match arch {
             #[cfg(target_arch = "x86_64")]
@@ -42,8 +43,8 @@ struct By<'a, T, W> {
     way: W,
 }
 
-/// Compiled for the vectors that the machine has. (A closure that is called once by way of a shim would not be: what it
-/// calls is inlined into the shim, and that not into what `pulp` compiles.)
+/// Compiled for the machine's vectors. (A closure called once through a shim would not be: its body is inlined into the
+/// shim, which `pulp` does not compile for these vectors.)
 impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
     type Output = Result<()>;
 
@@ -53,16 +54,16 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
         let level = view.order() - 2;
         let (mut nodes, mut leaves) = (Nodes::default(), Leaves::default());
         let mut products = [NOTHING; TILE_NNZ + ROOM];
-        // The first slot of the tile of leaves whose products are there: none yet.
+        // The first slot of the tile of leaves in `products`: none yet.
         let mut at = u32::MAX;
         for (tile, sums) in (first_tile..).zip(sums.chunks_mut(TILE_NNZ)) {
             view.starts(level, tile, &mut nodes)?;
-            // Columns of indices lie between those of starts.
+            // Columns of indices are stored between those of starts.
             self.way.fetch(view.start_words(level, tile + 1));
             let bounds = &nodes.starts[..=sums.len()];
             let mut fiber = 0;
             while fiber < sums.len() {
-                // One that begins or goes on in another tile of leaves.
+                // A fiber that begins or continues in another tile of leaves.
                 let (mut slot, end) = (bounds[fiber], bounds[fiber + 1]);
                 let mut total = std::mem::replace(&mut before, NOTHING);
                 while slot < end {
@@ -83,7 +84,7 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
                 }
                 sums[fiber] = total;
                 fiber += 1;
-                // All that follow in the same tile.
+                // All following fibers in the same tile.
                 let inside = bounds[fiber + 1..].partition_point(|&end| end - at <= TILE);
                 let bounds = &bounds[fiber..=fiber + inside];
                 let empty = |&slot: &u32| leaves.begins_with_padding(slot as usize);
@@ -99,7 +100,7 @@ impl<T: Real, W: AddUp> pulp::WithSimd for By<'_, T, W> {
     }
 }
 
-/// The products of a tile of leaves; padding gives [`NOTHING`].
+/// The products of a tile of leaves; [`NOTHING`] for padding.
 #[inline(always)]
 fn multiply<T: Real>(leaves: &Leaves, vector: &[T], products: &mut Products) {
     let Leaves { indices, values, padded, .. } = leaves;
@@ -112,7 +113,7 @@ fn multiply<T: Real>(leaves: &Leaves, vector: &[T], products: &mut Products) {
         }
         return;
     }
-    // First all elements, then all products: these are made a vector at a time.
+    // First looks up all elements, then multiplies a vector at a time.
     let (products, _) = products.split_at_mut(TILE_NNZ);
     for (products, indices) in products.chunks_exact_mut(ABREAST).zip(indices.chunks_exact(ABREAST)) {
         for (product, &index) in products.iter_mut().zip(indices) {

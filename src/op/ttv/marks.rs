@@ -1,7 +1,7 @@
-//! With AVX-512, fibers of a few products, whatever their lengths. A bit of each product of a tile says whether a fiber begins
-//! there. A *window* are 64 products in eight vectors: in the first round each gets its right neighbour added where that is of the same
-//! fiber, in the second one the neighbour's neighbour, and so on. Then the places where fibers begin hold the first products
-//! of theirs, added up in order, and are brought together. What is longer is added up fiber by fiber.
+//! For AVX-512: fibers of a few products, whatever their lengths. A bit per product of a tile marks where fibers begin.
+//! A *window* is 64 products in eight vectors. In the first round, each product gets its right neighbor added if that
+//! belongs to the same fiber; in the second round, the neighbor's neighbor, and so on. The places where fibers begin
+//! then hold the sums of their first products, in order, and are compressed. Longer fibers are added up one by one.
 
 use super::neighbours::{Fibers, ROOM};
 use super::rounds::add_rest;
@@ -10,14 +10,14 @@ use std::arch::x86_64::__m512d;
 
 /// Products of a vector.
 const LANES: usize = 8;
-/// Products of a window: a bit of a word each.
+/// Products of a window, one bit of a word each.
 const WINDOW: usize = 64;
-/// Products of a fiber that are added side by side, at most.
+/// The most products of a fiber that are added in parallel.
 const ROUNDS: usize = 8;
 
 const _: () = assert!(ROUNDS <= ROOM && LANES <= ROOM, "a window may end behind the tile");
 
-/// Overwrites `sums` with those of all fibers.
+/// Overwrites `sums` with the sums of all fibers.
 #[inline(always)]
 pub(super) fn add_up(simd: pulp::x86::V4, fibers: &Fibers<'_>, sums: &mut [f64]) {
     let (&[first, ..], &[.., last]) = (fibers.bounds, fibers.bounds) else { return };
@@ -51,7 +51,7 @@ pub(super) fn add_up(simd: pulp::x86::V4, fibers: &Fibers<'_>, sums: &mut [f64])
     add_rest(fibers, sums, &longer[..count], ROUNDS);
 }
 
-/// A bit of each product of a tile: a fiber begins there. Another one stands where the last fiber ends.
+/// A bit per product of a tile, set where a fiber begins and where the last fiber ends.
 struct Begins([u64; TILE_NNZ / WINDOW + 2]);
 
 impl Begins {
@@ -68,7 +68,7 @@ impl Begins {
             flags[0] = u8::from(fibers.bounds[0] == fibers.at);
             flags[TILE_NNZ] = 1;
         }
-        // No closures: what they call is not compiled for these vectors.
+        // No closures: their bodies would not be compiled for these vectors.
         let mut bits = [0; TILE_NNZ / WINDOW + 2];
         for (bits, bytes) in bits.iter_mut().zip(bytes) {
             let bytes = bytemuck::cast(bytes);
@@ -77,13 +77,13 @@ impl Begins {
         Self(bits)
     }
 
-    /// The bits of a window, and of the one behind it above them.
+    /// The bits of a window, with the next window's above them.
     #[inline(always)]
     fn from(&self, window: usize) -> u128 {
         u128::from(self.0[window]) | u128::from(self.0[window + 1]) << WINDOW
     }
 
-    /// The bits of a window where fibers begin that end at `last` or before.
+    /// The bits of a window where fibers begin that end at or before `last`.
     #[inline(always)]
     fn of_fibers(&self, window: usize, last: usize) -> u64 {
         let bits = self.0[window];
@@ -91,8 +91,9 @@ impl Begins {
     }
 }
 
-/// The sums of at most [`ROUNDS`] products of each fiber that begins in a window, in the places of the bits `begin`; the
-/// others mean nothing. And the places of fibers that go on. `begins` are the bits of the window and of the one behind it.
+/// The sums of at most [`ROUNDS`] products of each fiber that begins in a window, at the bits of `begin`; other places
+/// hold arbitrary numbers. Also returns the places of fibers with more products. `begins` holds the bits of the window
+/// and the next one.
 #[inline(always)]
 fn add_window(
     simd: pulp::x86::V4,
@@ -123,7 +124,7 @@ fn add_window(
     (sums, goes_on & begin)
 }
 
-/// The first products, as many as a window has.
+/// The products of the first window.
 #[inline(always)]
 fn vectors(products: &[f64]) -> [__m512d; WINDOW / LANES] {
     bytemuck::cast(*products.first_chunk::<WINDOW>().expect("room for a window"))

@@ -1,4 +1,4 @@
-//! TTV along any modes of any store, but for all of them: products, added up in the packer's runs.
+//! TTV along any but all modes of any store: products, added up in the packer's runs.
 
 use super::result_writer::handed_bytes;
 use super::{Along, Sink, check_finite, modes_left, values_times};
@@ -16,35 +16,35 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 use std::path::Path;
 
-/// Elements of a batch that is handed over.
+/// Elements of a batch.
 const BATCH_ELEMENTS: usize = 1 << 13;
 
-/// The operation; `K` holds the linear index of the modes that are left.
+/// The operation. `K` holds the linear index of the remaining modes.
 #[derive(Debug)]
 pub struct Merged<'a, T, K> {
     along: Vec<Along<'a, T>>,
-    /// The modes that are left.
+    /// The remaining modes.
     left: Vec<usize>,
     layout: BitLayout,
     sum: ExternalSum<K>,
 }
 
-/// The layout by which elements are sorted: the modes but `modes`, in order.
+/// The layout by which elements are sorted: the modes except `modes`, in order.
 #[must_use]
 pub fn layout(shape: &Shape, modes: &[usize]) -> BitLayout {
     let left = modes_left(shape.order(), modes);
     BitLayout::concatenated(shape, &ModeOrder::new(&left).expect("modes of a shape, each once"))
 }
 
-/// Bytes that elements of TTV along `modes` take as they are handed over.
+/// Bytes of elements of TTV along `modes` while they are handed over.
 #[must_use]
 pub fn merged_handed_bytes(manifest: &Manifest, modes: &[usize]) -> u64 {
     handed_bytes(manifest, modes, PENDING_NNZ)
 }
 
 impl<'a, T: Real, K: Key> Merged<'a, T, K> {
-    /// TTV along some modes of a tensor of `shape` with at most `nnz` nonzeros, not all of them. Sums take at most `memory` bytes; what exceeds them goes to files in a directory in `temporary`. Runs on the current
-    /// rayon pool.
+    /// TTV along some, not all, modes of a tensor of `shape` with at most `nnz` nonzeros. Sums take at most `memory`
+    /// bytes; the rest goes to files in a directory in `temporary`. Runs on the current rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
@@ -59,7 +59,7 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
         Self { along: along.to_vec(), left: modes_left(shape.order(), &modes), layout, sum }
     }
 
-    /// Hands all elements to `sink`, in order. Their number, and what went to files.
+    /// Passes all elements to `sink`, in order. Returns their number and what was written to files.
     pub fn finish(self, sink: Sink<'_>) -> Result<(u64, SpillReport)> {
         let Self { left, layout, sum, .. } = self;
         let linearizer = Linearizer::<K>::new(&layout);
@@ -82,7 +82,8 @@ impl<'a, T: Real, K: Key> Merged<'a, T, K> {
     }
 }
 
-/// The products of one tile. One that exceeds all numbers makes its element do so, whatever else is added: runs hold numbers only.
+/// The products of one tile. An infinite product makes its element infinite whatever else is added, because runs hold
+/// only finite numbers.
 fn products<T: Real>(tile: &DecodedTile<'_>, along: &[Along<'_, T>], left: &[usize]) -> Result<Batch> {
     let (order, indices) = (tile.order(), rows_of(tile));
     let values: Vec<f64> = values_times(tile, along).map(Real::widen).collect();

@@ -1,17 +1,17 @@
-//! TTV, a sparse tensor times a vector along one mode (Li et al., TKDD 2019, sections 4.3 and 6.1): for mode m,
-//! `y[i without i_m] = sum over i_m of value * x[i_m]`, a sparse tensor of one order less. Every fiber that is there
-//! gives an element, zeros included.
+//! TTV, a sparse tensor times a vector along one mode (Li et al., TKDD 2019, sections 4.3 and 6.1): for mode m, `y[i
+//! without i_m] = sum over i_m of value * x[i_m]`, a sparse tensor of one order less. Every nonempty fiber gives an
+//! element, even if it is zero.
 //!
-//! * Along the leaves' mode of a tree, [`Streamed`]: each slice is a sparse matrix times the vector, every fiber an
-//!   element, and elements leave in the store's order while the next chunk is read (the paper's step 3.3).
-//! * Along any other mode, several modes, and from BLCO stores, [`Merged`]: each nonzero gives a product, and products of the same
-//!   element are added up in the packer's runs, which hold what memory does not. Elements come in the order of the modes
-//!   that are left.
-//! * Along all modes, [`Scalar`]: one number, the nearest to the exact sum of the products.
+//! * Along the leaf mode of a tree, [`Streamed`]: each slice is a sparse matrix times the vector, every fiber an
+//! element. Elements are written in the store's order while the next chunk is read (the paper's step 3.3).
+//! * Along any other mode, along several modes, and for BLCO stores, [`Merged`]: each nonzero gives a product. Products
+//! of one element are added up in the packer's runs, on disk if memory is short. Elements are in the order of the
+//! remaining modes.
+//! * Along all modes, [`Scalar`]: one number, the exact sum of the products, rounded once.
 //!
 //! **Order of additions.** Products are in the precision of the vector, sums in f64. [`Streamed`] adds in the store's
-//! order; [`Merged`] in the total order of the products, starting from the first. So results depend on the store's
-//! nonzeros, the vector and the precision alone: not on chunks, threads, workers, lanes or memory.
+//! order; [`Merged`] in the total order of the products, starting from the first. Results depend only on the store's
+//! nonzeros, the vector and the precision: not on chunks, threads, workers, lanes or memory.
 
 mod bins;
 #[cfg(feature = "cuda")]
@@ -40,31 +40,31 @@ use crate::error::{Error, Result};
 use crate::format::DecodedTile;
 use crate::store::Manifest;
 
-/// Takes elements in order: batches of coordinates, without the mode of the vector, and values.
+/// Receives elements in order: batches of values with coordinates in the remaining modes.
 pub type Sink<'a> = &'a mut (dyn FnMut(Vec<Batch>) -> Result<()> + Send);
 
-/// A mode, from 0, and its vector, which has as many numbers as the mode has indices.
+/// A mode, from 0, and its vector, with one number per index.
 pub type Along<'a, T> = (usize, &'a [T]);
 
-/// Whether TTV along `mode`, from 0, can be [`Streamed`].
+/// Whether [`Streamed`] can compute TTV along `mode`, from 0.
 #[must_use]
 pub fn streams(manifest: &Manifest, mode: usize) -> bool {
     let is_one = manifest.partitions.len() == 1;
     is_one && manifest.format().tree_levels().is_some_and(|levels| levels.last() == mode)
 }
 
-/// The mode that is [`Streamed`], where `modes` are that one alone.
+/// The mode for [`Streamed`], if `modes` is one that it can compute.
 #[must_use]
 pub fn streamed_mode(manifest: &Manifest, modes: &[usize]) -> Option<usize> {
     modes.first().copied().filter(|&mode| modes.len() == 1 && streams(manifest, mode))
 }
 
-/// The modes of a tensor of `order` but `modes`, ascending.
+/// The modes of a tensor of `order` except `modes`, ascending.
 fn modes_left(order: usize, modes: &[usize]) -> Vec<usize> {
     (0..order).filter(|m| !modes.contains(m)).collect()
 }
 
-/// Each value of a tile times the numbers that its indices name, in turn.
+/// Each value of a tile times the vectors' numbers at its indices, in turn.
 fn values_times<T: Real>(tile: &DecodedTile<'_>, along: &[Along<'_, T>]) -> impl Iterator<Item = T> {
     tile.values.iter().enumerate().map(|(i, &value)| {
         let number = |&(mode, vector): &Along<'_, T>| vector[tile.column(mode)[i] as usize];
@@ -72,7 +72,7 @@ fn values_times<T: Real>(tile: &DecodedTile<'_>, along: &[Along<'_, T>]) -> impl
     })
 }
 
-/// Fibers that a chunk can have at most: none is without a nonzero, and a tile of them takes a record of the image.
+/// The most fibers in a chunk: each has a nonzero, and a tile of them takes a record of the image.
 #[cfg(feature = "cuda")]
 fn fibers_max(manifest: &Manifest) -> u64 {
     let tile = crate::encoding::TILE_NNZ as u64;
@@ -82,7 +82,7 @@ fn fibers_max(manifest: &Manifest) -> u64 {
     manifest.chunks.iter().map(of_chunk).max().unwrap_or(0)
 }
 
-/// An error where an element is not finite: text could not hold it.
+/// Fails if an element is not finite, since text could not hold it.
 fn check_finite(batch: &Batch, order: usize) -> Result<()> {
     let Some(bad) = batch.values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
     if order == 0 {

@@ -1,16 +1,16 @@
-//! Fibers that lie side by side in one tile of leaves, and what adds them up.
+//! Adjacent fibers in one tile of leaves, and a trait for adding them up.
 
 use crate::encoding::TILE_NNZ;
 
 /// Padding adds nothing: x + -0.0 is x for every x.
 pub(super) const NOTHING: f64 = -0.0;
 
-/// Places behind a tile's products that are read with them and mean nothing: see `windows`, `marks`.
+/// Places after a tile's products that are read with them and ignored: see `windows`, `marks`.
 pub(super) const ROOM: usize = 16;
 /// The products of a tile of leaves.
 pub(super) type Products = [f64; TILE_NNZ + ROOM];
 
-/// Fibers side by side in one tile of leaves.
+/// Adjacent fibers in one tile of leaves.
 pub(super) struct Fibers<'a> {
     /// The products of the tile, whose first slot is `at`.
     pub products: &'a Products,
@@ -30,9 +30,9 @@ impl Fibers<'_> {
 
 /// A way to add up.
 pub(super) trait AddUp: Copy {
-    /// Overwrites `sums` with those of all `fibers`.
+    /// Overwrites `sums` with the sums of all `fibers`.
     fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]);
 
-    /// Has the machine bring `words` into its caches, where it can be told so.
+    /// Prefetches `words` if the machine supports that.
     fn fetch(self, _words: &[u32]) {}
 }

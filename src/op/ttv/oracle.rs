@@ -1,10 +1,12 @@
-//! The oracle of TTV: the definition, one nonzero after the other in f64, straight from a source of coordinates. It shares nothing with
-//! stores, decoding or sorted runs. What memory does not hold of what it expects and what has come waits in a file ([`super::bins`]).
+//! The oracle of TTV: the definition, one nonzero after the other in f64, directly from a source of coordinates. It
+//! shares no code with stores, decoding or sorted runs. Records that do not fit in memory go to a file
+//! ([`super::bins`]).
 //!
-//! The bound is derived: an element may differ from the oracle's by `((2 + 2 k) roundoff + (n + 2) 2^-53) S + (2 + k) n least`, where S is the same sum
-//! over absolute values, n how many were added and k the number of vectors: value, vectors, products and result are rounded to the precision,
-//! sums are in f64. The last term is for subnormal numbers, as in [`crate::op::oracle`]: value, products and, once, result may each err by half of
-//! the least positive number, and the oracle's by the other half.
+//! The bound is derived. An element may differ from the oracle's by `((2 + 2 k) roundoff + (n + 2) 2^-53) S + (2 + k) n
+//! least`, where S is the same sum over absolute values, n the number of products and k the number of vectors. Value,
+//! vectors, products and result are rounded to the precision; sums are in f64. The last term is for subnormal numbers,
+//! as in [`crate::op::oracle`]: value, products and, once, the result may each be off by half of the smallest positive
+//! number, and the oracle's by the other half.
 
 use super::bins::{BinRecord, Bins, Overflow};
 use super::{Along, modes_left};
@@ -19,25 +21,26 @@ use std::path::PathBuf;
 /// The memory of an oracle.
 #[derive(Clone, Debug)]
 pub struct OracleRoom {
-    /// Elements, at most.
+    /// The most elements.
     pub elements: u64,
     /// Bytes of memory.
     pub memory: u64,
-    /// Where a private directory for what exceeds them is made when it is needed, which goes with the oracle.
+    /// The parent of a private directory for the overflow file. It is created on demand and removed with the
+    /// oracle.
     pub overflow: PathBuf,
 }
 
 impl Default for OracleRoom {
-    /// All there is, so that no file is needed.
+    /// No limits, so that no file is needed.
     fn default() -> Self {
         Self { elements: 0, memory: u64::MAX, overflow: PathBuf::new() }
     }
 }
 
-/// All elements by the definition, and those that came.
+/// All elements by the definition, and those received.
 #[derive(Debug)]
 pub struct Oracle {
-    /// The dims of the modes that are left.
+    /// The dims of the remaining modes.
     dims: Vec<u32>,
     roundoff: f64,
     least: f64,
@@ -47,7 +50,7 @@ pub struct Oracle {
     overflow: Overflow,
 }
 
-/// The number of an element among all coordinates. A shape has at most 2^128.
+/// The number of an element among all coordinates, of which a shape has at most 2^128.
 fn place(dims: &[u32], at: impl Iterator<Item = u32>) -> u128 {
     dims.iter().zip(at).fold(0, |place, (&dim, index)| place * u128::from(dim) + u128::from(index))
 }
@@ -58,7 +61,7 @@ impl Oracle {
         Self::within(&Sys::default(), source, shape, along, &OracleRoom::default())
     }
 
-    /// The same in little memory.
+    /// The same within limits.
     pub fn within<T: Real>(
         sys: &Sys,
         source: &mut dyn Source,
@@ -97,7 +100,7 @@ impl Oracle {
         Ok(Self { dims, roundoff: T::ROUNDOFF, least: T::LEAST, modes, wanted, found, overflow })
     }
 
-    /// Takes note of elements, which [`Oracle::finish`] compares.
+    /// Records elements for [`Oracle::finish`].
     pub fn compare(&mut self, batch: &Batch) -> Result<()> {
         let left = self.dims.len();
         for (i, &value) in batch.values.iter().enumerate() {
@@ -108,7 +111,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// How all elements compared. One that did not come, should not have come or came again fails.
+    /// Compares all elements. One that is missing, unexpected or repeated fails.
     pub fn finish(mut self) -> Result<Comparison> {
         self.found.end(&mut self.overflow)?;
         let mut comparison =
@@ -159,7 +162,7 @@ mod tests {
         }
     }
 
-    /// What f32 makes of numbers near its least holds, and not more.
+    /// The bound holds for f32 roundings of subnormal numbers, and a smaller one would not.
     #[test]
     fn roundings_of_subnormal_numbers_hold() {
         let least = f32::from_bits(1);

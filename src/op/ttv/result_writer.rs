@@ -1,4 +1,4 @@
-//! Elements on their way out of the chunks of a store of trees, in order.
+//! Hands over elements, in order, from the chunks of a store of trees.
 
 use super::{Sink, check_finite};
 use crate::coo::Batch;
@@ -10,24 +10,23 @@ use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::store::Manifest;
 use rayon::prelude::*;
 
-/// Fibers that one task takes: eight tiles.
+/// Fibers per task: eight tiles.
 pub(super) const TASK_FIBERS: usize = 8 * TILE_NNZ;
-/// Bytes of a value in text, at most, with what follows it.
+/// The most bytes of a value in text, with its separator.
 const VALUE_TEXT_BYTES: u64 = 25;
 
-/// Fibers that are handed over at once, by some tasks for each of `threads`: what memory a chunk's elements take does not depend on how many
-/// they are.
+/// Fibers that are handed over at once, with some tasks for each of `threads`. The memory of elements therefore does
+/// not depend on their number.
 pub(super) fn group_fibers(threads: usize) -> usize {
     (2 * threads).max(4) * TASK_FIBERS
 }
 
-/// Bytes that `elements` elements of TTV along `modes` take as they are handed over: batches, and the text that a sink makes
-/// of them.
+/// Bytes of `elements` elements of TTV along `modes` while they are handed over: batches, and a sink's text.
 #[must_use]
 pub(super) fn handed_bytes(manifest: &Manifest, modes: &[usize], elements: usize) -> u64 {
     let dims =
         manifest.shape.dims().iter().enumerate().filter(|(m, _)| !modes.contains(m)).map(|(_, &dim)| dim);
-    // An index, its digits, and what follows them.
+    // An index, its digits, and its separator.
     let index = |dim: u32| 4 + u64::from(dim.ilog10()) + 1 + 1;
     let element = 8 + VALUE_TEXT_BYTES + dims.map(index).sum::<u64>();
     element * manifest.nnz.min(elements as u64)
@@ -36,10 +35,10 @@ pub(super) fn handed_bytes(manifest: &Manifest, modes: &[usize], elements: usize
 /// The coordinates of a fiber, level by level.
 pub(super) type Path = [u32; ORDER_MAX];
 
-/// The fibers of a chunk, as far as other chunks can have more of them.
+/// The first and last fibers of a chunk, which other chunks may share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FiberEnds {
-    /// How many there are.
+    /// The number of fibers.
     pub fibers: usize,
     pub first: Path,
     pub last: Path,
@@ -52,48 +51,48 @@ impl FiberEnds {
     }
 }
 
-/// The last fiber of a chunk, which the next one may go on with, and its sum.
+/// The last fiber of a chunk, which may continue in the next one, and its sum.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     path: Path,
     sum: f64,
 }
 
-/// Takes the sums of fibers, chunk after chunk, and hands elements over when they are complete.
+/// Receives the sums of fibers, chunk after chunk, and hands over complete elements.
 pub(super) struct ResultWriter<'s> {
     levels: ModeOrder,
     open: Option<Open>,
     sink: Option<Sink<'s>>,
-    /// Whether elements are handed over in this pass.
+    /// Whether this pass hands over elements.
     last: bool,
     elements: u64,
 }
 
 impl<'s> ResultWriter<'s> {
-    /// Of trees of these levels. Without a sink, elements are counted.
+    /// For trees with these levels. Without a sink, elements are counted.
     pub fn new(levels: &ModeOrder, sink: Option<Sink<'s>>) -> Self {
         Self { levels: *levels, open: None, sink, last: true, elements: 0 }
     }
 
-    /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
+    /// Prepares for another pass. Elements are handed over if it is the `last`.
     pub fn reset(&mut self, last: bool) {
         self.last = last;
         self.open = None;
         self.elements = 0;
     }
 
-    /// Whether elements are handed over, so that [`ResultWriter::put`] needs the chunk's view.
+    /// Whether elements are handed over, in which case [`ResultWriter::put`] needs the chunk's view.
     pub fn hands_over(&self) -> bool {
         self.last && self.sink.is_some()
     }
 
-    /// The sum that the first fiber of a chunk goes on with, if it does.
+    /// The sum that the first fiber of a chunk continues, if it does.
     pub fn carried(&self, ends: &FiberEnds) -> Option<f64> {
         self.open.filter(|open| open.path == ends.first).map(|open| open.sum)
     }
 
-    /// Hands over all elements of a chunk, whose fibers have these `sums`, but the last, and before them the one that was open, if it
-    /// is closed now.
+    /// Hands over all elements of a chunk, with these `sums` of its fibers, except the last. Before them, hands over
+    /// the open one if it is now complete.
     #[cfg(feature = "cuda")]
     pub fn put<T: Real, S: Real>(
         &mut self,
@@ -106,7 +105,7 @@ impl<'s> ResultWriter<'s> {
         groups.try_for_each(|(i, sums)| self.put_group::<T, S>(ends, view, i * group, sums))
     }
 
-    /// The same of a group of a chunk's fibers, from `first` on, which begins a tile.
+    /// The same for a group of a chunk's fibers from `first` on, which begins a tile.
     pub fn put_group<T: Real, S: Real>(
         &mut self,
         ends: &FiberEnds,
@@ -138,7 +137,7 @@ impl<'s> ResultWriter<'s> {
         Ok(())
     }
 
-    /// Hands over the last element. The number of all of them.
+    /// Hands over the last element. Returns the number of all elements.
     pub fn finish<T: Real>(&mut self) -> Result<u64> {
         if let (Some(open), Some(sink)) = (self.open.take(), &mut self.sink) {
             sink(vec![element::<T>(&self.levels, &open)?])?;
@@ -157,7 +156,7 @@ fn path(view: &TreeView<'_>, fiber: usize) -> Result<Path> {
     Ok(path)
 }
 
-/// Appends the coordinates of a fiber in the order of the modes, the leaves' left out.
+/// Appends the coordinates of a fiber in the order of the modes, without the leaf mode.
 fn put_row(levels: &ModeOrder, path: &Path, out: &mut Vec<u32>) {
     let modes = levels.modes();
     let mut row = [0; ORDER_MAX];
@@ -167,14 +166,14 @@ fn put_row(levels: &ModeOrder, path: &Path, out: &mut Vec<u32>) {
     out.extend((0..modes.len()).filter(|&m| m != levels.last()).map(|m| row[m]));
 }
 
-/// The element of a fiber that is closed.
+/// The element of a complete fiber.
 fn element<T: Real>(levels: &ModeOrder, open: &Open) -> Result<Batch> {
     let mut batch = Batch { indices: Vec::new(), values: vec![T::nearest(open.sum).widen()] };
     put_row(levels, &open.path, &mut batch.indices);
     check_finite(&batch, levels.modes().len() - 1).map(|()| batch)
 }
 
-/// The elements of fibers `first` and on, which have these sums. `first` begins a tile.
+/// The elements of the fibers from `first` on with these sums. `first` begins a tile.
 fn elements<T: Real, S: Real>(view: &TreeView<'_>, first: usize, sums: &[S]) -> Result<Batch> {
     let level = view.order() - 2;
     let mut batch = Batch {

@@ -1,12 +1,13 @@
-//! On any machine: fibers are added up in rounds, first the first products of all, then the second ones of those that have
-//! two, and so on. Nothing branches on lengths, and sums of different fibers do not wait for each other.
+//! For any machine: fibers are added up in rounds. The first round adds the first product of every fiber, the second
+//! the second product of those with two, and so on. Nothing branches on lengths, and sums of different fibers do not
+//! depend on each other.
 
 use super::neighbours::{AddUp, Fibers, NOTHING};
 use crate::encoding::TILE_NNZ;
 
-/// Products of a fiber that are added in rounds over all fibers; the rest fiber by fiber.
+/// Products of a fiber that are added in rounds; the rest are added fiber by fiber.
 const ROUNDS: usize = 4;
-/// Long fibers that are added up side by side: one addition would wait for the one before.
+/// Long fibers that are added up in parallel: within one fiber, each addition waits for the previous one.
 const ABREAST: usize = 4;
 
 #[derive(Clone, Copy)]
@@ -16,7 +17,7 @@ impl AddUp for Rounds {
     #[inline(always)]
     fn add_up(self, fibers: &Fibers<'_>, sums: &mut [f64]) {
         let Fibers { products, bounds, .. } = *fibers;
-        // `at` begins a tile. Remainders stand for checks: all places are inside.
+        // `at` begins a tile. The remainder replaces a bounds check; all places are inside.
         let product = |start: u32, k: usize| products[(start as usize + k) % TILE_NNZ];
         let (mut longer, mut count) = ([0u16; TILE_NNZ], 0);
         for ((fiber, sum), bounds) in (0u16..).zip(&mut *sums).zip(bounds.windows(2)) {
@@ -39,7 +40,7 @@ impl AddUp for Rounds {
     }
 }
 
-/// Overwrites `sums` with those of all fibers, some at a time.
+/// Overwrites `sums` with the sums of all fibers, some at a time.
 #[inline(always)]
 pub(super) fn add_all(fibers: &Fibers<'_>, sums: &mut [f64]) {
     let mut all = [0u16; TILE_NNZ];
@@ -48,7 +49,7 @@ pub(super) fn add_all(fibers: &Fibers<'_>, sums: &mut [f64]) {
     add_rest(fibers, sums, &all[..sums.len()], 0);
 }
 
-/// Adds all products but the first `done` to the sums of the fibers `longer`, which have more.
+/// Adds all products except the first `done` to the sums of the fibers `longer`, which have more.
 #[inline(always)]
 pub(super) fn add_rest(fibers: &Fibers<'_>, sums: &mut [f64], longer: &[u16], done: usize) {
     for group in longer.chunks(ABREAST) {
@@ -56,7 +57,7 @@ pub(super) fn add_rest(fibers: &Fibers<'_>, sums: &mut [f64], longer: &[u16], do
     }
 }
 
-/// The same of at most [`ABREAST`] fibers.
+/// The same for at most [`ABREAST`] fibers.
 #[inline(always)]
 fn add_abreast(fibers: &Fibers<'_>, sums: &mut [f64], group: &[u16], mut done: usize) {
     if let Ok(group) = <[u16; ABREAST]>::try_from(group) {

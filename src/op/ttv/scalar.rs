@@ -26,7 +26,7 @@ impl<'a, T: Real> Scalar<'a, T> {
     ///
     /// # Errors
     ///
-    /// Where it or a product exceeds all numbers.
+    /// If the sum or a product overflows.
     pub fn finish(self) -> Result<f64> {
         let sum = T::nearest(self.sum.total()).widen();
         check_finite(&Batch { indices: Vec::new(), values: vec![sum] }, 0).map(|()| sum)

@@ -1,4 +1,4 @@
-//! TTV along the leaves' mode of a tree: fiber after fiber, elements out in order.
+//! TTV along the leaf mode of a tree: fiber after fiber, with elements written in order.
 
 use super::Sink;
 use super::fibers::AddFibers;
@@ -21,11 +21,11 @@ pub struct Streamed<'a, 's, T> {
     /// Sums of some of a chunk's fibers.
     sums: Vec<f64>,
     writer: ResultWriter<'s>,
-    /// Seconds of computing and of handing over, for each chunk.
+    /// Seconds of computing and of handing over, per chunk.
     steps: Vec<[f64; 2]>,
 }
 
-/// Bytes that it holds for a store on `threads` threads, the vector included.
+/// Bytes of memory for a store on `threads` threads, vector included.
 #[must_use]
 pub fn host_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> u64 {
     let vector = u64::from(manifest.shape.dims()[mode]) * size_of::<T>() as u64;
@@ -34,8 +34,8 @@ pub fn host_bytes<T: Real>(manifest: &Manifest, mode: usize, threads: usize) -> 
 }
 
 impl<'a, 's, T: Real> Streamed<'a, 's, T> {
-    /// TTV of `store`, whose leaves' mode has as many indices as `vector` elements. Elements go to `sink`; without one
-    /// they are counted. Runs on the current rayon pool.
+    /// TTV of `store`. `vector` has as many elements as the leaf mode has indices. Elements go to `sink`; without one
+    /// they are only counted. Runs on the current rayon pool.
     pub fn new(store: &Store, vector: &'a [T], sink: Option<Sink<'s>>) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
         let levels = manifest.format().tree_levels();
@@ -49,26 +49,26 @@ impl<'a, 's, T: Real> Streamed<'a, 's, T> {
         })
     }
 
-    /// The same, with other vector instructions than the widest.
+    /// The same with narrower vector instructions.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
         self.vectors = vectors.arch();
         self
     }
 
-    /// Forgets what came out, for another pass, of which elements are handed over where it is the `last`.
+    /// Prepares for another pass. Elements are handed over if it is the `last`.
     pub fn reset(&mut self, last: bool) {
         self.writer.reset(last);
         self.steps.clear();
     }
 
-    /// Hands over the last element. The number of all of them, and the seconds of each chunk's computing and handing
-    /// over.
+    /// Hands over the last element. Returns the number of all elements, and the seconds of computing and handing
+    /// over for each chunk.
     pub fn finish(&mut self) -> Result<(u64, Vec<[f64; 2]>)> {
         Ok((self.writer.finish::<T>()?, std::mem::take(&mut self.steps)))
     }
 
-    /// The sums of a group of a chunk's fibers, `fibers` from `first` on; the first one's begins with `before`.
+    /// The sums of `fibers` fibers of a chunk from `first` on. The first one's starts at `before`.
     fn compute(&mut self, view: &TreeView<'_>, first: usize, fibers: usize, before: f64) -> Result<()> {
         let Self { vector, vectors, sums, .. } = self;
         let tasks = sums[..fibers].par_chunks_mut(TASK_FIBERS).enumerate();

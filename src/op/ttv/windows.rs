@@ -1,24 +1,24 @@
-//! With AVX-512, by how long the fibers are. Most of one product: neighbouring fibers whose products lie in a *window* of two vectors are added
-//! up side by side. One instruction takes a product of each out of the window: the first ones of all, then the second ones of those that
-//! have two, and so on. A fiber that is longer than a window is added up by itself. Longer ones: see [`marks`]. Long ones: some at a time, product
-//! by product.
+//! For AVX-512, by the lengths of fibers. If most have one product, adjacent fibers whose products lie in a *window* of
+//! two vectors are added up in parallel: one instruction extracts the first product of each from the window, the next
+//! one the second products of those with two, and so on. A fiber longer than a window is added up alone. For medium
+//! lengths see [`marks`]. Long fibers are added up a few at a time, product by product.
 
 use super::neighbours::{AddUp, Fibers, NOTHING, ROOM};
 use super::{marks, rounds};
 use crate::encoding::TILE_NNZ;
 use std::arch::x86_64::{__m256i, __m512d, __m512i, _MM_HINT_T0};
 
-/// Fibers side by side, at most.
+/// The most fibers in parallel.
 const ABREAST: usize = 8;
 /// Words of a cache line.
 const LINE_WORDS: usize = 16;
-/// Products of a window, which may begin at a tile's last one.
+/// Products of a window, which may begin at a tile's last product.
 const WINDOW: usize = ROOM;
-/// Rounds that are made whether there is such a long fiber or not: they cost less than a wrong guess.
+/// Rounds that are always executed, because they cost less than a mispredicted branch.
 const ROUNDS: usize = 3;
-/// Products of two fibers, on average, above which marks are faster than windows.
+/// Average products of two fibers above which marks are faster than windows.
 const SHORT_TWO: usize = 3;
-/// Products of a fiber, on average, above which adding fiber by fiber is faster than marks.
+/// Average products of a fiber above which adding fiber by fiber is faster than marks.
 const LONG: usize = 12;
 
 impl AddUp for pulp::x86::V4 {
@@ -43,7 +43,7 @@ impl AddUp for pulp::x86::V4 {
     }
 }
 
-/// Window after window.
+/// Adds window after window.
 #[inline(always)]
 fn add_windows(simd: pulp::x86::V4, fibers: &Fibers<'_>, sums: &mut [f64]) {
     let mut done = 0;
@@ -53,7 +53,7 @@ fn add_windows(simd: pulp::x86::V4, fibers: &Fibers<'_>, sums: &mut [f64]) {
         let first = (bounds[0] - fibers.at) as usize % TILE_NNZ;
         let window = fibers.products[first..].first_chunk().expect("room for a window");
         if (bounds[ABREAST] - bounds[0]) as usize <= WINDOW {
-            // So that the next ones need not wait until these are counted.
+            // Store first, so that the next windows need not wait for the count.
             *sums = add_window(simd, window, bounds).0;
             done += ABREAST;
             continue;
@@ -70,8 +70,8 @@ fn add_windows(simd: pulp::x86::V4, fibers: &Fibers<'_>, sums: &mut [f64]) {
     }
 }
 
-/// The sums of the first fibers whose products all lie in `window`, which begins with those of the first, and how
-/// many these are. Sums beyond mean nothing.
+/// The sums of the first fibers whose products all lie in `window`, which begins with those of the first fiber,
+/// and the number of these fibers. Further sums are arbitrary.
 #[inline(always)]
 fn add_window(
     simd: pulp::x86::V4,
