@@ -33,7 +33,7 @@ impl ShownMode {
     }
 }
 
-/// Ordered modes of up to so many rows have a label for each that can be pointed at.
+/// Ordered modes of at most this many rows show the label under the pointer for each row.
 const LINE_LABELS: usize = 4096;
 
 /// What is shown of `model`, of `store`, with the `top` largest rows of each component and mode.

@@ -101,7 +101,7 @@ pub fn exit(name: &str, error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         error.exit();
     }
-    // Nobody is left to tell if this cannot be written.
+    // A failure to write this cannot be reported.
     drop(writeln!(
         std::io::stderr(),
         "{} {}; see {name} --help",

@@ -39,7 +39,7 @@ pub fn plan_text(head: &ReportHead, device: &DevicePlan, what: &str, passes: &st
     )
 }
 
-/// What `--plan` prints of what is to be done on several GPUs: a line for each, then the host, and how sums are added up.
+/// The text of `--plan` for several GPUs: a line for each, then the host, and how sums are added up.
 pub fn several_text(head: &ReportHead, devices: &DevicesPlan, what: &str, passes: &str) -> String {
     let plan = &head.plan;
     let part = |part: &DevicePart| {

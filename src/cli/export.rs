@@ -106,8 +106,8 @@ fn write_arrays(store: &Store, out: &Pending, pass: &dyn Fn(&mut TileSink<'_>) -
     check()
 }
 
-/// Keeps the first error of the writer below, which somebody else looks at, and takes everything after it to nowhere: a
-/// `ZipWriter` that has met an error tries to finish the archive when it is dropped, and panics or prints.
+/// Keeps the first error of the underlying writer, which the caller checks, and discards everything written after it.
+/// After an error a `ZipWriter` tries to finish the archive when it is dropped, and panics or prints.
 struct Latched<'a> {
     below: &'a File,
     at: u64,

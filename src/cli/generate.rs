@@ -83,8 +83,8 @@ struct GenReport {
 }
 
 impl Gen {
-    /// An error where a model is to be written and the tensor is none. (`requires` does not see it where what it requires conflicts with
-    /// what is there.)
+    /// Fails if a model is requested for a tensor that is not one. (`requires` misses this if the required option
+    /// conflicts with a given one.)
     fn check_model(&self) -> Result<()> {
         if self.model.is_some() && self.support.is_none() {
             let what = "--model writes the model that the tensor is, which takes --planted-rank and --support instead of --nnz";

@@ -147,8 +147,9 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Bytes from which a block is pages of its own: a list of them grows without being copied, and goes back to the system when
-/// it is freed. What plans count on; the allocator by itself raises the size to that of what is freed.
+/// Blocks of at least this many bytes have pages of their own: a list in them grows without a copy, and its memory
+/// returns to the system when freed. Plans rely on it; by default the allocator raises the size to that of freed
+/// blocks.
 #[cfg(target_env = "gnu")]
 const PAGED_BYTES: libc::c_int = 128 << 10;
 
@@ -193,7 +194,7 @@ fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
 extern "C" fn aborted(signal: libc::c_int) {
     const TRIED_BYTES: usize = 1 << 20;
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: maps new pages, which nobody uses.
+    // SAFETY: maps new pages, which are not used.
     let there = unsafe { libc::mmap(null_mut(), TRIED_BYTES, access, kind, -1, 0) } != libc::MAP_FAILED;
     if !there {
         end_without_a_word()

@@ -219,7 +219,7 @@ fn end_now(sys: &Sys, name: &str) -> ! {
 
 fn fail(name: &str, error: &Error) -> ExitCode {
     let way = if matches!(error, Error::Cancelled) { continued_by() } else { String::new() };
-    // Nobody is left to tell if this cannot be written.
+    // A failure to write this cannot be reported.
     drop(writeln!(std::io::stderr(), "{} {}{way}", conventions::prefix(name), told(error)));
     ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
 }

@@ -10,13 +10,13 @@ use crate::decomp::{Iteration, Model};
 use crate::dense::{Matrix, Real};
 use std::fmt::Display;
 
-/// Modes of up to so many rows are drawn whole.
+/// Modes of at most this many rows are drawn completely.
 const SHORT_ROWS: usize = 64;
 /// Components whose columns are shown unasked.
 const OPEN: usize = 8;
 /// Components that are shown; the others are in components.csv.
 const SHOWN: usize = 128;
-/// The similarity of up to so many components is drawn.
+/// The similarity of at most this many components is drawn.
 const SIMILAR: usize = 256;
 /// Drawings' width.
 const WIDTH: f64 = 640.0;

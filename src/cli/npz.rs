@@ -29,7 +29,7 @@ pub fn is_npz(path: &Path) -> bool {
 /// Where indices lie.
 #[derive(Clone, Debug)]
 enum Indices {
-    /// In one array, nonzero by nonzero, so many for each.
+    /// In one array, nonzero by nonzero, with this many numbers each.
     Rows(String, usize),
     /// Mode by mode: in an array, from some element on.
     Columns(Vec<(String, u64)>),

@@ -47,7 +47,7 @@ impl Bar {
             self.bar.println(line());
         } else if lines.written.elapsed() >= PAUSE {
             lines.written = Instant::now();
-            // Nobody is left to tell if this cannot be written.
+            // A failure to write this cannot be reported.
             drop(writeln!(std::io::stderr(), "{}", line()));
         }
     }

@@ -145,7 +145,7 @@ fn checksum<T: bytemuck::NoUninit>(numbers: &[T]) -> String {
     format!("{:016x}", xxh3_64(bytemuck::cast_slice(numbers)))
 }
 
-/// What a damaged file of a checkpoint is told with.
+/// The error for a damaged file of a checkpoint.
 fn damaged(path: &Path) -> Error {
     Error::unusable(path, "corrupt: its checksum differs; start again with another `checkpoint` directory")
 }
@@ -154,7 +154,7 @@ fn gram_file(mode: usize) -> String {
     format!("gram-{}.npy", mode + 1)
 }
 
-/// What a checkpoint is to be of.
+/// The decomposition that a checkpoint must belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected<'a> {
     pub sys: &'a Sys,
@@ -223,7 +223,7 @@ impl Checkpointer {
         Place::look(&self.sys, &CHECKPOINT, &current, &current, true)
     }
 
-    /// Whether one is to be written after the last iteration.
+    /// Whether a checkpoint is due after the last iteration.
     pub(super) fn is_due(&self, als: &Als) -> bool {
         als.history().len().is_multiple_of(self.every)
     }
@@ -274,7 +274,7 @@ impl Checkpointer {
         Ok(())
     }
 
-    /// The checkpoint to be continued, checked against what it is `expected` to be of; `None` where the start is to be from nothing.
+    /// The checkpoint to continue, checked against `expected`; `None` to start from the beginning.
     pub(super) fn load<T: Real>(&self, expected: &Expected<'_>) -> Result<Option<Saved<T>>> {
         let dir = self.dir.join(CURRENT);
         if !self.resume {

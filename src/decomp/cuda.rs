@@ -69,7 +69,7 @@ fn slabs(rank: usize, multiprocessors: usize) -> usize {
     (PARTIAL_BYTES_MAX / (numbers(rank) * size_of::<f64>())).clamp(1, SLABS)
 }
 
-/// What a decomposition asks of a device with so many multiprocessors.
+/// The device memory and work of a decomposition on a device with this many multiprocessors.
 #[must_use]
 pub fn operation<T: Real>(shape: &Shape, rank: usize, multiprocessors: usize) -> Operation {
     let own = rank * rank + 3 * rank + slabs(rank, multiprocessors) * numbers(rank);

@@ -139,7 +139,7 @@ struct AddRows<'a, T> {
     sums: &'a mut DoubleSums,
 }
 
-/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+/// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for AddRows<'_, T> {
     type Output = ();
 

@@ -54,8 +54,8 @@ pub struct Model<T> {
 
 #[doc(hidden)]
 impl<T: Real> Model<T> {
-    /// The model of weights `lambda` and factors whose columns are to be brought to length one. Numbers of magnitude `zero` or
-    /// less become zero.
+    /// The model with weights `lambda` and factors whose columns are scaled to length one. Numbers of magnitude `zero`
+    /// or less become zero.
     #[must_use]
     pub fn new(lambda: &[f64], mut factors: Vec<Matrix<T>>, columns: &[Columns], zero: f64) -> Self {
         let rank = lambda.len();

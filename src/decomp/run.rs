@@ -159,7 +159,7 @@ impl<T: Real> Init<T> {
 }
 
 impl CpJob<'_> {
-    /// What a checkpoint is to be of.
+    /// The decomposition that a checkpoint must belong to.
     fn expected(&self) -> Expected<'_> {
         Expected { sys: self.sys, shape: self.shape, problem: self.problem, settings: self.settings }
     }

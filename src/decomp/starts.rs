@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Stop {
     /// The fit changed by less than the tolerance.
     Tolerance,
-    /// As many as were allowed have been made.
+    /// The maximum number of iterations was reached.
     Iterations,
     /// The caller wanted no more.
     Caller,

@@ -44,7 +44,7 @@ pub enum Rule {
     NonNegative {
         /// Inner products of the other modes' columns, with the ridge.
         gram: Vec<f64>,
-        /// What the columns of the sums are to be multiplied by.
+        /// The multipliers of the columns of the sums.
         of_sums: Vec<f64>,
         /// The same for those of the old factor.
         of_old: Vec<f64>,
@@ -196,7 +196,7 @@ struct StoreRows<'a, T> {
     inner: &'a mut [f64],
 }
 
-/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+/// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
     type Output = ();
 
@@ -249,9 +249,9 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
-/// HALS of a row: `m` of the sums, `a` of the old factor, with what each and the result are to be multiplied by. Sweeps over the columns
-/// end when one changes the row by less than [`SWEEP`] of what the first did (Gillis and Glineur, Neural Computation 24, 2012,
-/// section 4.2): the pass costs far more than they do.
+/// HALS of a row: `m` of the sums, `a` of the old factor, and the multipliers of each and of the result. Sweeps over
+/// the columns end when one changes the row by less than [`SWEEP`] of the first one's change (Gillis and Glineur,
+/// Neural Computation 24, 2012, section 4.2): the pass costs far more than the sweeps.
 #[inline(always)]
 fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: &mut [f64]) {
     let (rank, [of_sums, of_old, of_new]) = (new.len(), scales);

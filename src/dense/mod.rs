@@ -128,7 +128,7 @@ pub struct Matrix<T> {
     data: Vec<T>,
 }
 
-/// A row-major matrix in somebody else's memory.
+/// A row-major matrix in the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatrixRef<'a, T> {
     rows: usize,

@@ -4,8 +4,8 @@ use super::{Matrix, MatrixRef};
 use crate::error::{Error, Result};
 use std::marker::PhantomData;
 
-/// A row-major matrix in the memory of a GPU, which somebody else holds: what `DLPack`, or `__cuda_array_interface__`, tells of one. It is
-/// looked at when it is used: an error says where that GPU has no such memory.
+/// A row-major matrix in GPU memory that the caller holds, as `DLPack` or `__cuda_array_interface__` describes it. It
+/// is checked when used: an error says if that GPU has no such memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMatrix<T> {
     device: usize,

@@ -309,7 +309,7 @@ impl<T: Real> CpSession<T> {
         &self.plan
     }
 
-    /// The same, where nothing more is to be decomposed, with the kernels that served on a GPU.
+    /// The same if no more decompositions follow. Includes the GPU kernels that were used.
     pub(crate) fn into_plan(self) -> (ExecutionPlan, Option<KernelReport>) {
         let kernels = match self.at {
             #[cfg(feature = "cuda")]

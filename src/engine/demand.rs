@@ -9,7 +9,7 @@ pub struct Demand<'a> {
     pub modes: &'a [usize],
     /// Columns of its factors.
     pub rank: usize,
-    /// How often each mode is to be computed.
+    /// How often each mode will be computed.
     pub passes: u32,
     /// What mode-sorted copies would take besides, and save, on the CPU.
     pub mode_sorted: ModeSortedDemand,

@@ -22,7 +22,7 @@ pub enum DeviceSet {
     Only(Vec<usize>),
 }
 
-/// How often chunks are divided anew by what passes over the parts are expected to take.
+/// How often chunks are divided again by the predicted time of passes over the parts.
 const ROUNDS: usize = 4;
 /// Parts whose seconds differ by no more than this are equal.
 const EQUAL: f64 = 1.05;
@@ -224,7 +224,7 @@ fn reads_past(store: &Store, operation: u64, limits: &Limits) -> bool {
     bytes.saturating_add(operation) > limits.available
 }
 
-/// Bytes of host memory beside so many GPUs, each of which takes factors, and gives results, through buffers of its own.
+/// Bytes of host memory for this many GPUs. Each transfers factors and results through its own buffers.
 pub(super) fn beside(demand: &Demand<'_>, devices: usize) -> u64 {
     demand.beside_gpu + staging_bytes(demand.beside_gpu) * (devices as u64).saturating_sub(1)
 }

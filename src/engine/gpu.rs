@@ -20,7 +20,7 @@ pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu;
 
-/// The error of whoever asks for one.
+/// The error for a requested GPU.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn none<T>() -> Result<T> {
     Err(crate::error::Error::request("this program was built without CUDA (feature `cuda`)"))

@@ -85,7 +85,7 @@ impl ExecutionPlan {
         &self.host
     }
 
-    /// What is to be used of several GPUs; `None` where one or none computes.
+    /// The use of several GPUs; `None` if one or none computes.
     #[must_use]
     pub fn devices(&self) -> Option<&DevicesPlan> {
         self.devices.as_ref()
@@ -282,7 +282,7 @@ impl Engine {
             _ => None,
         };
         let (asked, available) = (order != DeviceOrder::Auto, limits.available);
-        // What nobody allowed is left to others, by half.
+        // Without a limit from the user, half of the memory is left to others.
         let bound = limits.memory.unwrap_or(if asked { available } else { available / 2 });
         let built = why_not.is_none().then(|| {
             // With copies, no chunk is needed again.

@@ -51,7 +51,7 @@ struct Compared<'a> {
 /// Nonzeros that a cutter holds outside its open chunk, at most.
 const WAITING_NNZ: u64 = (2 * PENDING_NNZ + 2 * TILE_NNZ) as u64;
 
-/// The partitions of `store`, each to be verified by itself, in order.
+/// The partitions of `store` in order, each of which is verified separately.
 pub fn parts(store: &Store) -> impl Iterator<Item = Store> + '_ {
     (0..store.whole().partitions.len()).map(|partition| store.partition(partition))
 }

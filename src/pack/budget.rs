@@ -127,7 +127,7 @@ impl Budget {
         (reading, Self { reader: half, ..*self })
     }
 
-    /// What is left beside so many bytes.
+    /// What remains besides this many bytes.
     pub fn beside(&self, bytes: u64) -> Self {
         Self { room: self.room.saturating_sub(bytes), ..*self }
     }
@@ -158,7 +158,7 @@ impl Budget {
         nnz.saturating_mul(size_of::<Nonzero<K>>()) as u64 + self.writer <= self.room
     }
 
-    /// Nonzeros of a run, at least as many as in a staged frame.
+    /// Nonzeros of a run, at least the number in a staged frame.
     pub fn run_nnz<K>(&self) -> usize {
         let nnz = self.reading() / 4 * 3 / size_of::<Nonzero<K>>() as u64;
         usize::try_from(nnz).unwrap_or(usize::MAX).max(STAGE_NNZ)
@@ -209,7 +209,7 @@ impl Budget {
     }
 }
 
-/// As many as there is `room` for, and as four for each thread of the current rayon pool.
+/// The number that fits into `room`, and at most four per thread of the current rayon pool.
 fn at_once(room: u64) -> usize {
     usize::try_from(room).unwrap_or(usize::MAX).clamp(1, 4 * rayon::current_num_threads())
 }

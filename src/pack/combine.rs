@@ -35,7 +35,7 @@ impl<K: Key> Combiner<K> {
         }
     }
 
-    /// Adds up values whatever comes of it: whoever takes the sums looks at them.
+    /// Adds up values even if they overflow; the caller checks the sums.
     pub fn of_sums(layout: &BitLayout) -> Self {
         Self { must_be_finite: false, ..Self::new(layout, Duplicates::Sum) }
     }

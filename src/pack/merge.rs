@@ -1,6 +1,6 @@
-//! Merging runs, in rounds: a round is all that is at most the least of the last nonzeros that have been read of each
-//! run. It is cut by splitters into parts that fit a core's cache, and each part, made of a stretch of every run, is
-//! sorted by itself, all in parallel.
+//! Merges runs in rounds. A round is everything up to the smallest of the last nonzeros read from each run. Splitters
+//! divide it into parts that fit a core's cache. Each part, made of a stretch of every run, is sorted separately, all
+//! in parallel.
 
 use super::budget::Budget;
 use super::spill::SpillReader;
@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 /// Nonzeros of a part, about.
 const PART_NNZ: usize = 1 << 14;
-/// One in so many nonzeros is looked at to choose splitters.
+/// One in this many nonzeros is sampled to choose splitters.
 const SAMPLE: usize = 1 << 9;
 
 /// Where a run has got to.

@@ -152,7 +152,7 @@ fn drain(
     Ok(extent)
 }
 
-/// What there is to be sorted.
+/// What has to be sorted.
 #[expect(clippy::large_enum_variant, reason = "a job has one, and moves it once")]
 enum PackInput {
     /// The source, whose dims are declared, and what an earlier job has made of it.

@@ -1,4 +1,4 @@
-//! What a source hands over, held to what [`Source`] promises: nobody behind the packer looks again.
+//! Checks that a source hands over what [`Source`] promises. Nothing after the packer checks again.
 
 use crate::coo::{Batch, Extent, Source};
 use crate::error::{Error, Result};

@@ -179,7 +179,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         let scratch = ScratchDir::resumed(sys, dir, found.resume(), finished);
         return Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent, job: found_job })));
     }
-    // Nobody will resume it: its temporary files go, wherever they are.
+    // The job will not be resumed: removes its temporary files, wherever they are.
     if let Some(mut kept) = left.and_then(|left| left.kept) {
         kept.dir.take()?;
     }
@@ -190,7 +190,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
     Ok(Beginning::Ready(Box::new(Prepared { staging, scratch, extent: None, job })))
 }
 
-/// What is told of a job that another version has left.
+/// The message for a job that another version left.
 const OTHER_VERSION: &str =
     "was begun by another version of this program and cannot be resumed; `replace` starts again";
 

@@ -51,7 +51,7 @@ pub struct ScratchDir {
     place: Place,
     /// The directory, once something is in it.
     made: Option<SpillDir>,
-    /// `None` for a job that nobody will resume.
+    /// `None` for a job that cannot be resumed.
     journal: Option<Journal>,
     /// Batches that wait to become runs.
     pub staged: Vec<SpilledFile>,
@@ -64,12 +64,12 @@ pub struct ScratchDir {
 }
 
 impl ScratchDir {
-    /// Of a job that nobody will resume: nothing yet, and what comes goes to a directory in `parent`.
+    /// For a job that cannot be resumed: no files yet. New ones go to a directory in `parent`.
     pub fn passing(sys: &Sys, parent: &Path) -> Self {
         Self::new(sys, Place::new(sys, parent, None), None)
     }
 
-    /// Of a new job: nothing yet; `journal`, if somebody will resume it, is told of what is added.
+    /// For a new job: no files yet. `journal`, for a job that can be resumed, records new files.
     pub fn new(sys: &Sys, place: Place, journal: Option<Journal>) -> Self {
         Self {
             sys: sys.clone(),
@@ -111,7 +111,7 @@ impl ScratchDir {
         self.staged.is_empty() && self.runs.is_empty()
     }
 
-    /// The directory, made where there is none yet.
+    /// The directory, created if it does not exist yet.
     fn dir(&mut self) -> Result<&SpillDir> {
         if self.made.is_none() {
             self.made = Some(self.sys.make_spill_dir(&self.place.path, &self.place.owner)?);

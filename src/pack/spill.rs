@@ -137,7 +137,7 @@ impl SpillReader {
     }
 }
 
-/// The nonzeros of a staged frame, all within `dims`; `None` where there are none such.
+/// The nonzeros of a staged frame, all within `dims`; `None` if the frame is invalid.
 fn stage_batch(mut frame: Frame<'_>, nnz: usize, dims: &[u64]) -> Option<Batch> {
     let order = dims.len();
     let mut batch = Batch { indices: vec![0; nnz * order], values: vec![0.0; nnz] };
@@ -158,8 +158,8 @@ fn stage_batch(mut frame: Frame<'_>, nnz: usize, dims: &[u64]) -> Option<Batch> 
     Some(batch)
 }
 
-/// Fills `out` with the nonzeros of a frame of a run, the first of which is not before `last`, and returns the last one's
-/// linear index; `None` where there are none such.
+/// Fills `out` with the nonzeros of a frame of a run, the first of which must not precede `last`. Returns the last
+/// linear index; `None` if the frame is invalid.
 fn run_nonzeros<K: Key>(mut frame: Frame<'_>, mut last: u128, out: &mut [Nonzero<K>]) -> Option<u128> {
     let mut values = [0.0; TILE_NNZ];
     let mut differences: Numbers<u64> = [0; TILE_NNZ];

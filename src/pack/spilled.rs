@@ -26,7 +26,7 @@ impl SpilledFile {
         (self.name == file_name(kind, number)).then_some(number)
     }
 
-    /// Whether a file of so many nonzeros can have so many bytes: a tile takes more than 16.
+    /// Whether a file with this many nonzeros can have its number of bytes: a tile takes more than 16.
     pub fn is_plausible(&self) -> bool {
         let nnz_max = self.bytes.saturating_mul(TILE_NNZ as u64 / 16);
         (1..=nnz_max).contains(&self.nnz) && self.bytes > FRAME_HEADER as u64

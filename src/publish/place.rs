@@ -20,7 +20,7 @@ pub struct Place {
     target: PathBuf,
     /// The path in messages.
     called: PathBuf,
-    /// What has the name and is to be replaced.
+    /// What has the name and will be replaced.
     before: Option<Held>,
 }
 

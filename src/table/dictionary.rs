@@ -145,7 +145,7 @@ struct Run {
 pub struct Wanted {
     /// The kind, if it was said.
     pub kind: Option<LabelKind>,
-    /// So many bins of about as many rows each.
+    /// This many bins with about equal numbers of rows.
     pub quantiles: Option<u32>,
 }
 
@@ -184,7 +184,7 @@ impl Dictionary {
         self.shards.iter().map(Shard::bytes).sum()
     }
 
-    /// Its shards, each with what it must be told of new labels, for threads that fill them.
+    /// Its shards for the threads that fill them, each with what it needs to know about new labels.
     pub fn interning(&mut self) -> (Vec<&mut Shard>, Interning<'_>) {
         let counted = self.wanted.quantiles.is_some();
         let kinds = match self.wanted.kind {

@@ -65,7 +65,7 @@ pub enum Pieces {
 }
 
 impl Pieces {
-    /// Nobody looks at columns but these.
+    /// Only these columns are read.
     #[allow(clippy::unnecessary_wraps, reason = "text alone has nothing to refuse")]
     pub fn take_only(&mut self, columns: impl Iterator<Item = usize>) -> Result<()> {
         match self {

@@ -75,7 +75,7 @@ impl<'a> Decimal<'a> {
 /// What numbers are put into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberBins {
-    /// So many of equal width.
+    /// This many bins of equal width.
     Equal(u32),
     /// Powers of two: from 1 to below 2, from 2 to below 4.
     Log2,

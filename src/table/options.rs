@@ -20,7 +20,7 @@ pub enum Treatment {
     Time(TimeBins),
     /// It is numbers, put into bins.
     Number(NumberBins),
-    /// It is numbers, put into so many bins of about as many rows each.
+    /// A column of numbers, put into this many bins with about equal numbers of rows.
     Quantiles(u32),
 }
 

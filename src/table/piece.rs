@@ -381,7 +381,7 @@ fn wrong(column: usize, field: &[u8], what: &str) -> Wrong {
     (Some(column), format!("{} {what}", shown(field)))
 }
 
-/// What is told of a date among numbers, or the other way.
+/// The message for a date among numbers, or the reverse.
 pub fn mixed_times(is_number: bool) -> String {
     let (this, others) = if is_number { ("a number", "dates") } else { ("a date", "numbers") };
     format!("is {this}, and rows above hold {others}; write all alike")

@@ -224,7 +224,7 @@ impl<'a> Intake<'a> {
                 skip = false;
                 watch(self.kept);
                 for piece in group {
-                    // Full only if the reading thread has ended; then nobody wants the buffer.
+                    // The channel is full only if the reading thread has ended and needs no more buffers.
                     let _ = empty.try_send(piece.into_buffer());
                 }
                 if let Some(failure) = failure.into_iter().flatten().find_map(Result::err) {
@@ -462,7 +462,7 @@ fn encode(piece: &Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) -> Vec<u8> {
     out
 }
 
-/// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
+/// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.
 fn read_pieces(mut pieces: Pieces, full: &Sender<Result<RawPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();

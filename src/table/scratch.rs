@@ -51,7 +51,7 @@ impl Scratch {
         }
     }
 
-    /// The directory and its file, made where there is none yet.
+    /// The directory and its file, created if they do not exist yet.
     fn made(&self) -> Result<(Arc<SpillDir>, Arc<File>)> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(made) = &*made {

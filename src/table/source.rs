@@ -69,7 +69,7 @@ impl Table {
         Self::take_in(sys, name, input, file.as_ref(), options, older, watch)
     }
 
-    /// The same of batches that somebody hands over.
+    /// The same for batches from the caller.
     #[cfg(feature = "arrow")]
     pub(crate) fn of_batches(
         sys: &Sys,

@@ -209,8 +209,8 @@ structs! {
         chunks: u64,
         /// Address of an `SourceTile` for each of their tiles.
         tiles: u64,
-        /// Address of `u32[positions_end]`: before the sort the row of the target mode of the nonzero at each position, ~0 where there is
-        /// none; after it, each nonzero's row in the copy's order.
+        /// Address of `u32[positions_end]`. Before the sort: the row of the target mode of the nonzero at each
+        /// position, ~0 if it has none. After it: each nonzero's row in the copy's order.
         rows: u64,
         /// Address of `u32[nnz]`: each nonzero's position, in the copy's order.
         positions: u64,

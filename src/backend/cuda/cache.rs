@@ -31,7 +31,7 @@ fn header(key: u128, kernel: &[u8]) -> [u8; HEADER_BYTES] {
 }
 
 impl Cache {
-    /// Opens the cache, made where there is none. An error where it must not be trusted.
+    /// Opens the cache, and creates it if it does not exist. Fails if it must not be trusted.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         Ok(Self { directory: sys.private_dir(path)? })
     }

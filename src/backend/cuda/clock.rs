@@ -21,7 +21,7 @@ impl EventClock {
         Ok(Self { base: device.event(true)?, events: Vec::new(), used: 0, marks: Vec::new() })
     }
 
-    /// Makes events for so many pairs in a pass, where there are fewer.
+    /// Creates events until there are enough for this many pairs in a pass.
     pub(super) fn reserve(&mut self, device: &Arc<Device>, pairs: usize) -> Result<()> {
         while self.events.len() < 2 * pairs {
             self.events.push(Arc::new(device.event(true)?));

@@ -161,8 +161,8 @@ impl Device {
         Ok(memory)
     }
 
-    /// Memory of this device that somebody else holds, `bytes` from `address` on; an error where the driver knows of none. (Memory that
-    /// the host reaches too is none: writing it would go behind its owner's back.)
+    /// Memory of this device that the caller holds, `bytes` from `address` on. Fails if the driver does not know it.
+    /// (Memory that the host can access too is refused, since its owner may not expect a device to write it.)
     pub fn foreign(&self, address: u64, bytes: usize) -> Result<ForeignMemory> {
         use sys::CUpointer_attribute as Pointer;
         self.bind()?;
@@ -292,7 +292,7 @@ impl Drop for Memory {
     }
 }
 
-/// Device memory that somebody else holds.
+/// Device memory that the caller holds.
 #[derive(Clone, Copy, Debug)]
 pub struct ForeignMemory {
     at: sys::CUdeviceptr,

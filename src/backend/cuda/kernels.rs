@@ -309,7 +309,7 @@ fn share(precision: Precision, rank: usize, spread: bool) -> (u32, u32, bool) {
     }
 }
 
-/// Bytes of shared memory that a thread block with so many tiles takes.
+/// Bytes of shared memory of a thread block with this many tiles.
 fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
     let value = match precision {
         Precision::F64 => 8,
@@ -350,7 +350,7 @@ impl Specialisation {
         format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
     }
 
-    /// The order of the kernel with products in f64 that takes so many tiles.
+    /// The order of the kernel with products in f64 and this many tiles.
     fn wide_order(&self, tiles: u32) -> usize {
         if tiles == 4 { self.embedded_order() } else { ORDER_MAX }
     }
@@ -384,7 +384,7 @@ impl Specialisation {
         format!("mttkrp_{layout}_{precision}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")
     }
 
-    /// What NVRTC is told for a device of that compute capability.
+    /// NVRTC's options for a device of this compute capability.
     fn options(&self, variant: &MttkrpVariant, (major, minor): (u32, u32)) -> Vec<String> {
         let layout = match self.layout {
             IndexEncoding::Raw => "Raw",
@@ -424,9 +424,9 @@ pub struct KernelImage {
     pub cache_refused: Option<String>,
 }
 
-/// The kernel made for `spec` on devices of a compute capability: from the cache in the directory `cache`, or
-/// compiled and kept there. That the cache cannot be read, written or trusted is told, but is no error. The error, one
-/// line, says why the embedded kernel must serve.
+/// The kernel compiled for `spec` and a compute capability: from the cache in the directory `cache`, or compiled and
+/// stored there. A cache that cannot be read, written or trusted is reported but is not an error. The error, in one
+/// line, says why the embedded kernel is used instead.
 pub fn specialised(
     sys: &Sys,
     nvrtc: &Nvrtc,

@@ -42,7 +42,7 @@ pub(super) struct CopyLanes {
 }
 
 impl CopyLanes {
-    /// As many as there is memory for, at least one; a note where those are fewer.
+    /// Creates as many lanes as memory allows, at least one; adds a note if there are fewer than planned.
     pub(super) fn new(
         device: &Arc<Device>,
         sys: &Sys,
@@ -75,8 +75,8 @@ impl CopyLanes {
         Ok(())
     }
 
-    /// Starts a copy of chunk or image `number` on the next lane, whose buffer is free then: the lane, and what is to be recorded behind
-    /// the copy.
+    /// Starts a copy of chunk or image `number` on the next lane, whose buffer must be free. Returns the lane, and the
+    /// event to record after the copy.
     pub(super) fn start(&mut self, clock: &mut EventClock, number: usize) -> Result<(usize, Arc<Event>)> {
         let at = self.next;
         self.next = (at + 1) % self.all.len();

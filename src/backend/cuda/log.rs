@@ -25,7 +25,7 @@ impl PassLog {
         Ok(Self { clock: EventClock::new(device)?, pass: DevicePass::default(), begun: Instant::now() })
     }
 
-    /// Begins anew.
+    /// Starts a new pass.
     pub(super) fn begin(&mut self) {
         (self.pass, self.begun) = (DevicePass::default(), Instant::now());
     }
@@ -36,7 +36,7 @@ impl PassLog {
         self.pass.copied_bytes += bytes as u64;
     }
 
-    /// How the pass went, now that all is done and read: `moved` bytes by kernels, over a link that moves so many a second.
+    /// The report of a finished pass. Its kernels moved `moved` bytes; the link moves `link_bytes_per_second`.
     pub(super) fn end(&mut self, facts: &Facts, link_bytes_per_second: f64, moved: f64) -> DevicePass {
         let pass = &mut self.pass;
         pass.link_share =
@@ -69,7 +69,8 @@ pub(super) fn out_of_range(store: &Store, number: u32) -> Error {
     out_of_range_in(store.path(), (chunks, of_store), number)
 }
 
-/// The same where the store has the chunk as number `of_store`. From so many chunks on, in an image of sorted nonzeros. Chunks are verified before any image is made of them.
+/// The same for the chunk with number `of_store` in the store. Numbers from `chunks` on are images of sorted nonzeros.
+/// Chunks are verified before any image is made from them.
 fn out_of_range_in(directory: &Path, (chunks, of_store): (usize, usize), number: u32) -> Error {
     let Some(image) = (number as usize).checked_sub(chunks) else {
         let path = Store::chunk_path_in(directory, of_store);
@@ -89,7 +90,7 @@ fn out_of_range_in(directory: &Path, (chunks, of_store): (usize, usize), number:
 mod tests {
     use super::*;
 
-    /// Only a chunk's number is told as one.
+    /// Only the number of a chunk is reported as one.
     #[test]
     fn images_are_not_told_as_chunks() {
         let told = |number| out_of_range_in(Path::new("s"), (5, number as usize), number).to_string();

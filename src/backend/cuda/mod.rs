@@ -11,14 +11,14 @@
 //! passes launch one kernel over all of them, on a stream of low priority, so that it fills the gaps between
 //! the kernels of streamed chunks.
 //!
-//! **Copies.** Where all chunks stay and the plan says so, the second pass begins with building mode-sorted copies
-//! ([`mode_sorted`]), which serve their parts from then on. Where chunks do not stay, copies can be kept in host memory and streamed
-//! instead of them (`host_copies`). Where results are to be deterministic, the first pass only brings the chunks, and
-//! ends with building copies and working on them. What turns out otherwise than the plan said makes a new plan
+//! **Copies.** If all chunks stay and the plan says so, the second pass begins with building mode-sorted copies
+//! ([`mode_sorted`]), which serve their parts from then on. If chunks do not stay, copies can be kept in host memory
+//! and streamed instead (`host_copies`). If results must be deterministic, the first pass only loads the chunks; it
+//! ends with building copies and working on them. If the plan turns out to be wrong, a new one is made
 //! ([`plan::again`]).
 //!
-//! **Trees, segments and coordinates** are copied into a second buffer of a lane, and a kernel behind the copy makes `tiled` images of
-//! them ([`expand`]), unless the operation's kernels read trees.
+//! **Trees, segments and coordinates** are copied into a second buffer of a lane. A kernel after the copy converts them
+//! to `tiled` images ([`expand`]), unless the operation's kernels read trees.
 //!
 //! **Covers.** A part works on the chunks of the cover that serves its mode ([`ModePlan::chunks`](crate::backend::plan::ModePlan)); what
 //! no part of a pass needs is not brought.
@@ -116,7 +116,7 @@ pub struct CudaBackend<O> {
     /// Bytes of all images, as often as parts read them.
     image_bytes: u64,
     sort_kernels: Option<SortKernels>,
-    /// In the first pass, where copies are to be kept in host memory.
+    /// In the first pass, if copies will be kept in host memory.
     gathering: Option<Gathering>,
     expander: Option<Expander>,
     /// What the next pass is to check.
@@ -155,7 +155,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         };
         let parts = (0..op.parts()).map(part).collect::<Result<Vec<_>>>()?;
         let mut lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
-        // Where there is no memory for it, chunks stay there instead.
+        // If there is no memory for it, chunks stay on the device instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
         let tiles = op.tiles_per_block(false);
         let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
@@ -417,7 +417,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
         let sharing = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p).contains(&number));
         let sharing: Vec<usize> = sharing.collect();
-        // Nothing, where copies are to be built first, or it only comes to stay.
+        // No part works on the chunk if copies are built first, or if it is only loaded to stay.
         if sharing.is_empty() {
             return Ok(());
         }

@@ -79,7 +79,7 @@ impl Functions {
         // SAFETY: the pointer is to a live integer.
         let counted = unsafe { (self.architecture_count)(&raw mut count) };
         let mut all = vec![0; if counted == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }];
-        // SAFETY: the pointer is to as many integers as it has just told.
+        // SAFETY: the pointer is to as many integers as the previous call returned.
         let told = all.is_empty() || unsafe { (self.architectures)(all.as_mut_ptr()) } == 0;
         if told { all } else { Vec::new() }
     }
@@ -190,8 +190,8 @@ impl Nvrtc {
         let (texts, names, options) = (pointers(&texts), pointers(&names), pointers(&options));
 
         let mut program = Created { nvrtc: self, handle: ptr::null_mut() };
-        // SAFETY: all pointers are to NUL-terminated strings, and to as many of them as told, that outlive the
-        // call; NVRTC copies them.
+        // SAFETY: all pointers are to NUL-terminated strings, in the numbers passed, and outlive the call;
+        // NVRTC copies them.
         let created = unsafe {
             (self.functions.create)(
                 &raw mut program.handle,
@@ -244,7 +244,7 @@ impl Created<'_> {
         // SAFETY: the program is created, the pointer is to a live integer.
         self.nvrtc.check(unsafe { size(self.handle, &raw mut bytes) })?;
         let mut buffer = vec![0; bytes];
-        // SAFETY: as above; `get` fills as many bytes as `size` has told.
+        // SAFETY: as above; `get` fills the number of bytes that `size` returned.
         self.nvrtc.check(unsafe { get(self.handle, buffer.as_mut_ptr().cast()) })?;
         Ok(buffer)
     }

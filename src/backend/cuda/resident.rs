@@ -90,7 +90,7 @@ impl Resident {
         Ok(made)
     }
 
-    /// Has launches take thread blocks with so many tiles.
+    /// Sets the number of tiles per thread block for launches.
     pub(super) fn set_tiles_per_block(
         &mut self,
         device: &Arc<Device>,
@@ -122,7 +122,7 @@ impl Resident {
     }
 }
 
-/// Chunks from number `first` on that lie at `offsets` from `address` on, for a launch of thread blocks with so many tiles.
+/// Chunks from number `first` on, at `offsets` from `address`, for a launch with this many tiles per thread block.
 pub(super) fn chunks_at(
     address: u64,
     offsets: &[usize],

@@ -21,11 +21,11 @@ pub const KERNELS: [&str; 6] = [
 /// Slices and fibers of a thread block of the two-level grid.
 const SLICES: u32 = 4;
 const FIBERS: u32 = TTV_THREADS / SLICES;
-/// Thread blocks of the two-level grid over slices, and over fibers of a slice; each takes several where there are more.
+/// The largest two-level grid over slices and fibers of a slice. Each thread block takes several if there are more.
 const GRID_MAX: (u32, u32) = (1 << 16, 1 << 12);
 
-/// Windows of [`TTV_SEGMENT`] spots that a chunk of so many slots has, those of the fiber that goes on from the chunk before among
-/// them.
+/// Windows of [`TTV_SEGMENT`] spots in a chunk of this many slots, including those of a fiber that continues from the
+/// previous chunk.
 #[must_use]
 pub fn windows(slots: u64) -> u64 {
     slots.div_ceil(TILE.into()) * u64::from(TILE / TTV_SEGMENT) + 1
@@ -53,7 +53,7 @@ impl TtvKernels {
         Ok(Self { kernel: module.kernel(&name)?, fix_up })
     }
 
-    /// Starts the work on a chunk of so many slices and fibers.
+    /// Launches the work on a chunk of this many slices and fibers.
     pub fn launch(&self, stream: &Stream, slices: u32, fibers: u32, arguments: &TtvArgs) -> Result<()> {
         let Some(fix_up) = &self.fix_up else {
             let rows = slices.div_ceil(SLICES).min(GRID_MAX.0 - 1);

@@ -22,7 +22,7 @@ pub struct TtvReport {
     pub head: ReportHead,
     pub op: &'static str,
     pub modes: Vec<usize>,
-    /// The one, where there is one.
+    /// The mode, if there is only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<usize>,
     /// Whether elements come in the store's order, with no partial results.

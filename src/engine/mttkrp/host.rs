@@ -60,7 +60,7 @@ impl<T: Real> Passes<T> for OnHost<T> {
         let backend =
             self.backend.take().ok_or_else(|| Error::request("an earlier call failed; prepare again"))?;
         let is_given = results.is_some();
-        // Sums grow where the caller wants them, unless they are to be rounded.
+        // Sums grow in the caller's memory unless they must be rounded.
         let (mut lent, mut rounded) = (Vec::new(), Vec::new());
         for result in results.into_iter().flatten() {
             match T::as_f64s(result) {

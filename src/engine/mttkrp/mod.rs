@@ -327,7 +327,7 @@ impl<T: Real> MttkrpSession<T> {
         &self.plan
     }
 
-    /// The same, where nothing more is to be computed.
+    /// The same if no more calls follow.
     pub(crate) fn into_plan(self) -> ExecutionPlan {
         self.plan
     }

@@ -56,11 +56,11 @@ pub fn damage(error: Error) -> Result<String> {
     }
 }
 
-/// Reads and decodes chunk files, each by itself.
+/// Reads and decodes chunk files, each independently.
 pub(super) struct Examiner {
     sys: Sys,
     formats: Formats,
-    /// The format of each partition, where there is a manifest.
+    /// The format of each partition, if there is a manifest.
     recorded: Option<Vec<Format>>,
     reader: LoneReader,
     /// Made again where a chunk is of another shape or format than the one before.

@@ -1,7 +1,7 @@
-//! Salvage: the nonzeros of a damaged store's intact chunks, as a source that the packer takes. Every chunk file of the
-//! directory is looked at by itself, so no manifest is needed; where there is one, it says what is lost.
+//! Salvage: the nonzeros of a damaged store's intact chunks, as a source for the packer. Every chunk file of the
+//! directory is examined independently, so no manifest is needed; if there is one, it shows what is lost.
 //!
-//! Nonzeros come in the store's order; neither they nor the findings depend on threads.
+//! Nonzeros are in the store's order. Neither they nor the findings depend on threads.
 
 mod examine;
 mod reconcile;

@@ -9,7 +9,7 @@ pub(super) struct AddTile<'a, T> {
     pub tile: &'a mut TileFibers,
 }
 
-/// Compiled for the vectors that the machine has; not a closure, for the reason that stands in `backend::host`.
+/// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for AddTile<'_, T> {
     type Output = ();
 

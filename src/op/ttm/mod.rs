@@ -43,7 +43,7 @@ pub type FiberSink<'a, T> = &'a mut (dyn FnMut(Vec<Fibers<T>>) -> Result<()> + S
 pub fn is_in_order(manifest: &Manifest, mode: usize) -> bool {
     let order = manifest.shape.order();
     let wanted = (0..order).filter(|&m| m != mode).chain([mode]);
-    // Each partition of a cover begins anew.
+    // Each partition of a cover starts again.
     let is_one = manifest.partitions.len() == 1;
     is_one
         && manifest.format().tree_levels().is_some_and(|levels| {
@@ -62,7 +62,7 @@ fn tile_bytes(order: usize, rank: usize) -> usize {
     (16 + 4 * order + 12 * rank) * TILE_NNZ
 }
 
-/// Bytes that [`FiberRows`] of a store holds beside the matrix, and whoever takes the fibers.
+/// Bytes that [`FiberRows`] holds for a store besides the matrix and the receiver of fibers.
 #[must_use]
 pub fn fibers_bytes(manifest: &Manifest, rank: usize, threads: usize) -> u64 {
     let order = manifest.shape.order();

@@ -65,7 +65,8 @@ enum Values<'a> {
     FixedBytes(&'a FixedSizeBinaryArray),
     /// Days since 1970.
     Days(&'a [i32]),
-    /// Parts of a second since 1970, so many to a second: of a clock that nobody named, or in UTC.
+    /// Fractions of a second since 1970, with this many per second: by a clock without a time zone, or in
+    /// UTC.
     Stamps {
         values: &'a [i64],
         parts: i64,

@@ -1,7 +1,7 @@
-//! Tables in columns of Arrow's types: Parquet files, Arrow IPC files and streams, and batches that somebody hands over.
+//! Tables in columns of Arrow types: Parquet files, Arrow IPC files and streams, and batches from the caller.
 //!
-//! A field becomes the text that CSV would hold, except that numbers and times need no text to become values and bins. So a
-//! table gives the same store whatever it is written in.
+//! A field becomes the text that CSV would hold, except that numbers and times that become values and bins skip the
+//! text. A table therefore gives the same store in every form.
 
 mod cells;
 mod ipc;
@@ -139,7 +139,7 @@ impl ArrowRows {
         Self::new(name, schema, Batches::Stream(stream), options)
     }
 
-    /// Of batches that somebody hands over.
+    /// For batches from the caller.
     pub fn given(
         name: &str,
         batches: impl RecordBatchReader + Send + 'static,
@@ -169,7 +169,7 @@ impl ArrowRows {
         self.wanted = wanted.into();
     }
 
-    /// Nobody looks at columns but these; an error if one holds what is neither label nor number nor time.
+    /// Only these columns are read. Fails if one holds something that is not a label, number or time.
     pub fn take_only(&mut self, columns: impl Iterator<Item = usize>) -> Result<()> {
         self.want(columns);
         for &column in &*self.wanted {

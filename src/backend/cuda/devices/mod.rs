@@ -36,7 +36,7 @@ struct Member {
 /// What a pass has left of a mode on a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Partial<'m> {
-    /// `copies` matrices in f64 that are to be added up.
+    /// `copies` matrices in f64 to add up.
     pub sums: &'m Memory,
     /// How many.
     pub copies: u32,

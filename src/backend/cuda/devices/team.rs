@@ -59,7 +59,7 @@ impl<O: DeviceOp + Send> Team<O> {
         &mut self.members
     }
 
-    /// Has all members do this at once. The first error in time is told; the others then stop at their next chunk.
+    /// Runs this on all members at once. The first error in time is returned; the others stop at their next chunk.
     pub fn each<R: Send>(
         &mut self,
         work: impl Fn(usize, &mut TeamMember<O>) -> Result<R> + Sync,

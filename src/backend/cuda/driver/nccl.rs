@@ -93,7 +93,7 @@ pub struct Nccl {
     functions: Functions,
     version: c_int,
     communicators: Vec<Communicator>,
-    /// Whether a call has failed: then communicators wait for nobody.
+    /// Whether a call has failed. Then communicators do not wait for each other.
     failed: bool,
     /// Loaded while the functions can be called.
     _library: Library,

@@ -78,8 +78,8 @@ pub struct SortedCopy {
 }
 
 impl SortedCopy {
-    /// The images as a launch of thread blocks with so many tiles lists them, and its thread blocks. Images are numbered from
-    /// `first_number` on, which is behind the store's chunks.
+    /// The images and thread blocks of a launch with this many tiles per thread block. Images are numbered from
+    /// `first_number` on, after the store's chunks.
     #[must_use]
     pub fn chunks(&self, tiles_per_block: u32, first_number: u32) -> (Vec<Chunk>, u32) {
         let (mut chunks, mut blocks) = (Vec::with_capacity(self.images.len()), 0);

@@ -1,10 +1,10 @@
-//! What serves each mode of a resident store: its chunks, or a copy sorted by the mode's rows, built on the device
-//! ([`crate::backend::cuda::mode_sorted`]).
+//! Chooses what each mode of a resident store is computed from: its chunks, or a copy sorted by the mode's rows and
+//! built on the device ([`crate::backend::cuda::mode_sorted`]).
 //!
-//! In the store's order a thread block updates a row for every group of tiles in which it occurs, but finds rows of the
-//! other modes in its cache; in a mode-sorted copy rows are updated once, and rows of the other modes are met anew. How many
-//! distinct rows a group has is counted in a sample of the store; the rest is a model of the device, whose rates were
-//! measured (docs/performance.md).
+//! In the store's order, a thread block updates a row for every group of tiles in which it occurs, but finds rows of
+//! the other modes in its cache. In a mode-sorted copy, rows are updated once, and rows of the other modes are loaded
+//! again. A sample of the store shows how many distinct rows a group has. The rest is a model of the device with
+//! measured rates (docs/performance.md).
 
 use crate::backend::cuda::expand::is_expanded;
 use crate::backend::cuda::mode_sorted::{CopyPlan, check_layouts, value_encoding};
@@ -187,14 +187,14 @@ pub(super) struct Rates {
 /// Bytes a second that an H100's memory moves by clock and width, and bytes of its L2 cache.
 const H100_MEMORY: f64 = 3.35e12;
 const H100_L2_BYTES: f64 = 50.0 * 1024.0 * 1024.0;
-/// Rates of row reads and row updates, as parts of what device memory moves by clock and width, in tables of so many times the bytes of
-/// the L2 cache: measured on an H100 at rank 32.
+/// Rates of row reads and row updates, relative to the device memory's clock times width, for tables of different sizes
+/// in multiples of the L2 cache. Measured on an H100 at rank 32.
 const ROW_RATES: [(f64, [f64; 2]); 4] =
     [(0.5, [2.7, 0.63]), (1.3, [1.76, 0.5]), (5.0, [1.05, 0.35]), (20.0, [0.92, 0.32])];
 
 impl Rates {
-    /// Where the driver does not tell of the memory or the cache, those of the H100 serve: what decides are ratios of steps that the
-    /// memory's rate divides alike, and no estimate is to be infinite.
+    /// If the driver does not report the memory or the cache, the H100's values are used. Decisions depend on ratios,
+    /// in which the memory's rate cancels, and no estimate may be infinite.
     pub fn of(facts: &Facts) -> Self {
         let told = |value: f64, otherwise| if value > 0.0 && value.is_finite() { value } else { otherwise };
         Self {
@@ -283,7 +283,7 @@ pub(super) struct ModeSeconds {
     /// other modes, a group finds them in its cache when it meets them again. Where others are computed in the same pass, it has tiles
     /// decoded and rows cached for them, or they for it.
     pub in_store_order: f64,
-    /// Reading rows for the nonzeros by row of the mode: all of them anew.
+    /// Reading factor rows for the nonzeros sorted by the mode's rows: none is in the cache.
     pub sorted: f64,
     /// Updating a row.
     pub update: f64,

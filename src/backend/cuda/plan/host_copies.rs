@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Nonzeros of an image, unless the store's chunks have more: a launch takes much longer than what goes before and after it.
 const IMAGE_NNZ: u64 = 1 << 22;
-/// An image has at most so many times the nonzeros of the longest chunk: lanes do not grow much.
+/// An image has at most this many times the nonzeros of the longest chunk, so that lanes do not grow much.
 const IMAGE_CHUNKS: u64 = 4;
 /// Most nonzeros that are sorted at a time.
 const GROUP_NNZ_MAX: u64 = 1 << 31;
@@ -20,7 +20,7 @@ const KEPT_BYTES_PER_SECOND: f64 = 4e9;
 /// `auto` takes what is expected to take at most this part of the time: the model errs by that much.
 const CLEARLY_BETTER: f64 = 0.75;
 
-/// What there is for it, and what it is to be better than.
+/// The available room, and the plan to improve on.
 #[derive(Clone, Copy, Debug)]
 pub struct HostRoom {
     /// Bytes of device memory, lanes included.
@@ -65,8 +65,8 @@ pub struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The modes for which all passes are expected to take least time, in all, if that is clearly less; with `forced`, as many as host memory has
-    /// room for. Where nothing is to be built, the choices say why.
+    /// The modes with which all passes together should take the least time, if that is clearly less; with `forced`, as
+    /// many modes as host memory has room for. If nothing is built, the choices say why.
     pub fn choose(&self, forced: bool) -> Result<(Vec<Choice>, Option<BuildPlan>)> {
         let Some(build) = self.groups()? else {
             return Ok((self.refused("the device has no room to sort a chunk"), None));
@@ -128,7 +128,7 @@ impl Planner<'_> {
         modes.map(|&mode| Choice { mode: self.mode(mode, why), place: None }).collect()
     }
 
-    /// How chunks are sorted together: as many as there is room for. `None` where there is none for a single one.
+    /// Divides chunks into groups that are sorted together, as large as fits. `None` if not even one chunk fits.
     fn groups(&self) -> Result<Option<BuildPlan>> {
         let chunks = &self.store.manifest().chunks;
         let longest = chunks.iter().map(|c| c.nnz).max().unwrap_or(0);
@@ -157,7 +157,7 @@ impl Planner<'_> {
         Ok(Some(build))
     }
 
-    /// A plan with one more group; `None` where there is no room for it.
+    /// A plan with one more group; `None` if it does not fit.
     fn with_group(&self, build: &BuildPlan, group: Range<usize>) -> Result<Option<BuildPlan>> {
         let nnz: u64 = self.store.manifest().chunks[group.clone()].iter().map(|c| c.nnz).sum();
         if nnz > GROUP_NNZ_MAX {
@@ -193,7 +193,7 @@ impl Planner<'_> {
             for group in 0..build.groups.len() {
                 let copy = self.copy(build, group, mode)?;
                 bytes += copy.result_bytes_max;
-                // Rows that so many nonzeros meet, were they spread evenly: at most.
+                // The most rows that this many nonzeros have, if they are spread evenly.
                 let rows = f64::from(manifest.shape.dims()[mode]);
                 updates += rows * -f64::exp_m1(-f64::from(copy.nnz()) / rows);
             }

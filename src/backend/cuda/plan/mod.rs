@@ -286,7 +286,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// An error where results are to be deterministic and not all modes can be sorted.
+    /// Fails if results must be deterministic and not all modes can be sorted.
     fn check_sorted(&self) -> Result<()> {
         if !self.request.limits.deterministic {
             return Ok(());

@@ -8,7 +8,7 @@ use crate::store::Store;
 use bytesize::ByteSize;
 use std::sync::Arc;
 
-/// Lanes where nobody asks: one copies, one computes, one waits for either or hands results over.
+/// The default number of lanes: one copies, one computes, and one waits for either or hands results over.
 pub(super) const LANES: usize = 4;
 /// Part of the free memory that is left to the driver and to others.
 const RESERVE: u64 = 16;
@@ -30,8 +30,8 @@ impl Room {
         })
     }
 
-    /// The most of `lanes` lanes that a plan has room for which takes `bytes` with so many; otherwise an error that says what for,
-    /// `parts`, and what takes less: `instead`, or no GPU.
+    /// The most lanes, up to `lanes`, with which a plan fits if `bytes` gives its size. Otherwise an error that names
+    /// `parts` and what needs less: `instead`, or no GPU.
     pub(super) fn fit(
         &self,
         lanes: usize,
