@@ -49,7 +49,7 @@ template <class T> struct Column {
     __device__ __forceinline__ void operator()(u32 row, double sum) const
     {
         const u64 at = (u64)row * rank + column;
-        // Nobody else adds to the row in this launch.
+        // Nothing else adds to the row in this launch.
         if (add) atomicAdd((double*)matrix + at, sum);
         else ((T*)matrix)[at] = (T)sum;
     }

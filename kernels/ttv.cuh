@@ -8,7 +8,7 @@
 // The first fiber of the next chunk begins with it.
 //
 //   two_level    the paper's: slices over one dimension of the grid, a slice's fibers over the other, a thread for each fiber
-//                (its Figures 9 and 10, where the slice is to be threadIdx.y and the second figure's fiber must count from its slice)
+//                (its Figures 9 and 10, in which the slice should be threadIdx.y and the second figure's fiber must count from its slice)
 //   balanced     a thread block for each tile of leaves: the products of as many leaves, then a thread for each segment or fiber
 //                that begins among them; `fix_up` adds up the segments of longer fibers
 #pragma once

@@ -5,6 +5,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import blco
@@ -14,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 def run(code, directory, monkeypatch):
     monkeypatch.chdir(directory)
-    exec(compile(code, "a document", "exec"), {"__name__": "document"})
+    names = {"__name__": "document"}
+    exec(compile(code, "a document", "exec"), names)
+    return names
 
 
 def test_the_readme_of_the_package(tmp_path, monkeypatch):
@@ -29,6 +32,22 @@ def test_the_readme_of_the_project(tmp_path, monkeypatch):
     (tmp_path / "movies.tns").write_text("".join(f"{i % 7 + 1} {i % 5 + 1} {i % 3 + 1} {i % 4 + 1}\n" for i in range(105)))
     run(code, tmp_path, monkeypatch)
     assert "movies.blco" in os.listdir(tmp_path)
+
+
+def test_the_guide(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "mttkrp.md").read_text(), re.DOTALL)
+    rng = np.random.default_rng(7)
+    coords = np.stack([rng.integers(0, dim, 2000) for dim in (60, 50, 40)], axis=1)
+    store = blco.pack((coords, rng.integers(1, 6, 2000).astype(float)), tmp_path / "ratings.blco", shape=(60, 50, 40))
+
+    def loss(factors):
+        gram = np.prod([factor.T @ factor for factor in factors], axis=0)
+        return gram.sum() - 2 * (store.mttkrp(factors)[0] * factors[0]).sum()
+
+    first = np.random.default_rng(0)
+    before = loss([first.random((dim, 8)) for dim in store.shape])
+    after = loss(run(code, tmp_path, monkeypatch)["factors"])
+    assert after < before
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "python" / "examples").glob("*.py")), ids=lambda path: path.name)

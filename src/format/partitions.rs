@@ -37,7 +37,7 @@ pub(super) fn check_alone(all: &[PartitionRecord], order: usize) -> Checked<()> 
     }
 }
 
-/// Fails unless the partition at index `at` is a cover by itself.
+/// Fails unless the partition at index `at` is a cover on its own.
 pub(super) fn check_own_cover(all: &[PartitionRecord], at: usize) -> Checked<()> {
     let covers = all[at].covers;
     let shared = all.iter().enumerate().any(|(other, record)| other != at && record.covers & covers != 0);

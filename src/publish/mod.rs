@@ -12,8 +12,8 @@
 //!   store            (or result, or file) the new one; after an exchange, the old one
 //!   publishing       what gets the name, and what had it: written before the names change
 //!   old              the old one, between two renames, where the file system cannot exchange names
-//!   replaced-ID      an old one that a program still reads; the next program that writes NAME removes it
-//!   displaced        what no program here made, lost its name and could not get it back; nobody removes it
+//!   replaced-ID      an old one that is still being read; the next program that writes NAME removes it
+//!   displaced        something foreign that lost its name and could not get it back; never removed
 //! ```
 //!
 //! **Naming** ([`Place::give`]). If the name was free at the start, a rename that replaces nothing. Otherwise the new

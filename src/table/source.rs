@@ -53,7 +53,7 @@ pub struct Table {
 
 impl Table {
     /// Reads the table `path`, or standard input where it is `-`, on the current rayon pool; `older` is the store whose labels
-    /// keep their indices. `watch` is told of rows.
+    /// keep their indices. `watch` receives the number of rows.
     ///
     /// # Errors
     ///

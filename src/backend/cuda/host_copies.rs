@@ -1,13 +1,10 @@
 //! Mode-sorted copies of a store that the device has no room for: kept in host memory, and streamed.
 //!
-//! The first pass gathers its chunks on the device, as many as leave room to sort them: a *group*. When a group is there and worked on, its
-//! copy by row of each such mode is built ([`super::mode_sorted`]) and brought to pinned host memory, image by image. Later passes copy
-//! a mode's images through the lanes instead of chunks, and launch them one after another: an image meets a row once, so that
-//! rows are updated as often as groups (and ends of images) meet them, not for every group of tiles. Nothing of the store is read again where all
-//! modes are served so.
-//!
-//! The order in which a row is added up follows from the groups, and these from the memory of the device: bits are the same in
-//! every run with the same plan, not for all plans.
+//! The first pass gathers its chunks on the device in *groups*, as large as sorting allows. It works on a complete
+//! group, builds the group's copies sorted by row for each mode that has copies ([`super::mode_sorted`]), and copies
+//! them to pinned host memory, image by image. Later passes copy a mode's images through the lanes instead of chunks,
+//! and launch them one after another. An image contains a row once, so a row is updated once per group (and end of an
+//! image) that contains it, not once per group of tiles. If all modes have copies, the store is not read again.
 
 use super::abi::{Chunk, SORTED_TILES};
 use super::copies::refused;

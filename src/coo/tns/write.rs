@@ -77,7 +77,7 @@ impl<W: Write> TnsWriter<W> {
         if self.buffer.len() >= BUFFER_BYTES { self.write_out() } else { Ok(()) }
     }
 
-    /// Writes the nonzeros of a batch in order. A value without indices is a line by itself.
+    /// Writes the nonzeros of a batch in order. A value without indices is a line of its own.
     ///
     /// # Errors
     ///
