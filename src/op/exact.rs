@@ -1,26 +1,26 @@
-//! Sums of f64 without rounding, until the end: what comes out is the nearest number to the exact sum, so that it depends neither on the order of
-//! what was added nor on how threads and chunks divided it.
+//! Exact sums of f64, rounded once at the end: the result is the number nearest to the exact sum, so it depends neither
+//! on the order of additions nor on threads and chunks.
 //!
-//! The idea is Neal's ("Fast exact summation using small and large superaccumulators", 2015): an integer for each exponent takes the
-//! numbers' significands. Here it has 128 bits, so that none overflows before 2^74 numbers.
+//! The method is Neal's ("Fast exact summation using small and large superaccumulators", 2015): an integer per exponent
+//! adds up the significands. Here it has 128 bits, so it does not overflow before 2^74 numbers.
 
-/// Exponents that a number's bits can have.
+/// The number of exponents.
 const EXPONENTS: usize = 2048;
-/// Bits of a significand that are stored.
+/// Stored bits of a significand.
 const STORED: u32 = 52;
 /// Bits of a limb.
 const LIMB: usize = 32;
 /// Limbs for sums of 2^74 numbers, and some more.
 const LIMBS: usize = (EXPONENTS + 53 + 75).div_ceil(LIMB) + 1;
-/// The exponent, as bits have it, of what is not finite.
+/// The biased exponent of infinities and NaN.
 const BEYOND: usize = EXPONENTS - 1;
 
 /// A sum.
 #[derive(Clone, Debug)]
 pub struct ExactSum {
-    /// By exponent, the sum of significands.
+    /// The sum of significands per exponent.
     of_exponents: Vec<i128>,
-    /// Whether something was not finite.
+    /// Whether a number was not finite.
     beyond: bool,
 }
 
@@ -52,7 +52,7 @@ impl ExactSum {
         self.of_exponents.iter_mut().zip(&other.of_exponents).for_each(|(sum, x)| *sum += x);
     }
 
-    /// The nearest number to the sum; ties go to the even one. NaN if something that was added was not finite.
+    /// The number nearest to the sum; ties go to even. NaN if a number was not finite.
     #[must_use]
     pub fn total(&self) -> f64 {
         if self.beyond {
@@ -60,10 +60,11 @@ impl ExactSum {
         }
         let mut limbs = [0i64; LIMBS];
         for (exponent, &sum) in self.of_exponents.iter().enumerate().filter(|(_, sum)| **sum != 0) {
-            // Exponents 0 and 1 have the same unit: that of subnormal numbers.
+            // Exponents 0 and 1 have the same unit, that of subnormal numbers.
             let bit = exponent.saturating_sub(1);
             let (mut magnitude, mut limb) = (sum.unsigned_abs(), bit / LIMB);
-            // Its first piece lies in a limb from bit `bit % LIMB` on; the others begin limbs.
+            // The first piece starts inside a limb, at bit `bit % LIMB`; the others fill limbs from their
+            // start.
             let mut room = LIMB - bit % LIMB;
             let mut shift = bit % LIMB;
             while magnitude > 0 {
@@ -87,7 +88,7 @@ impl ExactSum {
     }
 }
 
-/// Makes all limbs but the last numbers of 32 bits.
+/// Normalizes all limbs except the last to 32 bits.
 fn carry(limbs: &mut [i64; LIMBS]) {
     for i in 0..LIMBS - 1 {
         let over = limbs[i] >> LIMB;
@@ -96,7 +97,7 @@ fn carry(limbs: &mut [i64; LIMBS]) {
     }
 }
 
-/// The nearest number to limbs that are not negative, of which bit 0 is the least positive number.
+/// The number nearest to nonnegative limbs. Bit 0 is the smallest positive number.
 fn round(limbs: &[i64; LIMBS]) -> f64 {
     let bit = |i: usize| (limbs[i / LIMB] >> (i % LIMB)).cast_unsigned() & 1;
     let Some(top) = (0..LIMBS * LIMB).rev().find(|&i| bit(i) == 1) else { return 0.0 };
@@ -125,7 +126,7 @@ mod tests {
         sum.total()
     }
 
-    /// A single number comes back, of every exponent; two give what the processor rounds.
+    /// A single number of any exponent is unchanged; two give the processor's rounded sum.
     #[test]
     fn one_and_two_numbers_are_rounded_as_the_processor_does() {
         let random = Counter::new(3, 5);
@@ -134,7 +135,7 @@ mod tests {
             if a.is_finite() {
                 assert_eq!(sum(&[a]), a, "{a:e}");
             }
-            // Exponents that are near each other, so that both count.
+            // Exponents close to each other, so that both numbers matter.
             let b = f64::from_bits(a.to_bits() ^ (b.to_bits() & (1 << 63 | 0x3F << 52 | 0xF_FFFF_FFFF_FFFF)));
             if a.is_finite() && b.is_finite() {
                 assert_eq!(sum(&[a, b]), a + b, "{a:e} + {b:e}");

@@ -1,4 +1,4 @@
-//! Every nonzero, in the store's order, one after the other: what exporting and other sequential work are made of.
+//! Processes every nonzero in the store's order, one after the other, for exports and other sequential work.
 
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::tns::{append_row, row_bytes_max};
@@ -19,13 +19,13 @@ impl<F: FnMut(&DecodedTile<'_>) -> Result<()>> HostOp for EachTile<F> {
     }
 }
 
-/// Tiles whose text is made at once, each by a thread.
+/// Tiles whose text is formatted in parallel.
 const GROUP_TILES: usize = 16;
 
-/// What a [`WriteText`] of a tensor of any order holds, in bytes.
+/// Bytes of memory of a [`WriteText`] for a tensor of any order.
 pub const WRITER_BYTES: u64 = 1 << 20;
 
-/// Writes nonzeros as text, made on the current rayon pool.
+/// Writes nonzeros as text, formatted on the current rayon pool.
 pub struct WriteText<'a, W: Write> {
     append: &'a (dyn Fn(&DecodedTile<'_>, &mut Vec<u8>) + Sync),
     out: W,
@@ -40,17 +40,17 @@ impl<W: Write> std::fmt::Debug for WriteText<'_, W> {
 }
 
 impl<'a, W: Write> WriteText<'a, W> {
-    /// Writes to `out`, which messages call `path`.
+    /// Writes to `out`, named `path` in messages.
     pub fn new(out: W, path: &'a Path) -> Self {
         Self::with(&append_tile, out, path)
     }
 
-    /// The same, where `append` appends the text of a tile.
+    /// The same with `append`, which appends the text of a tile.
     pub fn with(append: &'a (dyn Fn(&DecodedTile<'_>, &mut Vec<u8>) + Sync), out: W, path: &'a Path) -> Self {
         Self { append, out, path, texts: vec![Vec::new(); GROUP_TILES] }
     }
 
-    /// Writes what waits in what is written to.
+    /// Flushes the output.
     pub fn finish(mut self) -> Result<()> {
         self.out.flush().map_err(Error::io(self.path, "write"))
     }
@@ -71,7 +71,7 @@ impl<W: Write> HostOp for WriteText<'_, W> {
     }
 }
 
-/// Makes `text` that of a tile.
+/// Replaces `text` by that of a tile.
 fn append_tile(tile: &DecodedTile<'_>, text: &mut Vec<u8>) {
     let order = tile.order();
     text.reserve_exact(TILE_NNZ * row_bytes_max(order));

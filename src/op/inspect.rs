@@ -1,4 +1,5 @@
-//! Statistics of a store's chunks, tiles and rows, from every nonzero. They do not depend on batches, threads or memory.
+//! Statistics of a store's chunks, tiles and rows, computed from every nonzero. They do not depend on batches, threads
+//! or memory.
 
 use super::rows::RowCounts;
 use crate::backend::host::{HostOp, Tiles};
@@ -33,13 +34,13 @@ pub struct StoreStatistics {
     pub tiles: u64,
     /// Explicit zeros.
     pub zeros: u64,
-    /// Bytes of images that indices take: columns, or the `raw` index.
+    /// Bytes of images for indices: columns, or the `raw` index.
     pub index_bytes: u64,
-    /// Bytes of images that values take.
+    /// Bytes of images for values.
     pub value_bytes: u64,
-    /// BLCO blocks of `raw` chunks, one that continues in the next chunk counted in both.
+    /// BLCO blocks of `raw` chunks. One that continues in the next chunk counts in both.
     pub blocks: u64,
-    /// Slices of trees that are padded, one that continues in the next chunk counted in both.
+    /// Padded slices of trees. One that continues in the next chunk counts in both.
     pub ell_slices: u64,
     /// Chunks of each value encoding.
     pub value_encodings: BTreeMap<&'static str, u64>,
@@ -51,13 +52,13 @@ pub struct StoreStatistics {
 #[derive(Debug)]
 pub struct Inspect {
     rows: RowCounts,
-    /// Whether everything but rows has been seen in a pass before.
+    /// Whether a previous pass has collected everything except rows.
     seen: bool,
     statistics: StoreStatistics,
     scaled: Option<Scaled>,
 }
 
-/// A sum of squares of numbers that are divided before they are squared: neither too large nor too small for that.
+/// A sum of squares of scaled numbers, whose squares neither overflow nor underflow.
 #[derive(Debug)]
 struct Scaled {
     by: f64,
@@ -65,12 +66,13 @@ struct Scaled {
 }
 
 impl Inspect {
-    /// Statistics of a store of `shape`, from one pass. An error where memory is short.
+    /// Statistics of a store of `shape` from one pass. Fails if memory is short.
     pub fn new(sys: &Sys, shape: &Shape) -> Result<Self> {
         Self::within(sys, shape, u64::MAX, u64::MAX)
     }
 
-    /// The same of a store of `nnz` nonzeros, in [`Inspect::host_bytes`] of memory and as many passes as [`Inspect::goes_on`] asks for.
+    /// The same for a store of `nnz` nonzeros, in [`Inspect::host_bytes`] of memory and as many passes as
+    /// [`Inspect::goes_on`] requires.
     pub fn within(sys: &Sys, shape: &Shape, nnz: u64, room: u64) -> Result<Self> {
         let modes = vec![ModeStatistics::default(); shape.order()];
         Ok(Self {
@@ -81,26 +83,25 @@ impl Inspect {
         })
     }
 
-    /// The same, and the norm, by dividing values by `largest`, the largest of them without their signs; `None` for no
-    /// norm.
+    /// Also computes the norm. Values are divided by `largest`, the largest absolute value; `None` for no norm.
     #[must_use]
     pub fn with_norm(self, largest: Option<f64>) -> Self {
         Self { scaled: largest.map(|by| Scaled { by, sum: 0.0 }), ..self }
     }
 
-    /// Host bytes that it holds of a store of `nnz` nonzeros: at most `room`, where that is enough for a few counters.
+    /// Bytes of host memory for a store of `nnz` nonzeros: at most `room`, if that suffices for a few counters.
     #[must_use]
     pub fn host_bytes(shape: &Shape, nnz: u64, room: u64) -> u64 {
         RowCounts::host_bytes(shape, nnz, room)
     }
 
-    /// Ends a pass: whether another one has rows left to count.
+    /// Ends a pass. Returns whether another pass must count remaining rows.
     pub fn goes_on(&mut self) -> bool {
         self.seen = true;
         self.rows.goes_on()
     }
 
-    /// What was found in all passes, and the norm where it was asked for.
+    /// The results of all passes, and the norm if requested.
     #[must_use]
     pub fn finish(mut self) -> (StoreStatistics, Option<f64>) {
         let norm = self.scaled.map(|scaled| scaled.by * scaled.sum.sqrt());

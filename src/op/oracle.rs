@@ -1,16 +1,16 @@
-//! The oracle: MTTKRP and SpTTMc by the definition, one nonzero after the other in f64, straight from a source of
-//! coordinates. It shares nothing with stores, decoding or kernels; everything is compared with it.
+//! The oracle: MTTKRP and SpTTMc by their definitions, one nonzero after the other in f64, directly from a source of
+//! coordinates. It shares no code with stores, decoding or kernels, and everything is compared with it.
 //!
-//! The comparison's bound is derived, not chosen: a result may differ from the oracle's by
-//! `roundoff * (order + 2 + L) * S + (order + 1) * row nnz * least`, where S is the same sum over absolute values and L the
-//! longest chain of additions in the precision of the result: the row's nonzeros for f64; for f32, whose longer sums are in
-//! f64, `chain + row nnz * 2^-29`, with the `chain` that the backend states. That is what the result's own roundings can add
-//! up to; the oracle's, at worst as many again in f64, get no allowance, which makes the check stricter than the worst case.
+//! The bound of the comparison is derived, not chosen. A result may differ from the oracle's by `roundoff * (order + 2
+//! + L) * S + (order + 1) * row nnz * least`, where S is the same sum over absolute values and L the longest chain of
+//! additions in the precision of the result: for f64, the row's nonzeros; for f32, whose longer sums are in f64, `chain
+//! + row nnz * 2^-29` with the `chain` that the backend states. That bounds the result's own rounding errors. The
+//! oracle's errors, at worst as large in f64, get no allowance, so the check is stricter than the worst case.
 //!
-//! The second term is for subnormal numbers, where a rounding errs by up to half of the least positive one, `least`, however
-//! small the number is. Sums of subnormal numbers are exact; what is rounded is each nonzero's value, its `order - 1`
-//! products and, once, the row: at most `order + 1` roundings a nonzero. As many of the oracle's take the other half. What
-//! a product has lost is not allowed to grow: later factors above one in magnitude, which seeded ones are not, get nothing.
+//! The second term is for subnormal numbers, where each rounding can be off by half of the smallest positive number,
+//! `least`. Sums of subnormal numbers are exact. Rounded are each nonzero's value, its `order - 1` products and, once,
+//! the row: at most `order + 1` roundings per nonzero. The oracle's roundings take the other half. The error of a
+//! product must not grow: later factors above one in magnitude, which seeded ones are not, get no allowance.
 
 use crate::coo::Source;
 use crate::dense::{Matrix, Precision, Real};
@@ -19,7 +19,7 @@ use crate::shape::Shape;
 use crate::sys::Sys;
 use serde::Serialize;
 
-/// MTTKRP of one mode with what the bound needs.
+/// MTTKRP of one mode, with the sums for the bound.
 #[derive(Debug)]
 pub struct OracleMode {
     mode: usize,
@@ -33,7 +33,7 @@ pub struct OracleMode {
 pub struct Comparison {
     /// The mode, from 1.
     pub mode: usize,
-    /// The largest error relative to its bound: at most 1 where the result is right.
+    /// The largest error relative to its bound: at most 1 for a correct result.
     pub worst: f64,
     /// The largest error.
     pub largest_error: f64,
@@ -42,7 +42,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Takes note of one number that is off by `error`, of at most `bound`.
+    /// Adds a number with this `error` and `bound`.
     pub(super) fn add(&mut self, error: f64, bound: f64) {
         let error = error.abs();
         // A NaN compares false and so fails.
@@ -55,19 +55,19 @@ impl Comparison {
     }
 }
 
-/// Bytes that the oracle of `modes` holds.
+/// Bytes of memory of the oracle of `modes`.
 #[must_use]
 pub fn host_bytes(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
     modes.iter().map(|&m| mode_bytes(shape, m, rank)).sum()
 }
 
-/// Bytes that it holds of `mode`, where a row has `width` numbers.
+/// The same for `mode`, with `width` numbers per row.
 fn mode_bytes(shape: &Shape, mode: usize, width: usize) -> u64 {
     let row = (2 * size_of::<f64>() as u64).saturating_mul(width as u64) + size_of::<u64>() as u64;
     u64::from(shape.dims()[mode]).saturating_mul(row)
 }
 
-/// Bytes that the oracle of SpTTMc of `modes` holds, of factors of these ranks.
+/// Bytes of memory of the oracle of SpTTMc of `modes` with factors of these ranks.
 #[must_use]
 pub fn ttmc_bytes(shape: &Shape, modes: &[usize], ranks: &[usize]) -> u64 {
     modes.iter().map(|&m| mode_bytes(shape, m, kronecker_width(ranks, m))).fold(0, u64::saturating_add)
@@ -93,8 +93,8 @@ pub fn mttkrp<T: Real>(
     drain(source, factors, modes, |_| rank, product)
 }
 
-/// Computes SpTTMc of `modes` by the definition (Liu et al., CLUSTER 2017, equation 4): number r of a row counts columns of the
-/// other modes' factors, the last mode's fastest.
+/// Computes SpTTMc of `modes` by the definition (Liu et al., CLUSTER 2017, equation 4). The numbers of a row enumerate
+/// columns of the other modes' factors; the last mode varies fastest.
 pub fn ttmc<T: Real>(
     source: &mut dyn Source,
     factors: &[Matrix<T>],
@@ -112,8 +112,8 @@ pub fn ttmc<T: Real>(
     drain(source, factors, modes, |mode| kronecker_width(&ranks, mode), product)
 }
 
-/// Adds up, for each of `modes`, what each nonzero gives to its row of `width` numbers: `product` of its value, its coordinates, the mode
-/// and the number of an element.
+/// Adds up the contribution of each nonzero to its row of `width` numbers, for each of `modes`. `product` computes it
+/// from the value, the coordinates, the mode and the number of an element.
 fn drain<T: Real>(
     source: &mut dyn Source,
     factors: &[Matrix<T>],
@@ -122,7 +122,7 @@ fn drain<T: Real>(
     product: impl Fn(f64, &[u32], usize, usize) -> f64,
 ) -> Result<Vec<OracleMode>> {
     let order = factors.len();
-    // A handle of its own: no order to fail reaches it, but too little memory is an error.
+    // A separate handle: injected failures do not reach it, but a lack of memory is an error.
     let sys = Sys::default();
     let start = |&mode: &usize| {
         let (rows, width) = (factors[mode].rows(), width(mode));
@@ -162,11 +162,10 @@ impl OracleMode {
         self.mode
     }
 
-    /// Compares a result with this one. `order` is the tensor's, `chain` the longest chain of additions in f32: 1 on
-    /// the host.
+    /// Compares a result with this one. `order` is the tensor's, `chain` the longest chain of additions in f32,
+    /// which is 1 on the host.
     ///
-    /// # Panics
-    /// If the shapes differ.
+    /// # Panics If the shapes differ.
     #[must_use]
     pub fn compare<T: Real>(&self, result: &Matrix<T>, order: usize, chain: u32) -> Comparison {
         assert_eq!(result.data().len(), self.sums.len(), "a result has the oracle's shape");

@@ -1,4 +1,4 @@
-//! Nonzeros as batches of coordinates, in the store's order: all of them, or those within a range of each mode.
+//! Nonzeros as batches of coordinates, in the store's order: all of them, or those inside a range per mode.
 
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
@@ -8,26 +8,26 @@ use crate::format::DecodedTile;
 use crate::store::Manifest;
 use std::ops::Range;
 
-/// Nonzeros of a batch, at least, but for the last one.
+/// The fewest nonzeros in a batch, except the last.
 const BATCH_NNZ: usize = 128 * TILE_NNZ;
 
-/// The operation. A chunk, and a tile, that has no nonzero within the ranges is passed over.
+/// The operation. Chunks and tiles without a nonzero inside the ranges are skipped.
 pub struct ReadBatches<'a> {
     ranges: Vec<Range<u32>>,
-    /// Whether the ranges hold every index.
+    /// Whether the ranges contain every index.
     all: bool,
-    /// Of each chunk, whether a nonzero of it may be within.
+    /// For each chunk, whether it may have a nonzero inside the ranges.
     wanted: Vec<bool>,
     open: Batch,
     sink: &'a mut (dyn FnMut(Batch) -> Result<()> + Send),
 }
 
 impl<'a> ReadBatches<'a> {
-    /// Reads what lies within `ranges`, one for each mode, or everything if there are none.
+    /// Reads the nonzeros inside `ranges`, one per mode, or all if `ranges` is empty.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] for another number of ranges, and for one that ends behind its mode.
+    /// [`Error::Request`] for a wrong number of ranges, or one that exceeds its mode.
     pub fn new(
         manifest: &Manifest,
         ranges: &[Range<u32>],
@@ -47,7 +47,7 @@ impl<'a> ReadBatches<'a> {
         Ok(Self { all: ranges == whole, ranges, wanted, open: Batch::default(), sink })
     }
 
-    /// Bytes that it holds, for tensors of `order`, with a batch that the caller has not dropped yet.
+    /// Bytes of memory for tensors of `order`, including a batch that the caller still holds.
     #[must_use]
     pub fn host_bytes(order: usize) -> u64 {
         (2 * 2 * BATCH_NNZ * (4 * order + 8)) as u64
@@ -70,7 +70,7 @@ impl<'a> ReadBatches<'a> {
     }
 }
 
-/// Whether anything between `low` and `high` lies within the ranges.
+/// Whether the box from `low` to `high` overlaps the ranges.
 fn meet(ranges: &[Range<u32>], low: &[u32], high: &[u32]) -> bool {
     ranges.iter().zip(low).zip(high).all(|((range, &low), &high)| range.start <= high && low < range.end)
 }

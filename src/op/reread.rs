@@ -1,4 +1,4 @@
-//! A store as a source of nonzeros, so that it can be packed in another format without text in between.
+//! A store as a source of nonzeros, for packing it in another format without text in between.
 
 use super::salvage::{batch_bytes, batches};
 use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
@@ -7,14 +7,14 @@ use crate::format::{ChunkView, Decoder};
 use crate::shape::Shape;
 use crate::store::Store;
 
-/// The nonzeros of a store's view, in its order. Every chunk is verified as it is read; damage is an error.
+/// The nonzeros of a store's view in its order. Every chunk is verified when it is read; damage is an error.
 #[derive(Debug)]
 pub struct StoreSource {
     store: Store,
 }
 
 impl StoreSource {
-    /// Of `store`.
+    /// The nonzeros of `store`.
     #[must_use]
     pub fn new(store: Store) -> Self {
         Self { store }

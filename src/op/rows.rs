@@ -1,23 +1,23 @@
-//! Counts the nonzeros of every row of every mode, in as many passes as memory makes of it.
+//! Counts the nonzeros of every row of every mode, in several passes if memory is small.
 //!
-//! The rows of all modes lie one behind the other, and a pass counts those that there are counters for. A mode that has far more rows than the store
-//! has nonzeros is counted in a table of the rows that occur.
+//! The rows of all modes are numbered consecutively, and each pass counts those for which there are counters. A mode
+//! with far more rows than the store has nonzeros is counted in a hash table of its nonempty rows.
 
 use crate::error::Result;
 use crate::shape::Shape;
 use crate::sys::Sys;
 use std::collections::HashMap;
 
-/// Rows beyond which a mode's are not counted one by one.
+/// Rows of modes with more rows than this are not counted.
 const COUNTED_ROWS_MAX: u32 = 1 << 28;
 /// Bytes of a counter.
 const COUNTER_BYTES: u64 = size_of::<u32>() as u64;
-/// Bytes of a row that occurs, in a table that has just grown.
+/// Bytes per nonempty row, in a table that has just grown.
 const OCCURRING_BYTES: u64 = 32;
-/// Counters that there always are.
+/// The fewest counters.
 const COUNTERS_MIN: u64 = 1 << 18;
 
-/// What was counted of a mode.
+/// The counts of a mode.
 #[derive(Clone, Copy, Debug, Default)]
 struct RowTally {
     rows: u64,
@@ -36,9 +36,9 @@ impl RowTally {
 /// How a mode is counted.
 #[derive(Debug)]
 enum Way {
-    /// Its rows begin here among all those that have counters.
+    /// With counters. Its rows begin at this number.
     Counters(u64),
-    /// Its rows that occur, in the first pass.
+    /// In a table of its nonempty rows, in the first pass.
     Occurring(HashMap<u32, u32>),
     /// Not at all.
     Never,
@@ -50,18 +50,18 @@ pub(super) struct RowCounts {
     dims: Vec<u32>,
     ways: Vec<Way>,
     tallies: Vec<RowTally>,
-    /// Counters for the rows from `first` on, of `all`.
+    /// Counters for the rows from `first` on, out of `all`.
     counters: Vec<u32>,
     first: u64,
     all: u64,
 }
 
-/// Whether rows that occur take much less than counters for all of them.
+/// Whether a table of nonempty rows is much smaller than counters for all rows.
 fn is_sparse(dim: u32, nnz: u64) -> bool {
     nnz.saturating_mul(2 * OCCURRING_BYTES) < u64::from(dim) * COUNTER_BYTES
 }
 
-/// Rows that have counters, and bytes of those that are in tables.
+/// The number of rows with counters, and the bytes of tables.
 fn extent(shape: &Shape, nnz: u64, room: u64) -> (u64, u64) {
     let counted = || shape.dims().iter().filter(|&&dim| dim <= COUNTED_ROWS_MAX);
     let sparse = counted().filter(|&&dim| is_sparse(dim, nnz)).count() as u64;
@@ -77,13 +77,13 @@ fn counters(rows: u64, tables: u64, room: u64) -> u64 {
 }
 
 impl RowCounts {
-    /// Bytes that counting takes within `room`; more where that is less than a few counters need.
+    /// Bytes of memory for counting within `room`, or more if `room` is less than the fewest counters need.
     pub fn host_bytes(shape: &Shape, nnz: u64, room: u64) -> u64 {
         let (rows, tables) = extent(shape, nnz, room);
         tables + counters(rows, tables, room) * COUNTER_BYTES
     }
 
-    /// Counters for a store of `nnz` nonzeros. An error where memory is short.
+    /// Counters for a store of `nnz` nonzeros. Fails if memory is short.
     pub fn new(sys: &Sys, shape: &Shape, nnz: u64, room: u64) -> Result<Self> {
         let (all, tables) = extent(shape, nnz, room);
         let mut next = 0;
@@ -115,7 +115,7 @@ impl RowCounts {
     pub fn count(&mut self, mode: usize, indices: &[u32]) {
         match &mut self.ways[mode] {
             Way::Counters(begin) => {
-                // Rows of other passes are in front of the counters, far away then, or behind them.
+                // Rows of other passes wrap to large numbers or lie after the counters.
                 let shift = begin.wrapping_sub(self.first);
                 for &row in indices {
                     let at = usize::try_from(shift.wrapping_add(row.into())).unwrap_or(usize::MAX);
@@ -134,7 +134,7 @@ impl RowCounts {
         }
     }
 
-    /// Takes note of what a pass has counted, and whether another one has rows left to count.
+    /// Records a pass's counts. Returns whether another pass must count remaining rows.
     pub fn goes_on(&mut self) -> bool {
         let end = self.first + self.counters.len() as u64;
         for ((tally, way), &dim) in self.tallies.iter_mut().zip(&mut self.ways).zip(&self.dims) {
@@ -153,7 +153,8 @@ impl RowCounts {
         end < self.all
     }
 
-    /// Rows with at least one nonzero, and the most nonzeros of a row, of each mode, when no pass is left; `None` where they were not counted.
+    /// For each mode, after the last pass: the nonempty rows, and the most nonzeros of a row; `None` if they were not
+    /// counted.
     pub fn found(&self) -> Vec<Option<(u64, u64)>> {
         let found = |(way, tally): (&Way, &RowTally)| {
             (!matches!(way, Way::Never)).then(|| (tally.rows, tally.longest.into()))
@@ -166,7 +167,7 @@ impl RowCounts {
 mod tests {
     use super::*;
 
-    /// Rows and longest rows of three modes, whatever the memory makes of the passes.
+    /// Rows and longest rows of three modes are the same for any memory and number of passes.
     #[test]
     fn counts_do_not_depend_on_memory() {
         let shape = Shape::new(&[700_000, 9, 1 << 22]).unwrap();
@@ -199,7 +200,7 @@ mod tests {
             }
         };
         assert_eq!(counted(1 << 30, nnz.into()), (wanted.clone(), 1));
-        // The table of the last mode's rows, and counters for a third of the first one's.
+        // Memory for the table of the last mode's rows, and counters for a third of the first one's.
         assert_eq!(counted(6 << 20, nnz.into()), (wanted.clone(), 1));
         assert_eq!(counted(0, 10), (wanted.clone(), 19));
         let one = Shape::new(&[1 << 28; 4]).unwrap();

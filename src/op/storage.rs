@@ -1,8 +1,8 @@
-//! What a tensor takes in the formats that the HOCFS paper compares (Li et al., TKDD 2019, section 5 and Tables 4 to 6), in
-//! its units: numbers stored, whatever their width.
+//! The size of a tensor in the formats that the HOCFS paper compares (Li et al., TKDD 2019, section 5 and Tables 4 to
+//! 6), in its units: stored numbers of any width.
 //!
-//! As in those tables, "mode n" is the mode that TTV contracts: fibers run along it, and slices are those of the mode
-//! after it (after the last, the first).
+//! As in those tables, "mode n" is the mode that TTV contracts. Fibers run along it; slices are those of the next mode
+//! (for the last mode, the first).
 
 use crate::backend::host::{HostOp, Tiles, computing_bytes};
 use crate::coo::Batch;
@@ -22,24 +22,24 @@ pub struct StorageUnits {
     pub mode: usize,
     /// The mode of the slices, from 1.
     pub main_mode: usize,
-    /// Slices that are not empty.
+    /// Nonempty slices.
     pub slices: u64,
-    /// Fibers that are not empty.
+    /// Nonempty fibers.
     pub fibers: u64,
     /// Coordinates: every index of every nonzero, and the value.
     pub hocoo: u64,
-    /// A pointer for each row of the unfolded tensor, empty or not, an index and a value for each nonzero; `None` where that
-    /// exceeds 2^64.
+    /// A pointer per row of the unfolded tensor, empty rows included, and an index and a value per nonzero; `None` if
+    /// that exceeds 2^64.
     pub hocsr: Option<u64>,
-    /// A number and a length for each fiber, an index and a value for each nonzero.
+    /// A number and a length per fiber, an index and a value per nonzero.
     pub cfb: u64,
-    /// An index and a count for each node of each level, an index and a value for each nonzero.
+    /// An index and a count per node of each level, an index and a value per nonzero.
     pub hocfs: u64,
 }
 
 impl StorageUnits {
-    /// Of a tensor of `nnz` nonzeros and these `dims`, which has `nodes` nodes in each level above the leaves, slices
-    /// first and fibers last, when `mode`, from 0, is contracted.
+    /// The units of a tensor of `nnz` nonzeros and these `dims` if `mode`, from 0, is contracted. `nodes` has the
+    /// nodes of each level above the leaves, slices first and fibers last.
     #[must_use]
     pub fn new(dims: &[u32], nnz: u64, mode: usize, nodes: &[u64]) -> Self {
         let others = dims.iter().enumerate().filter(|&(m, _)| m != mode);
@@ -58,7 +58,7 @@ impl StorageUnits {
     }
 }
 
-/// Counts the nodes of every level for every mode; `K` holds the linear index.
+/// Counts the nodes of every level for every mode. `K` holds the linear index.
 #[derive(Debug)]
 pub struct Storage<K> {
     shape: Shape,
@@ -77,8 +77,8 @@ struct LevelCounts<K> {
 }
 
 impl<K: Key> Storage<K> {
-    /// A counter of `modes` for tensors of `shape` with at most `nnz` nonzeros that takes at most `memory` bytes; what exceeds them goes to files in
-    /// directories in `temporary`. Runs on the current rayon pool.
+    /// A counter of `modes` for tensors of `shape` with at most `nnz` nonzeros. It uses at most `memory` bytes; the
+    /// rest goes to files in directories in `temporary`. Runs on the current rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
@@ -98,13 +98,13 @@ impl<K: Key> Storage<K> {
         Self { shape: shape.clone(), nnz: 0, counters: modes.iter().copied().map(counter).collect() }
     }
 
-    /// Bytes that it takes beside its sums, on `threads` threads.
+    /// Bytes of memory besides its sums, on `threads` threads.
     #[must_use]
     pub fn kept_bytes(threads: usize) -> u64 {
         computing_bytes(threads)
     }
 
-    /// The units, for each of its modes.
+    /// The units for each of its modes.
     pub fn finish(self) -> Result<Vec<StorageUnits>> {
         let Self { shape, nnz, counters } = self;
         let units = |counter: LevelCounts<K>| {
@@ -115,7 +115,8 @@ impl<K: Key> Storage<K> {
 }
 
 impl<K: Key> LevelCounts<K> {
-    /// The nodes of each level: a node begins where the indices of its level and those above differ from the last.
+    /// The nodes of each level. A node begins where the indices of its level and those above differ from the
+    /// previous nonzero's.
     fn finish(self) -> Result<Vec<u64>> {
         let Self { layout, levels, sum, .. } = self;
         let linearizer = Linearizer::<K>::new(&layout);
@@ -160,7 +161,7 @@ impl<K: Key> HostOp for Storage<K> {
 mod tests {
     use super::*;
 
-    /// Rows of Tables 4 to 6, from the dims, nonzeros, slices and fibers that they print.
+    /// Compares with rows of Tables 4 to 6, from the dims, nonzeros, slices and fibers printed there.
     #[test]
     fn units_are_those_of_the_papers_tables() {
         let first = [71_534, 65_133, 60];

@@ -1,5 +1,5 @@
-//! Verification: encodes the decoded nonzeros again and compares with what is stored, so that order, ranges,
-//! widths, encodings, cuts and statistics are all held against the rules that a packer follows.
+//! Verification: encodes the decoded nonzeros again and compares the result with the store. This checks
+//! order, ranges, widths, encodings, cuts and statistics against the rules of the packer.
 
 use crate::backend::host::{HostOp, Tiles};
 use crate::encoding::TILE_NNZ;
@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes that a nonzero of a small chunk takes for each mode, at most: two nodes while the chunk grows, then its image, padded.
+/// The most bytes of a nonzero of a small chunk per mode: two nodes while the chunk grows, then its padded image.
 const NODE_BYTES: usize = 64;
 
 /// The operation.
@@ -27,28 +27,28 @@ pub struct Verify<'a> {
     linearizer: Linearizer<u128>,
     cutter: Cutter<u128>,
     previous: Option<Nonzero<u128>>,
-    /// Those of a group of tiles.
+    /// The nonzeros of a group of tiles.
     nonzeros: Vec<Nonzero<u128>>,
     compared: Compared<'a>,
 }
 
-/// What is stored, as far as it has been met, and how much of it was built again.
+/// The stored chunks met so far, and those rebuilt so far.
 #[derive(Debug)]
 struct Compared<'a> {
     store: &'a Store,
     /// Value encoding and checksum of each stored image's payload.
     stored: Vec<(u8, u64)>,
-    /// Chunks that were built before the stored one was met.
+    /// Rebuilt chunks that precede their stored ones.
     ahead: VecDeque<BuiltChunk>,
-    /// Chunks that have been built again and compared.
+    /// Chunks rebuilt and compared.
     built: usize,
     /// Their nonzeros.
     built_nnz: u64,
-    /// Nonzeros that the cutter has taken.
+    /// Nonzeros passed to the cutter.
     cutter_nnz: u64,
 }
 
-/// Nonzeros that a cutter holds outside its open chunk, at most.
+/// The most nonzeros that a cutter holds outside its open chunk.
 const WAITING_NNZ: u64 = (2 * PENDING_NNZ + 2 * TILE_NNZ) as u64;
 
 /// The partitions of `store` in order, each of which is verified separately.
@@ -56,7 +56,8 @@ pub fn parts(store: &Store) -> impl Iterator<Item = Store> + '_ {
     (0..store.whole().partitions.len()).map(|partition| store.partition(partition))
 }
 
-/// Verifies every partition of `store`: `pass` streams one of [`parts`] through what it is given.
+/// Verifies every partition of `store`. `pass` streams one of [`parts`] through the verification that it
+/// gets.
 pub fn verify(store: &Store, mut pass: impl FnMut(&Store, &mut Verify<'_>) -> Result<()>) -> Result<()> {
     let mut totals = Totals::default();
     for part in parts(store) {
@@ -67,7 +68,7 @@ pub fn verify(store: &Store, mut pass: impl FnMut(&Store, &mut Verify<'_>) -> Re
     check_totals(store, &totals)
 }
 
-/// Holds what the manifest says of the tensor against all partitions of cover 0.
+/// Compares the manifest's totals with all partitions of cover 0.
 pub fn check_totals(store: &Store, totals: &Totals) -> Result<()> {
     let (path, manifest) = (store.path().join("manifest"), store.whole());
     let same = totals.nnz() == manifest.nnz
@@ -86,7 +87,7 @@ pub fn check_totals(store: &Store, totals: &Totals) -> Result<()> {
 }
 
 impl<'a> Verify<'a> {
-    /// A verification of `store`, one of [`parts`], behind partitions that come to `totals`.
+    /// A verification of `store`, one of [`parts`], after partitions with these `totals`.
     #[must_use]
     pub fn new(store: &'a Store, totals: &Totals) -> Self {
         let Manifest { version, shape, chunk_bytes, .. } = store.manifest();
@@ -107,22 +108,22 @@ impl<'a> Verify<'a> {
         }
     }
 
-    /// Host bytes that it holds: an open chunk, no more than the stored ones and all nonzeros take there, nonzeros that wait
-    /// and those that are being encoded, and what is kept of each chunk. Reads the chunks' headers.
+    /// Bytes of host memory: an open chunk, bounded by the stored ones and the number of nonzeros, waiting nonzeros and
+    /// those being encoded, and the records of chunks. Reads the chunks' headers.
     pub fn host_bytes(store: &Store) -> Result<u64> {
         let Manifest { shape, chunk_bytes, nnz, chunks, .. } = store.manifest();
         let format = store.manifest().format();
         let node = (NODE_BYTES * shape.order()) as u64;
         let mut headers = (0..chunks.len()).map(|number| store.read_header(number));
         let open = match format.rebuilt_chunk_bytes(*chunk_bytes, &mut headers) {
-            // A damaged header bounds nothing: the pass tells what is wrong with it.
+            // A damaged header gives no bound. The pass reports the damage.
             Err(Error::Corrupt { .. }) => format.open_chunk_bytes(*chunk_bytes),
             bytes => bytes?,
         };
-        // Buffers of one size, which registered formats may have, do not shrink with the nonzeros.
+        // Registered formats may have buffers of constant size, which do not shrink with the nonzeros.
         let own = format.record().code < PRIVATE_CODE;
         let open = if own { open.min(nnz.saturating_mul(node)) } else { open };
-        // Those of a group too.
+        // Includes the nonzeros of a group.
         let waiting = waiting_bytes(format, shape.order(), 2 * size_of::<Nonzero<u128>>());
         let several = store.whole().partitions.len() > 1;
         let open = open + if several { Totals::host_bytes(shape.order()) } else { 0 };
@@ -133,7 +134,8 @@ impl<'a> Verify<'a> {
         self.compared.store.chunk_path(self.compared.stored.len().saturating_sub(1))
     }
 
-    /// Compares the last chunks and the statistics, and adds these to `totals` where the partition is of cover 0.
+    /// Compares the last chunks and the statistics, and adds these to `totals` if the partition belongs to cover
+    /// 0.
     pub fn finish(self, totals: &mut Totals) -> Result<()> {
         let Self { cutter, mut compared, .. } = self;
         let store = compared.store;
@@ -159,7 +161,7 @@ impl<'a> Verify<'a> {
         Ok(())
     }
 
-    /// Takes `tiles` of a batch: gathers their nonzeros in parallel, checks the order within each and with what came before, and cuts them.
+    /// Takes `tiles` of a batch: gathers their nonzeros in parallel, checks their order, and cuts them.
     fn take(&mut self, batch: &Tiles<'_>, tiles: Range<usize>) -> Result<()> {
         let (linearizer, may_repeat) = (&self.linearizer, self.compared.store.manifest().may_repeat);
         let mut nonzeros = std::mem::take(&mut self.nonzeros);
@@ -180,7 +182,7 @@ impl<'a> Verify<'a> {
             self.previous = nonzeros.last().copied();
         }
         let compared = &mut self.compared;
-        // All at once where all are full: then nothing is copied.
+        // If all tiles are full, passes all at once without a copy.
         let slots = gathered.iter().map(|(nonzeros, _)| nonzeros.len()).sum::<usize>();
         let mut push = |nonzeros: &[Nonzero<u128>]| {
             compared.cutter_nnz += nonzeros.len() as u64;
@@ -205,7 +207,7 @@ impl<'a> Verify<'a> {
     }
 }
 
-/// The nonzeros of `tile`, at the beginning of `nonzeros`.
+/// Gathers the nonzeros of `tile` into the start of `nonzeros`.
 fn gather<'a>(
     linearizer: &Linearizer<u128>,
     tile: &DecodedTile<'_>,
@@ -220,12 +222,12 @@ fn gather<'a>(
     nonzeros
 }
 
-/// Whether `next` can come right behind `last`.
+/// Whether `next` may directly follow `last`.
 fn follows(last: &Nonzero<u128>, next: &Nonzero<u128>, may_repeat: bool) -> bool {
     last.linear < next.linear || may_repeat && last.linear == next.linear && last.order(next).is_le()
 }
 
-/// Whether all nonzeros, whose ranges are right, are of the part of a tensor that the store is said to be.
+/// Whether all nonzeros, whose ranges are correct, belong to the store's part of the tensor.
 fn is_within_part(manifest: &Manifest) -> bool {
     let linear = |[low, high]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
     let within = |part: &PartOf| {
@@ -236,7 +238,7 @@ fn is_within_part(manifest: &Manifest) -> bool {
 }
 
 impl Compared<'_> {
-    /// Takes note of the next stored chunk.
+    /// Records the next stored chunk.
     fn met(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         self.stored.push((chunk.value_encoding() as u8, xxh3_64(chunk.payload())));
         match self.ahead.pop_front() {
@@ -245,8 +247,8 @@ impl Compared<'_> {
         }
     }
 
-    /// Takes the next chunk that was built again: compares it, or keeps it until the stored one is met. As a cutter is
-    /// never ahead of the nonzeros, those are few.
+    /// Takes the next rebuilt chunk: compares it, or keeps it until the stored one is met. Few are kept, since a
+    /// cutter is never ahead of the nonzeros.
     fn take(&mut self, built: BuiltChunk) -> Result<()> {
         if self.built + self.ahead.len() < self.stored.len() {
             self.compare(&built)
@@ -256,7 +258,7 @@ impl Compared<'_> {
         }
     }
 
-    /// Compares what is kept, when no more stored chunks come.
+    /// Compares the kept chunks after the last stored chunk.
     fn finish(&mut self) -> Result<()> {
         while let Some(built) = self.ahead.pop_front() {
             self.compare(&built)?;
@@ -264,13 +266,14 @@ impl Compared<'_> {
         Ok(())
     }
 
-    /// Whether the open chunk is no longer than those stored that it can lie in: what its memory was reckoned by.
+    /// Whether the open chunk is no longer than the stored ones that it can be in, on which its memory bound is
+    /// based.
     fn within(&self) -> Result<()> {
         let waiting: u64 = self.ahead.iter().map(|chunk| u64::from(chunk.header.nnz)).sum();
         let open = self.cutter_nnz.saturating_sub(self.built_nnz + waiting);
         let number = self.built + self.ahead.len();
         let stored = self.store.manifest().chunks.iter().skip(number).map(|chunk| chunk.nnz);
-        // One to spare.
+        // One extra.
         let can_be_open: u64 = stored.take(OPEN_CHUNKS + 1).sum();
         if open <= can_be_open.saturating_add(WAITING_NNZ) {
             return Ok(());
@@ -282,7 +285,7 @@ impl Compared<'_> {
         Err(Error::unusable(self.store.chunk_path(number), what).breaks("cut"))
     }
 
-    /// Holds a chunk that was built again against the stored one.
+    /// Compares a rebuilt chunk with the stored one.
     fn compare(&mut self, built: &BuiltChunk) -> Result<()> {
         let number = self.built;
         self.built += 1;

@@ -244,7 +244,10 @@ fn parse_modes(text: &str, store: &Store) -> Result<Vec<usize>> {
             _ => {
                 let what =
                     format!("--modes {text}: {part:?} is not a mode of this store; give all, or modes");
-                return Err(Error::request(format!("{what} from 1 to {order} such as 1,{order}")));
+                let names: Vec<&str> = (0..order).filter_map(|mode| store.mode_name(mode)).collect();
+                let or_names =
+                    if names.is_empty() { String::new() } else { format!(", or names: {}", names.join(",")) };
+                return Err(Error::request(format!("{what} from 1 to {order} such as 1,{order}{or_names}")));
             }
         }
     }
