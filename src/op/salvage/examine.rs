@@ -1,4 +1,4 @@
-//! One chunk file: what it says it is, whether it is whole, and its nonzeros.
+//! One chunk file: its header, whether it is intact, and its nonzeros.
 
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
@@ -10,34 +10,34 @@ use crate::sys::{Sys, is_media_failure};
 use rayon::prelude::*;
 use std::path::Path;
 
-/// Tiles that are decoded at once: enough for every thread, little memory.
+/// Tiles decoded together: enough work for every thread in little memory.
 const BATCH_TILES: usize = 128;
 
-/// Bytes of the batch that is handed over and of its copy in tiles.
+/// Bytes of the current batch and of its copy in tiles.
 #[must_use]
 pub fn batch_bytes(order: usize) -> u64 {
     2 * (BATCH_TILES * TILE_NNZ * (4 * order + 8)) as u64
 }
 
-/// A chunk file that has been looked at.
+/// An examined chunk file.
 #[derive(Debug)]
 pub(super) struct Examined {
     /// Its name in the store's directory.
     pub file: String,
-    /// Its header, where that is whole.
+    /// Its header, if that is intact.
     pub header: Option<ChunkHeader>,
-    /// What is in it, or why that cannot be used.
+    /// Its contents, or why they cannot be used.
     pub contents: std::result::Result<Contents, String>,
 }
 
-/// What an intact chunk holds.
+/// The contents of an intact chunk.
 #[derive(Debug)]
 pub(super) struct Contents {
     /// The tensor's shape.
     pub shape: Shape,
     /// Its format.
     pub format: Format,
-    /// Whether neighbours have the same coordinates.
+    /// Whether adjacent nonzeros have equal coordinates.
     pub repeats: bool,
     /// Coordinates of the first nonzero.
     pub first: Vec<u32>,
@@ -45,7 +45,7 @@ pub(super) struct Contents {
     pub last: Vec<u32>,
 }
 
-/// The damage that an error tells of, or the error itself where no file is to blame.
+/// The damage that an error describes, or the error itself if no file is at fault.
 pub fn damage(error: Error) -> Result<String> {
     match error {
         Error::Corrupt { what, .. } => Ok(what),
@@ -63,12 +63,12 @@ pub(super) struct Examiner {
     /// The format of each partition, if there is a manifest.
     recorded: Option<Vec<Format>>,
     reader: LoneReader,
-    /// Made again where a chunk is of another shape or format than the one before.
+    /// Replaced if a chunk has another shape or format than the previous one.
     decoder: Option<(Format, Decoder)>,
 }
 
 impl Examiner {
-    /// Of chunks that take at most `memory` bytes, and are of `store` where its manifest is known.
+    /// For chunks that take at most `memory` bytes and, if its manifest is known, belong to `store`.
     pub fn new(sys: &Sys, formats: &Formats, store: Option<&Store>, memory: u64) -> Result<Self> {
         let each = |store: &Store| store.whole().partitions.iter().map(|p| p.format.clone()).collect();
         let recorded = store.map(each);
@@ -77,17 +77,18 @@ impl Examiner {
         Ok(Self { sys: sys.clone(), formats: formats.clone(), recorded, reader, decoder: None })
     }
 
-    /// Lets go of the memory; the next chunk takes it again.
+    /// Frees the memory. The next chunk allocates it again.
     pub fn release(&mut self) -> Result<()> {
         self.reader.release()
     }
 
-    /// Bytes that it holds.
+    /// Bytes of memory that it holds.
     pub fn host_bytes(&self) -> u64 {
         self.reader.bytes()
     }
 
-    /// Looks at `file` in `dir`, down to every nonzero. `refuse` says of a whole header why the chunk is not wanted.
+    /// Examines `file` in `dir` down to every nonzero. `refuse` returns why the chunk of an intact header is not
+    /// wanted.
     pub fn examine(
         &mut self,
         dir: &Path,
@@ -109,7 +110,7 @@ impl Examiner {
         Ok(Examined { file, header: Some(header), contents })
     }
 
-    /// Decodes everything once, to know that it can be.
+    /// Decodes everything once to check that this is possible.
     fn contents(&mut self, path: &Path, header: &ChunkHeader) -> Result<Contents> {
         let order = usize::from(header.order);
         let (mut first, mut last, mut repeats) = (Vec::new(), Vec::new(), false);
@@ -127,7 +128,7 @@ impl Examiner {
         Ok(Contents { shape, format, repeats, first, last })
     }
 
-    /// Hands the nonzeros of a chunk to `sink`, in order, and returns the shape and format that the chunk gives.
+    /// Passes the nonzeros of a chunk to `sink`, in order. Returns the shape and format that the chunk records.
     pub fn batches(
         &mut self,
         path: &Path,
@@ -152,7 +153,7 @@ impl Examiner {
     }
 }
 
-/// Hands the nonzeros of a chunk of a tensor of `order` to `sink`, in order.
+/// Passes the nonzeros of a chunk of a tensor of `order` to `sink`, in order.
 pub fn batches(
     sys: &Sys,
     view: &ChunkView<'_>,

@@ -23,25 +23,26 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The zstd level that is taken where none is known.
+/// The zstd level if none is known.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Chunks that are lost, one after the other.
+/// A sequence of lost chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Loss {
     /// The number of the first.
     pub first_chunk: u64,
-    /// The number of the last; `None` where nothing says which is the store's last, or whether there is one at all.
+    /// The number of the last; `None` if the store's last chunk is unknown, or if it is unknown whether any is
+    /// lost.
     pub last_chunk: Option<u64>,
-    /// Position in the store of the first nonzero that is lost, from 0.
+    /// Position in the store of the first lost nonzero, from 0.
     pub first_nonzero: u64,
-    /// Nonzeros that are lost; `None` with `last_chunk`.
+    /// Lost nonzeros; `None` if `last_chunk` is.
     pub nnz: Option<u64>,
     /// Why.
     pub reason: String,
 }
 
-/// A chunk file that is not used.
+/// An unused chunk file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnusedFile {
     /// Its name.
@@ -66,10 +67,10 @@ impl MisplacedFile {
     }
 }
 
-/// What was found in a store's directory.
+/// The findings in a store's directory.
 #[derive(Clone, Debug, Serialize)]
 pub struct Findings {
-    /// Why the manifest cannot be read; `None` where it can.
+    /// Why the manifest cannot be read; `None` if it can.
     pub manifest_problem: Option<String>,
     /// The store's id: the manifest's, or the one that the chunks agree on.
     #[serde(skip)]
@@ -82,45 +83,44 @@ pub struct Findings {
     pub nnz: u64,
     /// What is lost, in the store's order.
     pub losses: Vec<Loss>,
-    /// Chunk files that are not used: damaged, or not of this store.
+    /// Unused chunk files: damaged, or not of this store.
     #[serde(rename = "unused_files")]
     pub unused: Vec<UnusedFile>,
-    /// Chunk files that are used and have another chunk's name, in the store's order.
+    /// Used chunk files with another chunk's name, in the store's order.
     #[serde(rename = "misplaced_files")]
     pub misplaced: Vec<MisplacedFile>,
 }
 
 impl Findings {
-    /// Chunks that are lost; `None` where that is not known.
+    /// The number of lost chunks; `None` if unknown.
     #[must_use]
     pub fn chunks_lost(&self) -> Option<u64> {
         self.losses.iter().map(|loss| Some(loss.last_chunk? - loss.first_chunk + 1)).sum()
     }
 
-    /// Nonzeros that are lost; `None` where that is not known.
+    /// The number of lost nonzeros; `None` if unknown.
     #[must_use]
     pub fn nnz_lost(&self) -> Option<u64> {
         self.losses.iter().map(|loss| loss.nnz).sum()
     }
 }
 
-/// The intact chunks of a store, found by [`Engine::salvage`](crate::Engine::salvage): a [`Source`] of their nonzeros, in the store's
-/// order. What is found depends on the files alone.
+/// The intact chunks of a store, found by [`Engine::salvage`](crate::Engine::salvage): a [`Source`] of their nonzeros,
+/// in the store's order. The result depends only on the files.
 pub struct Salvage {
     store: PathBuf,
     examiner: Examiner,
     shape: Shape,
-    /// How to pack them, but for where.
+    /// How to pack them, except for the target.
     options: PackOptions,
     chunks: Vec<(PathBuf, ChunkHeader)>,
     findings: Findings,
 }
 
 impl Salvage {
-    /// Looks at everything in `store`, down to each nonzero. An error if no chunk is intact. A single chunk without a
-    /// manifest says little about the bound on chunks: `chunk_bytes` is taken then. `watch` is called with the
-    /// nonzeros that have been looked at and how many there are, where that is known.
-    /// A chunk that takes more than `memory` bytes to look at is an error.
+    /// Examines everything in `store`, down to each nonzero. Fails if no chunk is intact, or if a chunk needs more
+    /// than `memory` bytes. A single chunk without a manifest says little about the bound on chunks; `chunk_bytes` is
+    /// used then. `watch` is called with the number of nonzeros examined and, if known, their total.
     pub fn scan(
         sys: &Sys,
         formats: &Formats,
@@ -130,13 +130,13 @@ impl Salvage {
         watch: &dyn Fn(u64, Option<u64>),
     ) -> Result<Self> {
         let (manifest, manifest_problem) = match open(sys, formats, store, memory)? {
-            // All that the manifest lists, whatever cover it is of.
+            // Everything that the manifest lists, in any cover.
             Ok(opened) => (Some(opened.partitions()), None),
             Err(problem) => (None, Some(problem)),
         };
         let files = chunk_files(store)?;
         if manifest.is_none() && files.is_empty() {
-            // Says that there is no store here, or what is wrong with its manifest.
+            // Reports that there is no store, or what is wrong with its manifest.
             Store::open_if(sys, formats, store, |_| Ok(()))?;
         }
         let total = manifest.as_ref().map(|store| store.whole().nnz);
@@ -181,9 +181,9 @@ impl Salvage {
         &self.findings
     }
 
-    /// `options` with format, codec, chunk size and duplicates such that an undamaged store comes out as it was. Without a manifest the
-    /// bound on a chunk's image is the least power of two that allows the chunks, zstd's level a guess, and duplicates are refused
-    /// unless there are some.
+    /// Sets the format, codec, chunk size and duplicates of `options` so that packing an undamaged store reproduces it.
+    /// Without a manifest, the bound on a chunk's image is the smallest power of two that allows the chunks, zstd's
+    /// level is a guess, and duplicates are refused unless some occur.
     #[must_use]
     pub fn options(&self, options: PackOptions) -> PackOptions {
         let PackOptions { format, codec, chunk_bytes, duplicates, labels, .. } = self.options.clone();
@@ -237,7 +237,8 @@ impl<'a> Used<'a> {
     }
 }
 
-/// The store, or what is wrong with its manifest. An error if `store` is no directory, or its manifest takes more than `memory` bytes to open.
+/// The store, or what is wrong with its manifest. Fails if `store` is not a directory, or if its manifest needs more
+/// than `memory` bytes.
 fn open(
     sys: &Sys,
     formats: &Formats,
@@ -275,7 +276,7 @@ fn chunk_files(store: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Why a chunk with this header is not one that the manifest lists.
+/// Why a chunk with this header is not in the manifest.
 fn foreign(store: &Store, header: &ChunkHeader) -> Option<String> {
     if header.store_id != store.id() {
         return Some(format!("a chunk of another store, {:016x}", header.store_id));
@@ -286,7 +287,7 @@ fn foreign(store: &Store, header: &ChunkHeader) -> Option<String> {
     (!known).then(|| format!("says that it is chunk {number} of this store, which the manifest denies"))
 }
 
-/// The same, if its dims are the manifest's or there is no manifest.
+/// Refuses a chunk whose dims differ from the manifest's, if there is one.
 fn as_recorded(store: Option<&Store>, examined: Examined) -> Examined {
     let (Ok(contents), Some(store)) = (&examined.contents, store) else { return examined };
     let manifest = store.manifest();
@@ -296,26 +297,27 @@ fn as_recorded(store: Option<&Store>, examined: Examined) -> Examined {
     Examined { contents: Err("corrupt: SHAPE section differs from the manifest".into()), ..examined }
 }
 
-/// Whether a coordinate occurs twice, in a chunk or where one ends and the next one begins.
+/// Whether a coordinate repeats, inside a chunk or between adjacent ones.
 fn repeats(used: &[Used<'_>]) -> bool {
     let borders = used.windows(2).any(|pair| pair[0].contents.last == pair[1].contents.first);
     borders || used.iter().any(|u| u.contents.repeats)
 }
 
-/// How to pack what was found, where coordinates may repeat or do not.
+/// The options for the findings, with or without repeated coordinates.
 fn options(format: FormatOption, codec: Codec, chunk_bytes: u64, may_repeat: bool) -> PackOptions {
     let duplicates = if may_repeat { Duplicates::Keep } else { Duplicates::Error };
     PackOptions { format, codec, chunk_bytes, duplicates, ..PackOptions::new(PathBuf::new()) }
 }
 
-/// As the manifest has it.
+/// The options recorded in the manifest.
 fn known(store: &Store, used: &[Used<'_>]) -> PackOptions {
     let Manifest { codec, chunk_bytes, may_repeat, .. } = *store.manifest();
     let format = FormatOption::of_store(store.whole());
     options(format, codec, chunk_bytes, may_repeat || repeats(used))
 }
 
-/// As the chunks suggest; `first` is the first of them. All but a store's last chunk have nearly as many bytes, or nonzeros, as the
+/// The options suggested by the chunks, of which `first` is the first. All chunks except a store's last one are nearly
+/// as large as the bound allows, in bytes or nonzeros, and the bound is usually a power of two.
 /// bound allows, which usually is a power of two.
 fn guess(
     first: &Used<'_>,
@@ -339,7 +341,7 @@ fn guess(
     options(format, codec, if single { bound.max(chunk_bytes) } else { bound }, repeats(used))
 }
 
-/// The error where no chunk is intact.
+/// The error if no chunk is intact.
 fn nothing(store: &Path, examined: &[Examined]) -> Error {
     let first = examined.iter().find_map(|e| Some((&e.file, e.contents.as_ref().err()?)));
     let what = match first {

@@ -1,4 +1,4 @@
-//! Which of the chunk files belong together, and what is missing between them.
+//! Finds out which chunk files belong together, and what is missing between them.
 
 use super::examine::Examined;
 use super::{Loss, UnusedFile};
@@ -7,15 +7,15 @@ use crate::store::{ChunkEntry, ChunkHeader, Manifest, chunk_name};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 
-/// Names that a reason lists before it only counts.
+/// The most names that a reason lists; beyond that it gives a count.
 const NAMES_MAX: usize = 3;
 
-/// What is used and what is lost.
+/// The chunks to use, and the losses.
 #[derive(Debug)]
 pub(super) struct Reconciled {
-    /// Places of the chunks to use, in the store's order.
+    /// Indices of the chunks to use, in the store's order.
     pub used: Vec<usize>,
-    /// What is lost, in the store's order.
+    /// The losses, in the store's order.
     pub losses: Vec<Loss>,
     /// Every other file.
     pub unused: Vec<UnusedFile>,
@@ -26,17 +26,17 @@ fn number_in(file: &str) -> Option<u64> {
     file.strip_prefix("chunk-")?.strip_suffix(".bin")?.parse().ok()
 }
 
-/// The header of a chunk that can be used.
+/// The header of a usable chunk.
 fn intact(examined: &Examined) -> Option<&ChunkHeader> {
     examined.contents.is_ok().then_some(examined.header.as_ref())?
 }
 
-/// Whether the file is where the store has this chunk.
+/// Whether the file has this chunk's name.
 fn in_place(file: &str, number: u32) -> bool {
     file == chunk_name(number as usize)
 }
 
-/// With the manifest: the intact file of each chunk that it lists, under whatever name, its own first.
+/// With a manifest: finds the intact file of each listed chunk, under any name, preferring its own.
 pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconciled {
     let mut places: HashMap<u64, usize> = HashMap::new();
     for (i, header) in examined.iter().enumerate().filter_map(|(i, e)| Some((i, intact(e)?))) {
@@ -49,7 +49,7 @@ pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconci
     for partition in &manifest.partitions {
         first.push(first[first.len() - 1] + partition.chunks);
     }
-    // The cover that has lost the fewest nonzeros holds what others have lost, too.
+    // The cover that has lost the fewest nonzeros also holds what other covers have lost.
     let of_cover = |cover: u32| {
         let (mut used, mut lost) = (Vec::new(), Vec::new());
         for number in manifest.cover(cover).into_iter().flat_map(|p| first[p]..first[p + 1]) {
@@ -76,7 +76,7 @@ pub(super) fn by_manifest(manifest: &Manifest, examined: &[Examined]) -> Reconci
     Reconciled { losses: lost.into_iter().map(loss).collect(), unused: files.unused(&HashMap::new()), used }
 }
 
-/// What chunks of one cover of a store have in common: id, dims, the format's key of the cover, codec.
+/// What chunks of one cover of a store have in common: id, dims, the format's cover key, codec.
 type Kin = (u64, Vec<u32>, u32, u8);
 
 fn kin(examined: &Examined) -> Option<Kin> {
@@ -85,7 +85,7 @@ fn kin(examined: &Examined) -> Option<Kin> {
     Some((header.store_id, dims, contents.format.cover_key(), header.codec))
 }
 
-/// The chunks that have most nonzeros of all that belong together; nothing if no chunk is intact. A copy does not count.
+/// The group of related chunks with the most nonzeros; `None` if no chunk is intact. Copies do not count.
 fn largest_kin(examined: &[Examined]) -> Option<Kin> {
     let mut kins: BTreeMap<Kin, BTreeMap<u32, u64>> = BTreeMap::new();
     for (kin, header) in examined.iter().filter_map(|e| Some((kin(e)?, intact(e)?))) {
@@ -95,7 +95,8 @@ fn largest_kin(examined: &[Examined]) -> Option<Kin> {
     sums.max().map(|(_, kin)| kin)
 }
 
-/// Without the manifest: the largest kin, put in order by its headers; what is missing is what they leave out.
+/// Without a manifest: uses the largest group of related chunks, ordered by their headers. Gaps between them
+/// are losses.
 pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
     let Some(chosen) = largest_kin(examined) else {
         return Reconciled { used: Vec::new(), losses: Vec::new(), unused: Vec::new() };
@@ -107,7 +108,7 @@ pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
             (Some(kin), Some(header)) if kin == chosen => {
                 partitions.entry(header.partition).or_default().push((i, header));
             }
-            // Another cover's.
+            // A chunk of another cover.
             (Some(kin), _) if (kin.0, &kin.1, kin.3) == (chosen.0, &chosen.1, chosen.3) => others.push(i),
             (Some(kin), _) => {
                 refused.insert(i, format!("a chunk of another store, {:016x}", kin.0));
@@ -123,7 +124,7 @@ pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
         for (i, header) in members {
             let (number, first) = (u64::from(header.number), header.first_nonzero);
             let after = first.checked_add(header.nnz.into());
-            // Where nothing is lost before, a partition begins where it does, whatever chunks other covers have lost.
+            // If nothing before it is lost, a partition begins with this chunk, whatever other covers have lost.
             next = if partition > 0 && first == 0 && end == 0 { number } else { next };
             let (follows, skips) = (number == next && first == end, number > next && first > end);
             let Some(after) = after.filter(|_| follows || skips) else {
@@ -145,14 +146,14 @@ pub(super) fn by_headers(examined: &[Examined]) -> Reconciled {
     Reconciled { losses, unused: files.unused(&refused), used }
 }
 
-/// The least number that a chunk of a partition can have: behind all chunks of those before.
+/// The smallest possible number of a chunk of a partition: after all chunks of earlier partitions.
 fn first_number(examined: &[Examined], id: u64, partition: u32) -> u64 {
     let headers = examined.iter().filter_map(|e| e.header.as_ref());
     let before = headers.filter(|h| h.store_id == id && h.partition < partition);
     before.map(|h| u64::from(h.number) + 1).max().unwrap_or(0)
 }
 
-/// Chunks that no intact file holds.
+/// Chunks without an intact file.
 struct Gap {
     first: u64,
     last: Option<u64>,
@@ -170,8 +171,9 @@ impl Gap {
     }
 }
 
-/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. Only the last chunk of a store whose format cuts at tiles can
-/// end inside one: after one that does, nothing is missing. The header of a damaged chunk may tell where the store ends.
+/// What may be missing after chunk `next - 1`, which ends at nonzero `end`. If the format cuts at tiles, only a store's
+/// last chunk can end inside one, so nothing is missing after such a chunk. The header of a damaged chunk may show
+/// where the store ends.
 fn tail(examined: &[Examined], (id, partition): (u64, u32), next: u64, end: u64) -> Option<Gap> {
     let of_store = |e: &&Examined| e.header.as_ref().is_some_and(|h| h.store_id == id);
     let mut intact = examined.iter().filter(of_store).filter_map(|e| e.contents.as_ref().ok());
@@ -197,7 +199,7 @@ fn tail(examined: &[Examined], (id, partition): (u64, u32), next: u64, end: u64)
     }
 }
 
-/// The files that are not used, for reasons.
+/// The unused files, for reasons.
 struct Files<'a> {
     examined: &'a [Examined],
     used: HashSet<usize>,
@@ -212,7 +214,7 @@ impl<'a> Files<'a> {
         self.examined.iter().enumerate().filter(|(i, _)| !self.used.contains(i))
     }
 
-    /// Why the chunks of these numbers are lost, by the files of their names.
+    /// Why the chunks with these numbers are lost, according to the files with their names.
     fn reason(&self, numbers: RangeInclusive<u64>) -> String {
         let count = numbers.end() - numbers.start() + 1;
         let of_name = |e: &Examined| number_in(&e.file).is_some_and(|n| numbers.contains(&n));
@@ -231,14 +233,14 @@ impl<'a> Files<'a> {
         parts.join("; ")
     }
 
-    /// Why it is not known what comes from chunk `first` on.
+    /// Why it is unknown what follows from chunk `first` on.
     fn tail_reason(&self, first: u64) -> String {
         let file = self.left().find(|(_, e)| number_in(&e.file).is_some_and(|n| n >= first));
         let known = "nothing says whether more chunks belong to the store";
         file.map_or(known.into(), |(_, e)| format!("{known}; {}: {}", e.file, problem(e)))
     }
 
-    /// All of them, with the reason in `refused` or their own.
+    /// All unused files, with the reason in `refused` or their own.
     fn unused(&self, refused: &HashMap<usize, String>) -> Vec<UnusedFile> {
         let unused = |(i, e): (usize, &Examined)| UnusedFile {
             file: e.file.clone(),

@@ -1,4 +1,4 @@
-//! Nonzeros in the order of the fibers in, rows of fibers out.
+//! Turns nonzeros in the order of the fibers into rows of fibers.
 
 use super::kernel::AddTile;
 use super::tile_fibers::TileFibers;
@@ -11,11 +11,11 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The fiber that the next nonzeros may go on with.
+/// A fiber that the next nonzeros may continue.
 #[derive(Debug)]
 struct OpenFiber {
     coordinates: Vec<u32>,
-    /// What whole tiles have added to it, and what the last one has.
+    /// The sum of whole tiles, and that of the last tile.
     total: Vec<f64>,
     of_tile: Vec<f64>,
 }
@@ -26,7 +26,8 @@ impl OpenFiber {
     }
 }
 
-/// The operation on a store that [`is_in_order`](super::is_in_order); of others it takes what [`Sorted`](super::Sorted) gives.
+/// The operation for a store that [`is_in_order`](super::is_in_order). For other stores it gets the output of
+/// [`Sorted`](super::Sorted).
 pub struct FiberRows<'a, 's, T> {
     sys: Sys,
     matrix: MatrixRef<'a, T>,
@@ -41,8 +42,8 @@ pub struct FiberRows<'a, 's, T> {
 }
 
 impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
-    /// SpTTM along `mode`, from 0, of a tensor of `order`; `matrix` has a row for each index of the mode. Fibers go to `sink`; without
-    /// one they are counted. Runs on the current rayon pool.
+    /// SpTTM along `mode`, from 0, of a tensor of `order`. `matrix` has a row per index of the mode. Fibers go to
+    /// `sink`; without one they are only counted. Runs on the current rayon pool.
     #[must_use]
     pub fn new(
         sys: &Sys,
@@ -54,14 +55,14 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         Self { sys, matrix, mode, order, vectors, nnz: 0, open: None, sink, fibers: 0 }
     }
 
-    /// The same with other vector instructions than the widest; results are the same.
+    /// The same with narrower vector instructions; results are the same.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
         self.vectors = vectors;
         self
     }
 
-    /// The next nonzeros, `nnz` of them; `fibers` gives those of a range of them, which lies in one tile.
+    /// Takes the next `nnz` nonzeros. `fibers` returns those of a range of them inside one tile.
     pub(super) fn put(
         &mut self,
         nnz: usize,
@@ -87,11 +88,11 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         tiles_at_once(self.order, self.matrix.columns(), rayon::current_num_threads())
     }
 
-    /// Nonzeros in ranges that lie in a tile each.
+    /// Takes nonzeros in ranges that are each inside one tile.
     fn put_tiles<R: Sync>(&mut self, ranges: &[R], fibers: impl Fn(&R) -> TileFibers + Sync) -> Result<()> {
         self.sys.check_cancelled()?;
         let (matrix, rank, vectors) = (self.matrix, self.matrix.columns(), self.vectors);
-        // What a tile has begun goes on, number by number.
+        // A tile that has begun is continued number by number.
         let goes_on = !self.nnz.is_multiple_of(TILE_NNZ as u64);
         let open = self.open.as_ref().filter(|_| goes_on);
         let computed = ranges.par_iter().enumerate().map(|(i, range)| {
@@ -123,7 +124,8 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         }
     }
 
-    /// Joins the fibers of a tile to those before: `out` gets what is complete by now. With `begun`, the tile has been begun before.
+    /// Joins the fibers of a tile to the previous ones. `out` receives those that are complete. With `begun`, the tile
+    /// has begun before.
     fn join(&mut self, tile: TileFibers, begun: bool, out: &mut Vec<Fibers<f64>>) {
         let (rank, others) = (self.matrix.columns(), self.order - 1);
         let TileFibers { mut coordinates, mut sums, .. } = tile;
@@ -154,7 +156,7 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         out.push(Fibers { coordinates, values: sums });
     }
 
-    /// Hands over the last fiber. The number of all of them.
+    /// Hands over the last fiber. Returns the number of all fibers.
     pub fn finish(mut self) -> Result<u64> {
         if let Some(open) = self.open.take() {
             self.fibers += 1;

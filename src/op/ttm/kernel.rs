@@ -3,7 +3,7 @@
 use super::tile_fibers::TileFibers;
 use crate::dense::{MatrixRef, Real};
 
-/// Adds what each nonzero of a tile gives to the row of its fiber.
+/// Adds the contribution of each nonzero of a tile to its fiber's row.
 pub(super) struct AddTile<'a, T> {
     pub matrix: MatrixRef<'a, T>,
     pub tile: &'a mut TileFibers,

@@ -2,14 +2,15 @@
 //! `dims[m]` x rank, `Y(i without i_m, :) = sum over i_m of value * U(i_m, :)`. The result is semi-sparse: every nonempty fiber along
 //! the mode has a dense row, and fibers are as sparse as they were.
 //!
-//! Fibers come out in ascending order of the other modes. A store whose nonzeros lie in that order already, fiber by fiber (a
-//! tree with the other modes ascending above mode m), is computed as it streams: [`FiberRows`] takes its tiles. Nonzeros of any other
-//! store are sorted first ([`Sorted`]), in the packer's runs, which go to files where memory is short. Either way memory
-//! holds the matrix and some fibers, never the result.
+//! Fibers are returned in ascending order of the other modes. If a store's nonzeros already have that order (a tree
+//! with the other modes ascending above mode m), it is computed while it streams: [`FiberRows`] takes its tiles. The
+//! nonzeros of other stores are sorted first ([`Sorted`]), in the packer's runs, on disk if memory is short. Either way
+//! memory holds the matrix and some fibers, never the result.
 //!
-//! **Order of additions.** Products are in the precision of the matrix, sums in f64. Nonzeros are counted in the order of the fibers; a
-//! row is the sum of what each 512 of them, counted from the first, add to it. So results depend on the nonzeros, the
-//! matrix and the precision alone: not on chunks, threads or memory, nor, unless coordinates repeat, on the format.
+//! **Order of additions.** Products are in the precision of the matrix, sums in f64. Nonzeros are counted in the order
+//! of the fibers. A row is the sum of the partial sums of each 512 of them, counted from the first. Results depend only
+//! on the nonzeros, the matrix and the precision: not on chunks, threads or memory, nor, unless coordinates repeat, on
+//! the format.
 
 mod fiber_rows;
 mod kernel;
@@ -29,16 +30,16 @@ use crate::store::Manifest;
 /// Some fibers of a semi-sparse tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fibers<T> {
-    /// For each fiber the indices of all modes but the dense one, ascending, from 0.
+    /// For each fiber, its indices in all modes but the dense one, ascending, from 0.
     pub coordinates: Vec<u32>,
     /// For each fiber its row of `rank` numbers.
     pub values: Vec<T>,
 }
 
-/// Takes fibers in order.
+/// Receives fibers in order.
 pub type FiberSink<'a, T> = &'a mut (dyn FnMut(Vec<Fibers<T>>) -> Result<()> + Send);
 
-/// Whether the nonzeros of a store lie in the order of the fibers along `mode`, from 0.
+/// Whether the nonzeros of a store have the order of the fibers along `mode`, from 0.
 #[must_use]
 pub fn is_in_order(manifest: &Manifest, mode: usize) -> bool {
     let order = manifest.shape.order();
@@ -51,13 +52,13 @@ pub fn is_in_order(manifest: &Manifest, mode: usize) -> bool {
         })
 }
 
-/// Tiles whose fibers are computed at once by `threads` threads.
+/// Tiles whose fibers `threads` threads compute at once.
 fn tiles_at_once(order: usize, rank: usize, threads: usize) -> usize {
     const BYTES: usize = 16 << 20;
     (BYTES / tile_bytes(order, rank)).clamp(threads, 128.max(threads))
 }
 
-/// Bytes of a tile's nonzeros and fibers, at most; the second copy is the one in the precision of the result.
+/// The most bytes of a tile's nonzeros and fibers. The second copy is in the precision of the result.
 fn tile_bytes(order: usize, rank: usize) -> usize {
     (16 + 4 * order + 12 * rank) * TILE_NNZ
 }

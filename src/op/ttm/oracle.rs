@@ -1,8 +1,8 @@
-//! The oracle of SpTTM: the definition, one nonzero after the other in f64, straight from a source of coordinates. It shares nothing with
-//! stores, decoding, sorted runs or kernels.
+//! The oracle of SpTTM: the definition, one nonzero after the other in f64, directly from a source of coordinates. It
+//! shares no code with stores, decoding, sorted runs or kernels.
 //!
-//! The bound is that of TTV ([`crate::op::ttv`]), of which each column of the result is one: `(4 roundoff + (n + 2) 2^-53) S + 3 n least`, where S
-//! is the same sum over absolute values and n how many nonzeros the fiber has.
+//! Each column of the result is a TTV ([`crate::op::ttv`]), which gives the bound: `(4 roundoff + (n + 2) 2^-53) S + 3
+//! n least`, where S is the same sum over absolute values and n the number of nonzeros in the fiber.
 
 use super::Fibers;
 use crate::coo::Source;
@@ -12,39 +12,39 @@ use crate::op::oracle::Comparison;
 use crate::shape::Shape;
 use crate::sys::Sys;
 
-/// A nonzero, or all at its coordinates.
+/// A nonzero, or the sum of all with its coordinates.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// The number of its fiber among all that a tensor of the shape can have.
+    /// The number of its fiber among all fibers of the shape.
     fiber: u128,
     /// Its index along the mode.
     leaf: u32,
-    /// How many were added.
+    /// The number of nonzeros in the sum.
     added: u32,
     value: f64,
     /// The sum over absolute values.
     absolute: f64,
 }
 
-/// Holds fibers, as they come in order, against the definition.
+/// Compares fibers, which arrive in order, with the definition.
 #[derive(Debug)]
 pub struct Oracle<'a, T> {
     matrix: &'a Matrix<T>,
     /// The dims of the other modes.
     dims: Vec<u32>,
     entries: Vec<Entry>,
-    /// Entries whose fibers have come.
+    /// The number of entries whose fibers have arrived.
     done: usize,
     comparison: Comparison,
 }
 
-/// Entries for a store of `nnz` nonzeros, so that text with more is seldom added up.
+/// Room for entries of a store of `nnz` nonzeros, so that text with more rarely has to be added up.
 fn room(nnz: u64) -> u64 {
     const MORE_MIN: u64 = 1 << 16;
     nnz.saturating_add(MORE_MIN.max(nnz / 4))
 }
 
-/// Bytes that an oracle holds for a store of `nnz` nonzeros.
+/// Bytes of memory for a store of `nnz` nonzeros.
 #[must_use]
 pub fn oracle_bytes(nnz: u64) -> u64 {
     room(nnz).saturating_mul(size_of::<Entry>() as u64)
@@ -82,7 +82,7 @@ impl<'a, T: Real> Oracle<'a, T> {
         let dims: Vec<u32> = others.iter().map(|&m| all[m]).collect();
         let mut entries: Vec<Entry> = Vec::new();
         let room = usize::try_from(room(nnz)).unwrap_or(usize::MAX);
-        // A handle of its own: no order to fail reaches it, but too little memory is an error.
+        // A separate handle: injected failures do not reach it, but a lack of memory is an error.
         let sys = Sys::default();
         sys.reserve(&mut entries, room, room)?;
         let name = source.name();
@@ -111,7 +111,7 @@ impl<'a, T: Real> Oracle<'a, T> {
         Ok(Self { matrix, dims, entries, done: 0, comparison })
     }
 
-    /// Compares the next fibers. One that should not have come, came again or came late fails.
+    /// Compares the next fibers. One that is unexpected, repeated or out of order fails.
     pub fn compare(&mut self, fibers: &[Fibers<T>]) {
         for part in fibers {
             self.compare_part(part);
@@ -141,7 +141,7 @@ impl<'a, T: Real> Oracle<'a, T> {
         }
     }
 
-    /// How all fibers compared. One that did not come fails.
+    /// The comparison of all fibers. A missing one fails.
     #[must_use]
     pub fn finish(self) -> Comparison {
         let holds = self.comparison.holds && self.done == self.entries.len();

@@ -1,4 +1,4 @@
-//! SpTTM of any store: its nonzeros are brought into the order of the fibers by the packer's runs.
+//! SpTTM of any store: the packer's runs sort its nonzeros by fiber.
 
 use super::fiber_rows::FiberRows;
 use super::tile_fibers::TileFibers;
@@ -14,7 +14,7 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 use std::path::Path;
 
-/// The operation, until all nonzeros have come; `K` holds their linear index.
+/// The operation while nonzeros arrive. `K` holds their linear index.
 #[derive(Debug)]
 pub struct Sorted<K> {
     mode: usize,
@@ -23,7 +23,7 @@ pub struct Sorted<K> {
     nonzeros: ExternalSum<K>,
 }
 
-/// The layout by which nonzeros are sorted: the modes but `mode`, ascending, then `mode`.
+/// The layout for sorting nonzeros: the modes except `mode`, ascending, then `mode`.
 #[must_use]
 pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
     let modes: Vec<usize> = (0..shape.order()).filter(|&m| m != mode).chain([mode]).collect();
@@ -31,8 +31,8 @@ pub fn layout(shape: &Shape, mode: usize) -> BitLayout {
 }
 
 impl<K: Key> Sorted<K> {
-    /// SpTTM along `mode`, from 0, of a tensor of `shape` with at most `nnz` nonzeros. These take at most `memory` bytes; what exceeds
-    /// them goes to files in a directory in `temporary`. Runs on the current rayon pool.
+    /// SpTTM along `mode`, from 0, of a tensor of `shape` with at most `nnz` nonzeros. They take at most `memory`
+    /// bytes; the rest goes to files in a directory in `temporary`. Runs on the current rayon pool.
     #[must_use]
     pub fn new(sys: &Sys, (shape, nnz): (&Shape, u64), mode: usize, memory: u64, temporary: &Path) -> Self {
         let layout = layout(shape, mode);
@@ -40,8 +40,8 @@ impl<K: Key> Sorted<K> {
         Self { mode, shape: shape.clone(), layout, nonzeros }
     }
 
-    /// Computes the fibers, when all nonzeros have come. How many there are, and what went to files. Values that share all
-    /// coordinates are added up first, in f64.
+    /// Computes the fibers after all nonzeros have arrived. Returns their number, and what was written to files. Values
+    /// with equal coordinates are added up first, in f64.
     pub fn finish<T: Real>(self, mut rows: FiberRows<'_, '_, T>) -> Result<(u64, SpillReport)> {
         let Self { mode, shape, layout, nonzeros } = self;
         let linearizer = Linearizer::<K>::new(&layout);

@@ -2,7 +2,7 @@
 
 use crate::format::DecodedTile;
 
-/// The fibers of at most 512 consecutive nonzeros, as far as these have them.
+/// The fibers of at most 512 consecutive nonzeros, restricted to these.
 #[derive(Debug, Default)]
 pub(super) struct TileFibers {
     /// Indices along the mode.
@@ -17,7 +17,7 @@ pub(super) struct TileFibers {
 }
 
 impl TileFibers {
-    /// Those of nonzeros of a tile of a store whose nonzeros lie in the order of the fibers.
+    /// The fibers of a tile of a store whose nonzeros have the order of the fibers.
     pub fn of_tile(tile: &DecodedTile<'_>, mode: usize) -> Self {
         let others: Vec<usize> = (0..tile.order()).filter(|&m| m != mode).collect();
         let begins = |i: usize| i == 0 || others.iter().any(|&m| tile.column(m)[i] != tile.column(m)[i - 1]);

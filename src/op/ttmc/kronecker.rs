@@ -1,5 +1,5 @@
-//! The inner loops: nonzeros that share a row and all other indices but one are added up along that mode; what comes out is multiplied by the rows
-//! that they share and added to the row of the result.
+//! The inner loops. Nonzeros that share a row and all other indices but one are added up along that mode. The sum is
+//! multiplied by the rows that they share and added to the row of the result.
 
 use crate::dense::{MatrixRef, Real};
 use crate::op::mttkrp::lists::{CACHED_BYTES, Entries, RowProduct};
@@ -14,7 +14,7 @@ pub struct Kronecker<'a, T> {
 }
 
 impl<T: Real> Kronecker<'_, T> {
-    /// Bytes that a thread works in, where rows have at most `width` numbers.
+    /// Bytes of a thread's working memory if rows have at most `width` numbers.
     pub fn scratch_bytes(ranks: &[usize], width: usize) -> usize {
         let rank = ranks.iter().max().copied().unwrap_or(0);
         size_of::<f64>().saturating_mul(width.saturating_add(2 * rank))
@@ -75,16 +75,16 @@ impl<T: Real> RowProduct for Kronecker<'_, T> {
     }
 }
 
-/// Neighbours that share their row and all indices but that in one mode.
+/// Adjacent nonzeros that differ only in one mode.
 struct Run {
     start: usize,
     end: usize,
-    /// That mode, among the others.
+    /// That mode's number among the other modes.
     mode: usize,
 }
 
 impl Run {
-    /// The longest from `start` on; a nonzero that has no such neighbour makes one along the last mode.
+    /// The longest run from `start` on. A nonzero without such a neighbor is a run along the last mode.
     #[inline(always)]
     fn from(entries: &Entries<'_>, order: usize, start: usize) -> Self {
         let Entries { places, columns, .. } = entries;
@@ -103,7 +103,7 @@ impl Run {
     }
 }
 
-/// Makes `sum` the sum of the run's values times the rows of its mode's factor.
+/// Sets `sum` to the sum of the run's values times the rows of its mode's factor.
 #[inline(always)]
 fn add_up<T: Real>(factor: MatrixRef<'_, T>, entries: &Entries<'_>, run: &Run, sum: &mut [f64]) {
     let nonzeros = run.start..run.end;
@@ -143,12 +143,12 @@ fn add_up_by<T: Real, const RANK: usize>(
     sum[..RANK].copy_from_slice(&added);
 }
 
-/// Makes `product` its Kronecker product with `row`.
+/// Replaces `product` by its Kronecker product with `row`.
 #[inline(always)]
 fn multiply<T: Real>(product: &mut Vec<f64>, row: &[T]) {
     let (before, rank) = (product.len(), row.len());
     product.resize(before * rank, 0.0);
-    // From behind, so that nothing is overwritten that is still needed.
+    // From the end, so that no number is overwritten before it is used.
     for i in (0..before).rev() {
         let x = product[i];
         for (to, y) in product[i * rank..][..rank].iter_mut().zip(row) {

@@ -1,15 +1,16 @@
-//! SpTTMc, a sparse tensor times a chain of matrices (Liu et al., CLUSTER 2017, equation 4): for mode m,
-//! `Y[i_m, :] += value * A_1[i_1, :] (x) ... (x) A_n[i_n, :]`, the Kronecker product over the modes but m, for every nonzero. `A_k` is
-//! `dims[k]` x `ranks[k]`; `Y` is `dims[m]` x the product of the other ranks, the last mode's rank fastest. It is what HOOI, the
-//! Tucker decomposition's iteration, does for each mode.
+//! SpTTMc, a sparse tensor times a chain of matrices (Liu et al., CLUSTER 2017, equation 4): for mode m, `Y[i_m, :] +=
+//! value * A_1[i_1, :] (x) ... (x) A_n[i_n, :]`, the Kronecker product over the modes except m, for every nonzero.
+//! `A_k` is `dims[k]` x `ranks[k]`; `Y` is `dims[m]` x the product of the other ranks, with the last mode's rank
+//! fastest. HOOI, the iteration of the Tucker decomposition, computes it for each mode.
 //!
-//! Rows are long, so that each has one writer: nonzeros are brought to their rows in the lists of MTTKRP ([`crate::op::mttkrp`]), in stretches
-//! cut by position in the store. Neighbours in a list that differ in one mode alone are added up before the product is made: a row of that
-//! mode's rank takes their sum, which is then multiplied once by the rows that they share. Stores of trees, whose fibers lie together,
-//! gain most.
+//! Rows are long, so each has one writer: nonzeros are sorted to their rows by the lists of MTTKRP
+//! ([`crate::op::mttkrp`]), in stretches cut by position in the store. Neighbors in a list that differ in one mode only
+//! are added up before the product: a row of that mode's rank holds their sum, which is multiplied once by the rows
+//! that they share. Trees, whose fibers are contiguous, gain most.
 //!
-//! **Order of additions.** Each row gets its lists' sums in order, as in MTTKRP. Products and sums are in f64 whatever the factors are in. Results depend on the
-//! store's nonzeros, the factors and the precision alone: not on threads, workers or chunks, nor on what other modes are computed.
+//! **Order of additions.** Each row gets its lists' sums in order, as in MTTKRP. Products and sums are in f64 whatever
+//! the factors are in. Results depend only on the store's nonzeros, the factors and the precision: not on threads,
+//! workers, chunks or the other modes computed.
 
 mod kronecker;
 
@@ -25,13 +26,13 @@ use rayon::prelude::*;
 #[derive(Debug)]
 pub struct Ttmc<'a, T> {
     factors: Vec<MatrixRef<'a, T>>,
-    /// Each mode, from 0, and its result while it grows.
+    /// Each mode, from 0, with its growing result.
     results: Vec<(usize, Vec<f64>)>,
     stretch: Stretch,
     vectors: Vectors,
 }
 
-/// Numbers of a row of the result for `mode`: the product of the other modes' ranks, `None` where that is beyond all memory.
+/// Numbers per row of the result for `mode`: the product of the other modes' ranks; `None` on overflow.
 #[must_use]
 pub fn width(ranks: &[usize], mode: usize) -> Option<usize> {
     let others = ranks.iter().enumerate().filter(|&(m, _)| m != mode);
@@ -50,13 +51,13 @@ pub fn matrices_bytes<T: Real>(manifest: &Manifest, modes: &[usize], ranks: &[us
         u64::from(manifest.shape.dims()[mode]).saturating_mul(width as u64).saturating_mul(element as u64)
     };
     let factors = ranks.iter().enumerate().map(|(mode, &rank)| matrix(mode, rank, size_of::<T>()));
-    // Sums in f64 are rounded when all are there.
+    // Sums in f64 are rounded at the end.
     let element = if size_of::<T>() == size_of::<f64>() { 8 } else { 8 + size_of::<T>() };
     let results = modes.iter().map(|&mode| matrix(mode, width(ranks, mode).unwrap_or(usize::MAX), element));
     factors.chain(results).fold(0, u64::saturating_add)
 }
 
-/// Bytes that SpTTMc of `modes` holds on `threads` threads, factors and results included.
+/// Bytes of SpTTMc of `modes` on `threads` threads, factors and results included.
 #[must_use]
 pub fn host_bytes<T: Real>(manifest: &Manifest, modes: &[usize], ranks: &[usize], threads: usize) -> u64 {
     let order = manifest.shape.order();
@@ -68,7 +69,7 @@ pub fn host_bytes<T: Real>(manifest: &Manifest, modes: &[usize], ranks: &[usize]
 }
 
 impl<'a, T: Real> Ttmc<'a, T> {
-    /// SpTTMc of `modes`, from 0, with `factors[m]` `dims[m]` x a rank of its own. Runs on the current rayon pool.
+    /// SpTTMc of `modes`, from 0. `factors[m]` is `dims[m]` x a rank of its own. Runs on the current rayon pool.
     pub fn new(store: &Store, factors: &[MatrixRef<'a, T>], modes: &[usize]) -> Result<Self> {
         let (sys, manifest) = (store.sys(), store.manifest());
         let ranks: Vec<usize> = factors.iter().map(MatrixRef::columns).collect();
@@ -84,14 +85,14 @@ impl<'a, T: Real> Ttmc<'a, T> {
         Ok(Self { factors: factors.to_vec(), results, stretch, vectors: Vectors::Widest })
     }
 
-    /// The same with other vector instructions than the widest; results are the same.
+    /// The same with narrower vector instructions; results are the same.
     #[must_use]
     pub fn with_vectors(mut self, vectors: Vectors) -> Self {
         self.vectors = vectors;
         self
     }
 
-    /// Sets the results to zero, before another pass.
+    /// Zeroes the results before another pass.
     pub fn reset(&mut self) {
         self.stretch.clear();
         for (_, sums) in &mut self.results {
@@ -99,7 +100,7 @@ impl<'a, T: Real> Ttmc<'a, T> {
         }
     }
 
-    /// Adds up what the nonzeros that wait give.
+    /// Adds the contributions of the waiting nonzeros.
     fn add(&mut self) {
         let product = Kronecker { factors: &self.factors, vectors: self.vectors.arch() };
         for (mode, sums) in &mut self.results {
