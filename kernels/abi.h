@@ -216,8 +216,8 @@ struct BuildArgs {
     u64 chunks;
     // Address of an `SourceTile` for each of their tiles.
     u64 tiles;
-    // Address of `u32[positions_end]`: before the sort the row of the target mode of the nonzero at each position, ~0 where there is
-    // none; after it, each nonzero's row in the copy's order.
+    // Address of `u32[positions_end]`. Before the sort: the row of the target mode of the nonzero at each
+    // position, ~0 if it has none. After it: each nonzero's row in the copy's order.
     u64 rows;
     // Address of `u32[nnz]`: each nonzero's position, in the copy's order.
     u64 positions;

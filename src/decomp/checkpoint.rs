@@ -1,4 +1,5 @@
-//! Checkpoints: what a decomposition needs to go on after an iteration, as if it had not ended.
+//! Checkpoints: everything that a decomposition needs to continue after an iteration as if it had not
+//! stopped.
 //!
 //! ```text
 //! DIR/current/   checkpoint.json, mode-1.npy …, gram-1.npy …; best/ with the same of the best start before
@@ -6,10 +7,11 @@
 //! DIR/old/       the last one, between two renames, where the file system cannot exchange names
 //! ```
 //!
-//! A checkpoint is written to `next`, made durable, and takes the place of `current` as [`crate::publish`] says; whatever ends a
-//! program, the last complete one stays. Each carries a marker from its beginning on; what has one of these names and no
-//! marker is not touched, but for checkpoints that were complete before there were markers. Factors are stored as they are, numbers in JSON to the bit. `checkpoint.json` holds checksums of its own facts and
-//! of every matrix's numbers. The directory is locked while a program uses it.
+//! A checkpoint is written to `next`, synced, and replaces `current` as described in [`crate::publish`]; however a
+//! program ends, the last complete one remains. Each has a marker from the start. Directories with these names but
+//! without a marker are not touched, except for complete checkpoints from before there were markers. Factors are stored
+//! unchanged, numbers in JSON exactly. `checkpoint.json` holds checksums of its own fields and of every matrix. A
+//! program locks the directory while it uses it.
 
 use super::cp_als::{Als, Iteration, Problem, Settings};
 use super::starts::{Start, StartReport};

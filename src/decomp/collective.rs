@@ -1,8 +1,9 @@
-//! What several members that decompose one tensor do together: the seam below [`super::AlsBackend`].
+//! How several members decompose one tensor together: the interface below [`super::AlsBackend`].
 //!
-//! A **member** is whatever runs a backend of its own: a device, a process, a machine. It holds some of the nonzeros and all of every
-//! factor. Of each factor it **owns** a range of rows: whole parts, into which an update cuts rows by their number and the rank alone
-//! ([`super::update`]). [`super::update::update`] is the caller, once for each mode of an iteration:
+//! A **member** runs its own backend: a device, a process or a machine. It holds some of the nonzeros and all of every
+//! factor. It **owns** a range of rows of each factor, in whole parts; an update divides rows into parts by their
+//! number and the rank alone ([`super::update`]). [`super::update::update`] is the caller, once per mode of an
+//! iteration:
 //!
 //! ```text
 //! a pass over the own nonzeros        sums of all rows, of which others hold the rest
@@ -12,10 +13,10 @@
 //! all_reduce                          the Gram matrix and the inner products
 //! ```
 //!
-//! All else of an iteration is rank x rank algebra on equal numbers, which every member does for itself.
+//! The rest of an iteration is rank x rank algebra on equal numbers, which every member does itself.
 //!
-//! **Bits.** Members' sums are added in the members' order, parts in the rows' order, never in that of their arrival. Parts do not depend on
-//! members: from equal sums come the bits of one member, however many there are.
+//! **Bits.** Members' sums are added in the members' order and parts in the rows' order, never in order of arrival.
+//! Parts do not depend on members, so equal sums give the same bits for any number of members.
 
 use crate::error::Result;
 use std::fmt::Debug;

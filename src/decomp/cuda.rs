@@ -1,8 +1,9 @@
-//! Factors in device memory, passes on the CUDA backend, updates by kernels/dense.cuh. Between the place's taking factors and giving them
-//! back, only matrices of rank x rank cross the link.
+//! Factors in device memory, passes on the CUDA backend, updates by kernels/dense.cuh. Between loading and returning
+//! the factors, only rank x rank matrices cross the link.
 //!
-//! The dense update adds up in an order that depends on the device alone, so that a decomposition is as deterministic as its passes
-//! ([`crate::op::mttkrp::cuda`]): in the store's order the last bits differ from run to run, from sorted nonzeros they do not.
+//! The dense update adds in an order that depends only on the device, so a decomposition is as deterministic as its
+//! passes ([`crate::op::mttkrp::cuda`]): in the store's order the last bits differ from run to run; with sorted
+//! nonzeros they do not.
 
 use super::cp_als::AlsBackend;
 use super::extended::Double;

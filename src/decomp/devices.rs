@@ -1,8 +1,8 @@
-//! Factors in the memory of several GPUs, each of which has some of the store's chunks and all of every factor.
+//! Factors in the memory of several GPUs. Each GPU has some of the store's chunks and all of every factor.
 //!
-//! It is [`collective`](super::collective)'s scheme with matrices on devices: sums are added up with the device that owns their rows, the owner
-//! updates these, rows are gathered to all, and the owners' parts of the Gram matrix are added up here, in the devices' order. The seam
-//! itself hands out slices of host memory, through which nothing goes here.
+//! It is the scheme of [`collective`](super::collective) with matrices on devices. Each row's sums are added up on the
+//! device that owns the row, the owner updates it, and all devices gather it. The owners' parts of the Gram matrix are
+//! added up here, in the devices' order. `Collective` itself is not used, because it works on host memory.
 
 use super::cp_als::AlsBackend;
 use super::cuda::Dense;

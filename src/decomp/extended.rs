@@ -1,13 +1,14 @@
-//! Numbers of twice f64's digits, for matrices of rank x rank whose condition leaves f64 too few.
+//! Numbers with twice f64's digits, for rank x rank matrices whose condition leaves too few digits in f64.
 //!
-//! Where components nearly depend on each other, what tells them apart are the last digits of their inner products. In f64
-//! at condition 1e12 four digits of it are left, and the model's norm, in which large terms cancel, has none beyond 1e-5 of
-//! the tensor's. Solving with refinement in f64 does not bring back what the Gram matrices have lost. So they are added up
-//! ([`gram`]), multiplied ([`hadamard`]), solved ([`inverse`]) and summed ([`square`]) in twice the digits; the inverse is
-//! rounded to f64 at the end, which loses no more than rounding the sums does.
+//! If components are nearly collinear, they differ only in the last digits of their inner products. At condition 1e12,
+//! f64 has four digits of the difference left, and the model's norm, in which large terms cancel, has none beyond 1e-5
+//! of the tensor's norm. Iterative refinement in f64 does not restore what the Gram matrices have lost. So they are
+//! added up ([`gram`]), multiplied ([`hadamard`]), solved ([`inverse`]) and summed ([`square`]) with twice the digits.
+//! The inverse is rounded to f64 at the end, which loses no more than rounding the sums does.
 //!
-//! The arithmetic is Dekker's (Numerische Mathematik 18, 1971); inner products are Ogita, Rump and Oishi's Dot2 (SIAM J. Sci. Comput. 26,
-//! 2005). Products' errors are exact, so that machines with and without fused instructions compute the same bits.
+//! The arithmetic is Dekker's (Numerische Mathematik 18, 1971); inner products are Ogita, Rump and Oishi's Dot2 (SIAM
+//! J. Sci. Comput. 26, 2005). Errors of products are exact, so machines with and without fused instructions compute the
+//! same bits.
 
 use super::solve::{Inverse, norm};
 use super::update::part_numbers;

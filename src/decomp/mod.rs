@@ -4,10 +4,10 @@
 //! length one in each mode's factor. [`run`] is the main path: it starts from given or seeded factors, iterates
 //! ([`Als::iterate`]), keeps the best of several **starts** and writes **checkpoints**.
 //!
-//! A [`AlsBackend`] is where factors live and passes run: [`host`], or a GPU (`cuda`). All that this module knows of a factor
-//! there are matrices of rank x rank. Below it is a [`Collective`](collective::Collective): how several backends that share a tensor add up
-//! their sums and hand each other the rows that each has updated. On the host there is but one member today; several GPUs do the same in
-//! their memory (`devices`).
+//! An [`AlsBackend`] holds the factors and runs the passes: [`host`], or a GPU (`cuda`). Outside a backend, this module
+//! sees only rank x rank matrices. Backends that share a tensor use a [`Collective`](collective::Collective) to add up
+//! sums and exchange updated rows. On the host there is only one member today; several GPUs do the same in their memory
+//! (`devices`).
 
 pub mod checkpoint;
 pub mod collective;

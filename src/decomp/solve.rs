@@ -1,7 +1,7 @@
 //! The rank x rank part of an update: Gram matrices, their Hadamard product and its inverse.
 //!
-//! Everything is done on columns of length one: the Hadamard product `V` of the other modes' Gram matrices then
-//! has ones on its diagonal, so that its condition tells of the components alone, not of their size.
+//! Columns are scaled to length one first. The Hadamard product `V` of the other modes' Gram matrices then has
+//! ones on its diagonal, and its condition depends only on the components' directions, not on their sizes.
 
 use crate::error::{Error, Result};
 use faer::linalg::solvers::DenseSolveCore;

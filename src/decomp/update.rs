@@ -1,14 +1,14 @@
-//! The dense update on the host: what turns the MTTKRP of a mode into its new factor.
+//! The dense update on the host: computes a mode's new factor from its MTTKRP.
 //!
-//! **One pass.** Each row of the sums is read once and left zero for the next pass; the factor's row is written once, and
-//! what the rest of the iteration needs of the new factor (its Gram matrix, its products with the sums) is added up
-//! while the row is at hand. Nothing is normalised here: columns keep the length that they get, and [`super::Als`]
-//! accounts for it in rank x rank matrices. No second pass over a factor is needed.
+//! **One pass.** Each row of the sums is read once and zeroed for the next pass. The factor's row is written once, and
+//! everything else that the iteration needs of the new factor (its Gram matrix, its products with the sums) is added up
+//! at the same time. Columns are not normalized: they keep their length, and [`super::Als`] accounts for it in rank x
+//! rank matrices. No second pass over a factor is needed.
 //!
-//! **Order of additions.** Rows are parted by their number and the rank alone, blocks of some rows are added up
-//! within a part, the parts in order. So the result does not depend on threads, nor on how many members of a [`Collective`] share the
-//! parts. Matrix products are faer's, on one
-//! thread each: their last bits depend on the vector instructions of the machine.
+//! **Order of additions.** Rows are divided into parts by their number and the rank alone. Blocks of rows are added up
+//! within a part, and the parts in order. The result therefore does not depend on threads or on the number of members
+//! of a [`Collective`]. Matrix products are faer's, on one thread each; their last bits depend on the machine's vector
+//! instructions.
 
 use super::collective::{Collective, sum};
 use crate::dense::{Matrix, Real};

@@ -1,4 +1,4 @@
-//! What plans are made from.
+//! The inputs of plans.
 
 use crate::op::mttkrp::ModeSortedDemand;
 

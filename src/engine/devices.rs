@@ -1,4 +1,4 @@
-//! Several GPUs: which, and what each gets of a store.
+//! Several GPUs: which ones are used, and the part of a store that each gets.
 
 use super::demand::Demand;
 use super::gpu::{self, Gpu};

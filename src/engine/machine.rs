@@ -1,4 +1,4 @@
-//! What the machine has.
+//! The machine's processors, memory and directories.
 
 use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};

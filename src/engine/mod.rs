@@ -1,9 +1,9 @@
-//! The facade. An [`Engine`] knows where to compute, with how many threads and how much memory, and has a function for each operation. It
-//! is the only module below the programs that looks at the machine.
+//! The facade. An [`Engine`] knows the device, the number of threads and the memory, and has a function for each
+//! operation. It is the only module below the programs that looks at the machine.
 //!
-//! An operation is first planned ([`ExecutionPlan`]) from the store's manifest and the machine, before it allocates anything; then it
-//! runs. `plan_*` returns the plan alone. [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`] return sessions, which keep buffers
-//! and chunks in host and device memory between calls.
+//! An operation is first planned ([`ExecutionPlan`]) from the store's manifest and the machine, before it allocates
+//! anything. Then it runs. `plan_*` returns only the plan. [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`]
+//! return sessions, which keep buffers and chunks in host and device memory between calls.
 
 mod cp;
 mod demand;

@@ -1,4 +1,4 @@
-//! What an operation will use of the machine, decided before it allocates anything.
+//! The resources of an operation, decided before it allocates anything.
 
 use super::demand::Demand;
 use super::gpu::{self, Gpu};

@@ -1,4 +1,4 @@
-//! SpTTMc on whatever there is.
+//! SpTTMc on the CPU or a GPU.
 
 use super::gpu::{self, Gpu};
 use super::mttkrp::{Modes, check_modes, check_rank};

@@ -1,9 +1,9 @@
-//! The journal of a packing job that spills: what has been finished, so that a killed job can be resumed.
+//! The journal of a packing job that spills. It records what is finished, so that a killed job can be resumed.
 //!
-//! `STORE.partial/journal` is lines: a checksum, a space, JSON. First what the job is, then what was finished, in order. A
-//! line that was cut off is as if it had not been written. Each checksum is seeded by the one before, the first by the key
-//! that only the job's directory for temporary files holds ([`crate::sys::SpillOwner`]): so the lines, and that directory,
-//! are believed together or not at all.
+//! Each line of `STORE.partial/journal` is a checksum, a space, and JSON. The first line describes the job; the others
+//! record what was finished, in order. A truncated line is ignored. Each checksum is seeded by the previous one, the
+//! first by a key that only the job's directory for temporary files holds ([`crate::sys::SpillOwner`]). The lines and
+//! that directory are therefore trusted together or not at all.
 
 use super::spilled::{RUN, STAGED, SpilledFile};
 use crate::coo::Extent;

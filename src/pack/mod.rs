@@ -1,8 +1,9 @@
 //! The packer: coordinates to a published store. [`pack`] is the main path; read it first.
 //!
-//! What it writes depends on the tensor and [`PackOptions`] alone. `resume` opens the job's directory. `runs` linearizes batches and sorts; where the dims
-//! are not declared, `stage` keeps the batches until they are known. Then, for each partition of the store, nonzeros pass through two
-//! parts as slices in the partition's order (`orders`): `combine` settles duplicates, [`Cutter`] makes chunks of any format.
+//! The output depends only on the tensor and [`PackOptions`]. `resume` opens the job's directory. `runs` linearizes and
+//! sorts batches; if the dims are not declared, `stage` keeps the batches until they are known. Then, for each
+//! partition of the store, nonzeros pass in the partition's order (`orders`) through two stages: `combine` merges
+//! duplicates, and [`Cutter`] makes chunks of any format.
 
 mod budget;
 mod combine;

@@ -1,4 +1,4 @@
-//! What the caller of the packer chooses.
+//! The options of the packer.
 
 use crate::encoding::{IndexEncoding, LeafRule};
 use crate::error::{Error, Result};

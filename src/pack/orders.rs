@@ -1,7 +1,7 @@
-//! The nonzeros of a tensor in one sort order after the other: a store of several partitions is cut from each in turn.
+//! The nonzeros of a tensor in one sort order after the other, for stores of several partitions.
 //!
-//! What memory holds is sorted again where it lies. What was spilled stays in its runs, in the order in which it came, from which it is
-//! sorted into others, one order at a time, so that the input is read once.
+//! Nonzeros in memory are sorted again in place. Spilled ones stay in their runs in the first order and are sorted from
+//! these into other runs, one order at a time. The input is read once.
 
 use super::budget::Budget;
 use super::runs::{Runs, SortedRuns};

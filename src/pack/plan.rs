@@ -1,4 +1,4 @@
-//! What packing will take, before it begins: memory, temporary files, the store.
+//! The resources of packing, computed beforehand: memory, temporary files, the store.
 
 use super::PackOptions;
 use super::budget::{Budget, memory_least};

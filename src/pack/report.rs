@@ -1,4 +1,4 @@
-//! What the packer tells: how far it is, what it did.
+//! The packer's progress and report.
 
 use super::SpillReport;
 use crate::store::Manifest;

@@ -1,4 +1,4 @@
-//! The beginning of a packing job: its directory, and what a killed job left in it.
+//! The start of a packing job: its directory, and the leftovers of a killed job in it.
 
 use super::PackOptions;
 use super::journal::{self, Finished, Found, Journal};

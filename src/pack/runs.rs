@@ -1,7 +1,7 @@
-//! Sorting: batches in, nonzeros in linear order out, within a memory budget.
+//! Sorting within a memory budget: takes batches, returns nonzeros in linear order.
 //!
-//! Batches are linearized as they come. What the budget holds is sorted in memory and touches no disk; when it is full,
-//! it is sorted and written as a run, and in the end the runs are merged.
+//! Batches are linearized when they arrive. Nonzeros that fit the budget are sorted in memory without touching the
+//! disk. When the budget is full they are sorted and written as a run; at the end the runs are merged.
 
 use super::budget::Budget;
 use super::merge::Merge;

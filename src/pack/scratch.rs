@@ -1,4 +1,4 @@
-//! The temporary files of a packing job: where they are, what the journal says of them, how much there is.
+//! The temporary files of a packing job: their places, their journal entries, their sizes.
 
 use super::journal::{self, Entry, Finished, Journal};
 use super::plan::no_room;

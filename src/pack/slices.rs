@@ -1,8 +1,8 @@
-//! Slices by kind: HB-CSF's partitions each take slices of one kind (Nisa et al., IPDPS 2019, section V).
+//! Slices by kind. Each partition of HB-CSF takes slices of one kind (Nisa et al., IPDPS 2019, section V).
 //!
-//! (Their Algorithm 5, as printed, never resets a counter and keeps flags of slices in scalars; this follows the text.) The kind of a
-//! slice is known at its end: until then its nonzeros wait, but for those of slices that are too long for that, which are
-//! [`SliceKind::Fibers`] whatever their fibers are.
+//! (Their Algorithm 5 as printed never resets a counter and keeps flags of slices in scalars; this follows the text.)
+//! The kind of a slice is known at its end. Its nonzeros wait until then, except those of slices too long to wait,
+//! which are [`SliceKind::Fibers`] whatever their fibers are.
 
 use crate::error::Result;
 use crate::format::{PartitionPlan, SliceKind, Takes};

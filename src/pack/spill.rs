@@ -1,9 +1,9 @@
-//! Temporary files of the packer: frames of packed nonzeros, each with its checksum. Their layout is
-//! private; nothing outside one job of the packer reads them. A job that was killed goes on with files of another
-//! process, which may hold anything: whatever cannot have been written is an error.
+//! Temporary files of the packer: frames of packed nonzeros, each with its checksum. Their layout is private to
+//! one packing job. A resumed job reads files of another process, which may contain anything, so everything that
+//! the packer cannot have written is an error.
 //!
-//! Two kinds: *staged* files hold batches in input order, coordinates as packed columns, while the shape is not
-//! known yet; *runs* hold nonzeros in linear order, as packed differences.
+//! There are two kinds. *Staged* files hold batches in input order, with coordinates as packed columns, while the
+//! shape is unknown. *Runs* hold nonzeros in linear order, as packed differences.
 
 use super::spilled::{FRAME_HEADER, SpilledFile};
 use crate::coo::Batch;

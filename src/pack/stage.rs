@@ -1,6 +1,5 @@
-//! Where the dims are not declared, the linear index cannot be known before the last nonzero has settled them.
-//! Until then batches are kept as they come; when the budget does not hold them they are staged on disk, a file for
-//! each future run.
+//! Without declared dims, the linear index is unknown until the last nonzero has been read. Until then batches are
+//! kept as they arrive. If they exceed the budget, they are staged on disk, in a file per future run.
 
 use super::PackWatch;
 use super::budget::Budget;

@@ -1,4 +1,4 @@
-//! What a table is written in: text, or columns of Arrow's types; and its pieces.
+//! The form of a table, text or Arrow data, and its pieces.
 
 #[cfg(feature = "arrow")]
 use super::arrow::{self, ArrowRows};

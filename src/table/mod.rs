@@ -1,7 +1,7 @@
 //! Tables: rows with labels, times and numbers become nonzeros with indices.
 //!
-//! [`Table::read`] takes a table in and learns everything; [`Table`] is then a [`Source`] of its nonzeros, with what a store
-//! says of its modes ([`Table::labels`]).
+//! [`Table::read`] reads a table completely. [`Table`] is then a [`Source`] of its nonzeros, with the information about
+//! its modes for a store ([`Table::labels`]).
 //!
 //! ```text
 //! csv: pieces of whole records -> piece::parse, in parallel -> dictionary: labels to numbers, by column and shard

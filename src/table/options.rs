@@ -1,4 +1,4 @@
-//! What is said of a table: which columns are modes, which one the values, what becomes of them.
+//! Options of a table: which columns are modes, which one holds the values, and how they are processed.
 
 use super::csv::CsvOptions;
 use super::number::{self, NumberBins};

@@ -1,5 +1,5 @@
-//! What a table's rows and labels wait in until all of it has been read: extents of bytes, in memory as far as there is room,
-//! then in one temporary file, each with a checksum.
+//! Holds a table's rows and labels until all of it has been read: extents of bytes with checksums, in memory as far as
+//! they fit, then in one temporary file.
 
 use crate::error::{Error, Result};
 use crate::sys::{File, SpillDir, SpillOwner, Sys, spill_name};

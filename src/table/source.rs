@@ -1,4 +1,4 @@
-//! A table that has been read, as nonzeros with indices and what a store says of its modes.
+//! A table that has been read, as indexed nonzeros and information about its modes.
 
 use super::dictionary::{Dictionary, index_of};
 use super::input::TableInput;

@@ -1,8 +1,9 @@
-//! Time in tables: what fields say, and the bins that it is put into.
+//! Time in tables: parsing, and bins.
 //!
-//! Time is kept as *civil seconds*: what a clock in the table's time zone shows, as seconds since 1970-01-01T00:00 on that
-//! clock. A date without an offset is that already. One with an offset, and a number (seconds, milliseconds, microseconds or
-//! nanoseconds since 1970 in UTC), is converted. Zones come with the program, so that a store does not depend on the machine.
+//! Time is kept as *civil seconds*: the time that a clock in the table's time zone shows, as seconds since
+//! 1970-01-01T00:00 on that clock. A date without an offset already is that. A date with an offset, and a number
+//! (seconds, milliseconds, microseconds or nanoseconds since 1970 in UTC), is converted. Time zones are compiled in, so
+//! a store does not depend on the machine.
 
 use crate::error::{Error, Result};
 use jiff::Timestamp;

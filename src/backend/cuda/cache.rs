@@ -1,5 +1,5 @@
-//! Compiled kernels kept between runs, in a directory that only this user can write. A file that is not exactly
-//! what was written under its name is as good as none.
+//! Compiled kernels kept between runs, in a directory that only this user can write. A file that differs from
+//! what was written under its name is ignored.
 
 use crate::error::Result;
 use crate::sys::{PrivateDir, Sys};

@@ -1,4 +1,4 @@
-//! What of a pass went on when on the device.
+//! Times of a pass's activities on the device.
 
 use super::driver::{Device, Event, Stream};
 use crate::error::Result;

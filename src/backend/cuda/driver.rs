@@ -1,10 +1,10 @@
-//! The CUDA driver behind types that release what they hold: all that the engine asks of a GPU, and the only
-//! unsafe code of the backend besides loading NVRTC.
+//! The CUDA driver behind types that release what they hold. It is all that the engine needs of a GPU, and the
+//! only unsafe code of the backend besides loading NVRTC.
 //!
-//! The library is loaded when it is first asked for; nothing of it is needed to build. Device memory is not
-//! memory to Rust: kernels that race on it compute nonsense, they do not break the host. What could, a copy from
-//! a host buffer that is reused or freed under it, is ruled out by [`Upload`], which owns the buffer until the
-//! copy has ended. Every call is made with the device's context current on the calling thread.
+//! The library is loaded on first use; building needs nothing of it. Device memory is not memory to Rust:
+//! kernels that race on it compute wrong results but cannot break the host. A copy from a host buffer that is
+//! reused or freed could, and [`Upload`] prevents it: it owns the buffer until the copy has ended. Every call is
+//! made with the device's context current on the calling thread.
 
 #![expect(unsafe_code, reason = "the driver is a C library")]
 

@@ -1,7 +1,7 @@
-//! NVRTC, NVIDIA's run-time compiler, where it is installed: looked for at run time, never needed.
+//! NVRTC, NVIDIA's run-time compiler, if it is installed: looked for at run time, never needed.
 //!
-//! That a kernel could not be compiled is no [`crate::error::Error`]: the embedded kernels serve. The reason is one
-//! line for a report.
+//! A kernel that cannot be compiled is not a [`crate::error::Error`]: the embedded kernels are used. The reason is
+//! one line for a report.
 
 #![expect(unsafe_code, reason = "NVRTC is a C library")]
 

@@ -1,4 +1,4 @@
-//! A column of Arrow's types: what each of its fields says.
+//! The fields of a column of an Arrow type.
 
 use crate::coo::tns::decimal;
 use crate::table::time::Moment;

@@ -1,4 +1,4 @@
-//! Arrow IPC: files, whose footer says where batches lie, and streams.
+//! Arrow IPC: files, whose footer lists the batches, and streams.
 
 use super::damaged;
 use crate::coo::tns::TextInput;

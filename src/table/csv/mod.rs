@@ -1,7 +1,7 @@
 //! Comma-separated values, and values separated by anything else.
 //!
-//! The text is cut into pieces of whole records by one thread, and pieces are taken apart by all. That needs a splitter that
-//! says where fields lie, tells an empty field from an empty text in quotes, and names the row of a quote that is wrong.
+//! One thread cuts the text into pieces of whole records, and all threads parse pieces. The splitter therefore reports
+//! where fields are, distinguishes an empty field from an empty quoted text, and names the row of a wrong quote.
 
 mod sniff;
 mod split;

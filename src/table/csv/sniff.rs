@@ -1,4 +1,4 @@
-//! What a table's first lines tell: delimiter, quotes, and whether they begin with names.
+//! Detects the delimiter, the quotes, and whether there is a header from a table's first lines.
 
 use super::split::{Dialect, Field};
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
-//! NCCL, NVIDIA's library of collectives, where it is installed: looked for at run time, never needed.
+//! NCCL, NVIDIA's library of collectives, if it is installed: looked for at run time, never needed.
 //!
-//! That it is not there is no [`Error`]: copies from device to device serve. The reason is one line for a report.
+//! Its absence is not an [`Error`]: copies between devices are used instead. The reason is one line for a report.
 
 use super::{Device, Memory, Stream};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! What building a mode-sorted copy takes, and what comes out of it at most.
+//! The resources for building a mode-sorted copy, and bounds on its size.
 
 use super::super::abi::{DIGIT_BITS, SORT_PORTION, SourceTile, TILE};
 use super::super::expand::{blocks_of, is_expanded};

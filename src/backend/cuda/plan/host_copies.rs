@@ -1,4 +1,4 @@
-//! Which modes are served by mode-sorted copies in host memory, and what that takes.
+//! Chooses the modes with mode-sorted copies in host memory, and computes what these need.
 
 use super::choose::{self, Choice, ModeSeconds, Rates, Samples, values};
 use crate::backend::cuda::expand::resident_bytes;
