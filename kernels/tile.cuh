@@ -158,9 +158,9 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
 
 // Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where they are
 // SORTED, otherwise ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
-// share a bucket take turns, which costs updates, nothing else. Returns how many nonzeros there are, filled up with zeros to whole batches.
-// Called by the whole thread block, which sees the group on return; where they are SORTED, a warp sees what its own shares hold: nobody waits
-// for another warp.
+// share a bucket alternate, which only costs updates. Returns the number of nonzeros, padded with zeros to whole batches.
+// Called by the whole thread block, which sees the group on return. If they are SORTED, a warp sees only its own shares, and no warp waits
+// for another.
 template <class LAYOUT, bool SORTED, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
                                       bool& bad)
