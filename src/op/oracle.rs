@@ -1,10 +1,10 @@
 //! The oracle: MTTKRP and SpTTMc by their definitions, one nonzero after the other in f64, directly from a source of
 //! coordinates. It shares no code with stores, decoding or kernels, and everything is compared with it.
 //!
-//! The bound of the comparison is derived, not chosen. A result may differ from the oracle's by `roundoff * (order + 2
-//! + L) * S + (order + 1) * row nnz * least`, where S is the same sum over absolute values and L the longest chain of
-//! additions in the precision of the result: for f64, the row's nonzeros; for f32, whose longer sums are in f64, `chain
-//! + row nnz * 2^-29` with the `chain` that the backend states. That bounds the result's own rounding errors. The
+//! The bound of the comparison is derived, not chosen. A result may differ from the oracle's by
+//! `roundoff * (order + 2 + L) * S + (order + 1) * row nnz * least`, where S is the same sum over absolute values and L the longest chain of
+//! additions in the precision of the result: for f64, the row's nonzeros; for f32, whose longer sums are in f64,
+//! `chain + row nnz * 2^-29` with the `chain` that the backend states. That bounds the result's own rounding errors. The
 //! oracle's errors, at worst as large in f64, get no allowance, so the check is stricter than the worst case.
 //!
 //! The second term is for subnormal numbers, where each rounding can be off by half of the smallest positive number,

@@ -17,8 +17,8 @@ pub struct Pipeline {
 impl Pipeline {
     /// The times for chunks whose steps take these seconds.
     ///
-    /// `T_s` is the sum of all steps. `T_p` is a sum over cycles. In cycle i, the three steps of chunks i, i - 1 and i
-    /// - 2 run at once, as far as these chunks exist, and the longest counts. (The paper's equation writes out the
+    /// `T_s` is the sum of all steps. `T_p` is a sum over cycles. In cycle i, the three steps of chunks i,
+    /// i - 1 and i - 2 run at once, as far as these chunks exist, and the longest counts. (The paper's equation writes out the
     /// first two and last two cycles, and prints the two steps of the second as the same step twice.)
     #[must_use]
     pub fn of(chunks: &[StepSeconds]) -> Self {

@@ -3,10 +3,10 @@
 //! element, even if it is zero.
 //!
 //! * Along the leaf mode of a tree, [`Streamed`]: each slice is a sparse matrix times the vector, every fiber an
-//! element. Elements are written in the store's order while the next chunk is read (the paper's step 3.3).
+//!   element. Elements are written in the store's order while the next chunk is read (the paper's step 3.3).
 //! * Along any other mode, along several modes, and for BLCO stores, [`Merged`]: each nonzero gives a product. Products
-//! of one element are added up in the packer's runs, on disk if memory is short. Elements are in the order of the
-//! remaining modes.
+//!   of one element are added up in the packer's runs, on disk if memory is short. Elements are in the order of the
+//!   remaining modes.
 //! * Along all modes, [`Scalar`]: one number, the exact sum of the products, rounded once.
 //!
 //! **Order of additions.** Products are in the precision of the vector, sums in f64. [`Streamed`] adds in the store's
