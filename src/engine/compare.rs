@@ -87,7 +87,7 @@ impl Engine {
                 Ok(InFormat { name, store: Ok(self.open(&target)?), build_seconds })
             }
             // What assigning takes is known only when fibers have been counted.
-            Err(Error::Request(what)) if scheme.assigns() => {
+            Err(Error::Request(what) | Error::Input { what, .. }) if scheme.assigns() => {
                 Ok(InFormat { name, store: Err(what), build_seconds: None })
             }
             Err(error) => Err(error),

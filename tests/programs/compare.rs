@@ -231,3 +231,18 @@ fn a_full_disk_and_an_interrupt_leave_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(tree(dir.path()) == before);
 }
+
+/// What assigning nonzeros to trees takes is known only when fibers have been counted; that it is too much is told, and all else goes on.
+#[test]
+fn a_format_that_memory_does_not_allow_is_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    program("blco-gen", dir.path(), &["--dims", "600,600,600", "--nnz", "100000", "m.blco"]);
+    let report = program("blco-info", dir.path(), &["m.blco", "--compare", "--memory", "40MiB"]);
+    let of = format(&report, "mmcsf");
+    let problem = of["problem"].as_str().unwrap();
+    assert!(
+        problem.contains("lengths of their fibers takes more than") && problem.contains("--memory"),
+        "{problem}"
+    );
+    assert!(of["bytes"].is_null() && format(&report, "csf")["bytes"].is_u64());
+}
