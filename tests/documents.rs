@@ -173,7 +173,7 @@ fn reports_have_the_fields_that_are_documented() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(root().join("docs/visits.csv"), dir.path().join("visits.csv")).unwrap();
     let pages = text("docs/json.md") + &text("docs/plan.md") + &text("docs/report.md");
-    let calls: [(&str, &[&str]); 8] = [
+    let calls: [(&str, &[&str]); 10] = [
         ("blco-pack", &["visits.csv", "--modes", "user,page,time:hour-of-day"]),
         ("blco-export", &["visits.blco", "t.tns"]),
         ("blco-pack", &["t.tns"]),
@@ -181,6 +181,8 @@ fn reports_have_the_fields_that_are_documented() {
         ("blco-cpd", &["t.blco", "--rank", "2", "--starts", "2"]),
         ("blco-info", &["t.blco", "--verify"]),
         ("blco-info", &["t.blco", "--repair", "new.blco"]),
+        ("blco-info", &["t.blco", "--compare"]),
+        ("blco-run", &["t.blco", "--compare", "csf,mmcsf"]),
         ("blco-gen", &["--dims", "9,9", "--nnz", "20", "g.tns"]),
     ];
     for (name, args) in calls {

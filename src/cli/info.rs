@@ -1,7 +1,9 @@
 //! `blco-info`.
 
+use super::compare;
 use super::engine::host_engine;
 use super::outputs::check_temp_dir;
+use super::pack::TextArgs;
 use super::progress::Bar;
 use super::repair::{RepairArgs, repair};
 use super::table::{ModeReport, mode_of, mode_reports, modes_text, short};
@@ -15,7 +17,7 @@ use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::{Verify, check_totals};
 use crate::pack::ExternalSumMemory;
-use crate::store::{ChunkEntry, Manifest, Partition, Store};
+use crate::store::{ChunkEntry, Manifest, Partition, Store, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -34,7 +36,8 @@ use std::path::{Path, PathBuf};
     name = "blco-info",
     version,
     after_help = "Examples:\n  blco-info movies.blco\n  blco-info movies.blco --quick --json\n  blco-info movies.blco --verify\n  \
-                  blco-info movies.blco --repair saved.blco\n  blco-info old.blco --upgrade new.blco"
+                  blco-info movies.blco --repair saved.blco\n  blco-info old.blco --upgrade new.blco\n  \
+                  blco-info movies.tns --compare"
 )]
 pub struct Info {
     /// The store
@@ -49,15 +52,21 @@ pub struct Info {
     /// mode, in temporary files if memory is short
     #[arg(long, conflicts_with = "quick")]
     storage: bool,
-    /// Directory for temporary files of --storage [default: the system's]
-    #[arg(long, value_name = "DIR", requires = "storage")]
+    /// Directory for temporary files of --storage and --compare [default: the system's]
+    #[arg(long, value_name = "DIR")]
     storage_dir: Option<PathBuf>,
+    /// Compare formats: index bytes by their papers' formulas and here, slices, fibers, and how long these are; and recommend one. Packs
+    /// the tensor in each format, in temporary files. Instead of a store, coordinate text may be given
+    #[arg(long, conflicts_with_all = ["verify", "quick", "storage", "labels", "repair", "upgrade"])]
+    compare: bool,
     /// Print the labels of a mode, given by name or number: index, tab, label
     #[arg(long, value_name = "MODE", conflicts_with_all = ["verify", "quick", "storage", "repair", "upgrade"])]
     labels: Option<String>,
     /// Print only labels that contain this text, in upper or lower case
     #[arg(long, value_name = "TEXT", requires = "labels")]
     find: Option<String>,
+    #[command(flatten)]
+    text: TextArgs,
     #[command(flatten)]
     repair: RepairArgs,
     #[command(flatten)]
@@ -540,11 +549,32 @@ impl Program for Info {
         if let Some(target) = self.repair.repair.as_ref().or(self.repair.upgrade.as_ref()) {
             return repair::<Self>(sys, &self.store, target, &self.repair, self.common);
         }
+        if self.storage_dir.is_some() && !self.storage && !self.compare {
+            return Err(Error::request(
+                "--storage-dir is for the temporary files of --storage and --compare; give one of these",
+            ));
+        }
+        if let Some(option) = self.text.given()
+            && (!self.compare || holds_manifest(&self.store)?)
+        {
+            let what = "says how the text of --compare is read; give that with text, or leave it out";
+            return Err(Error::request(format!("{option} {what}")));
+        }
         let progress = Bar::new(self.common.quiet || self.common.json);
         // A look at the manifest is work for one thread.
         let threads = if self.quick { Some(1) } else { self.common.threads };
         let common = Common { threads, ..self.common };
         let engine = host_engine(sys, common, self.repair.memory, &progress)?;
+        if self.compare {
+            let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir);
+            return compare::run::<Self>(
+                sys,
+                &engine,
+                (&self.store, self.text.options()),
+                &directory,
+                &progress,
+            );
+        }
         let store = match engine.open_for(&self.store, !self.quick) {
             Err(error @ Error::Corrupt { .. }) if self.verify => return unreadable(&self.store, &error),
             store => store?,

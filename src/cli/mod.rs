@@ -4,6 +4,7 @@
 //! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
 //! error. 130: interrupted.
 
+mod compare;
 mod components;
 mod conventions;
 pub mod cpd;

@@ -9,7 +9,7 @@ use super::{Common, Program, Report, count, counted, grouped, nonzeros, provenan
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
-use crate::engine::Engine;
+use crate::engine::{Engine, repacking};
 use crate::error::{Error, Result};
 use crate::format::Trees;
 use crate::format::bcsf::FIBER_SPLIT;
@@ -17,7 +17,6 @@ use crate::format::fcoo::FcooFor;
 use crate::format::mmcsf::Assign;
 use crate::op::reread::StoreSource;
 use crate::pack::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions, PackPlan, PackReport};
-use crate::store::labels::NewLabels;
 use crate::store::{Codec, Format, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -420,18 +419,9 @@ impl Pack {
         let target = self.output.clone().ok_or_else(named)?;
         let engine = host_engine(sys, self.common, self.store.memory, progress)?;
         let store = engine.open(&self.input)?;
-        let labels = NewLabels::of(&store)?;
-        if let Some(mode) = labels.as_ref().and_then(|labels| labels.lost.first()) {
-            let what =
-                format!("the labels of mode {} are damaged; blco-info --repair leaves them out", mode + 1);
-            return Err(Error::unusable(&self.input, what));
-        }
-        let mut source = StoreSource::new(store);
-        let options = self.store.options(&source, &target)?;
-        let keeps = self.store.duplicates.is_none() && source.may_repeat();
-        let duplicates = if keeps { Duplicates::Keep } else { options.duplicates };
-        let labels = labels.map(Arc::new);
-        self.pack(&engine, &mut source, &PackOptions { duplicates, labels, ..options })
+        let options = self.store.options(&StoreSource::new(store.clone()), &target)?;
+        let (mut source, options) = repacking(store, options, self.store.duplicates.is_some())?;
+        self.pack(&engine, &mut source, &options)
     }
 }
 

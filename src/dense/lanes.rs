@@ -13,6 +13,8 @@ pub trait Lanes: Copy {
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
     /// Lane by lane.
     fn times<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `row` in f64: itself, or in `room`, which is as long.
+    fn widened<'a>(row: &'a [Self], room: &'a mut [f64]) -> &'a [f64];
     /// Adds each lane to one of `sums`, in f64.
     ///
     /// # Panics
@@ -39,6 +41,11 @@ impl Lanes for f64 {
     }
 
     #[inline(always)]
+    fn widened<'a>(row: &'a [Self], _: &'a mut [f64]) -> &'a [f64] {
+        row
+    }
+
+    #[inline(always)]
     fn add_to<S: Simd>(simd: S, lanes: S::f64s, sums: &mut [f64]) {
         let sum = &mut S::as_mut_simd_f64s(sums).0[0];
         *sum = simd.add_f64s(*sum, lanes);
@@ -61,6 +68,12 @@ impl Lanes for f32 {
     #[inline(always)]
     fn times<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
         simd.mul_f32s(a, b)
+    }
+
+    #[inline(always)]
+    fn widened<'a>(row: &'a [Self], room: &'a mut [f64]) -> &'a [f64] {
+        room.iter_mut().zip(row).for_each(|(wide, &x)| *wide = f64::from(x));
+        room
     }
 
     #[inline(always)]

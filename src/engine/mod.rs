@@ -5,6 +5,7 @@
 //! anything. Then it runs. `plan_*` returns only the plan. [`Engine::prepare_mttkrp`] and [`Engine::prepare_cp_als`]
 //! return sessions, which keep buffers and chunks in host and device memory between calls.
 
+pub(crate) mod compare;
 mod cp;
 mod demand;
 mod devices;
@@ -27,6 +28,7 @@ pub(crate) use inner::NumberOutcome;
 pub(crate) use mttkrp::chain;
 pub use mttkrp::{Modes, MttkrpSession};
 pub use options::{Device, Options};
+pub(crate) use pack::repacking;
 pub use plan::{ExecutionPlan, ModeSortedPlan};
 pub(crate) use ttm::{TtmOutcome, TtmPlan, TtmRequest};
 pub(crate) use ttmc::TtmcRequest;

@@ -4,16 +4,19 @@ use super::{Engine, machine, start};
 use crate::coo::Source;
 use crate::coo::tns::{ReadOptions, TnsReader};
 use crate::error::{Error, Result};
+use crate::op::reread::StoreSource;
 use crate::op::salvage::Salvage;
 use crate::pack::{
-    CHUNK_BYTES, MEMORY_MIN, PackOptions, PackPlan, PackReport, memory_least, pack, plan, scan_bytes,
-    threads_within,
+    CHUNK_BYTES, Duplicates, MEMORY_MIN, PackOptions, PackPlan, PackReport, memory_least, pack, plan,
+    scan_bytes, threads_within,
 };
 use crate::store::Store;
+use crate::store::labels::NewLabels;
 use crate::sys::Sys;
 use crate::table::{Table, TableOptions};
 use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 impl Engine {
     /// Opens coordinate text, plain or compressed by gzip or zstd, as a source for [`Engine::pack`]. `-` is standard input.
@@ -153,4 +156,26 @@ impl Engine {
             }
         }
     }
+}
+
+/// What [`Engine::pack`] takes to pack `store` again with `options`: its nonzeros, and the options with its labels. Repeated coordinates
+/// stay unless `combine` says that they are combined as `options` have it.
+///
+/// # Errors
+///
+/// [`Error::Corrupt`](crate::Error::Corrupt) or another if its labels are damaged.
+pub(crate) fn repacking(
+    store: Store,
+    options: PackOptions,
+    combine: bool,
+) -> Result<(StoreSource, PackOptions)> {
+    let labels = NewLabels::of(&store)?;
+    if let Some(mode) = labels.as_ref().and_then(|labels| labels.lost.first()) {
+        let what = format!("the labels of mode {} are damaged; blco-info --repair leaves them out", mode + 1);
+        return Err(Error::unusable(store.path(), what));
+    }
+    let source = StoreSource::new(store);
+    let keeps = !combine && source.may_repeat();
+    let duplicates = if keeps { Duplicates::Keep } else { options.duplicates };
+    Ok((source, PackOptions { duplicates, labels: labels.map(Arc::new), ..options }))
 }

@@ -3,7 +3,7 @@
 
 use super::partitions::{PartitionRecord, check_own_cover};
 use super::trees::{TreeKind, TreeOf, key_of, one_number};
-use super::{Checked, Format, Scheme, Trees};
+use super::{Checked, FiberCounts, Format, Scheme, Trees};
 use crate::shape::{ModeOrder, Shape};
 
 /// The default for the most leaves of a fiber that one worker takes: the paper's.
@@ -41,6 +41,11 @@ impl TreeKind for Bcsf {
 
     fn cover_key(levels: &ModeOrder) -> u32 {
         key_of(levels)
+    }
+
+    /// Each piece of a split fiber has an index and a pointer.
+    fn paper_index_bytes(counts: &FiberCounts) -> u64 {
+        counts.tree_bytes() + 8 * (counts.split_fibers - counts.fibers())
     }
 }
 

@@ -7,7 +7,9 @@
 use super::partitions::{PartitionRecord, check_own_cover};
 use super::segments::{self, Parts, SegmentsBuilder, SegmentsDecoder};
 use super::trees::{key_of, one_number};
-use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, Format, FormatRecord, Layout, Scheme, Trees};
+use super::{
+    Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, Format, FormatRecord, Layout, Scheme, Trees,
+};
 use crate::chunk::{ChunkCodes, ChunkHeader, Version};
 use crate::encoding::values::ValueEncoding;
 use crate::shape::{ModeOrder, Shape};
@@ -22,6 +24,9 @@ pub enum FcooFor {
     /// A tensor times a matrix: along mode m, only mode m is a product mode.
     Ttm,
 }
+
+/// Nonzeros of a thread in the paper's storage formula, where each has a start flag: the least that the paper tries.
+const SHARE_NNZ: u64 = 8;
 
 /// A partition of the format.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +125,12 @@ impl ChunkFormat for Fcoo {
 
     fn cover_key(&self) -> u32 {
         key_of(&self.levels)
+    }
+
+    /// An index for each product mode, a bit flag, and a start flag for each [`SHARE_NNZ`] nonzeros.
+    fn paper_index_bytes(&self, counts: &FiberCounts) -> Option<u64> {
+        let flags = counts.nnz.div_ceil(8) + counts.nnz.div_ceil(8 * SHARE_NNZ);
+        Some(4 * u64::from(self.product.count_ones()) * counts.nnz + flags)
     }
 
     /// The only index mode, or the only product mode, as a bit.

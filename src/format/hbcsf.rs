@@ -9,8 +9,8 @@ use super::coordinates::{self, CoordinatesBuilder, CoordinatesDecoder};
 use super::partitions::{PartitionRecord, all_modes};
 use super::tree::{self, TreeBuilder, TreeDecoder};
 use super::{
-    Checked, ChunkBuilder, ChunkFormat, Decoder, Format, FormatRecord, Layout, PartitionPlan, Scheme,
-    SliceKind, Takes, Trees,
+    Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, Format, FormatRecord, Layout, PartitionPlan,
+    Scheme, SliceKind, Takes, Trees,
 };
 use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::LeafRule;
@@ -170,6 +170,16 @@ impl ChunkFormat for Hbcsf {
         Takes::Slices(self.slices)
     }
 
+    /// Coordinates have all indices, CSL a slice's index and pointer and all others, B-CSF those of a tree (section V, Figure 4).
+    fn paper_index_bytes(&self, counts: &FiberCounts) -> Option<u64> {
+        let below = counts.nodes.len() as u64;
+        Some(match self.slices {
+            SliceKind::Single => 4 * (below + 1) * counts.nnz,
+            SliceKind::Singletons => 4 * (2 * counts.slices() + below * counts.nnz),
+            SliceKind::Fibers => counts.tree_bytes() + 8 * (counts.split_fibers - counts.fibers()),
+        })
+    }
+
     fn beside(&self, plan: &PartitionPlan) -> Vec<PartitionPlan> {
         let other = |(slices, _)| {
             let fiber_split = if slices == SliceKind::Fibers { FIBER_SPLIT } else { 0 };
@@ -197,11 +207,4 @@ pub fn scheme(shape: &Shape, trees: Trees, fiber_split: u32) -> Scheme {
         })
     });
     Scheme { partitions: partitions.collect() }
-}
-
-/// Index words that the paper counts for HB-CSF of an order-3 tensor, by kind of slice: nonzeros of single slices;
-/// slices and nonzeros of slices of singletons; slices, fibers and nonzeros of the others (section V, Figure 4).
-#[must_use]
-pub fn words(single: u64, [csl_slices, csl_nnz]: [u64; 2], [slices, fibers, nnz]: [u64; 3]) -> u64 {
-    3 * single + (2 * csl_slices + 2 * csl_nnz) + (2 * slices + 2 * fibers + nnz)
 }

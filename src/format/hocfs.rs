@@ -3,7 +3,7 @@
 //! (formats-spec/hocfs.md), over [`super::tree`].
 
 use super::tree::{self, TreeBuilder, TreeDecoder};
-use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FormatRecord, Layout};
+use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, FormatRecord, Layout};
 use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::LeafRule;
 use crate::encoding::values::ValueEncoding;
@@ -84,5 +84,10 @@ impl ChunkFormat for Hocfs {
 
     fn decoder(&self, shape: &Shape) -> Decoder {
         Decoder::Tree(TreeDecoder::new(shape, &self.levels, self.leaf))
+    }
+
+    /// An index and a count a node, an index a nonzero.
+    fn paper_index_bytes(&self, counts: &FiberCounts) -> Option<u64> {
+        Some(counts.tree_bytes())
     }
 }

@@ -4,7 +4,7 @@
 
 use super::partitions::{PartitionRecord, all_modes, by_dims};
 use super::trees::{TreeKind, TreeOf};
-use super::{Checked, Format, PartitionPlan, Scheme, Takes};
+use super::{Checked, FiberCounts, Format, PartitionPlan, Scheme, Takes};
 use crate::linear::BitLayout;
 use crate::shape::{ModeOrder, Shape};
 use std::collections::HashMap;
@@ -43,6 +43,11 @@ impl TreeKind for Mmcsf {
 
     fn takes(levels: &ModeOrder) -> Takes {
         Takes::Leaf(levels.last())
+    }
+
+    /// A fiber has its indices in all modes above and a pointer (section 5: 3 F + M words of a tensor of order 3).
+    fn paper_index_bytes(counts: &FiberCounts) -> u64 {
+        4 * ((counts.nodes.len() as u64 + 1) * counts.fibers() + counts.nnz)
     }
 }
 

@@ -13,6 +13,7 @@ mod coordinates;
 pub mod csf;
 mod cut;
 pub mod fcoo;
+mod fiber_counts;
 mod gathered;
 pub mod hbcsf;
 pub mod hocfs;
@@ -28,6 +29,7 @@ mod values;
 
 pub use cut::Cutter;
 pub(crate) use cut::{PENDING_NNZ, waiting_bytes};
+pub use fiber_counts::FiberCounts;
 pub use gathered::SortedTile;
 pub use partitions::{PartitionPlan, PartitionRecord, Scheme, SliceKind, Takes, Trees, all_modes};
 pub use registry::{Format, FormatRecord, Formats, Layout, PRIVATE_CODE};
@@ -167,6 +169,12 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn takes(&self) -> Takes {
         Takes::All
+    }
+
+    /// Bytes that a partition's indices take by the formula of the format's paper; none where the format has no paper.
+    #[doc(hidden)]
+    fn paper_index_bytes(&self, _counts: &FiberCounts) -> Option<u64> {
+        None
     }
 
     /// The partitions that may share a cover with one of `plan`, which has this format, and that may be empty.

@@ -3,7 +3,9 @@
 
 use super::partitions::PartitionRecord;
 use super::tree::{self, TreeBuilder, TreeDecoder};
-use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FormatRecord, Layout, PartitionPlan, Takes};
+use super::{
+    Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, FormatRecord, Layout, PartitionPlan, Takes,
+};
 use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::LeafRule;
 use crate::encoding::values::ValueEncoding;
@@ -36,6 +38,11 @@ pub trait TreeKind: Clone + Copy + Debug + Send + Sync + 'static {
     /// See [`ChunkFormat::takes`].
     fn takes(_levels: &ModeOrder) -> Takes {
         Takes::All
+    }
+
+    /// See [`ChunkFormat::paper_index_bytes`].
+    fn paper_index_bytes(counts: &FiberCounts) -> u64 {
+        counts.tree_bytes()
     }
 
     /// See [`ChunkFormat::beside`].
@@ -134,6 +141,10 @@ impl<K: TreeKind> ChunkFormat for TreeOf<K> {
 
     fn takes(&self) -> Takes {
         K::takes(&self.levels)
+    }
+
+    fn paper_index_bytes(&self, counts: &FiberCounts) -> Option<u64> {
+        Some(K::paper_index_bytes(counts))
     }
 
     fn beside(&self, plan: &PartitionPlan) -> Vec<PartitionPlan> {

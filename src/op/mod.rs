@@ -2,6 +2,7 @@
 
 pub mod exact;
 pub mod export;
+pub mod fibers;
 pub mod inner;
 pub mod inspect;
 pub mod mttkrp;

@@ -29,7 +29,7 @@ pub use external_sum::{ExternalSum, ExternalSumMemory};
 pub use options::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions};
 pub use plan::{PackPlan, plan};
 pub use report::{PackReport, PackSeconds, PackWatch};
-pub use scratch::SpillReport;
+pub use scratch::{SpillReport, passing_dir};
 
 use crate::coo::{Batch, Extent, Source};
 use crate::encoding::TILE_NNZ;

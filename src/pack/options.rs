@@ -103,6 +103,26 @@ pub enum FormatOption {
 }
 
 impl FormatOption {
+    /// The formats that are compared with each other, by name.
+    pub(crate) const COMPARED: [&str; 8] =
+        ["blco", "hocfs", "csf", "csf-one", "bcsf", "hbcsf", "mmcsf", "fcoo"];
+
+    /// What one of [`FormatOption::COMPARED`] is, with the options that it has by default.
+    #[must_use]
+    pub(crate) fn compared(name: &str) -> Self {
+        let (trees, fiber_split) = (Trees::All, bcsf::FIBER_SPLIT);
+        match name {
+            "hocfs" => Self::Hocfs { main_mode: 0, leaf: LeafRule::Auto },
+            "csf" => Self::Csf { trees },
+            "csf-one" => Self::Csf { trees: Trees::One },
+            "bcsf" => Self::Bcsf { trees, fiber_split },
+            "hbcsf" => Self::Hbcsf { trees, fiber_split },
+            "mmcsf" => Self::Mmcsf { assign: Assign::Dynamic },
+            "fcoo" => Self::Fcoo { operation: FcooFor::Mttkrp, trees },
+            _ => Self::Known(Format::blco(IndexEncoding::Tiled)),
+        }
+    }
+
     /// The format that a store has.
     #[must_use]
     pub(crate) fn of_store(manifest: &Manifest) -> Self {

@@ -44,6 +44,13 @@ impl Place {
     }
 }
 
+/// Makes a directory in `parent` for what is needed for a while, which goes with what is returned. What killed programs left in `parent`
+/// goes too.
+pub fn passing_dir(sys: &Sys, parent: &Path) -> Result<SpillDir> {
+    let place = Place::new(sys, parent, None);
+    sys.make_spill_dir(&place.path, &place.owner)
+}
+
 /// Finished temporary files. Each is in the journal before what it was made from is removed.
 #[derive(Debug)]
 pub struct ScratchDir {

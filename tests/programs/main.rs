@@ -12,6 +12,7 @@ mod programs;
 mod cli;
 #[cfg(feature = "arrow")]
 mod columns;
+mod compare;
 mod conventions;
 mod cpd;
 mod gpu;

@@ -8,9 +8,9 @@ use crate::common::{
 use blco::internals::backend::host::HostBackend;
 use blco::internals::error::{Error, Result};
 use blco::internals::format::fcoo::flags;
-use blco::internals::format::hbcsf::words;
 use blco::internals::format::mmcsf::{Assign, Assigner};
 use blco::internals::linear::{BitLayout, Linearizer};
+use blco::internals::op::fibers::{CountFibers, PartitionFibers};
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::verify;
 use blco::internals::pack::{Duplicates, PackOptions};
@@ -27,6 +27,15 @@ fn verified(store: &Store) -> Result<()> {
         let plan = plan(part, 0, &Limits::default())?;
         Executor::new(part, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
     })
+}
+
+/// What is counted of each partition.
+fn fibers(store: &Store) -> Vec<PartitionFibers> {
+    let view = store.partitions();
+    let plan = plan(&view, 0, &Limits::default()).unwrap();
+    let mut backend = HostBackend::new(&view, CountFibers::new(&view)).unwrap();
+    Executor::new(&view, &plan, &mut backend).unwrap().pass(&mut backend, &|_| ()).unwrap();
+    backend.into_op().finish()
 }
 
 /// Slices of every kind, fibers of one and of many nonzeros, several chunks of each partition.
@@ -220,14 +229,18 @@ fn the_figure_of_f_coo() {
 fn the_figure_of_hb_csf() {
     let rows = [[0, 1, 2], [1, 0, 0], [1, 1, 3], [1, 2, 1], [2, 3, 0], [2, 3, 1], [2, 3, 2], [2, 3, 3]];
     let rows: Vec<([u32; 3], f64)> = rows.into_iter().zip(1u32..).map(|(at, v)| (at, v.into())).collect();
-    let (slices, fibers, nnz) = (3, 5, 8);
-    assert_eq!((3 * nnz, words(0, [0; 2], [slices, fibers, nnz])), (24, 24));
-    assert_eq!(words(1, [1, 3], [1, 1, 4]), 19);
+    assert_eq!(3 * rows.len(), 24);
     let dir = tempfile::tempdir().unwrap();
-    let store =
-        packed(&Tensor::of([3, 4, 5], &rows), &options(&dir.path().join("s"), Kind::Hbcsf, SMALL_CHUNKS));
-    let of_main_mode: Vec<u64> = store.view(&[0]).manifest().partitions.iter().map(|p| p.nnz).collect();
-    assert_eq!(of_main_mode, [1, 3, 4]);
+    for (name, kind, of_main_mode, words) in
+        [("csf", Kind::CsfAll, &[8][..], 24), ("hbcsf", Kind::Hbcsf, &[1, 3, 4], 19)]
+    {
+        let store =
+            packed(&Tensor::of([3, 4, 5], &rows), &options(&dir.path().join(name), kind, SMALL_CHUNKS));
+        let parts: Vec<PartitionFibers> = fibers(&store).into_iter().take(of_main_mode.len()).collect();
+        assert_eq!(parts.iter().map(|part| part.counts.nnz).collect::<Vec<_>>(), of_main_mode);
+        let bytes = parts.iter().map(|part| part.format.paper_index_bytes(&part.counts).unwrap());
+        assert_eq!(bytes.sum::<u64>(), 4 * words, "{name}");
+    }
 }
 
 /// The paper's Figure 4, in the figure's order (its modes j, i and k are 0, 1 and 2 here, so that ties go as there): under static

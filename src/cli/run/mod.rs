@@ -1,6 +1,7 @@
 //! `blco-run`: MTTKRP; the other operations have files of their own.
 
 mod check;
+mod compare;
 mod mttkrp_report;
 mod numbers;
 mod ttm;
@@ -29,6 +30,7 @@ use crate::table::parse_names;
 use check::Checked;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Id, Parser};
+use compare::CompareArgs;
 use mttkrp_report::{RunReport, plan_text, text};
 use rayon::prelude::*;
 use std::io::Write as _;
@@ -66,7 +68,8 @@ const NO_VALUES: &str = "Rows of the text of --check hold indices and no value";
                   blco-run movies.blco --op ttv --modes 1,3 --vector x.npy --vector z.npy --output Y\n  \
                   blco-run movies.blco --op ttm --modes 2 --matrix U.npy --output Y\n  \
                   blco-run movies.blco --op ttmc --modes all --ranks 8,4,2 --output Y\n  \
-                  blco-run movies.blco --op inner --with other.hocfs"
+                  blco-run movies.blco --op inner --with other.hocfs\n  \
+                  blco-run movies.blco --compare blco,csf,mmcsf --repeat 5"
 )]
 pub struct Run {
     /// The store
@@ -119,6 +122,8 @@ pub struct Run {
     #[command(flatten)]
     inner: InnerArgs,
     #[command(flatten)]
+    compare: CompareArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -143,8 +148,9 @@ const OPERATIONS: [(&str, OpArg); 6] = [
 ];
 
 /// Options that some operations take, and which do.
-fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 7] {
+fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 8] {
     [
+        (CompareArgs::group_id(), &[OpArg::Mttkrp]),
         (RankArgs::group_id(), &[OpArg::Mttkrp, OpArg::Ttm]),
         (FactorsArgs::group_id(), &[OpArg::Mttkrp, OpArg::Ttmc]),
         (TtvArgs::group_id(), &[OpArg::Ttv]),
@@ -295,6 +301,10 @@ impl Program for Run {
         let progress = Bar::new(self.common.quiet || self.common.json);
         let engine = self.engine.engine(sys, self.common, &progress)?;
         engine.install(|| match (self.op, self.engine.precision) {
+            (OpArg::Mttkrp, precision) if self.compare.is_given() => match precision {
+                Precision::F64 => compare::run::<f64>(self, sys, &engine, &progress),
+                Precision::F32 => compare::run::<f32>(self, sys, &engine, &progress),
+            },
             (OpArg::Mttkrp, Precision::F64) => self.mttkrp::<f64>(sys, &engine, &progress),
             (OpArg::Mttkrp, Precision::F32) => self.mttkrp::<f32>(sys, &engine, &progress),
             (OpArg::Ttv, Precision::F64) => ttv::run::<f64>(self, sys, &engine, &progress),

@@ -7,7 +7,7 @@ mod view;
 pub use build::{BlcoBuilder, TileColumns};
 pub use view::{BlcoDecoder, BlcoView};
 
-use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FormatRecord, Layout};
+use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, FormatRecord, Layout};
 use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::IndexEncoding;
 use crate::encoding::values::ValueEncoding;
@@ -93,5 +93,10 @@ impl ChunkFormat for Blco {
 
     fn decoder(&self, shape: &Shape) -> Decoder {
         Decoder::Blco(BlcoDecoder::new(shape, self.0))
+    }
+
+    /// A 64-bit index a nonzero; the keys of BLCO blocks are not counted.
+    fn paper_index_bytes(&self, counts: &FiberCounts) -> Option<u64> {
+        Some(8 * counts.nnz)
     }
 }

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 impl TreeView<'_> {
     /// The number of the node of `level` whose children include `child`.
+    #[inline(always)]
     fn parent(&self, level: usize, child: u32, nodes: &mut Nodes) -> Result<usize> {
         let base = |tile: usize| self.record(level, tile).base;
         let tiles = self.tiles_of(level);

@@ -11,7 +11,7 @@
 //! nonzero therefore takes part in fewer additions than its row has nonzeros. The product of a leaf is in the precision
 //! of the factors (in f64 with `wide`); all others are in f64.
 
-use super::kernel::stride;
+use super::rows::{AHEAD, touch};
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -19,6 +19,9 @@ use crate::format::DecodedTile;
 use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::sys::Sys;
 use pulp::Simd;
+
+/// Factors with more bytes than this have rows that are touched before they are used.
+const FAR_BYTES: usize = 1 << 20;
 
 /// The state of a group's walk for one mode.
 #[derive(Debug, Default)]
@@ -29,6 +32,8 @@ pub struct Path {
     at: [u32; ORDER_MAX],
     /// The place of the row of the open node at the mode's level.
     place: u32,
+    /// Whether the open fiber has a sum that is not added to what is above yet: it may go on in the next tile.
+    waits: bool,
     /// For each level, the sum below its open node; 0 above the mode's level.
     below: Vec<f64>,
     /// For each level above the mode's, the product of the rows of its open node and its ancestors.
@@ -83,6 +88,7 @@ impl Path {
     pub fn forget(&mut self) {
         if self.levels.take().is_some() {
             self.below.fill(0.0);
+            self.waits = false;
         }
     }
 
@@ -102,8 +108,10 @@ impl Path {
         let (target, fibers) = (walked.target(), walked.fibers());
         let firsts = self.firsts(walked, tile);
         let leaf_mode = walked.levels.mode(fibers + 1);
-        let (indices, values) = (tile.column(leaf_mode), tile.values);
-        let mut i = 0;
+        let (indices, factor) = (tile.column(leaf_mode), walked.factors[leaf_mode].data());
+        // Rows that a core's cache holds need not be touched.
+        let far = target <= fibers && size_of_val(factor) > FAR_BYTES;
+        let (mut i, mut touched) = (0, 0);
         while i < tile.nnz {
             let first = usize::from(firsts[i]);
             if first <= fibers {
@@ -112,26 +120,95 @@ impl Path {
                 }
                 self.enter(walked, tile, first, i, places[i]);
             }
+            if far && i >= touched {
+                let ahead = i..(i + AHEAD).min(tile.nnz);
+                touched = ahead.end;
+                touch(factor, &indices[ahead], walked.rank);
+            }
             let run =
                 firsts[i + 1..tile.nnz].iter().take_while(|&&first| usize::from(first) > fibers).count();
-            let leaves = i..i + 1 + run;
+            let of = i..i + 1 + run;
+            let leaves = Leaves { values: &tile.values[of.clone()], indices: &indices[of.clone()], factor };
             if target > fibers {
                 let product = &self.above[fibers * walked.stride..][..walked.rank];
-                for (&value, &place) in values[leaves.clone()].iter().zip(&places[leaves.clone()]) {
-                    let sum = &mut sums[place as usize * walked.stride..][..walked.rank];
-                    sum.iter_mut().zip(product).for_each(|(sum, x)| *sum += value * x);
+                for (&value, &place) in leaves.values.iter().zip(&places[of.clone()]) {
+                    add_times(simd, &mut sums[place as usize * walked.stride..], product, value);
                 }
             } else {
-                let (values, indices) = (&values[leaves.clone()], &indices[leaves.clone()]);
-                let sum = &mut self.below[fibers * walked.stride..][..walked.stride];
-                let factor = walked.factors[leaf_mode].data();
-                if walked.wide {
-                    add_wide(values, indices, factor, walked.rank, sum);
-                } else {
-                    add_leaves(simd, values, indices, factor, walked.rank, sum);
-                }
+                self.fiber(simd, walked, &leaves, of.end < tile.nnz, sums);
             }
-            i = leaves.end;
+            i = of.end;
+        }
+    }
+
+    /// Adds leaves of the open fiber to its sum, and where it `ends` that to what is above.
+    #[inline(always)]
+    fn fiber<T: Real, S: Simd>(
+        &mut self,
+        simd: S,
+        walked: &Walked<'_, T>,
+        leaves: &Leaves<'_, T>,
+        ends: bool,
+        sums: &mut [f64],
+    ) {
+        let (rank, mut at) = (walked.rank, 0);
+        while rank - at >= 32 {
+            self.columns::<T, S, 32>(simd, walked, leaves, (at, 32), ends, sums);
+            at += 32;
+        }
+        if rank - at >= 16 {
+            self.columns::<T, S, 16>(simd, walked, leaves, (at, 16), ends, sums);
+            at += 16;
+        }
+        if rank - at >= 8 {
+            self.columns::<T, S, 8>(simd, walked, leaves, (at, 8), ends, sums);
+            at += 8;
+        }
+        if rank > at {
+            self.columns::<T, S, 8>(simd, walked, leaves, (at, rank - at), ends, sums);
+        }
+        self.waits = !ends;
+    }
+
+    /// The same of `length` columns, at most `N`, from `at` on: their sum is in registers.
+    #[inline(always)]
+    fn columns<T: Real, S: Simd, const N: usize>(
+        &mut self,
+        simd: S,
+        walked: &Walked<'_, T>,
+        leaves: &Leaves<'_, T>,
+        (at, length): (usize, usize),
+        ends: bool,
+        sums: &mut [f64],
+    ) {
+        let (target, fibers, stride) = (walked.target(), walked.fibers(), walked.stride);
+        let (up, below) = self.below.split_at_mut(fibers * stride);
+        let below = &mut below[at..][..length];
+        let mut sum = [0.0; N];
+        let sum = &mut sum[..length];
+        if self.waits {
+            sum.copy_from_slice(below);
+            below.fill(0.0);
+        }
+        if walked.wide {
+            leaves.add_wide(walked.rank, at, sum);
+        } else {
+            leaves.add(simd, walked.rank, at, sum);
+        }
+        if !ends {
+            below.copy_from_slice(sum);
+        } else if target < fibers {
+            let mut room = [0.0; N];
+            let row = &walked.row(fibers, self.at[fibers])[at..][..length];
+            let row = T::widened(row, &mut room[..length]);
+            add_products(simd, &mut up[(fibers - 1) * stride + at..][..length], sum, row);
+        } else {
+            let total = &mut sums[self.place as usize * stride + at..][..length];
+            if fibers == 0 {
+                total.iter_mut().zip(sum).for_each(|(total, x)| *total += *x);
+            } else {
+                add_products(simd, total, sum, &self.above[(fibers - 1) * stride + at..][..length]);
+            }
         }
     }
 
@@ -161,7 +238,9 @@ impl Path {
     #[inline(always)]
     fn leave<T: Real>(&mut self, walked: &Walked<'_, T>, last: usize, sums: &mut [f64]) {
         let (target, stride, rank) = (walked.target(), walked.stride, walked.rank);
-        for level in (last..=walked.fibers()).rev() {
+        // The sums of fibers that ended in a tile were added there.
+        let ends = walked.fibers() + usize::from(self.waits);
+        for level in (last..ends).rev() {
             if level == target {
                 let sum = &mut sums[self.place as usize * stride..][..rank];
                 let below = &mut self.below[level * stride..][..rank];
@@ -181,6 +260,7 @@ impl Path {
                 }
             }
         }
+        self.waits = false;
     }
 
     /// Opens the nodes of nonzero `i` in all levels from `first` to the fibers'.
@@ -227,56 +307,62 @@ impl Path {
     }
 }
 
-/// Adds each value times its row to `sum`.
+/// Adds each of `x` times its number of `by` to its number of `total`. (Left to the compiler, numbers went one by one.)
 #[inline(always)]
-fn add_leaves<T: Real, S: Simd>(
-    simd: S,
-    values: &[f64],
-    indices: &[u32],
-    factor: &[T],
-    rank: usize,
-    sum: &mut [f64],
-) {
-    match rank {
-        8 => leaves::<T, S, 8>(simd, values, indices, factor, rank, sum),
-        16 => leaves::<T, S, 16>(simd, values, indices, factor, rank, sum),
-        32 => leaves::<T, S, 32>(simd, values, indices, factor, rank, sum),
-        64 => leaves::<T, S, 64>(simd, values, indices, factor, rank, sum),
-        _ => leaves::<T, S, 0>(simd, values, indices, factor, rank, sum),
+fn add_products<S: Simd>(simd: S, total: &mut [f64], x: &[f64], by: &[f64]) {
+    let (x, by) = (&x[..total.len()], &by[..total.len()]);
+    let (vectors, rest) = S::as_mut_simd_f64s(total);
+    let ((x, x_rest), (by, by_rest)) = (S::as_simd_f64s(x), S::as_simd_f64s(by));
+    for ((total, &x), &by) in vectors.iter_mut().zip(x).zip(by) {
+        *total = simd.add_f64s(*total, simd.mul_f64s(x, by));
     }
+    rest.iter_mut().zip(x_rest).zip(by_rest).for_each(|((total, x), by)| *total += x * by);
 }
 
+/// Adds each of `x` times `by` to the first numbers of `total`.
 #[inline(always)]
-fn leaves<T: Real, S: Simd, const RANK: usize>(
-    simd: S,
-    values: &[f64],
-    indices: &[u32],
-    factor: &[T],
-    rank: usize,
-    sum: &mut [f64],
-) {
-    let rank = if RANK > 0 { RANK } else { rank };
-    let sum = &mut sum[..if RANK > 0 { stride::<f64>(RANK) } else { rank }];
-    let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
-    let vectors = rank / lanes;
-    for (&value, &index) in values.iter().zip(indices) {
-        let row = &factor[index as usize * rank..][..rank];
-        let (value, wide) = (T::nearest(value), T::vectors::<S>(row));
-        let splat = T::splat(simd, value);
-        for at in 0..vectors {
-            T::add_to(simd, T::times(simd, splat, wide[at]), &mut sum[at * lanes..]);
-        }
-        for r in vectors * lanes..rank {
-            sum[r] += (value * row[r]).widen();
-        }
+fn add_times<S: Simd>(simd: S, total: &mut [f64], x: &[f64], by: f64) {
+    let (vectors, rest) = S::as_mut_simd_f64s(&mut total[..x.len()]);
+    let ((x, x_rest), splat) = (S::as_simd_f64s(x), simd.splat_f64s(by));
+    for (total, &x) in vectors.iter_mut().zip(x) {
+        *total = simd.add_f64s(*total, simd.mul_f64s(splat, x));
     }
+    rest.iter_mut().zip(x_rest).for_each(|(total, x)| *total += by * x);
 }
 
-/// The same with products in f64.
-#[inline(always)]
-fn add_wide<T: Real>(values: &[f64], indices: &[u32], factor: &[T], rank: usize, sum: &mut [f64]) {
-    for (&value, &index) in values.iter().zip(indices) {
-        let row = &factor[index as usize * rank..][..rank];
-        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += value * x.widen());
+/// Leaves of a fiber, and the factor of their mode.
+#[derive(Clone, Copy, Debug)]
+struct Leaves<'a, T> {
+    values: &'a [f64],
+    indices: &'a [u32],
+    factor: &'a [T],
+}
+
+impl<T: Real> Leaves<'_, T> {
+    /// Adds each value times the columns of its row from `at` on to `sum`.
+    #[inline(always)]
+    fn add<S: Simd>(&self, simd: S, rank: usize, at: usize, sum: &mut [f64]) {
+        let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+        let vectors = sum.len() / lanes;
+        for (&value, &index) in self.values.iter().zip(self.indices) {
+            let row = &self.factor[index as usize * rank + at..][..sum.len()];
+            let (value, wide) = (T::nearest(value), T::vectors::<S>(row));
+            let splat = T::splat(simd, value);
+            for at in 0..vectors {
+                T::add_to(simd, T::times(simd, splat, wide[at]), &mut sum[at * lanes..]);
+            }
+            for r in vectors * lanes..sum.len() {
+                sum[r] += (value * row[r]).widen();
+            }
+        }
+    }
+
+    /// The same with products in f64.
+    #[inline(always)]
+    fn add_wide(&self, rank: usize, at: usize, sum: &mut [f64]) {
+        for (&value, &index) in self.values.iter().zip(self.indices) {
+            let row = &self.factor[index as usize * rank + at..][..sum.len()];
+            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += value * x.widen());
+        }
     }
 }

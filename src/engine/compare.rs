@@ -1,0 +1,105 @@
+//! One tensor in several formats: which there are, and a store in each.
+
+use super::{Engine, repacking};
+use crate::coo::Source;
+use crate::error::{Error, Result};
+use crate::format::Scheme;
+use crate::op::fibers::{CountFibers, PartitionFibers};
+use crate::pack::{FormatOption, PackOptions, passing_dir};
+use crate::store::{Store, holds_manifest};
+use crate::sys::SpillDir;
+use std::path::{Path, PathBuf};
+
+/// A tensor's store in one of the formats.
+#[derive(Debug)]
+pub(crate) struct InFormat {
+    pub name: &'static str,
+    /// The store; or why there is none.
+    pub store: std::result::Result<Store, String>,
+    /// Seconds in which it was packed; `None` for a store that was there.
+    pub build_seconds: Option<f64>,
+}
+
+/// Where stores for a comparison are packed.
+#[derive(Debug)]
+pub(crate) enum Shelter {
+    /// In a temporary directory, which goes with this.
+    Passing(SpillDir),
+    /// In a directory of the user's, where they stay and are used again.
+    Kept(PathBuf),
+}
+
+impl Shelter {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Passing(dir) => dir.path(),
+            Self::Kept(path) => path,
+        }
+    }
+}
+
+impl Engine {
+    /// A place for stores: `keep`, which is made if need be, or a temporary directory in `parent`.
+    pub(crate) fn shelter(&self, keep: Option<&Path>, parent: &Path) -> Result<Shelter> {
+        let sys = self.sys();
+        match keep {
+            None => Ok(Shelter::Passing(passing_dir(sys, parent)?)),
+            Some(dir) if dir.is_dir() => Ok(Shelter::Kept(dir.to_path_buf())),
+            Some(dir) => {
+                sys.publish(|| sys.create_dir(dir))?;
+                Ok(Shelter::Kept(dir.to_path_buf()))
+            }
+        }
+    }
+
+    /// Packs `source` into a `blco` store for a comparison.
+    pub(crate) fn sheltered(&self, source: &mut (impl Source + Send), shelter: &Shelter) -> Result<Store> {
+        let target = shelter.path().join("input.blco");
+        self.pack(source, &PackOptions::new(target.clone()))?;
+        self.open(&target)
+    }
+
+    /// `store` in the format `name`, one of [`FormatOption::COMPARED`]: itself if it is in that format, else one in `shelter`, packed if it is not there.
+    pub(crate) fn in_format(&self, store: &Store, name: &'static str, shelter: &Shelter) -> Result<InFormat> {
+        let (format, shape) = (FormatOption::compared(name), &store.whole().shape);
+        let scheme = format.resolve(shape)?;
+        let is_so = |store: &Store| Scheme::recorded(&store.whole().records()) == scheme;
+        if is_so(store) {
+            return Ok(InFormat { name, store: Ok(store.clone()), build_seconds: None });
+        }
+        let target = shelter.path().join(format!("{name}.blco"));
+        if holds_manifest(&target)? {
+            let there = self.open(&target)?;
+            let equal = there.dims() == store.dims()
+                && there.manifest().nnz == store.manifest().nnz
+                && there.whole().hash() == store.whole().hash();
+            if !equal || !is_so(&there) {
+                let what = "holds another tensor or format; name another directory to keep stores in";
+                return Err(Error::request(format!("{}: {what}", target.display())));
+            }
+            return Ok(InFormat { name, store: Ok(there), build_seconds: None });
+        }
+        let options = PackOptions { format, ..PackOptions::new(target.clone()) };
+        let (mut source, options) = repacking(store.clone(), options, false)?;
+        match self.pack(&mut source, &options) {
+            Ok(report) => {
+                let build_seconds = Some(report.seconds.total);
+                Ok(InFormat { name, store: Ok(self.open(&target)?), build_seconds })
+            }
+            // What assigning takes is known only when fibers have been counted.
+            Err(Error::Request(what) | Error::Input { what, .. }) if scheme.assigns() => {
+                Ok(InFormat { name, store: Err(what), build_seconds: None })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Slices, fibers and index bytes of all partitions of a store, from one pass.
+    pub(crate) fn count_fibers(&self, store: &Store) -> Result<Vec<PartitionFibers>> {
+        let view = store.partitions();
+        let plan = self.plan_stream(&view, [0, 0])?;
+        let mut count = CountFibers::new(&view);
+        self.install(|| self.stream_by(&view, &mut count, &plan, "counting"))?;
+        Ok(count.finish())
+    }
+}
