@@ -4,6 +4,7 @@
 //! it is sorted and written as a run, and in the end the runs are merged.
 
 use super::budget::Budget;
+use super::leading::sort_batches;
 use super::merge::Merge;
 use super::scratch::{ScratchDir, SpillReport};
 use super::sort::sort;
@@ -30,6 +31,8 @@ pub struct Runs<K> {
     /// The first `filled` are those of the next run.
     nonzeros: Vec<Nonzero<K>>,
     filled: usize,
+    /// Whether these are sorted already.
+    sorted: bool,
     /// Nonzeros of a run, at most.
     run_nnz: usize,
 }
@@ -46,6 +49,7 @@ impl<K: Key> Runs<K> {
             pending_nnz: 0,
             nonzeros: Vec::new(),
             filled: 0,
+            sorted: false,
             run_nnz: budget.run_nnz::<K>(),
         }
     }
@@ -65,11 +69,19 @@ impl<K: Key> Runs<K> {
         self.scratch.open(file)
     }
 
+    /// Takes all of the tensor, `nnz` nonzeros, where nothing came before and memory holds them beside `batches`.
+    pub fn take_all(&mut self, batches: Vec<Batch>, nnz: usize, layout: &BitLayout) -> Result<()> {
+        self.nonzeros = sort_batches(&self.sys, batches, nnz, layout)?;
+        (self.filled, self.sorted) = (nnz, true);
+        Ok(())
+    }
+
     /// Takes the next batch.
     pub fn push(&mut self, batch: Batch) -> Result<()> {
         if !self.holds(batch.nnz() as u64) && self.filled + self.pending_nnz > 0 {
             self.spill(Vec::new())?;
         }
+        self.sorted = false;
         self.pending_nnz += batch.nnz();
         self.pending.push(batch);
         let most = (rayon::current_num_threads() * PENDING_NNZ).min(self.run_nnz / 8);
@@ -126,7 +138,9 @@ impl<K: Key> Runs<K> {
         self.linearize()?;
         if self.scratch.is_empty() {
             self.nonzeros.truncate(self.filled);
-            sort(&mut self.nonzeros);
+            if !self.sorted {
+                sort(&mut self.nonzeros);
+            }
             return Ok(SortedRuns::InMemory(self.nonzeros));
         }
         let mut merger = Merger { sys: self.sys, budget: self.budget, scratch: self.scratch };

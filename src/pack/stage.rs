@@ -117,7 +117,12 @@ impl StagedBatches {
         let largest =
             usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
         self.scratch.check_runs::<K>(&extent.dims, layout)?;
+        let in_memory = self.scratch.is_empty() && staged.is_empty() && largest > 0;
         let mut runs = Runs::new(&self.sys, self.budget, self.scratch, layout);
+        if in_memory {
+            runs.take_all(self.batches, largest, layout)?;
+            return Ok(runs);
+        }
         runs.hold(largest);
         self.batches.into_iter().try_for_each(|batch| runs.push(batch))?;
         let mut from = Vec::new();
