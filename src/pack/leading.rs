@@ -10,6 +10,8 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 use std::slice::IterMut;
 
+/// Threads for which it pays: fewer wait longer for memory that was not touched before than they sort.
+pub const THREADS_MIN: usize = 4;
 /// Nonzeros of a bucket, about: they fit a core's cache.
 const BUCKET_NNZ: usize = 1 << 13;
 /// Most buckets: a row of their ends for each thread stays in its caches.

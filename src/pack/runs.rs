@@ -256,6 +256,7 @@ impl<K: Key> SortedRuns<K> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{Found, Job, Journal, VERSION};
+    use super::super::leading::THREADS_MIN;
     use super::super::scratch::Place;
     use super::super::stage::StagedBatches;
     use super::*;
@@ -376,6 +377,11 @@ mod tests {
         assert_eq!((expected.len(), report.runs), (200_000, 0));
         assert!(expected.is_sorted_by_key(|n| n.0));
         assert!(collect::<u64>(&narrow, 200_000, u64::MAX, true).0 == expected);
+        for threads in [1, THREADS_MIN] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let sorted = pool.install(|| collect::<u64>(&narrow, 200_000, u64::MAX, false).0);
+            assert!(sorted == expected, "{threads} threads");
+        }
         for declared in [false, true] {
             for memory in [0, 1 << 20, 4 << 20] {
                 let (all, report) = collect::<u64>(&narrow, 200_000, memory, declared);

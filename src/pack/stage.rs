@@ -4,6 +4,7 @@
 
 use super::PackWatch;
 use super::budget::Budget;
+use super::leading::THREADS_MIN;
 use super::runs::Runs;
 use super::scratch::ScratchDir;
 use super::spill::{STAGE_NNZ, SpillWriter, stage_frame};
@@ -118,8 +119,9 @@ impl StagedBatches {
             usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
         self.scratch.check_runs::<K>(&extent.dims, layout)?;
         let in_memory = self.scratch.is_empty() && staged.is_empty() && largest > 0;
+        let in_buckets = in_memory && rayon::current_num_threads() >= THREADS_MIN;
         let mut runs = Runs::new(&self.sys, self.budget, self.scratch, layout);
-        if in_memory {
+        if in_buckets {
             runs.take_all(self.batches, largest, layout)?;
             return Ok(runs);
         }

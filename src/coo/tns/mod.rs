@@ -7,6 +7,8 @@
 //! \____________ a thread of its own ______________/    \__ the caller's rayon pool __/
 //! ```
 //!
+//! Where four threads and more work, those that parse also read, each its range of the file, if it is plain.
+//!
 //! What a file may hold:
 //!
 //! * Fields separated by any white space (space, tab, VT, FF, CR), so CRLF too. `#` starts a comment, on its
@@ -25,6 +27,7 @@ mod decode;
 mod header;
 mod parse;
 mod pieces;
+mod ranges;
 mod write;
 
 #[cfg(test)]
@@ -42,6 +45,7 @@ use crate::sys::{File, FileState, Sys};
 use header::TextHeader;
 use parse::{Declared, Parsed, Rules};
 use pieces::{Pieces, TextPiece};
+use ranges::{Ranges, TextRange};
 use rayon::prelude::*;
 use std::fmt;
 use std::io::Read;
@@ -52,6 +56,8 @@ use std::str::FromStr;
 const PIECE_BYTES: usize = 1 << 19;
 /// Pieces that each compute thread gets per group: at a group's end threads wait for one of them at most.
 const PIECES_PER_THREAD: usize = 4;
+/// Threads from which on each reads text itself, where it is in a plain file: fewer leave a thread that reads ahead its time.
+const THREADS_READ: usize = 4;
 /// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
 const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
 /// Bytes that a piece of a group takes: its text, that of a piece of the next group, and a batch, of 16 bytes for 6.
@@ -311,9 +317,19 @@ impl TnsReader {
         let Begun { pieces, head } = self.begin()?;
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = TextTally::new(&self.name, &head);
+        let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
+        let in_ranges = self.plain && group_len >= PIECES_PER_THREAD * THREADS_READ;
+        if let (true, Some((file, _)), Some(at)) = (in_ranges, &self.file, pieces.next_at()) {
+            let ranges = Ranges::new(file, at, self.piece_bytes)?;
+            for item in parse_group(&self.sys, &head.rules, vec![Ok(first)]) {
+                tally.take(item?.1, sink)?;
+            }
+            read_ranges(&self.sys, ranges, group_len, &head.rules, |parsed| tally.take(parsed, sink))?;
+            self.values_like_indices = tally.values_like_indices();
+            return tally.extent(&head);
+        }
         scope(|scope| {
             // Both channels live in here, so that a return ends the reading thread before it is waited for.
-            let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
             let (full_sender, full) = bounded(group_len);
             let (empty, empty_receiver) = bounded(2 * group_len + 2);
             self.sys.spawn(scope, "read-text".into(), move || {
@@ -336,6 +352,36 @@ impl TnsReader {
         })?;
         self.values_like_indices = tally.values_like_indices();
         tally.extent(&head)
+    }
+}
+
+/// Hands what is in each range of a file to `take`, in order. A group of them is read and parsed in parallel.
+fn read_ranges(
+    sys: &Sys,
+    mut ranges: Ranges<'_>,
+    group_len: usize,
+    rules: &Rules,
+    mut take: impl FnMut(Parsed) -> Result<()>,
+) -> Result<()> {
+    let (file, mut buffers) = (ranges.file(), Vec::new());
+    loop {
+        sys.check_cancelled()?;
+        let group = ranges.by_ref().take(group_len);
+        let group: Vec<_> = group.map(|range| (range, buffers.pop().unwrap_or_default())).collect();
+        if group.is_empty() {
+            return Ok(());
+        }
+        let read = |(range, buffer): (TextRange, Vec<u8>)| {
+            let piece = range.read(sys, file, buffer)?;
+            let parsed = parse::parse(sys, rules, piece.text())?;
+            Ok((piece.into_buffer(), parsed))
+        };
+        let parsed: Vec<Result<_>> = group.into_par_iter().map(read).collect();
+        for item in parsed {
+            let (buffer, parsed) = item?;
+            take(parsed)?;
+            buffers.push(buffer);
+        }
     }
 }
 
