@@ -38,6 +38,8 @@ pub struct Cutter<K> {
     worker: Option<Arc<dyn TileWorker>>,
     builder: Box<dyn ChunkBuilder>,
     statistics: Statistics,
+    /// Nonzeros of a group, at most.
+    group_nnz: usize,
     pending: Vec<Nonzero<K>>,
     /// The first `filled` pieces wait to be assembled.
     ready: Vec<Piece>,
@@ -73,6 +75,7 @@ impl<K: Key> Cutter<K> {
             worker: builder.worker(),
             builder,
             statistics: Statistics::new(shape.order(), levels.as_ref()),
+            group_nnz: PENDING_NNZ,
             pending: Vec::new(),
             ready: Vec::new(),
             filled: 0,
@@ -86,29 +89,38 @@ impl<K: Key> Cutter<K> {
         Self { statistics: self.statistics.following(squares), ..self }
     }
 
-    /// Takes the next nonzeros in the format's order and passes finished chunks to `sink`.
-    pub fn push(&mut self, nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
-        if self.pending.is_empty() && nonzeros.len() == PENDING_NNZ {
-            return self.work(nonzeros, sink);
-        }
-        self.pending.extend_from_slice(nonzeros);
-        if self.pending.len() < PENDING_NNZ {
-            return Ok(());
-        }
-        let mut pending = std::mem::take(&mut self.pending);
-        let whole = pending.len() / TILE_NNZ * TILE_NNZ;
-        let worked = self.work(&pending[..whole], sink);
-        pending.drain(..whole);
-        self.pending = pending;
-        worked
+    /// Works on groups of up to `group_nnz` nonzeros, a multiple of [`TILE_NNZ`], instead of [`PENDING_NNZ`].
+    #[must_use]
+    pub fn in_groups_of(self, group_nnz: usize) -> Self {
+        Self { group_nnz, ..self }
     }
 
-    /// Encodes `nonzeros` while it assembles the previous group.
-    fn work(&mut self, nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
+    /// Takes the next nonzeros in the format's order; chunks that are cut go to `sink`. Half a group and more is worked on where it lies; fewer
+    /// nonzeros wait for others.
+    pub fn push(&mut self, mut nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
+        while self.pending.len() + nonzeros.len() >= self.group_nnz / 2 {
+            let mut pending = std::mem::take(&mut self.pending);
+            // What waits is filled up to whole tiles.
+            let fill = pending.len().next_multiple_of(TILE_NNZ) - pending.len();
+            let (fill, rest) = nonzeros.split_at(fill);
+            pending.extend_from_slice(fill);
+            let room = self.group_nnz - pending.len();
+            let (whole, rest) = rest.split_at(rest.len().min(room) / TILE_NNZ * TILE_NNZ);
+            self.work(&pending, whole, sink)?;
+            pending.clear();
+            (self.pending, nonzeros) = (pending, rest);
+        }
+        self.pending.extend_from_slice(nonzeros);
+        Ok(())
+    }
+
+    /// Works on tiles of `waiting` and of `nonzeros` behind them, and assembles those before.
+    fn work(&mut self, waiting: &[Nonzero<K>], nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
         let Self { order, linearizer, worker, builder, statistics, ready, filled, next, .. } = self;
-        let tiles = nonzeros.len().div_ceil(TILE_NNZ);
+        let tiles = waiting.len().div_ceil(TILE_NNZ) + nonzeros.len().div_ceil(TILE_NNZ);
         next.resize_with(tiles.max(next.len()), Piece::default);
-        let pieces = nonzeros.par_chunks(TILE_NNZ).zip(&mut next[..tiles]);
+        let sorted = waiting.par_chunks(TILE_NNZ).chain(nonzeros.par_chunks(TILE_NNZ));
+        let pieces = sorted.zip(&mut next[..tiles]);
         let assemble = || assemble(&mut **builder, statistics, &ready[..*filled], sink);
         let work = || {
             pieces.for_each(|(nonzeros, Piece { tile, made })| {
@@ -127,7 +139,7 @@ impl<K: Key> Cutter<K> {
     /// Finishes the last chunk. Returns the statistics of all nonzeros.
     pub fn finish(mut self, sink: Sink<'_>) -> Result<Statistics> {
         let pending = std::mem::take(&mut self.pending);
-        self.work(&pending, sink)?;
+        self.work(&pending, &[], sink)?;
         let Self { mut builder, mut statistics, ready, filled, .. } = self;
         assemble(&mut *builder, &mut statistics, &ready[..filled], sink)?;
         builder.finish(sink)?;

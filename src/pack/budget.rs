@@ -20,6 +20,7 @@ use super::PackOptions;
 use super::spill::{FRAME_NNZ, STAGE_NNZ};
 use crate::coo::Source;
 use crate::error::{Error, Result};
+use crate::format::PENDING_NNZ;
 use crate::linear::{Nonzero, Wide};
 use bytesize::ByteSize;
 
@@ -56,6 +57,8 @@ pub struct Budget {
     writer: u64,
     /// Chunks that are built and written at once.
     chunks_at_once: usize,
+    /// Nonzeros that are settled, and made tiles of, at once.
+    group_nnz: usize,
 }
 
 /// What cutter, open chunk and codec take.
@@ -96,7 +99,7 @@ pub fn scan_bytes(memory: u64) -> u64 {
 impl Budget {
     /// Of `room` bytes for everything that grows with it; the source takes `reader`, and writing `writer`, of them.
     pub fn new(room: u64, reader: u64, writer: u64) -> Self {
-        Self { room, reader, writer, chunks_at_once: 1 }
+        Self { room, reader, writer, chunks_at_once: 1, group_nnz: PENDING_NNZ }
     }
 
     /// For packing `source` with `options` on the current rayon pool. Holds the source to its part. An error where the
@@ -117,13 +120,17 @@ impl Budget {
         let chunks =
             usize::try_from(room / 8 / chunk(options).max(1)).unwrap_or(usize::MAX).clamp(1, threads);
         let waiting = (chunks as u64 - 1) * chunk(options);
-        Ok(Self { chunks_at_once: chunks, ..Self::new(room, reader, writer(options) + waiting) })
+        // Threads wait for one another at the end of a group, and longer groups make that rarer.
+        let groups = usize::try_from(room / 8 / CUTTER_BYTES).unwrap_or(usize::MAX).min(threads / 4).max(1);
+        let waiting = waiting + (groups as u64 - 1) * CUTTER_BYTES;
+        let (chunks_at_once, group_nnz) = (chunks, groups * PENDING_NNZ);
+        Ok(Self { chunks_at_once, group_nnz, ..Self::new(room, reader, writer(options) + waiting) })
     }
 
     /// For nonzeros that are sorted again while those that were sorted are read: each gets half.
     pub fn shared(&self) -> (Self, Self) {
         let half = self.room / 2;
-        let reading = Self { room: half, reader: 0, writer: 0, chunks_at_once: 1 };
+        let reading = Self::new(half, 0, 0);
         (reading, Self { reader: half, ..*self })
     }
 
@@ -193,6 +200,11 @@ impl Budget {
     /// Chunks that are built and written at once.
     pub fn chunks_at_once(&self) -> usize {
         self.chunks_at_once
+    }
+
+    /// Nonzeros that are settled, and made tiles of, at once.
+    pub fn group_nnz(&self) -> usize {
+        self.group_nnz
     }
 
     /// Runs that are merged at once.

@@ -4,53 +4,62 @@ use super::Duplicates;
 use crate::error::{Error, Result};
 use crate::format::PENDING_NNZ;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
+use rayon::prelude::*;
+
+/// Nonzeros of a stretch that one thread settles, at least.
+const STRETCH_NNZ: usize = 1 << 13;
 
 /// Settles duplicates in a stream of nonzeros in linear order.
 #[derive(Debug)]
 pub struct Combiner<K> {
+    rule: Rule<K>,
+    /// Nonzeros that are settled at once.
+    part_nnz: usize,
+    /// One for each stretch of a part. The first has what is open between parts.
+    settlers: Vec<Settler<K>>,
+    /// What several of them have settled, side by side.
+    settled: Vec<Nonzero<K>>,
+}
+
+/// What becomes of nonzeros that have the same coordinates.
+#[derive(Debug)]
+struct Rule<K> {
     duplicates: Duplicates,
     must_be_finite: bool,
     linearizer: Linearizer<K>,
     order: usize,
-    /// The nonzero that the next ones may still belong to, and how many belong to it so far.
-    open: Option<Nonzero<K>>,
-    members: u64,
-    settled: Vec<Nonzero<K>>,
-    summed: u64,
-    kept: u64,
 }
 
 impl<K: Key> Combiner<K> {
     pub fn new(layout: &BitLayout, duplicates: Duplicates) -> Self {
-        Self {
-            duplicates,
-            must_be_finite: true,
-            linearizer: Linearizer::new(layout),
-            order: layout.order(),
-            open: None,
-            members: 0,
-            settled: Vec::new(),
-            summed: 0,
-            kept: 0,
-        }
+        let (linearizer, order) = (Linearizer::new(layout), layout.order());
+        let rule = Rule { duplicates, must_be_finite: true, linearizer, order };
+        Self { rule, part_nnz: PENDING_NNZ, settlers: vec![Settler::default()], settled: Vec::new() }
     }
 
     /// Adds up values even if they overflow; the caller checks the sums.
     pub fn of_sums(layout: &BitLayout) -> Self {
-        Self { must_be_finite: false, ..Self::new(layout, Duplicates::Sum) }
+        let mut combiner = Self::new(layout, Duplicates::Sum);
+        combiner.rule.must_be_finite = false;
+        combiner
+    }
+
+    /// Settles `part_nnz` nonzeros at once instead of [`PENDING_NNZ`].
+    pub fn in_parts_of(self, part_nnz: usize) -> Self {
+        Self { part_nnz, ..self }
     }
 
     /// Nonzeros that were added to another.
     pub fn summed(&self) -> u64 {
-        self.summed
+        self.settlers.iter().map(|settler| settler.summed).sum()
     }
 
     /// Nonzeros kept beside another with the same coordinates.
     pub fn kept(&self) -> u64 {
-        self.kept
+        self.settlers.iter().map(|settler| settler.kept).sum()
     }
 
-    /// Takes the next nonzeros. Those that are settled by now go to `sink`, at most [`PENDING_NNZ`] and one at once, with how many were taken
+    /// Takes the next nonzeros. Those that are settled by now go to `sink`, a part and one at most, with how many were taken
     /// since the last time; where none repeats, as they are.
     pub fn push(
         &mut self,
@@ -58,17 +67,12 @@ impl<K: Key> Combiner<K> {
         mut sink: impl FnMut(&[Nonzero<K>], usize) -> Result<()>,
     ) -> Result<()> {
         while !sorted.is_empty() {
-            let (part, rest) = sorted.split_at(sorted.len().min(PENDING_NNZ));
-            let as_it_is = self.duplicates != Duplicates::Count;
-            if as_it_is && self.open.is_none() && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
+            let (part, rest) = sorted.split_at(sorted.len().min(self.part_nnz));
+            let as_it_is = self.rule.duplicates != Duplicates::Count && self.settlers[0].open.is_none();
+            if as_it_is && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
                 sink(part, part.len())?;
             } else {
-                self.settle(part)?;
-                if rest.first().is_some_and(|next| self.open.is_some_and(|open| open.linear != next.linear)) {
-                    let closed = self.close();
-                    self.settled.extend(closed);
-                }
-                sink(&self.settled, part.len())?;
+                sink(self.settle(part, rest.first())?, part.len())?;
             }
             sorted = rest;
         }
@@ -77,34 +81,117 @@ impl<K: Key> Combiner<K> {
 
     /// Hands over the last nonzero, once no more come.
     pub fn finish(&mut self, mut sink: impl FnMut(&[Nonzero<K>]) -> Result<()>) -> Result<()> {
-        self.close().map_or(Ok(()), |last| sink(&[last]))
+        self.settlers[0].close(&self.rule).map_or(Ok(()), |last| sink(&[last]))
     }
 
+    /// Settles a part, but for its last coordinates where `next` or nothing yet is known to follow them. Stretches of the part, each of whole
+    /// coordinates, are settled in parallel.
+    fn settle(&mut self, part: &[Nonzero<K>], next: Option<&Nonzero<K>>) -> Result<&[Nonzero<K>]> {
+        let stretches = stretches(part);
+        let Self { rule, settlers, settled, .. } = self;
+        settlers.resize_with(stretches.len().max(settlers.len()), Settler::default);
+        let (last, others) = settlers[..stretches.len()].split_last_mut().expect("a part has a stretch");
+        let settle = |(settler, stretch): (&mut Settler<K>, &&[Nonzero<K>])| {
+            settler.settle(rule, stretch)?;
+            settler.settle_open(rule);
+            Ok(())
+        };
+        // Collected, so that the first bad coordinates are told.
+        let (done, last_done) = rayon::join(
+            || others.par_iter_mut().zip(&stretches).map(settle).collect::<Vec<Result<()>>>(),
+            || last.settle(rule, stretches[stretches.len() - 1]),
+        );
+        done.into_iter().collect::<Result<()>>()?;
+        last_done?;
+        if next.is_some_and(|next| last.open.is_some_and(|open| open.linear != next.linear)) {
+            last.settle_open(rule);
+        }
+        if others.is_empty() {
+            return Ok(&settlers[0].settled);
+        }
+        let open = (last.open.take(), std::mem::take(&mut last.members));
+        (settlers[0].open, settlers[0].members) = open;
+        let settlers = &settlers[..stretches.len()];
+        settled.resize(settlers.iter().map(|settler| settler.settled.len()).sum(), Nonzero::default());
+        let mut rest = &mut settled[..];
+        let targets: Vec<_> = settlers
+            .iter()
+            .map(|settler| {
+                let (target, behind) = std::mem::take(&mut rest).split_at_mut(settler.settled.len());
+                rest = behind;
+                (target, &settler.settled[..])
+            })
+            .collect();
+        targets.into_par_iter().for_each(|(target, of_one)| target.copy_from_slice(of_one));
+        Ok(settled)
+    }
+}
+
+/// Cuts a part where coordinates end, into one stretch or into some for each thread.
+fn stretches<K: Key>(part: &[Nonzero<K>]) -> Vec<&[Nonzero<K>]> {
+    let count = (part.len() / STRETCH_NNZ).clamp(1, 2 * rayon::current_num_threads());
+    let (mut stretches, mut from) = (Vec::with_capacity(count), 0);
+    for i in 1..count {
+        let before = (i * part.len() / count).max(from + 1) - 1;
+        let Some(last) = part.get(before) else { break };
+        let end = before + part[before..].partition_point(|n| n.linear <= last.linear);
+        stretches.push(&part[from..end]);
+        from = end;
+    }
+    if from < part.len() {
+        stretches.push(&part[from..]);
+    }
+    stretches
+}
+
+/// Settles the nonzeros of a stretch one after the other.
+#[derive(Debug)]
+struct Settler<K> {
+    /// The nonzero that the next ones may still belong to, and how many belong to it so far.
+    open: Option<Nonzero<K>>,
+    members: u64,
+    settled: Vec<Nonzero<K>>,
+    summed: u64,
+    kept: u64,
+}
+
+impl<K> Default for Settler<K> {
+    fn default() -> Self {
+        Self { open: None, members: 0, settled: Vec::new(), summed: 0, kept: 0 }
+    }
+}
+
+impl<K: Key> Settler<K> {
     /// Settles what comes before the last of `sorted`.
-    fn settle(&mut self, sorted: &[Nonzero<K>]) -> Result<()> {
+    fn settle(&mut self, rule: &Rule<K>, sorted: &[Nonzero<K>]) -> Result<()> {
         self.settled.clear();
         for &next in sorted {
             let joins = self.open.is_some_and(|open| open.linear == next.linear);
             if !joins {
-                let closed = self.close();
-                self.settled.extend(closed);
+                self.settle_open(rule);
                 (self.open, self.members) = (Some(next), 1);
                 continue;
             }
             self.members += 1;
-            self.join(next)?;
+            self.join(rule, next)?;
         }
         Ok(())
     }
 
+    /// Settles the open nonzero: no more belong to it.
+    fn settle_open(&mut self, rule: &Rule<K>) {
+        let closed = self.close(rule);
+        self.settled.extend(closed);
+    }
+
     /// Adds a nonzero to the open one, which has the same coordinates. They come in the order of their values.
-    fn join(&mut self, next: Nonzero<K>) -> Result<()> {
+    fn join(&mut self, rule: &Rule<K>, next: Nonzero<K>) -> Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        match self.duplicates {
+        match rule.duplicates {
             Duplicates::Sum | Duplicates::Mean => {
                 open.value += next.value;
-                if self.must_be_finite && !open.value.is_finite() {
-                    return Err(self.refuse(next.linear, "the values given for it add up to infinity"));
+                if rule.must_be_finite && !open.value.is_finite() {
+                    return Err(rule.refuse(next.linear, "the values given for it add up to infinity"));
                 }
             }
             Duplicates::Min | Duplicates::Count => {}
@@ -116,7 +203,7 @@ impl<K: Key> Combiner<K> {
             }
             Duplicates::Error => {
                 let what = "it occurs more than once; `duplicates` sum adds up, keep keeps each";
-                return Err(self.refuse(next.linear, what));
+                return Err(rule.refuse(next.linear, what));
             }
         }
         self.summed += 1;
@@ -124,16 +211,18 @@ impl<K: Key> Combiner<K> {
     }
 
     /// The open nonzero, as all that belong to it make it.
-    fn close(&mut self) -> Option<Nonzero<K>> {
+    fn close(&mut self, rule: &Rule<K>) -> Option<Nonzero<K>> {
         let mut closed = self.open.take()?;
-        match self.duplicates {
+        match rule.duplicates {
             Duplicates::Count => closed.value = self.members as f64,
             Duplicates::Mean if self.members > 1 => closed.value /= self.members as f64,
             _ => {}
         }
         Some(closed)
     }
+}
 
+impl<K: Key> Rule<K> {
     fn refuse(&self, key: K, what: &str) -> Error {
         let at = self.linearizer.gather(key);
         let indices: Vec<String> = at[..self.order].iter().map(|i| (u64::from(*i) + 1).to_string()).collect();
@@ -143,7 +232,11 @@ impl<K: Key> Combiner<K> {
 
 /// Whether a coordinate stands twice in `sorted`. Counts, so that vectors do it.
 fn repeats<K: Key>(sorted: &[Nonzero<K>]) -> bool {
-    sorted.windows(2).map(|pair| usize::from(pair[0].linear == pair[1].linear)).sum::<usize>() > 0
+    let equal = |pair: &[Nonzero<K>]| usize::from(pair[0].linear == pair[1].linear);
+    let among = |starts: &[Nonzero<K>]| starts.windows(2).map(equal).sum::<usize>() > 0;
+    // Stretches share a nonzero with the next one.
+    let stretch = |i: usize| &sorted[i * STRETCH_NNZ..sorted.len().min((i + 1) * STRETCH_NNZ + 1)];
+    (0..sorted.len().div_ceil(STRETCH_NNZ)).into_par_iter().any(|i| among(stretch(i)))
 }
 
 #[cfg(test)]

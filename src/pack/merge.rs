@@ -112,12 +112,23 @@ fn parts<K: Key>(mut stretches: Vec<&[Nonzero<K>]>) -> Vec<Vec<&[Nonzero<K>]>> {
     parts
 }
 
-/// Sorts a part into `target`. Its nonzeros are spread over about as many buckets of equal width as there are of them, so
-/// that a bucket holds few; where it holds many, they are sorted all the same. `ends` is scratch.
+/// Sorts a part, made of sorted stretches, into `target`. `ends` is scratch.
 fn merge<K: Key>(part: &[&[Nonzero<K>]], target: &mut [Nonzero<K>], ends: &mut Vec<usize>) {
     let low = part.iter().filter_map(|stretch| stretch.first()).map(|n| n.linear.widen()).min();
     let high = part.iter().filter_map(|stretch| stretch.last()).map(|n| n.linear.widen()).max();
-    let (Some(low), Some(high)) = (low, high) else { return };
+    if let Some((low, high)) = low.zip(high) {
+        spread(part, [low, high], target, ends);
+    }
+}
+
+/// Sorts nonzeros from linear index `low` to `high` into `target`. They are spread over about as many buckets of equal width as there are of them, so
+/// that a bucket holds few; where it holds many, they are sorted all the same. `ends` is scratch.
+pub(super) fn spread<K: Key>(
+    part: &[&[Nonzero<K>]],
+    [low, high]: [u128; 2],
+    target: &mut [Nonzero<K>],
+    ends: &mut Vec<usize>,
+) {
     let bits = u128::BITS - (high - low).leading_zeros();
     let shift = bits.saturating_sub(target.len().ilog2());
     let bucket = |n: &Nonzero<K>| ((n.linear.widen() - low) >> shift) as usize;

@@ -9,6 +9,7 @@ mod budget;
 mod combine;
 mod external_sum;
 mod journal;
+mod leading;
 mod merge;
 mod options;
 mod orders;
@@ -275,7 +276,8 @@ impl PackJob<'_> {
                 Takes::All | Takes::Slices(_) => orders.by(&layout)?,
             };
             staging.begin_partition();
-            let mut combiner = Combiner::new(&layout, self.options.duplicates);
+            let combiner = Combiner::new(&layout, self.options.duplicates);
+            let mut combiner = combiner.in_parts_of(self.budget.group_nnz());
             let statistics = self.cut(sorted, plan, &mut combiner, staging, (total, &totals))?;
             // Of nonzeros that are assigned each partition sees its own.
             if number == 0 || self.scheme.assigns() {
@@ -332,6 +334,7 @@ impl PackJob<'_> {
     ) -> Result<Statistics> {
         let format = &plan.format;
         let cutter = Cutter::new(Version::NEWEST, self.shape, format, self.options.chunk_bytes);
+        let cutter = cutter.in_groups_of(self.budget.group_nnz());
         let mut cutter = if plan.covers & 1 != 0 { cutter.following(before.squares()) } else { cutter };
         let mut filter = SliceFilter::of(plan, self.shape);
         let mut closed = Vec::new();

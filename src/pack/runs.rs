@@ -4,6 +4,7 @@
 //! disk. When the budget is full they are sorted and written as a run; at the end the runs are merged.
 
 use super::budget::Budget;
+use super::leading::sort_batches;
 use super::merge::Merge;
 use super::scratch::{ScratchDir, SpillReport};
 use super::sort::sort;
@@ -30,6 +31,8 @@ pub struct Runs<K> {
     /// The first `filled` are those of the next run.
     nonzeros: Vec<Nonzero<K>>,
     filled: usize,
+    /// Whether these are sorted already.
+    sorted: bool,
     /// Nonzeros of a run, at most.
     run_nnz: usize,
 }
@@ -46,6 +49,7 @@ impl<K: Key> Runs<K> {
             pending_nnz: 0,
             nonzeros: Vec::new(),
             filled: 0,
+            sorted: false,
             run_nnz: budget.run_nnz::<K>(),
         }
     }
@@ -65,11 +69,19 @@ impl<K: Key> Runs<K> {
         self.scratch.open(file)
     }
 
+    /// Takes all of the tensor, `nnz` nonzeros, where nothing came before and memory holds them beside `batches`.
+    pub fn take_all(&mut self, batches: Vec<Batch>, nnz: usize, layout: &BitLayout) -> Result<()> {
+        self.nonzeros = sort_batches(&self.sys, batches, nnz, layout)?;
+        (self.filled, self.sorted) = (nnz, true);
+        Ok(())
+    }
+
     /// Takes the next batch.
     pub fn push(&mut self, batch: Batch) -> Result<()> {
         if !self.holds(batch.nnz() as u64) && self.filled + self.pending_nnz > 0 {
             self.spill(Vec::new())?;
         }
+        self.sorted = false;
         self.pending_nnz += batch.nnz();
         self.pending.push(batch);
         let most = (rayon::current_num_threads() * PENDING_NNZ).min(self.run_nnz / 8);
@@ -126,7 +138,9 @@ impl<K: Key> Runs<K> {
         self.linearize()?;
         if self.scratch.is_empty() {
             self.nonzeros.truncate(self.filled);
-            sort(&mut self.nonzeros);
+            if !self.sorted {
+                sort(&mut self.nonzeros);
+            }
             return Ok(SortedRuns::InMemory(self.nonzeros));
         }
         let mut merger = Merger { sys: self.sys, budget: self.budget, scratch: self.scratch };
@@ -242,6 +256,7 @@ impl<K: Key> SortedRuns<K> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{Found, Job, Journal, VERSION};
+    use super::super::leading::THREADS_MIN;
     use super::super::scratch::Place;
     use super::super::stage::StagedBatches;
     use super::*;
@@ -362,6 +377,11 @@ mod tests {
         assert_eq!((expected.len(), report.runs), (200_000, 0));
         assert!(expected.is_sorted_by_key(|n| n.0));
         assert!(collect::<u64>(&narrow, 200_000, u64::MAX, true).0 == expected);
+        for threads in [1, THREADS_MIN] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let sorted = pool.install(|| collect::<u64>(&narrow, 200_000, u64::MAX, false).0);
+            assert!(sorted == expected, "{threads} threads");
+        }
         for declared in [false, true] {
             for memory in [0, 1 << 20, 4 << 20] {
                 let (all, report) = collect::<u64>(&narrow, 200_000, memory, declared);

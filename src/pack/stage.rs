@@ -3,6 +3,7 @@
 
 use super::PackWatch;
 use super::budget::Budget;
+use super::leading::THREADS_MIN;
 use super::runs::Runs;
 use super::scratch::ScratchDir;
 use super::spill::{STAGE_NNZ, SpillWriter, stage_frame};
@@ -116,7 +117,13 @@ impl StagedBatches {
         let largest =
             usize::try_from(largest).map_err(|_| Error::request("a run exceeds the address space"))?;
         self.scratch.check_runs::<K>(&extent.dims, layout)?;
+        let in_memory = self.scratch.is_empty() && staged.is_empty() && largest > 0;
+        let in_buckets = in_memory && rayon::current_num_threads() >= THREADS_MIN;
         let mut runs = Runs::new(&self.sys, self.budget, self.scratch, layout);
+        if in_buckets {
+            runs.take_all(self.batches, largest, layout)?;
+            return Ok(runs);
+        }
         runs.hold(largest);
         self.batches.into_iter().try_for_each(|batch| runs.push(batch))?;
         let mut from = Vec::new();

@@ -7,7 +7,9 @@
 //! \____________ a thread of its own ______________/    \__ the caller's rayon pool __/
 //! ```
 //!
-//! A file may contain:
+//! Where four threads and more work, those that parse also read, each its range of the file, if it is plain.
+//!
+//! What a file may hold:
 //!
 //! * Fields separated by any white space (space, tab, VT, FF, CR), so CRLF too. `#` starts a comment, on its
 //!   own line or after data. Blank lines are skipped. The last line may lack its newline. A byte order mark
@@ -25,6 +27,7 @@ mod decode;
 mod header;
 mod parse;
 mod pieces;
+mod ranges;
 mod write;
 
 #[cfg(test)]
@@ -42,6 +45,7 @@ use crate::sys::{File, FileState, Sys};
 use header::TextHeader;
 use parse::{Declared, Parsed, Rules};
 use pieces::{Pieces, TextPiece};
+use ranges::{Ranges, TextRange};
 use rayon::prelude::*;
 use std::fmt;
 use std::io::Read;
@@ -52,7 +56,9 @@ use std::str::FromStr;
 const PIECE_BYTES: usize = 1 << 19;
 /// Pieces per compute thread and group. At the end of a group, threads wait for at most one piece.
 const PIECES_PER_THREAD: usize = 4;
-/// Bytes of text outside a group and the group being read: three pieces.
+/// Threads from which on each reads text itself, where it is in a plain file: fewer leave a thread that reads ahead its time.
+const THREADS_READ: usize = 4;
+/// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
 const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
 /// Bytes per piece of a group: its text, that of a piece of the next group, and a batch with 16 bytes for every 6 of
 /// text.
@@ -312,9 +318,19 @@ impl TnsReader {
         let Begun { pieces, head } = self.begin()?;
         let Some((head, first)) = head else { return Err(no_nonzeros(&self.name)) };
         let mut tally = TextTally::new(&self.name, &head);
+        let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
+        let in_ranges = self.plain && group_len >= PIECES_PER_THREAD * THREADS_READ;
+        if let (true, Some((file, _)), Some(at)) = (in_ranges, &self.file, pieces.next_at()) {
+            let ranges = Ranges::new(file, at, self.piece_bytes)?;
+            for item in parse_group(&self.sys, &head.rules, vec![Ok(first)]) {
+                tally.take(item?.1, sink)?;
+            }
+            read_ranges(&self.sys, ranges, group_len, &head.rules, |parsed| tally.take(parsed, sink))?;
+            self.values_like_indices = tally.values_like_indices();
+            return tally.extent(&head);
+        }
         scope(|scope| {
-            // Both channels are local, so returning ends the reading thread before it is joined.
-            let group_len = (PIECES_PER_THREAD * rayon::current_num_threads()).min(self.group_max);
+            // Both channels live in here, so that a return ends the reading thread before it is waited for.
             let (full_sender, full) = bounded(group_len);
             let (empty, empty_receiver) = bounded(2 * group_len + 2);
             self.sys.spawn(scope, "read-text".into(), move || {
@@ -340,7 +356,37 @@ impl TnsReader {
     }
 }
 
-/// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.
+/// Hands what is in each range of a file to `take`, in order. A group of them is read and parsed in parallel.
+fn read_ranges(
+    sys: &Sys,
+    mut ranges: Ranges<'_>,
+    group_len: usize,
+    rules: &Rules,
+    mut take: impl FnMut(Parsed) -> Result<()>,
+) -> Result<()> {
+    let (file, mut buffers) = (ranges.file(), Vec::new());
+    loop {
+        sys.check_cancelled()?;
+        let group = ranges.by_ref().take(group_len);
+        let group: Vec<_> = group.map(|range| (range, buffers.pop().unwrap_or_default())).collect();
+        if group.is_empty() {
+            return Ok(());
+        }
+        let read = |(range, buffer): (TextRange, Vec<u8>)| {
+            let piece = range.read(sys, file, buffer)?;
+            let parsed = parse::parse(sys, rules, piece.text())?;
+            Ok((piece.into_buffer(), parsed))
+        };
+        let parsed: Vec<Result<_>> = group.into_par_iter().map(read).collect();
+        for item in parsed {
+            let (buffer, parsed) = item?;
+            take(parsed)?;
+            buffers.push(buffer);
+        }
+    }
+}
+
+/// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
 fn read_pieces(mut pieces: Pieces, full: &Sender<Result<TextPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();

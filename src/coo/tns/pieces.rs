@@ -18,6 +18,11 @@ pub(super) struct TextPiece {
 }
 
 impl TextPiece {
+    /// The lines from byte `start` of `buffer` to `end`.
+    pub(super) fn new(buffer: Vec<u8>, start: usize, end: usize) -> Self {
+        Self { buffer, start, end }
+    }
+
     pub(super) fn text(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -39,7 +44,9 @@ pub(super) struct Pieces {
     sys: Sys,
     input: TextInput,
     piece_bytes: usize,
-    /// The start of a line whose end has not been read yet.
+    /// Bytes of the text that have been read.
+    read: u64,
+    /// The beginning of a line whose end has not been read yet.
     carry: Vec<u8>,
     ended: bool,
     /// An error that is returned after the whole lines read before it.
@@ -48,7 +55,12 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub(super) fn new(sys: Sys, input: TextInput, piece_bytes: usize) -> Self {
-        Self { sys, input, piece_bytes, carry: Vec::new(), ended: false, failure: None }
+        Self { sys, input, piece_bytes, read: 0, carry: Vec::new(), ended: false, failure: None }
+    }
+
+    /// Where in the text the next lines begin, unless its end has been read.
+    pub(super) fn next_at(&self) -> Option<u64> {
+        (!self.ended).then(|| self.read - self.carry.len() as u64)
     }
 
     /// Reads the next lines into `buffer`; `None` at the end. If the input fails, the lines before the
@@ -69,6 +81,7 @@ impl Pieces {
             }
             let free = buffer.len() - 1;
             let (read, failure) = self.input.fill(&mut buffer[len..free]);
+            self.read += read as u64;
             let fresh = len;
             len += read;
             self.ended = failure.is_some() || len < free;

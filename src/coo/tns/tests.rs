@@ -5,8 +5,8 @@ use crate::sys::fault::{Call, Fault, Faults};
 use proptest::prelude::*;
 use std::io::Cursor;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 
 /// All rows, all values, the extent.
 type Contents = (Vec<u32>, Vec<f64>, Extent);
@@ -34,13 +34,27 @@ fn contents(reader: &mut TnsReader) -> Result<Contents> {
     Ok((indices, values, extent))
 }
 
-/// Reads with pieces of several sizes, which must give the same result.
+/// Reads a file by as many threads as read its ranges themselves.
+fn read_file_by(sys: &Sys, text: &[u8], options: &ReadOptions, piece_bytes: usize) -> Result<Contents> {
+    static POOL: LazyLock<rayon::ThreadPool> =
+        LazyLock::new(|| rayon::ThreadPoolBuilder::new().num_threads(THREADS_READ).build().unwrap());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let named = |e| if let Error::Input { what, .. } = e { Error::input("t.tns", what) } else { e };
+    let mut reader = TnsReader::open(sys, file.path(), options.clone()).map_err(named)?;
+    (reader.name, reader.piece_bytes) = ("t.tns".into(), piece_bytes);
+    POOL.install(|| contents(&mut reader))
+}
+
+/// Reads with pieces and ranges of several sizes, which must make no difference.
 fn read_as(text: &[u8], options: &ReadOptions) -> Result<Contents> {
     let sys = Sys::default();
     let whole = read_by(&sys, text, options, PIECE_BYTES);
     for piece_bytes in [1, 2, 7, 16, 61] {
         let cut = read_by(&sys, text, options, piece_bytes);
         assert_eq!(format!("{cut:?}"), format!("{whole:?}"), "pieces of {piece_bytes} bytes");
+        let file = read_file_by(&sys, text, options, piece_bytes);
+        assert_eq!(format!("{file:?}"), format!("{whole:?}"), "ranges of {piece_bytes} bytes");
     }
     whole
 }
@@ -421,7 +435,13 @@ fn long_lines() {
     let default = ReadOptions::default();
     let sys = Sys::default();
     let max = pieces::LINE_BYTES_MAX;
-    // Padded rows, comments and blank lines at the length limit and one byte above.
+    let read_by = |sys: &Sys, text: &[u8], options: &ReadOptions, piece_bytes| {
+        let (piecewise, file) =
+            (read_by(sys, text, options, piece_bytes), read_file_by(sys, text, options, piece_bytes));
+        assert_eq!(format!("{piecewise:?}"), format!("{file:?}"));
+        piecewise
+    };
+    // Padded rows, comments and blank lines, exactly as long as can be and one byte longer.
     for filling in ["1 1 5", "#", ""] {
         for piece_bytes in [PIECE_BYTES, PIECE_BYTES / 2, 1000] {
             for end in ["\n1 1 7\n", ""] {
