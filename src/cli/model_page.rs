@@ -354,7 +354,7 @@ mod tests {
                 })
                 .collect();
             let facts = [("store", "a<b>&c.blco".to_owned())];
-            let ranks: Vec<RankReport> = (1..=iterations).map(|rank| RankReport::example(rank)).collect();
+            let ranks: Vec<RankReport> = (1..=iterations).map(RankReport::example).collect();
             let page = html("CP", &facts, &ranks, &history, &model(), &modes()).unwrap();
             assert!(
                 page.contains("a&lt;b&gt;&amp;c.blco")

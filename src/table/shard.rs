@@ -184,7 +184,7 @@ mod tests {
         let (mut shard, mut known) = (Shard::new(), HashMap::new());
         let numbers = (0..6000).map(|i| i * i % 1511);
         for group in numbers.collect::<Vec<u64>>().chunks(50) {
-            let hash = |n: u64| n / 3 | n << 40;
+            let hash = |n: u64| (n / 3) | (n << 40);
             shard.fetch(group.iter().map(|&n| hash(n)));
             for &n in group {
                 let next = fit(known.len());
