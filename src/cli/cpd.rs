@@ -1,6 +1,8 @@
 //! `blco-cpd`.
 
 use super::components::{components_csv, shown_modes};
+use super::cpd_command::CheckpointCommand;
+use super::cpd_ranks::{self, Ranks, decompose_each};
 use super::cpd_report::{self, CpdReport};
 use super::engine::{EngineArgs, host_engine};
 use super::outputs::{Outputs, ends_in, refuse_dash_for_directory, refuse_standard_output};
@@ -41,7 +43,8 @@ const NOTHING_ASKED: &str =
     after_help = "Examples:\n  blco-cpd movies.blco                                  # movies.cp: factors, components.csv, report.html\n  \
                   blco-cpd movies.blco --rank 16 --output A             # the same in A\n  \
                   blco-cpd movies.blco --rank 16 --starts 5 --nonneg\n  \
-                  blco-cpd movies.blco --rank 16 --max-iters 200 --checkpoint C    # then the same with --resume\n  \
+                  blco-cpd movies.blco --max-iters 200 --checkpoint C   # if interrupted: blco-cpd --resume C\n  \
+                  blco-cpd movies.blco --ranks 2..12                    # which rank?\n  \
                   blco-cpd movies.blco --factors A --tol 1e-6           # starts from A\n  \
                   blco-cpd movies.blco --no-output --report movies.html # the page alone\n  \
                   blco-cpd --score A B                                  # how well two results agree"
@@ -69,15 +72,18 @@ struct CpArgs {
     /// Number of components [default: 16, or as in --factors]
     #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
     rank: Option<u32>,
+    /// Decompose with each rank from A to B, compare them on the page, and keep the largest whose stability is 0.9 or more
+    #[arg(long, value_name = "A..B", value_parser = cpd_ranks::ranks, conflicts_with_all = ["rank", "factors", "checkpoint", "resume"])]
+    ranks: Option<Ranks>,
     /// Start from the factors mode-1.npy, mode-2.npy, … in this directory: f8 or f4, dims x rank
     #[arg(long, value_name = "DIR", conflicts_with_all = ["seed", "starts"])]
     factors: Option<PathBuf>,
     /// Seed of the random initial factors [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Start N times, with consecutive seeds, and keep the best fit
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    starts: u32,
+    /// Start N times, with consecutive seeds, and keep the best fit [default: 1, or 3 with --ranks]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    starts: Option<u32>,
     /// Stop after N iterations
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_iters: u32,
@@ -112,9 +118,11 @@ struct CpArgs {
     /// Iterations between checkpoints
     #[arg(long, value_name = "N", default_value_t = 10, requires = "checkpoint", value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
-    /// Continue from the checkpoint. Other options must be the same, except --max-iters, --tol and where to compute
-    #[arg(long, requires = "checkpoint")]
-    resume: bool,
+    /// Continue from the checkpoint in DIR by the command that made it. Options given beside it count: --max-iters, --tol and where
+    /// to compute may differ
+    #[arg(long, value_name = "DIR", num_args = 0..=1)]
+    #[expect(clippy::option_option, reason = "absent, alone, with a directory")]
+    resume: Option<Option<PathBuf>>,
     /// Print the memory, bytes and passes that the run needs, and exit
     #[arg(long)]
     plan: bool,
@@ -142,6 +150,18 @@ impl Program for Cpd {
         refuse_standard_output("--report", self.cp.report.as_deref())?;
         refuse_dash_for_directory("--output", self.cp.output.as_deref(), "results are files")?;
         refuse_dash_for_directory("--checkpoint", self.cp.checkpoint.as_deref(), "checkpoints are files")?;
+        if let (None, Some(Some(dir))) = (&self.store, &self.cp.resume) {
+            let command = CheckpointCommand::read(sys, dir)?;
+            let dir = std::path::absolute(dir).map_err(Error::io(dir, "find"))?;
+            return command.again(&dir)?.run_command(sys, Some(command));
+        }
+        self.run_command(sys, None)
+    }
+}
+
+impl Cpd {
+    /// Runs, by `recorded` if a checkpoint's command is continued.
+    fn run_command(&self, sys: &Sys, recorded: Option<CheckpointCommand>) -> Result<Report> {
         let progress = Bar::new(self.common.quiet || self.common.json);
         let Some(store) = &self.store else {
             let dirs = self.score.as_ref().ok_or_else(|| Error::request(NOTHING_ASKED))?;
@@ -150,27 +170,57 @@ impl Program for Cpd {
         };
         let engine = self.engine.engine(sys, self.common, &progress)?;
         engine.install(|| match self.engine.precision {
-            Precision::F64 => self.decompose::<f64>(sys, store, &engine, &progress),
-            Precision::F32 => self.decompose::<f32>(sys, store, &engine, &progress),
+            Precision::F64 => self.decompose::<f64>(sys, store, &engine, &progress, recorded),
+            Precision::F32 => self.decompose::<f32>(sys, store, &engine, &progress, recorded),
         })
     }
-}
 
-impl Cpd {
+    /// The directory of checkpoints, and whether to continue from it.
+    fn checkpoint(&self) -> Result<Option<(&Path, bool)>> {
+        let (dir, resume) = (self.cp.checkpoint.as_deref(), self.cp.resume.as_ref());
+        match (dir, resume.and_then(Option::as_deref)) {
+            (Some(dir), Some(other)) if dir != other => {
+                let what = "--checkpoint and --resume name different directories; leave one out";
+                Err(Error::request(what))
+            }
+            (Some(dir), _) => Ok(Some((dir, resume.is_some()))),
+            (None, Some(dir)) => Ok(Some((dir, true))),
+            (None, None) if resume.is_some() => {
+                Err(Error::request("--resume: name the checkpoint's directory, as in blco-cpd --resume DIR"))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// How many starts.
+    fn starts(&self) -> u32 {
+        self.cp.starts.unwrap_or(if self.cp.ranks.is_some() { cpd_ranks::STARTS } else { 1 })
+    }
+
     /// Opens, plans, iterates, writes.
-    fn decompose<T: Real>(&self, sys: &Sys, path: &Path, engine: &Engine, progress: &Bar) -> Result<Report> {
+    fn decompose<T: Real>(
+        &self,
+        sys: &Sys,
+        path: &Path,
+        engine: &Engine,
+        progress: &Bar,
+        recorded: Option<CheckpointCommand>,
+    ) -> Result<Report> {
         let args = &self.cp;
+        let kept_at = self.checkpoint()?;
         let store = engine.open(path)?;
         Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
         let rank = match &args.factors {
             Some(dir) => agreed_rank(args.rank, dir, factors_rank(sys, dir, &shape)?)?,
-            None => args.rank.unwrap_or(16) as usize,
+            None => args.ranks.map_or(args.rank.unwrap_or(16), |ranks| ranks.1) as usize,
         };
         let seed = args.seed.unwrap_or(0);
         let cp = Cp::rank(rank).ridge(args.ridge).nonneg(args.nonneg).tol(args.tol);
-        let cp = cp.max_iters(args.max_iters).starts(seed, args.starts);
-        let plan = engine.plan_cp_als::<T>(&store, &cp)?;
+        let cp = cp.max_iters(args.max_iters).starts(seed, self.starts());
+        // With several ranks, the model that is kept lies beside those of the starts.
+        let roomy = cp.starts(seed, self.starts().saturating_add(args.ranks.is_some().into()));
+        let plan = engine.plan_cp_als::<T>(&store, &roomy)?;
         self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
         let mut report = CpdReport::new::<T>(&store, &cp, &plan);
         let unfit = negative_values(args.nonneg, store.manifest().value_min);
@@ -185,18 +235,33 @@ impl Cpd {
         let page = args.report.as_deref();
         let outputs = Outputs::create(sys, output, names, page, args.force)?;
         let identity = self.identity::<T>(&report);
-        let open = |dir| Checkpointer::open(sys, dir, args.every as usize, identity, args.resume);
-        let checkpoint = args.checkpoint.as_deref().map(open).transpose()?;
-        if let Some(dir) = &args.checkpoint {
+        let open = |(dir, resume)| Checkpointer::open(sys, dir, args.every as usize, identity, resume);
+        let checkpoint = kept_at.map(open).transpose()?;
+        if let Some((dir, _)) = kept_at {
+            if let Some(command) = recorded.or_else(|| CheckpointCommand::here(dir)) {
+                command.write(sys, dir)?;
+            }
             super::continue_with(dir);
         }
         let init = match &args.factors {
             Some(dir) => Init::Given(load_factors::<T>(sys, dir, &shape)?),
-            None => Init::Seeded { seed, starts: args.starts },
+            None => Init::Seeded { seed, starts: self.starts() },
         };
-        let watch = |at: &CpWatch<'_>| self.show(progress, &store, at);
-        let mut session = engine.prepare_cp_als::<T>(&store, &cp, plan)?;
-        let outcome = session.decompose(&cp, init, checkpoint, CpWatchers::progress(&watch))?;
+        let mut session = engine.prepare_cp_als::<T>(&store, &roomy, plan)?;
+        let outcome = if let Some(ranks) = args.ranks {
+            let decompose = |rank| {
+                let watch = |at: &CpWatch<'_>| self.show(progress, &store, Some(rank), at);
+                let init = Init::Seeded { seed, starts: self.starts() };
+                session.decompose(&cp.with_rank(rank), init, None, CpWatchers::progress(&watch))
+            };
+            let (ranks, rank, outcome) = decompose_each(ranks, decompose)?;
+            report.settings.rank = rank;
+            report.ranks = Some(ranks);
+            outcome
+        } else {
+            let watch = |at: &CpWatch<'_>| self.show(progress, &store, None, at);
+            session.decompose(&cp, init, checkpoint, CpWatchers::progress(&watch))?
+        };
         progress.end();
         let (used, kernels) = session.into_plan();
         report.head.used(used);
@@ -205,7 +270,8 @@ impl Cpd {
         report.fill(&outcome);
         let mut out = Report::new::<Self>(cpd_report::text(&report), &report)?;
         let modes = shown_modes(&store, &outcome.model, args.top as usize)?;
-        let page = |file: &File| file.write_all_at(cpd_report::page(&report, &outcome, &modes).as_bytes(), 0);
+        let page =
+            |file: &File| file.write_all_at(cpd_report::page(&report, &outcome, &modes)?.as_bytes(), 0);
         let order = shape.order();
         let write = |i: usize, file: &File| match (outcome.model.factors.get(i), i.saturating_sub(order)) {
             (Some(factor), _) => factor.write(file),
@@ -227,7 +293,7 @@ impl Cpd {
         let cp = &self.cp;
         let start = match &cp.factors {
             Some(_) => "given factors".to_owned(),
-            None => format!("seed {} with {} starts", cp.seed.unwrap_or(0), cp.starts),
+            None => format!("seed {} with {} starts", cp.seed.unwrap_or(0), self.starts()),
         };
         let precision = T::PRECISION.name().to_owned();
         Identity::from([
@@ -240,19 +306,23 @@ impl Cpd {
         ])
     }
 
-    fn show(&self, progress: &Bar, store: &Store, at: &CpWatch<'_>) {
-        let cp = &self.cp;
+    fn show(&self, progress: &Bar, store: &Store, rank: Option<usize>, at: &CpWatch<'_>) {
+        let (cp, starts) = (&self.cp, self.starts());
+        let of_rank = rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
         let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
         let mut what =
             format!("iteration {} of {}", at.last.map_or(0, |last| last.iteration) + 1, cp.max_iters);
-        if cp.starts > 1 {
-            what = format!("start {} of {}, {what}", at.start + 1, cp.starts);
+        if starts > 1 {
+            what = format!("start {} of {starts}, {what}", at.start + 1);
         }
+        what = format!("{of_rank}{what}");
         if let Some(last) = at.last {
-            let start = if cp.starts > 1 { format!("start {}, ", at.start + 1) } else { String::new() };
-            progress.iterated(at.start, last.iteration, || {
+            let start = if starts > 1 { format!("start {}, ", at.start + 1) } else { String::new() };
+            progress.iterated([rank.unwrap_or(0), at.start as usize, last.iteration], || {
                 let (iteration, fit, change, seconds) = (last.iteration, last.fit, last.change, last.seconds);
-                format!("{start}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s")
+                format!(
+                    "{of_rank}{start}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s"
+                )
             });
             let left = last.seconds
                 * f64::from(cp.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));

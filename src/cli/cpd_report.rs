@@ -1,13 +1,15 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
 use super::components::ShownMode;
+use super::cpd_ranks::{self, RankReport};
 use super::device;
 use super::model_page::{html, number};
 use super::report::{ReportHead, kept_text, memory_text};
 use crate::backend::device::KernelReport;
-use crate::decomp::{Decomposition, Iteration, Settings, StartReport, Stop};
+use crate::decomp::{Decomposition, Iteration, Settings, StartReport, Stop, stability};
 use crate::dense::Real;
 use crate::engine::{Cp, ExecutionPlan};
+use crate::error::Result;
 use crate::store::Store;
 use serde::Serialize;
 
@@ -22,6 +24,8 @@ pub struct CpdReport {
     pub max_iters: u32,
     pub tol: f64,
     pub kernels: Option<KernelReport>,
+    /// What came of each rank, with `--ranks`; the rest is of the one that is kept.
+    pub ranks: Option<Vec<RankReport>>,
     #[serde(flatten)]
     found: Found,
 }
@@ -48,7 +52,16 @@ impl CpdReport {
     pub fn new<T: Real>(store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Self {
         let &Cp { settings, max_iters, tol, .. } = cp;
         let head = ReportHead::new::<T>(store, plan);
-        Self { schema: 1, head, settings, max_iters, tol, kernels: None, found: Found::default() }
+        Self {
+            schema: 2,
+            head,
+            settings,
+            max_iters,
+            tol,
+            kernels: None,
+            ranks: None,
+            found: Found::default(),
+        }
     }
 
     /// Adds what came of it.
@@ -86,7 +99,7 @@ impl CpdReport {
 }
 
 /// The report as a page of HTML.
-pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[ShownMode]) -> String {
+pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[ShownMode]) -> Result<String> {
     let CpdReport { head, found, .. } = report;
     let dims: Vec<String> = head.dims.iter().map(u32::to_string).collect();
     let seconds: f64 = found.iterations.iter().map(|i| i.seconds).sum();
@@ -101,30 +114,35 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[Sh
         ("digest", head.digest.clone()),
         ("shape", format!("{}, {}", dims.join(" x "), super::nonzeros(head.nnz))),
         ("fit", format!("{:.6} after {} iterations, {seconds:.3} s", found.fit, found.iterations.len())),
-        ("end", stop_text(report)),
+        ("end", stop_text(report.found.stop, report.tol)),
         ("computed", format!("in {}, on {}", head.precision.name(), head.place)),
         ("starts", starts.join(", ")),
     ];
     if let Some(stability) = stability(&found.starts) {
-        let what = "on average components of a start match those of the best one before it";
-        facts.push(("stability", format!("{stability:.4}: {what} so well (1: the same)")));
+        let what = "on average over all pairs of starts, their components match";
+        facts.push(("stability", format!("{stability:.4}: {what} this well (1: the same)")));
+    }
+    if let Some(ranks) = &report.ranks {
+        facts.push(("rank", cpd_ranks::why(ranks)));
     }
     facts.extend(head.notes.iter().map(|note| ("note", note.clone())));
     let store = head.store.file_name().unwrap_or_default().to_string_lossy();
     let title = format!("{store}: CP of rank {}", report.settings.rank);
-    html(&title, &facts, &found.iterations, &outcome.model, modes)
+    html(
+        &title,
+        &facts,
+        report.ranks.as_deref().unwrap_or_default(),
+        &found.iterations,
+        &outcome.model,
+        modes,
+    )
 }
 
-/// How well the components of starts match on average; `None` of one start.
-fn stability(starts: &[StartReport]) -> Option<f64> {
-    let agreements: Vec<f64> = starts.iter().filter_map(|start| start.agreement).collect();
-    (!agreements.is_empty()).then(|| agreements.iter().sum::<f64>() / agreements.len() as f64)
-}
-
-fn stop_text(report: &CpdReport) -> String {
-    match report.found.stop {
+/// Why iterations ended.
+pub fn stop_text(stop: Option<Stop>, tol: f64) -> String {
+    match stop {
         Some(Stop::Caller) => "stopped by the caller".to_owned(),
-        Some(Stop::Tolerance) => format!("converged: the fit changes by less than {:e}", report.tol),
+        Some(Stop::Tolerance) => format!("converged: the fit changes by less than {tol:e}"),
         _ => "stopped at --max-iters, not converged".to_owned(),
     }
 }
@@ -155,7 +173,7 @@ pub fn text(report: &CpdReport) -> String {
         head.title(&format!("CP of rank {}, {}", report.settings.rank, head.precision.name())),
         found.fit,
         found.iterations.len(),
-        stop_text(report),
+        stop_text(report.found.stop, report.tol),
         seconds(|i| i.seconds),
         seconds(|i| i.mttkrp_seconds),
         seconds(|i| i.update_seconds),
@@ -165,10 +183,13 @@ pub fn text(report: &CpdReport) -> String {
         let fits: Vec<String> = found.starts.iter().map(|s| format!("{:.6}", s.fit)).collect();
         let total: f64 = found.starts.iter().map(|start| start.seconds).sum();
         text = format!(
-            "{text}  best of {} starts, in {total:.4} s, with fits {}; their components match to {stability:.3} on average\n",
+            "{text}  best of {} starts, in {total:.4} s, with fits {}; their components match to {stability:.3}, over all pairs\n",
             fits.len(),
             fits.join(", ")
         );
+    }
+    if let Some(ranks) = &report.ranks {
+        text += &cpd_ranks::text(ranks, report.tol);
     }
     let shown: Vec<String> = found.lambda.iter().take(8).map(|&l| number(l)).collect();
     let more = if found.lambda.len() > 8 { ", …" } else { "" };

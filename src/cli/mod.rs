@@ -8,6 +8,8 @@ mod compare;
 mod components;
 mod conventions;
 pub mod cpd;
+mod cpd_command;
+mod cpd_ranks;
 mod cpd_report;
 mod device;
 mod engine;
@@ -189,9 +191,7 @@ static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
 
 /// Makes an interrupt print how to continue from the checkpoint `dir`.
 pub(crate) fn continue_with(dir: &Path) {
-    let line = command_line();
-    let resume = if line.split(' ').any(|word| word == "--resume") { "" } else { " --resume" };
-    let way = (dir.to_path_buf(), format!("{line}{resume}"));
+    let way = (dir.to_path_buf(), format!("blco-cpd --resume {}", quoted(dir.as_os_str())));
     *CONTINUE.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
 }
 
@@ -356,16 +356,18 @@ pub(crate) fn command_line() -> String {
     let mut words = std::env::args_os();
     let program = words.next().unwrap_or_default();
     let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let quoted = |word: std::ffi::OsString| {
-        let word = word.to_string_lossy().into_owned();
-        let plain = |c: char| c.is_alphanumeric() || "-_./=,:+@%".contains(c);
-        if !word.is_empty() && word.chars().all(plain) {
-            word
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    };
-    std::iter::once(program).chain(words.map(quoted)).collect::<Vec<_>>().join(" ")
+    std::iter::once(program).chain(words.map(|word| quoted(&word))).collect::<Vec<_>>().join(" ")
+}
+
+/// A word of a command, for a shell.
+fn quoted(word: &std::ffi::OsStr) -> String {
+    let word = word.to_string_lossy().into_owned();
+    let plain = |c: char| c.is_alphanumeric() || "-_./=,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 /// `1 nonzero`, `16,223,573 nonzeros`.

@@ -5,9 +5,12 @@
 //! as bars; of others the numbers of largest magnitude are listed, with their labels or indices from 1.
 
 use super::components::ShownMode;
+use super::cpd_ranks::RankReport;
 use crate::decomp::score::similarities;
 use crate::decomp::{Iteration, Model};
 use crate::dense::{Matrix, Real};
+use crate::error::{Error, Result};
+use minijinja::{AutoEscape, Environment, Value, context};
 use std::fmt::Display;
 
 /// Modes of at most this many rows are drawn completely.
@@ -21,29 +24,8 @@ const SIMILAR: usize = 256;
 /// Drawings' width.
 const WIDTH: f64 = 640.0;
 
-const STYLE: &str = "
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667; --line: #d0d4da; --paper: #fff; --mark: #0b62c4; --less: #c4560b; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #9aa3ad; --line: #3a4149; --paper: #15181c; --mark: #5aa9ff; --less: #ff9a4d; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1000px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em; margin-top: 2em; } h3 { font-size: 1em; margin: 0.6em 0 0.2em; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1em 1.2em; } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-svg { max-width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
-.point { fill: var(--ink); fill-opacity: 0; } .point:hover { fill-opacity: 0.12; } h3 small { color: var(--soft); font-weight: normal; }
-@media (max-width: 600px) { .mode th { max-width: 11em !important; } .mode td.bar div { width: calc(var(--w) * 0.3px); } }
-.mode { min-width: 0; max-width: 100%; overflow-x: auto; } .mode th { text-align: left; max-width: 22em; overflow: hidden; text-overflow: ellipsis; color: var(--ink); }
-.axis { stroke: var(--line); } .curve { fill: none; stroke: var(--mark); stroke-width: 2; } .dot, .more { fill: var(--mark); } .less { fill: var(--less); }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; } td, th { padding: 0 0.7em 0 0; text-align: right; white-space: nowrap; font-weight: normal; }
-th { color: var(--soft); } td.bar { text-align: left; } td.bar div { width: calc(var(--w) * 0.6px); height: 0.7em; background: var(--mark); } td.bar div.less { background: var(--less); }
-details { border-top: 1px solid var(--line); padding: 0.4em 0; } summary { cursor: pointer; } .modes { display: flex; flex-wrap: wrap; gap: 0 2.5em; }
-footer { color: var(--soft); margin: 3em 0 1em; }
-";
-
-const FIT: &str = "Fit is 1 minus the length of what the model leaves over, relative to the tensor's length: 1 reproduces \
-                   every cell, 0 is no better than an empty model. Cells that are not in the file count as zeros.";
-const COLUMNS: &str = "A component is the product of one column for each mode, times its weight. Columns have length one: a number \
-                       says how strongly a label takes part. Point at a drawing for its numbers.";
+/// The page, in the language of templates that Jinja made known. Values are escaped.
+const TEMPLATE: &str = include_str!("model_page.html");
 
 /// A number for people: as it is where that is short, with an exponent where it is very large or small.
 pub fn number(x: f64) -> String {
@@ -51,32 +33,35 @@ pub fn number(x: f64) -> String {
     if size == 0.0 || (1e-4..1e7).contains(&size) { format!("{x:.5}") } else { format!("{x:.4e}") }
 }
 
-/// The page of `model` under this title, with facts, each with its name, and the iterations that it took.
+/// The page of `model` under this title, with facts, each with its name, the ranks that were compared, and the iterations that it took.
 pub fn html<T: Real>(
     title: &str,
     facts: &[(&str, String)],
+    ranks: &[RankReport],
     iterations: &[Iteration],
     model: &Model<T>,
     modes: &[ShownMode],
-) -> String {
-    let title = escaped(title);
-    let fact =
-        |(name, value): &(&str, String)| format!("<dt>{}</dt><dd>{}</dd>\n", escaped(name), escaped(value));
-    let facts: String = facts.iter().map(fact).collect();
+) -> Result<String> {
     let lambda = model.lambda.data();
     let weights = lambda.iter().enumerate().map(|(r, &x)| ((r + 1).to_string(), x));
-    let weights = table(weights, lambda.iter().copied().fold(0.0, f64::max));
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<dl>\n{facts}</dl>\n<h2>Fit</h2>\n<p>{FIT}</p>\n{}\
-         <h2>Components</h2>\n<p>{COLUMNS}</p>\n{}<h2>Weights</h2>\n{weights}<h2>Similarity of components</h2>\n\
-         <p>The product over the modes of the cosines between two components' columns, without signs. Pairs near 1 \
-         describe the same part of the tensor: a smaller rank may do.</p>\n{}<footer>blco {}</footer>\n</body>\n</html>\n",
-        fit_curve(iterations),
-        components(model, modes),
-        similarity(model),
-        env!("CARGO_PKG_VERSION"),
-    )
+    let mut page = Environment::new();
+    page.set_auto_escape_callback(|_| AutoEscape::Html);
+    let drawn = context! {
+        title, facts,
+        ranks => (!ranks.is_empty()).then(|| drawing(rank_chart(ranks))),
+        fit_curve => drawing(fit_curve(iterations)),
+        components => components(model, modes),
+        others => lambda.len().saturating_sub(SHOWN),
+        weights => table(weights, lambda.iter().copied().fold(0.0, f64::max)),
+        similarity => drawing(similarity(model)),
+        version => env!("CARGO_PKG_VERSION"),
+    };
+    page.render_str(TEMPLATE, drawn).map_err(|e| Error::request(format!("the page cannot be written: {e}")))
+}
+
+/// A drawing for the template, which is not to be escaped.
+fn drawing(svg: String) -> Value {
+    Value::from_safe_string(svg)
 }
 
 fn escaped(text: &str) -> String {
@@ -98,6 +83,11 @@ fn label(x: f64, y: f64, anchor: &str, text: impl Display) -> String {
 /// A level line.
 fn level(x: f64, end: f64, y: f64) -> String {
     format!("<line class=\"axis\" x1=\"{x:.1}\" y1=\"{y:.2}\" x2=\"{end:.1}\" y2=\"{y:.2}\"/>\n")
+}
+
+/// A mark of a legend.
+fn mark(class: &str, x: f64, y: f64) -> String {
+    format!("<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/>\n")
 }
 
 /// A rectangle with these attributes, at `x` and `y`, that says `title` when it is pointed at.
@@ -142,29 +132,75 @@ fn fit_curve(iterations: &[Iteration]) -> String {
     format!("{out}<polyline class=\"curve\" points=\"{}\"/>\n{dots}</svg>\n", points.join(" "))
 }
 
-/// A table of numbers by what they are of, each with a bar of its size relative to `largest`.
-fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> String {
-    let row = |(name, x): (String, f64)| {
-        let pixels = if largest > 0.0 { 200.0 * x.abs() / largest } else { 0.0 };
-        let class = if x < 0.0 { " class=\"less\"" } else { "" };
-        let bar = format!("<div{class} style=\"--w:{pixels:.0}\"></div>");
-        format!("<tr><th>{}</th><td>{}</td><td class=\"bar\">{bar}</td></tr>\n", label_cell(&name), number(x))
+/// Fit and stability by rank: the fit by the axis on the left, stability from 0 to 1 by the one on the right.
+fn rank_chart(ranks: &[RankReport]) -> String {
+    let (left, right, above, height) = (70.0, WIDTH - 50.0, 12.0, 220.0);
+    let fits = ranks.iter().map(|rank| rank.fit);
+    let (low, high) = fits.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), f| (l.min(f), h.max(f)));
+    let (low, high) = if high > low { (low, high) } else { (low - 0.5, low + 0.5) };
+    let (first, last) = (ranks[0].rank as f64, ranks[ranks.len() - 1].rank as f64);
+    let x =
+        |rank: usize| left + 12.0 + (rank as f64 - first) / (last - first).max(1.0) * (right - left - 24.0);
+    let y_of_fit = |fit: f64| above + (high - fit) / (high - low) * height;
+    let y_of_stability = |stability: f64| above + (1.0 - stability) * height;
+    let bottom = above + height;
+    let mut out = svg(WIDTH, bottom + 62.0, "fit and stability by rank");
+    for step in 0..=4 {
+        let part = f64::from(step) / 4.0;
+        let fit = low + (high - low) * part;
+        out += &level(left, right, y_of_fit(fit));
+        out += &label(left - 8.0, y_of_fit(fit) + 4.0, "end", format_args!("{fit:.5}"));
+        out += &label(right + 8.0, y_of_stability(part) + 4.0, "start", part);
+    }
+    for rank in ranks.iter().step_by(ranks.len().div_ceil(16)) {
+        out += &label(x(rank.rank), bottom + 18.0, "middle", rank.rank);
+    }
+    out += &label(f64::midpoint(left, right), bottom + 36.0, "middle", "rank");
+    let curve = |class: &str, dots: &str, points: Vec<(f64, f64, String, bool)>| {
+        let line: Vec<String> = points.iter().map(|(x, y, ..)| format!("{x:.1},{y:.1}")).collect();
+        let dot = |(x, y, title, kept): &(f64, f64, String, bool)| {
+            let (kept, r) = if *kept { (" kept", 5) } else { ("", 3) };
+            format!(
+                "<circle class=\"{dots}{kept}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r}\"><title>{title}</title></circle>\n"
+            )
+        };
+        let dots: String = points.iter().map(dot).collect();
+        format!("<polyline class=\"{class}\" points=\"{}\"/>\n{dots}", line.join(" "))
     };
-    let rows: String = numbers.map(row).collect();
-    format!("<table>\n{rows}</table>\n")
+    let fit =
+        |r: &RankReport| (x(r.rank), y_of_fit(r.fit), format!("rank {}: fit {:.6}", r.rank, r.fit), r.kept);
+    let stability = |r: &RankReport| {
+        let stability = r.stability?;
+        let title = format!("rank {}: stability {stability:.4}", r.rank);
+        Some((x(r.rank), y_of_stability(stability), title, r.kept))
+    };
+    out += &curve("curve", "dot", ranks.iter().map(fit).collect());
+    out += &curve("second", "dot2", ranks.iter().filter_map(stability).collect());
+    for (at, class, name) in [(left, "dot", "fit, left"), (left + 120.0, "dot2", "stability, right")] {
+        out += &mark(class, at + 5.0, bottom + 52.0);
+        out += &label(at + 14.0, bottom + 56.0, "start", name);
+    }
+    out + "</svg>\n"
 }
 
-/// A label for people: cut where it is long, its whole text where it is pointed at.
-fn label_cell(label: &str) -> String {
+/// A table of numbers by what they are of, each with a bar of its size relative to `largest`: for the template.
+fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> Value {
+    let row = |(name, x): (String, f64)| {
+        let pixels = if largest > 0.0 { 200.0 * x.abs() / largest } else { 0.0 };
+        let (name, whole) = shortened(&name);
+        context! { name, whole, number => number(x), less => x < 0.0, width => format!("{pixels:.0}") }
+    };
+    Value::from(numbers.map(row).collect::<Vec<_>>())
+}
+
+/// A label for people: cut if it is long, and then its whole text, for where it is pointed at.
+fn shortened(label: &str) -> (String, Option<String>) {
     const SHOWN: usize = 48;
     let short: String = label.chars().take(SHOWN).collect();
     match short.len() < label.len() {
-        _ if label.is_empty() => "(empty)".into(),
-        true => {
-            let title: String = label.chars().take(1000).collect();
-            format!("<span title=\"{}\">{}…</span>", escaped(&title), escaped(&short))
-        }
-        false => escaped(label),
+        _ if label.is_empty() => ("(empty)".into(), None),
+        true => (format!("{short}…"), Some(label.chars().take(1000).collect())),
+        false => (short, None),
     }
 }
 
@@ -210,41 +246,28 @@ fn line<T: Real>(mode: &ShownMode, factor: &Matrix<T>, r: usize) -> String {
         + "</svg>\n"
 }
 
-fn components<T: Real>(model: &Model<T>, modes: &[ShownMode]) -> String {
+/// The components that are shown, for the template.
+fn components<T: Real>(model: &Model<T>, modes: &[ShownMode]) -> Vec<Value> {
     let component = |(r, weight): (usize, &f64)| {
         let mode = |(mode, factor): (usize, &Matrix<T>)| {
             let shown = &modes[mode];
-            let column = if shown.is_line {
-                line(shown, factor, r)
+            let (mut svg, mut top) = (None, None);
+            if shown.is_line {
+                svg = Some(drawing(line(shown, factor, r)));
             } else if !shown.has_labels && factor.rows() <= SHORT_ROWS {
-                whole(factor, r)
+                svg = Some(drawing(whole(factor, r)));
             } else {
-                let top = &shown.tops[r];
-                table(
-                    top.iter().map(|&(row, x)| (shown.label(row), x)),
-                    top.first().map_or(0.0, |top| top.1.abs()),
-                )
-            };
-            let (what, rows) = (if shown.has_labels { "labels" } else { "rows" }, factor.rows());
-            format!(
-                "<div class=\"mode\"><h3>{} <small>{rows} {what}</small></h3>\n{column}</div>\n",
-                escaped(&shown.title)
-            )
+                let rows = &shown.tops[r];
+                let largest = rows.first().map_or(0.0, |row| row.1.abs());
+                top = Some(table(rows.iter().map(|&(row, x)| (shown.label(row), x)), largest));
+            }
+            let what = if shown.has_labels { "labels" } else { "rows" };
+            context! { title => &shown.title, rows => factor.rows(), what, drawing => svg, top }
         };
-        let modes: String = model.factors.iter().enumerate().map(mode).collect();
-        let (open, name) = (if r < OPEN { " open" } else { "" }, r + 1);
-        let weight = number(*weight);
-        format!(
-            "<details{open}><summary>Component {name}, weight {weight}</summary>\n<div class=\"modes\">\n{modes}</div></details>\n"
-        )
+        let modes: Vec<Value> = model.factors.iter().enumerate().map(mode).collect();
+        context! { name => r + 1, weight => number(*weight), is_open => r < OPEN, modes }
     };
-    let (lambda, rank) = (model.lambda.data(), model.lambda.rows());
-    let more = if rank > SHOWN {
-        format!("<p>The {} others are in components.csv.</p>\n", rank - SHOWN)
-    } else {
-        String::new()
-    };
-    lambda.iter().take(SHOWN).enumerate().map(component).collect::<String>() + &more
+    model.lambda.data().iter().take(SHOWN).enumerate().map(component).collect()
 }
 
 /// All of column `r`, as bars from a line of zero.
@@ -331,8 +354,14 @@ mod tests {
                 })
                 .collect();
             let facts = [("store", "a<b>&c.blco".to_owned())];
-            let page = html("CP", &facts, &history, &model(), &modes());
-            assert!(page.contains("a&lt;b&gt;&amp;c.blco") && !page.contains("NaN") && !page.contains("inf"));
+            let ranks: Vec<RankReport> = (1..=iterations).map(RankReport::example).collect();
+            let page = html("CP", &facts, &ranks, &history, &model(), &modes()).unwrap();
+            assert!(
+                page.contains("a&lt;b&gt;&amp;c.blco")
+                    && page.contains("&quot;&lt;b&gt;&quot;")
+                    && !page.contains("NaN")
+                    && !page.contains("inf")
+            );
             assert!(!page.contains("http") && !page.contains("<script") && !page.contains("src="));
             for tag in [
                 "html", "head", "style", "title", "body", "dl", "dt", "dd", "svg", "table", "tr", "td", "th",

@@ -19,8 +19,8 @@ pub struct Bar {
 /// Lines about iterations.
 #[derive(Debug)]
 struct Lines {
-    /// The start and iteration that the last one was about.
-    last: (u32, usize),
+    /// The rank, start and iteration that the last one was about.
+    last: [usize; 3],
     written: Instant,
 }
 
@@ -29,20 +29,20 @@ impl Bar {
     pub fn new(quiet: bool) -> Self {
         let shown = !quiet && std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
-        let lines = Lines { last: (0, 0), written: Instant::now() };
+        let lines = Lines { last: [0; 3], written: Instant::now() };
         let lines = (!quiet).then(|| Arc::new(Mutex::new(lines)));
         Self { bar: ProgressBar::with_draw_target(None, target), lines }
     }
 
-    /// Writes the line about an iteration of a start, if it has not been written: on a terminal, where it stays above the bar, or
+    /// Writes the line about an iteration (of which rank and start, and its number), if it has not been written: on a terminal, where it stays above the bar, or
     /// on standard error at most every ten seconds.
-    pub fn iterated(&self, start: u32, iteration: usize, line: impl FnOnce() -> String) {
+    pub fn iterated(&self, which: [usize; 3], line: impl FnOnce() -> String) {
         let Some(lines) = &self.lines else { return };
         let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.last == (start, iteration) {
+        if lines.last == which {
             return;
         }
-        lines.last = (start, iteration);
+        lines.last = which;
         if !self.bar.is_hidden() {
             self.bar.println(line());
         } else if lines.written.elapsed() >= PAUSE {

@@ -2,7 +2,7 @@
 //! stopped.
 //!
 //! ```text
-//! DIR/current/   checkpoint.json, mode-1.npy …, gram-1.npy …; best/ with the same of the best start before
+//! DIR/current/   checkpoint.json, mode-1.npy …, gram-1.npy …; start-1/ … with the same matrices of each start before
 //! DIR/next/      the next one while it is written
 //! DIR/old/       the last one, between two renames, where the file system cannot exchange names
 //! ```
@@ -30,9 +30,10 @@ use xxhash_rust::xxh3::xxh3_64;
 const CURRENT: &str = "current";
 const NEXT: &str = "next";
 const OLD: &str = "old";
+/// What version 2 had of the best start.
 const BEST: &str = "best";
 const FACTS: &str = "checkpoint.json";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// No `checkpoint.json` is longer: a hundred thousand iterations take a quarter of it.
 const FACTS_BYTES_MAX: u64 = 64 << 20;
 
@@ -47,11 +48,10 @@ fn look(sys: &Sys, path: &Path) -> Result<Found> {
         return other("is no checkpoint".into());
     }
     let is_part = |name: &OsStr| name.to_str().is_some_and(is_part);
-    let best = path.join(BEST);
-    let foreign = match first_foreign(path, |name| name == BEST || is_part(name))? {
-        None if best.is_dir() && !best.is_symlink() => first_foreign(&best, is_part)?,
-        found => found,
-    };
+    let mut foreign = first_foreign(path, |name| is_start(name) || is_part(name))?;
+    for dir in starts_in(path)? {
+        foreign = foreign.map_or_else(|| first_foreign(&dir, is_part), |name| Ok(Some(name)))?;
+    }
     match foreign {
         Some(name) => other(format!("holds {name:?}, which is no part of a checkpoint")),
         None if first_foreign(path, |_| false)?.is_none() => Ok(Found::Empty),
@@ -66,6 +66,25 @@ fn discard(sys: &Sys, path: &Path) {
     if path.is_dir() {
         drop(publish::remove(sys, &CHECKPOINT, path));
     }
+}
+
+/// Whether `name` is that of a directory for an earlier start.
+fn is_start(name: &OsStr) -> bool {
+    let number = |name: &str| name.strip_prefix("start-")?.parse::<u32>().ok();
+    name == BEST || name.to_str().and_then(number).is_some()
+}
+
+/// The directories of earlier starts in `path`.
+fn starts_in(path: &Path) -> Result<Vec<PathBuf>> {
+    let entries = path.read_dir().map_err(Error::io(path, "list"))?;
+    let entries: std::io::Result<Vec<_>> = entries.collect();
+    let paths = entries.map_err(Error::io(path, "list"))?.into_iter().map(|entry| entry.path());
+    let is_dir = |path: &PathBuf| path.symlink_metadata().is_ok_and(|found| found.is_dir());
+    Ok(paths.filter(|path| path.file_name().is_some_and(is_start) && is_dir(path)).collect())
+}
+
+fn start_dir(start: u32) -> String {
+    format!("start-{}", start + 1)
 }
 
 /// Whether a file of a checkpoint may be called `name`.
@@ -92,7 +111,7 @@ pub struct Checkpointer {
 pub(super) struct Saved<T> {
     pub current: Start<T>,
     pub finished: Vec<StartReport>,
-    pub best: Option<Start<T>>,
+    pub models: Vec<Start<T>>,
 }
 
 /// `checkpoint.json`.
@@ -109,7 +128,7 @@ struct CheckpointFacts {
     identity: Identity,
     finished: Vec<StartReport>,
     current: CheckpointState,
-    best: Option<CheckpointState>,
+    models: Vec<CheckpointState>,
 }
 
 /// A start, but for its matrices.
@@ -126,11 +145,10 @@ impl CheckpointFacts {
     /// Whether the starts are those that a run has made: numbers that are believed later.
     fn is_consistent(&self) -> bool {
         let start = self.current.start;
-        let best = self.best.as_ref();
         self.finished.len() == start as usize
-            && best.is_some() == (start > 0)
-            && best.is_none_or(|best| best.start < start)
-            && best.into_iter().chain([&self.current]).all(|state| !state.history.is_empty())
+            && self.models.len() == self.finished.len()
+            && (0..).zip(&self.models).all(|(number, state)| state.start == number)
+            && self.models.iter().chain([&self.current]).all(|state| !state.history.is_empty())
     }
 }
 
@@ -237,7 +255,7 @@ impl Checkpointer {
         als: &Als,
         factors: &[Matrix<T>],
         finished: &[StartReport],
-        best: Option<&Start<T>>,
+        models: &[Start<T>],
     ) -> Result<()> {
         let (sys, old) = (&self.sys, self.dir.join(OLD));
         let place = self.place()?;
@@ -247,16 +265,16 @@ impl Checkpointer {
         Marker::new(&CHECKPOINT, Vec::new()).write(sys, next.path())?;
         place.guard(next.path())?;
         write_matrices(sys, next.path(), als, factors)?;
-        if let Some(best) = best {
-            let dir = next.path().join(BEST);
+        for model in models {
+            let dir = next.path().join(start_dir(model.number));
             sys.create_dir(&dir)?;
-            write_matrices(sys, &dir, &best.als, &best.factors)?;
+            write_matrices(sys, &dir, &model.als, &model.factors)?;
         }
         let facts = CheckpointFacts {
             identity: self.identity.clone(),
             finished: finished.to_vec(),
             current: CheckpointState::of(start, als, factors),
-            best: best.map(|best| CheckpointState::of(best.number, &best.als, &best.factors)),
+            models: models.iter().map(|m| CheckpointState::of(m.number, &m.als, &m.factors)).collect(),
         };
         let checksum = checksum(&json(&facts)?);
         let text = json(&Checkpoint { version: VERSION, checksum, facts })?;
@@ -297,8 +315,10 @@ impl Checkpointer {
             }
         }
         let current = read_matrices(expected, &dir, facts.current)?;
-        let best = facts.best.map(|state| read_matrices(expected, &dir.join(BEST), state)).transpose()?;
-        Ok(Some(Saved { current, finished: facts.finished, best }))
+        let model =
+            |state: CheckpointState| read_matrices(expected, &dir.join(start_dir(state.start)), state);
+        let models = facts.models.into_iter().map(model).collect::<Result<_>>()?;
+        Ok(Some(Saved { current, finished: facts.finished, models }))
     }
 
     fn read_facts(&self, path: &Path) -> Result<CheckpointFacts> {

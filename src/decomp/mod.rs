@@ -26,7 +26,7 @@ pub mod update;
 
 pub use cp_als::{Als, AlsBackend, CpStep, Iteration, Problem, Settings};
 pub use run::{CpJob, CpWatch, CpWatchers, Decomposition, Init, run, run_watched};
-pub use starts::{StartReport, Stop};
+pub use starts::{StartReport, Stop, stability};
 
 use crate::dense::{Matrix, Real, factor_axes, mode_file};
 use crate::error::{Error, Result};

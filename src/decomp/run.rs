@@ -215,9 +215,9 @@ pub fn run_watched<T: Real>(
         Some(checkpoint) => checkpoint.load::<T>(&job.expected())?,
         None => None,
     };
-    let (mut saved, mut starts, mut best) = match saved {
-        Some(Saved { current, finished, best }) => (Some(current), finished, best),
-        None => (None, Vec::new(), None),
+    let (mut saved, mut starts, mut models) = match saved {
+        Some(Saved { current, finished, models }) => (Some(current), finished, models),
+        None => (None, Vec::new(), Vec::new()),
     };
     let resumed = saved.as_ref().map(|s| (s.number + 1, s.als.history().len()));
     for start in resumed.map_or(0, |(start, _)| start - 1)..init.starts() {
@@ -245,12 +245,14 @@ pub fn run_watched<T: Real>(
             }
             let ended = job.stop(&als).is_some() || asked.is_break();
             if let Some(checkpoint) = job.checkpoint.as_mut().filter(|c| ended || c.is_due(&als)) {
-                checkpoint.save(start, &als, &backend.factors()?, &starts, best.as_ref())?;
+                checkpoint.save(start, &als, &backend.factors()?, &starts, &models)?;
             }
         };
         let iterations = als.history().len();
         let mut ended = Start { number: start, als, factors: backend.take()? };
-        let agreement = best.as_mut().map(|best| agreement(best, &mut ended));
+        let agreements: Vec<f64> = models.iter_mut().map(|model| agreement(model, &mut ended)).collect();
+        let agreement =
+            (!agreements.is_empty()).then(|| agreements.iter().sum::<f64>() / agreements.len() as f64);
         let Start { als, .. } = &ended;
         starts.push(StartReport {
             start: start + 1,
@@ -261,13 +263,13 @@ pub fn run_watched<T: Real>(
             seconds: als.history().iter().map(|iteration| iteration.seconds).sum(),
             agreement,
         });
-        if best.as_ref().is_none_or(|best: &Start<T>| ended.als.fit() > best.als.fit()) {
-            best = Some(ended);
-        }
+        models.push(ended);
         if asked.is_break() {
             break;
         }
     }
+    let best =
+        models.into_iter().reduce(|best, next| if next.als.fit() > best.als.fit() { next } else { best });
     let Some(Start { number, als, factors }) = best else {
         return Err(Error::request("no start: give at least one"));
     };

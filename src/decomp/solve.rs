@@ -43,7 +43,7 @@ impl Columns {
 #[must_use]
 pub fn host_bytes(order: usize, rank: usize, starts: u32) -> u64 {
     const UPDATE: usize = 8;
-    let kept = if starts > 1 { 4 * order } else { 2 * order };
+    let kept = 2 * order * starts as usize;
     // In twice the digits: Gram matrices, their Hadamard product, its factor.
     let extended = if rank <= EXTENDED_RANK_MAX { 2 * (order + 2) } else { 0 };
     ((kept + extended + UPDATE) * rank * rank * size_of::<f64>()) as u64

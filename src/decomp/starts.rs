@@ -33,13 +33,21 @@ pub struct StartReport {
     /// Seconds of its iterations.
     #[serde(default)]
     pub seconds: f64,
-    /// How well its components match those of the best start before it: the mean over matched pairs of the product over the
-    /// modes of the cosines of their columns, from 0 to 1. `None` for the first.
+    /// How well its components match those of the starts before it, on average: the mean over matched pairs of the product over
+    /// the modes of the cosines of their columns, from 0 to 1. `None` for the first.
     #[serde(default)]
     pub agreement: Option<f64>,
 }
 
-/// A start as far as it has come: the best, or the present one.
+/// How well the components of starts match: the mean over all pairs of starts. `None` for one start.
+#[must_use]
+pub fn stability(starts: &[StartReport]) -> Option<f64> {
+    let pairs = starts.len() * starts.len().saturating_sub(1) / 2;
+    let of = |(before, start): (usize, &StartReport)| Some(start.agreement? * before as f64);
+    (pairs > 0).then(|| starts.iter().enumerate().filter_map(of).sum::<f64>() / pairs as f64)
+}
+
+/// A start as far as it has come.
 pub(super) struct Start<T> {
     pub number: u32,
     pub als: Als,

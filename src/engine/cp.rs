@@ -71,6 +71,13 @@ impl Cp {
         self
     }
 
+    /// The same with `rank` components.
+    #[must_use]
+    pub(crate) fn with_rank(mut self, rank: usize) -> Self {
+        self.settings.rank = rank;
+        self
+    }
+
     /// Makes `starts` starts with consecutive seeds from `seed`, and keeps the best fit.
     #[must_use]
     pub fn starts(mut self, seed: u64, starts: u32) -> Self {
@@ -111,10 +118,10 @@ impl<'a> Demand<'a> {
     ) -> Self {
         let shape = &manifest.shape;
         let factors = factor_bytes::<T>(shape, rank);
-        // The best start's factors, besides those of the present one.
-        let best = if starts > 1 { factors } else { 0 };
+        // The earlier starts' factors, besides those of the present one.
+        let earlier = factors.saturating_mul(starts.saturating_sub(1).into());
         let matching = if starts > 1 { match_bytes(shape, rank) } else { 0 };
-        let held = best + matching + solve::host_bytes(shape.order(), rank, starts);
+        let held = earlier + matching + solve::host_bytes(shape.order(), rank, starts);
         Self {
             modes,
             rank,

@@ -8,11 +8,11 @@
 
 use super::number;
 use super::scratch::{Scratch, Spool};
+use super::shard::Shard;
 use super::time::{self, Moment};
 use crate::error::{Error, Result};
 use crate::shape::DIM_MAX;
 use crate::store::labels::LabelKind;
-use hashbrown::HashTable;
 use jiff::tz::TimeZone;
 use rayon::prelude::*;
 use std::cmp::Ordering;
@@ -20,8 +20,6 @@ use std::collections::BinaryHeap;
 
 /// Shards of a column, by the two highest bits of labels' hashes.
 pub const SHARDS: usize = 4;
-/// Bytes of a block of texts.
-const BLOCK_BYTES: usize = 64 << 10;
 /// How a row's number of a label holds the shard.
 const SHARD_BITS: u32 = 2;
 
@@ -42,90 +40,6 @@ pub fn number_of(shard: usize, local: u32) -> u32 {
 struct Kinds {
     number: bool,
     time: bool,
-}
-
-/// Where a label's text lies.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    hash: u32,
-    block: u32,
-    at: u32,
-}
-
-/// Some of a column's labels.
-#[derive(Debug)]
-pub struct Shard {
-    table: HashTable<u32>,
-    entries: Vec<Entry>,
-    blocks: Vec<Vec<u8>>,
-    /// How often each came, where that is asked for.
-    counts: Vec<u64>,
-    block_bytes: u64,
-}
-
-/// A hash table's hash of what is kept of a label's.
-fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-impl Shard {
-    fn new() -> Self {
-        let (entries, blocks, counts) = (Vec::new(), Vec::new(), Vec::new());
-        Self { table: HashTable::new(), entries, blocks, counts, block_bytes: 0 }
-    }
-
-    /// Bytes that it takes.
-    fn bytes(&self) -> u64 {
-        let entries = self.entries.capacity() * size_of::<Entry>() + 8 * self.counts.capacity();
-        self.block_bytes + (entries + self.table.allocation_size()) as u64
-    }
-
-    /// The number of `label`, which is new or not; new ones narrow `kinds`.
-    fn intern(&mut self, label: &[u8], hash: u64, counted: bool, note: &mut impl FnMut(&[u8])) -> u32 {
-        #[expect(clippy::cast_possible_truncation, reason = "the low half")]
-        let short = hash as u32;
-        let Self { table, entries, blocks, .. } = self;
-        let same = |&local: &u32| {
-            let entry = entries[local as usize];
-            entry.hash == short && text_at(blocks, entry) == label
-        };
-        let known = table.find(spread(short), same).copied();
-        let local = known.unwrap_or_else(|| {
-            note(label);
-            self.add(label, short)
-        });
-        if counted {
-            self.counts.resize(self.entries.len(), 0);
-            self.counts[local as usize] += 1;
-        }
-        local
-    }
-
-    fn add(&mut self, label: &[u8], hash: u32) -> u32 {
-        let bytes = label.len() + 4;
-        if self.blocks.last().is_none_or(|block| block.capacity() - block.len() < bytes) {
-            let room = bytes.max(BLOCK_BYTES);
-            self.blocks.push(Vec::with_capacity(room));
-            self.block_bytes += room as u64;
-        }
-        let block = self.blocks.len() - 1;
-        let texts = &mut self.blocks[block];
-        let fit = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let entry = Entry { hash, block: fit(block), at: fit(texts.len()) };
-        texts.extend(fit(label.len()).to_le_bytes());
-        texts.extend_from_slice(label);
-        let local = fit(self.entries.len());
-        self.entries.push(entry);
-        let Self { table, entries, .. } = self;
-        table.insert_unique(spread(hash), local, |&local| spread(entries[local as usize].hash));
-        local
-    }
-}
-
-fn text_at(blocks: &[Vec<u8>], entry: Entry) -> &[u8] {
-    let (length, rest) = blocks[entry.block as usize][entry.at as usize..].split_at(4);
-    let length = u32::from_le_bytes(std::array::from_fn(|i| length[i]));
-    &rest[..length as usize]
 }
 
 /// Sorted labels of one shard of one epoch, or of an older store.
@@ -171,6 +85,9 @@ struct Record {
     count: u64,
 }
 
+/// Labels that are looked up together.
+const FETCHED: usize = 32;
+
 impl Dictionary {
     /// Of no labels.
     pub fn new(wanted: Wanted, zone: &TimeZone) -> Self {
@@ -184,7 +101,12 @@ impl Dictionary {
         self.shards.iter().map(Shard::bytes).sum()
     }
 
-    /// Its shards for the threads that fill them, each with what it needs to know about new labels.
+    /// Whether a shard can take no more than the labels of a group of pieces.
+    pub fn is_full(&self) -> bool {
+        self.shards.iter().any(Shard::is_full)
+    }
+
+    /// Its shards, each with what it must be told of new labels, for threads that fill them.
     pub fn interning(&mut self) -> (Vec<&mut Shard>, Interning<'_>) {
         let counted = self.wanted.quantiles.is_some();
         let kinds = match self.wanted.kind {
@@ -276,40 +198,36 @@ impl Dictionary {
 
     /// Sorts a shard's labels into a run.
     fn sort(&self, shard: Shard, kind: LabelKind, scratch: &Scratch) -> Result<Run> {
-        let Shard { table, entries, blocks, counts, .. } = shard;
-        drop(table);
+        let shard = shard.without_table();
         let mut records = Spool::default();
         let mut key = Vec::new();
-        let labels = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+        let labels = shard.labels();
         // The first bytes of keys decide most comparisons.
-        let mut order: Vec<(u64, u32)> = Vec::with_capacity(entries.len());
-        for (local, &entry) in (0..labels).zip(&entries) {
+        let mut order: Vec<(u64, u32)> = Vec::with_capacity(labels as usize);
+        for local in 0..labels {
             key.clear();
-            self.append_key(kind, text_at(&blocks, entry), &mut key);
+            self.append_key(kind, shard.text(local), &mut key);
             order.push((prefix(&key), local));
         }
         let key_of = |local: u32| {
             let mut key = Vec::new();
-            self.append_key(kind, text_at(&blocks, entries[local as usize]), &mut key);
+            self.append_key(kind, shard.text(local), &mut key);
             key
         };
         order.sort_unstable_by(|a, b| {
             a.0.cmp(&b.0).then_with(|| match kind {
-                LabelKind::Text => {
-                    let text = |local: u32| text_at(&blocks, entries[local as usize]);
-                    text(a.1).cmp(text(b.1))
-                }
+                LabelKind::Text => shard.text(a.1).cmp(shard.text(b.1)),
                 _ => key_of(a.1).cmp(&key_of(b.1)),
             })
         });
         let mut record = Record::default();
         for (_, local) in order {
-            let text = text_at(&blocks, entries[local as usize]);
+            let text = shard.text(local);
             record.key.clear();
             self.append_key(kind, text, &mut record.key);
             record.text.clear();
             record.text.extend_from_slice(text);
-            (record.local, record.count) = (local, counts.get(local as usize).copied().unwrap_or(0));
+            (record.local, record.count) = (local, shard.count(local));
             push_record(&mut records, scratch, &record, kind)?;
         }
         records.finish(scratch)?;
@@ -457,12 +375,13 @@ impl Found {
 }
 
 impl Interning<'_> {
-    /// Gives `out` the numbers of those of `labels`, each with its hash, that belong to `shard`, the column's `at`-th.
-    pub fn fill<'l>(
+    /// Gives `out` the numbers of those of `labels` that are in `rows`, all of which belong to `shard`, the column's `at`-th.
+    pub fn fill(
         &self,
         shard: &mut Shard,
         at: usize,
-        labels: impl Iterator<Item = (&'l [u8], u64)>,
+        labels: PieceLabels<'_>,
+        rows: &[u32],
         out: &mut Vec<u32>,
     ) -> Found {
         let mut found = Found { number: self.kinds.number, time: self.kinds.time };
@@ -476,11 +395,47 @@ impl Interning<'_> {
                 found.time = matches!(time::parse(label, self.zone), Some(Moment::Civil(..)));
             }
         };
-        for (label, hash) in labels.filter(|(_, hash)| shard_of(*hash) == at) {
-            let local = shard.intern(label, hash, self.counted, &mut note);
-            out.push(number_of(at, local));
+        for rows in rows.chunks(FETCHED) {
+            shard.fetch(rows.iter().map(|&row| labels.hashes[row as usize]));
+            for &row in rows {
+                let (label, hash) = (labels.text(row as usize), labels.hashes[row as usize]);
+                let (local, is_new) = shard.intern(label, hash, self.counted);
+                if is_new {
+                    note(label);
+                }
+                out.push(number_of(at, local));
+            }
         }
         found
+    }
+}
+
+/// The labels of a column of a piece.
+#[derive(Clone, Copy, Debug)]
+pub struct PieceLabels<'a> {
+    /// One behind the other.
+    pub bytes: &'a [u8],
+    /// Where each ends.
+    pub ends: &'a [u32],
+    /// The hash of each.
+    pub hashes: &'a [u64],
+}
+
+impl<'a> PieceLabels<'a> {
+    /// The label of a row.
+    fn text(&self, row: usize) -> &'a [u8] {
+        let start = if row == 0 { 0 } else { self.ends[row - 1] as usize };
+        &self.bytes[start..self.ends[row] as usize]
+    }
+
+    /// The rows whose labels belong to each shard.
+    #[must_use]
+    pub fn rows_by_shard(&self) -> [Vec<u32>; SHARDS] {
+        let mut rows = std::array::from_fn(|_| Vec::with_capacity(self.hashes.len() / (SHARDS - 1)));
+        for (row, &hash) in (0..).zip(self.hashes) {
+            rows[shard_of(hash)].push(row);
+        }
+        rows
     }
 }
 

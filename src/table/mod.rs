@@ -23,6 +23,7 @@ mod options;
 mod piece;
 mod read;
 mod scratch;
+mod shard;
 mod source;
 mod time;
 

@@ -1,13 +1,14 @@
 //! Takes a table in: all of its rows, with labels as numbers, wait in scratch when this is done.
 
 use super::csv::{CsvPieces, sniff};
-use super::dictionary::{Dictionary, Found, SHARDS, Shard, Wanted, shard_of};
+use super::dictionary::{Dictionary, Found, PieceLabels, SHARDS, Wanted, shard_of};
 use super::input::{Pieces, RawPiece, TableInput};
 use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
 use super::piece::{
     NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, Written, mixed_times,
 };
 use super::scratch::{Extent, Scratch};
+use super::shard::Shard;
 use super::time;
 use crate::error::{Error, Result};
 use crate::store::labels::LabelKind;
@@ -253,7 +254,8 @@ impl<'a> Intake<'a> {
             self.frames.push(Frame { rows: piece.kept, epoch: self.epoch, extent });
         }
         let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
-        if tables > self.memory.tables { self.seal() } else { Ok(()) }
+        let is_full = self.dictionaries().any(|dictionary| dictionary.is_full());
+        if tables > self.memory.tables || is_full { self.seal() } else { Ok(()) }
     }
 
     /// Where the header of a text ends that begins with `piece`.
@@ -346,7 +348,7 @@ impl<'a> Intake<'a> {
     }
 
     /// The numbers of all labels of `pieces`: by column, shard and piece.
-    fn intern(&mut self, pieces: &[Piece]) -> Vec<Vec<Vec<Vec<u32>>>> {
+    fn intern<'p>(&mut self, pieces: &'p [Piece]) -> Vec<Vec<Vec<Vec<u32>>>> {
         let columns: Vec<_> = self
             .columns
             .par_iter_mut()
@@ -354,14 +356,22 @@ impl<'a> Intake<'a> {
             .map(|(at, column)| {
                 let ReadColumn::Labels(dictionary) = column else { return Vec::new() };
                 let (shards, interning) = dictionary.interning();
+                let labels = |piece: &'p Piece| match &piece.columns[at] {
+                    PieceColumn::Labels { bytes, ends, hashes } => Some(PieceLabels { bytes, ends, hashes }),
+                    _ => None,
+                };
+                let labels: Vec<PieceLabels<'p>> = pieces.iter().filter_map(labels).collect();
+                let rows: Vec<[Vec<u32>; SHARDS]> =
+                    labels.par_iter().map(PieceLabels::rows_by_shard).collect();
                 let fill = |(number, shard): (usize, &mut Shard)| {
                     let mut found: Option<Found> = None;
-                    let filled: Vec<Vec<u32>> = pieces
+                    let filled: Vec<Vec<u32>> = labels
                         .iter()
-                        .map(|piece| {
-                            let mut numbers = Vec::with_capacity(piece.kept / (SHARDS - 1));
-                            let here =
-                                interning.fill(&mut *shard, number, labels(&piece.columns[at]), &mut numbers);
+                        .zip(&rows)
+                        .map(|(&labels, rows)| {
+                            let rows = &rows[number];
+                            let mut numbers = Vec::with_capacity(rows.len());
+                            let here = interning.fill(&mut *shard, number, labels, rows, &mut numbers);
                             found = Some(found.map_or(here, |found| found.and(here)));
                             numbers
                         })
@@ -419,18 +429,6 @@ impl<'a> Intake<'a> {
             format!("{} of {} rows are incomplete: {}; {what}", self.dropped, self.rows, counts.join(", ")),
         )
     }
-}
-
-/// The labels of a column, with their hashes.
-fn labels(column: &PieceColumn) -> Box<dyn Iterator<Item = (&[u8], u64)> + '_> {
-    let PieceColumn::Labels { bytes, ends, hashes } = column else { return Box::new(std::iter::empty()) };
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    Box::new(
-        starts
-            .zip(ends)
-            .zip(hashes)
-            .map(|((start, &end), &hash)| (&bytes[start as usize..end as usize], hash)),
-    )
 }
 
 /// The rows of a piece as they wait: `numbers` are those of its labels, by column, shard and piece; it is the `at`-th.

@@ -157,6 +157,9 @@ pub fn parse(text: &[u8], zone: &TimeZone) -> Option<Moment> {
     if !digits.is_empty() && digits.iter().all(|b| b.is_ascii_digit() || *b == b'.') {
         return parse_digits(text, digits);
     }
+    if let Some((seconds, nanos)) = parse_plain(text) {
+        return Some(Moment::Civil(seconds, nanos));
+    }
     if text.len() < 7 || text.len() > 64 {
         return None;
     }
@@ -173,6 +176,21 @@ pub fn parse(text: &[u8], zone: &TimeZone) -> Option<Moment> {
         PARSER.parse_datetime(text).ok().or_else(|| parse_label(text))?
     };
     civil(at).map(|(seconds, nanos)| Moment::Civil(seconds, nanos))
+}
+
+/// The commonest way to write a time, in little time: `2024-03-05T14:30:00`, or with a space.
+fn parse_plain(text: &[u8]) -> Option<(i64, u32)> {
+    let text: &[u8; 19] = text.try_into().ok()?;
+    let [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', _, _, b':', _, _, b':', _, _] = text else {
+        return None;
+    };
+    let number = |at: usize, digits: usize| {
+        text[at..at + digits]
+            .iter()
+            .try_fold(0i16, |all, b| b.is_ascii_digit().then(|| 10 * all + i16::from(b - b'0')))
+    };
+    let two = |at: usize| number(at, 2).and_then(|n| i8::try_from(n).ok());
+    civil(DateTime::new(number(0, 4)?, two(5)?, two(8)?, two(11)?, two(14)?, two(17)?, 0).ok()?)
 }
 
 /// A year of four digits, a date of eight, or a number.

@@ -114,6 +114,125 @@ fn what_goes_wrong_is_told() {
     assert!(String::from_utf8_lossy(&weights[..128]).contains("'shape': (9, )"));
 }
 
+/// Ranks are compared as if each were asked for alone, and one is kept.
+#[test]
+fn ranks_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--dims", "60,50,40", "--planted-rank", "3", "--support", "9", "t.blco"];
+    program("blco-gen", dir.path(), &args);
+    let cpd = |args: &str| program("blco-cpd", dir.path(), &args.split(' ').collect::<Vec<_>>());
+    let report = cpd("t.blco --backend cpu --ranks 2..5 --seed 7");
+    let ranks = report["ranks"].as_array().unwrap();
+    assert_eq!(ranks.iter().map(|r| r["rank"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 3, 4, 5]);
+    let is_kept = |r: &&serde_json::Value| r["kept"].as_bool().unwrap();
+    let kept: Vec<_> = ranks.iter().filter(is_kept).collect();
+    let stable = |r: &&&serde_json::Value| r["stability"].as_f64().unwrap() >= 0.9;
+    let wanted = ranks.iter().collect::<Vec<_>>();
+    let wanted = wanted.iter().rfind(stable).copied().unwrap_or_else(|| {
+        ranks
+            .iter()
+            .reduce(|a, b| if b["stability"].as_f64() > a["stability"].as_f64() { b } else { a })
+            .unwrap()
+    });
+    assert_eq!(kept, [wanted]);
+    assert!(stable(&&&ranks[1]), "{ranks:?}");
+    for rank in ranks {
+        let args = format!(
+            "t.blco --backend cpu --rank {} --starts 3 --seed 7 --output alone --force",
+            rank["rank"]
+        );
+        let alone = cpd(&args);
+        assert_eq!((&alone["fit"], &alone["stability"]), (&rank["fit"], &rank["stability"]));
+        if is_kept(&rank) {
+            for file in ["lambda.npy", "mode-1.npy", "mode-3.npy", "components.csv"] {
+                let read = |result: &str| std::fs::read(dir.path().join(result).join(file)).unwrap();
+                assert!(read("t.cp") == read("alone"), "{file}");
+            }
+            assert_eq!((&report["settings"], &report["lambda"]), (&alone["settings"], &alone["lambda"]));
+        }
+    }
+    let page = std::fs::read_to_string(dir.path().join("t.cp/report.html")).unwrap();
+    assert!(page.contains("fit and stability by rank") && page.contains("rank 5: stability"));
+    for (wrong, word) in [("--ranks 3", "such as 2..12"), ("--ranks 2..3 --rank 3", "--rank")] {
+        let words: Vec<&str> = wrong.split(' ').collect();
+        let output = crate::programs::command("blco-cpd", dir.path(), &[&["t.blco"], &words[..]].concat())
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(2) && said.lines().count() == 1 && said.contains(word),
+            "{said}"
+        );
+    }
+}
+
+/// Stability is the mean over all pairs of starts of the scores of their models, without weights.
+#[test]
+fn stability_is_that_of_all_pairs() {
+    let dir = tempfile::tempdir().unwrap();
+    program("blco-gen", dir.path(), &["--dims", "30,20,25", "--nnz", "2000", "--values", "1..9", "t.blco"]);
+    let how = ["t.blco", "--rank", "4", "--max-iters", "5", "--tol", "0", "--backend", "cpu", "--output"];
+    let cpd = |more: &[&str]| program("blco-cpd", dir.path(), &[&how[..], more].concat());
+    let report = cpd(&["all", "--starts", "4", "--seed", "3"]);
+    let model = |seed: u64| {
+        let name = format!("s{seed}");
+        cpd(&[&name, "--seed", &seed.to_string()]);
+        let mut model = Model::load(&Sys::default(), &dir.path().join(name)).unwrap();
+        model.lambda.data_mut().fill(1.0);
+        model
+    };
+    let models: Vec<_> = (3..7).map(model).collect();
+    let pairs = (0..4).flat_map(|b| (0..b).map(move |a| (a, b)));
+    let scores: Vec<f64> = pairs.map(|(a, b)| score(&models[a], &models[b]).unwrap().score).collect();
+    let mean = scores.iter().sum::<f64>() / 6.0;
+    let found = report["stability"].as_f64().unwrap();
+    assert!((found - mean).abs() < 1e-9 && mean < 0.999, "{found} {mean}");
+    let last = report["starts"][3]["agreement"].as_f64().unwrap();
+    assert!((last - (scores[3] + scores[4] + scores[5]) / 3.0).abs() < 1e-9);
+}
+
+/// `--resume DIR` alone: from any directory, with other options beside it.
+#[test]
+fn resuming_needs_no_other_option() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("work")).unwrap();
+    let work = dir.path().join("work");
+    program("blco-gen", &work, &["--dims", "12,10,8", "--nnz", "400", "--values", "1..9", "a b.blco"]);
+    let same = ["a b.blco", "--rank", "3", "--tol", "0", "--seed", "5", "--starts", "2", "--backend", "cpu"];
+    let run = |place: &Path, args: &[&str]| program("blco-cpd", place, args);
+    run(&work, &[&same[..], &["--max-iters", "9", "--output", "whole"]].concat());
+    let first = ["--max-iters", "4", "--checkpoint", "c", "--every", "2", "--no-output"];
+    run(&work, &[&same[..], &first].concat());
+    // That the first command had no output is replaced, its iterations too.
+    let refused = crate::programs::command("blco-cpd", dir.path(), &["--resume", "work/c", "--output", "x"]);
+    let refused = { refused }.output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("work/c: the argument"), "{said}");
+    run(
+        &work,
+        &[&same[..], &["--max-iters", "4", "--checkpoint", "d", "--every", "2", "--output", "o"]].concat(),
+    );
+    let report = run(dir.path(), &["--resume", "work/d", "--max-iters", "9", "--force"]);
+    assert_eq!((&report["resumed"][0], &report["max_iters"]), (&2.into(), &9.into()));
+    for (place, args, word) in [
+        (&work, &["--resume"][..], "name"),
+        (&work, &["a b.blco", "--resume"], "blco-cpd --resume DIR"),
+        (&work, &["--resume", "none"], "no such directory"),
+        (&work, &["--resume", "whole"], "does not record its command"),
+        (&work, &["a b.blco", "--checkpoint", "c", "--resume", "d"], "different directories"),
+    ] {
+        let output = crate::programs::command("blco-cpd", place, args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(2) && said.lines().count() == 1 && said.contains(word),
+            "{said}"
+        );
+    }
+    std::fs::write(work.join("d/command.json"), "{").unwrap();
+    let output = crate::programs::command("blco-cpd", &work, &["--resume", "d"]).output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("repeat the whole command"));
+}
+
 fn self_score(model: &Model<f64>, dir: &Path) -> f64 {
     score(&Model::load(&Sys::default(), dir).unwrap(), model).unwrap().score
 }

@@ -525,7 +525,7 @@ fn every_field_of_a_report_is_on_its_page() {
     program("blco-cpd", dir.path(), &["t.blco", "--rank", "2", "--starts", "2", "--backend", "cpu"]);
     let report = std::fs::read(dir.path().join("t.cp/report.json")).unwrap();
     let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
-    assert_eq!(report["schema"], 1);
+    assert_eq!(report["schema"], 2);
     let names =
         |value: &serde_json::Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
     let mut fields = names(&report);
