@@ -1,7 +1,8 @@
 //! The class `Engine`: where to compute. It opens stores and packs what Python holds.
 
 use crate::arrays::{Coordinates, PyColumn, PyValues};
-use crate::call::{Work, run};
+use crate::call::{Work, json, run};
+use crate::choices::Choices;
 use crate::error::{exception, exception_about};
 use crate::packer::Packer;
 use crate::process::OfProcess;
@@ -23,51 +24,6 @@ use std::path::{Path, PathBuf};
 pub struct Engine {
     engine: OfProcess<blco::Engine>,
     choices: Choices,
-}
-
-/// What was chosen, of which engines are made.
-#[derive(Clone, Debug)]
-pub struct Choices {
-    device: Device,
-    device_number: Option<usize>,
-    device_memory: Option<u64>,
-    threads: Option<usize>,
-    pub memory: Option<u64>,
-    temp_dir: Option<PathBuf>,
-    deterministic: bool,
-    pin_threads: bool,
-}
-
-impl Choices {
-    fn build(&self) -> blco::Result<blco::Engine> {
-        let Self { device, deterministic, pin_threads, .. } = *self;
-        let mut builder = blco::Engine::builder().device(device);
-        builder = builder.deterministic(deterministic).pin_threads(pin_threads);
-        if let Some(number) = self.device_number {
-            builder = builder.device_number(number);
-        }
-        if let Some(bytes) = self.device_memory {
-            builder = builder.device_memory(bytes);
-        }
-        if let Some(threads) = self.threads {
-            builder = builder.threads(threads);
-        }
-        if let Some(bytes) = self.memory {
-            builder = builder.memory(bytes);
-        }
-        if let Some(directory) = &self.temp_dir {
-            builder = builder.temp_dir(directory);
-        }
-        builder.build()
-    }
-
-    /// An engine with threads of its own, at most `threads`, for work that waits for Python: threads that wait are missing to all
-    /// other work of their engine, and Python may wait for that.
-    pub fn aside(&self, threads: usize) -> PyResult<blco::Engine> {
-        let threads = Some(self.threads.map_or(threads, |most| most.min(threads)));
-        let aside = Self { threads, device: Device::Cpu, ..self.clone() };
-        aside.build().map_err(|error| exception(&error))
-    }
 }
 
 /// One of several words.
@@ -257,11 +213,6 @@ impl Engine {
         let threads = self.engine.get()?.threads();
         Packer::new(&self.choices.aside(threads)?, options, shape, index_base)
     }
-}
-
-/// A report for Python.
-pub fn json(report: &impl serde::Serialize) -> PyResult<String> {
-    serde_json::to_string(report).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// The options of a pack, from keywords.
