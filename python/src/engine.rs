@@ -16,6 +16,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3_arrow::PyRecordBatchReader;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Where to compute: device, threads and memory. Its threads serve every store that it has opened.
@@ -143,7 +144,7 @@ impl Engine {
         }
         let mut batches = match &path {
             Some(_) => None,
-            None => Some(source.extract::<PyRecordBatchReader>()?.into_reader()?),
+            None => Some(contained(name, || source.extract::<PyRecordBatchReader>()?.into_reader())?),
         };
         // Batches of Python's wait for its lock: on threads of its own, which nobody else needs.
         let engine = if batches.is_some() {
@@ -213,6 +214,14 @@ impl Engine {
         let threads = self.engine.get()?.threads();
         Packer::new(&self.choices.aside(threads)?, options, shape, index_base)
     }
+}
+
+/// What `read` makes of an Arrow C stream; an exception if its decoder panics, as it does on some damaged schemas.
+fn contained<T>(name: &str, read: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        let what = "its Arrow schema is damaged; make the table again";
+        Err(exception(&Error::input(name, what)))
+    })
 }
 
 /// The options of a pack, from keywords.
