@@ -10,12 +10,12 @@ Modes and indices count from 0; in messages of the engine, and in text, they cou
 """
 
 from ._blco import CorruptStoreError, DeviceError
-from ._coo import COO
-from ._engine import Engine, open
+from ._coo import COO, Fibers
+from ._engine import Engine
 from ._estimator import CP
 from ._model import Iteration, Model, load
 from ._pack import Packer, pack
-from ._store import Store
+from ._store import Store, open
 from ._version import __version__
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "CorruptStoreError",
     "DeviceError",
     "Engine",
+    "Fibers",
     "Iteration",
     "Model",
     "Packer",

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _blco
-
-if TYPE_CHECKING:
-    from ._store import Store
-
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def size(name: str, given: int | str | None) -> int | None:
-    """Bytes, as a number or like ``"2GiB"``."""
-    if given is None:
-        return None
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", given.lower())
-        if found is None:
-            raise ValueError(f"`{name}` {given!r}: give bytes, as a number or like '2GiB'")
-        given = int(float(found[1]) * _UNITS[found[2] or ""])
-    if given < 0:
-        raise ValueError(f"`{name}` {given}: give bytes, as a number or like '2GiB'")
-    return int(given)
+from ._native import size
+from ._pack import pack
+from ._store import Store
+from ._store import open as open_store
 
 
 class Engine:
@@ -87,52 +70,11 @@ class Engine:
 
     def open(self, path: str | os.PathLike[str]) -> Store:
         """Opens a store. See :func:`blco.open`."""
-        from ._store import Store
-
-        return Store(self._engine.open(os.fspath(path)), self)
+        return open_store(path, engine=self)
 
     def pack(self, source: Any, store: str | os.PathLike[str], **options: Any) -> Store:
         """Packs a tensor into a store. See :func:`blco.pack`."""
-        from ._pack import pack
-
         return pack(source, store, engine=self, **options)
 
     def __repr__(self) -> str:
         return f"<blco.Engine with {self.threads} threads>"
-
-
-_default: tuple[int, Engine] | None = None
-
-
-def default_engine() -> Engine:
-    """This process's engine with all defaults."""
-    global _default
-    if _default is None or _default[0] != os.getpid():
-        _default = (os.getpid(), Engine())
-    return _default[1]
-
-
-def open(path: str | os.PathLike[str], *, engine: Engine | None = None) -> Store:
-    """Opens a store.
-
-    Parameters
-    ----------
-    path : path
-        The store's directory.
-    engine : Engine, optional
-        Where to compute; by default on whatever there is.
-
-    Returns
-    -------
-    Store
-
-    Raises
-    ------
-    FileNotFoundError
-        If nothing is there.
-    ValueError
-        If something is there that is no store.
-    CorruptStoreError
-        If its manifest is damaged. Chunks are checked when they are read.
-    """
-    return (engine or default_engine()).open(path)

@@ -6,58 +6,43 @@ import json
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _blco, _sources
-from ._engine import Engine, default_engine, size
 from ._log import log
+from ._native import Computes, native, size
 from ._progress import Progress, shown
-
-if TYPE_CHECKING:
-    from ._store import Store
-
+from ._store import Store
+from ._store import open as open_store
 
 #: The least that packing takes, in bytes.
 MEMORY_MIN = 64 << 20
 
 
-def _options(
-    *,
-    format: str,
-    encoding: str | None,
-    main_mode: int | None,
-    slices: str | None,
-    zstd: int | None,
-    chunk_bytes: int | str | None,
-    duplicates: str,
-    memory: int | str | None,
-    temp_dir: str | os.PathLike[str] | None,
-    replace: bool,
-    resume: bool = False,
-) -> dict[str, Any]:
-    bound = size("memory", memory)
-    if bound is not None and bound < MEMORY_MIN:
-        raise ValueError(f"`memory` {memory!r}: packing takes at least 64 MiB")
-    given = {
-        "format": format,
-        "encoding": encoding,
-        "main_mode": main_mode,
-        "slices": slices,
-        "zstd": zstd,
-        "chunk_bytes": size("chunk_bytes", chunk_bytes),
-        "duplicates": duplicates,
-        "memory": bound,
-        "temp_dir": temp_dir,
-        "replace": replace,
-        "resume": resume,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+#: Of every pack, as the extension takes them.
+_OPTIONS = ("format", "encoding", "main_mode", "slices", "zstd", "chunk_bytes") + (
+    "duplicates",
+    "memory",
+    "temp_dir",
+    "replace",
+    "resume",
+)
 
 
-def _packed(report: str, engine: Engine) -> Store:
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a pack among the arguments of a function."""
+    options = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
+    for name in {"memory", "chunk_bytes"} & options.keys():
+        options[name] = size(name, options[name])
+    if options.get("memory", MEMORY_MIN) < MEMORY_MIN:
+        raise ValueError(f"`memory` {given['memory']!r}: packing takes at least 64 MiB")
+    return options
+
+
+def _packed(report: str, engine: Computes | None) -> Store:
     told = json.loads(report)
     log.info("packed %d nonzeros into %s in %.3f s", told["nnz"], told["store"], told["seconds"]["total"])
-    store = engine.open(told["store"])
+    store = open_store(told["store"], engine=engine)
     store.report = told
     return store
 
@@ -85,7 +70,7 @@ def pack(
     replace: bool = False,
     resume: bool = False,
     progress: Progress = None,
-    engine: Engine | None = None,
+    engine: Computes | None = None,
 ) -> Store:
     """Packs a tensor into a new store, within a bound on the memory.
 
@@ -163,21 +148,8 @@ def pack(
     -----
     A store's bytes depend on the tensor and the options alone, not on where it came from.
     """
-    engine = engine or default_engine()
+    options = _options(locals())
     target = os.fspath(store)
-    options = _options(
-        format=format,
-        encoding=encoding,
-        main_mode=main_mode,
-        slices=slices,
-        zstd=zstd,
-        chunk_bytes=chunk_bytes,
-        duplicates=duplicates,
-        memory=memory,
-        temp_dir=temp_dir,
-        replace=replace,
-        resume=resume,
-    )
     if index_base not in (None, 0, 1):
         raise ValueError(f"`index_base` {index_base}: give 0 or 1")
     indexed = shape is not None or index_base is not None
@@ -191,7 +163,7 @@ def pack(
             raise ValueError("`shape` and `index_base` are for indices, and a file of a table has labels")
         assert modes is not None
         with shown(progress) as show:
-            report = engine._engine.pack_table(
+            report = native(engine).pack_table(
                 found.source,
                 found.name,
                 target,
@@ -208,14 +180,14 @@ def pack(
     if isinstance(found, _sources.Text):
         base = 1 if index_base is None else index_base
         with shown(progress) as show:
-            report = engine._engine.pack_text(found.path, target, options, shape=declared, index_base=base, progress=show)
+            report = native(engine).pack_text(found.path, target, options, shape=declared, index_base=base, progress=show)
         return _packed(report, engine)
     if declared is None and found.shape is not None:
         declared = [int(dim) for dim in found.shape]
     base = index_base or 0
     if isinstance(found, _sources.Arrays):
         with shown(progress) as show:
-            report = engine._engine.pack_arrays(
+            report = native(engine).pack_arrays(
                 found.columns,
                 found.values,
                 target,
@@ -277,22 +249,11 @@ class Packer:
         temp_dir: str | os.PathLike[str] | None = None,
         replace: bool = False,
         progress: Progress = None,
-        engine: Engine | None = None,
+        engine: Computes | None = None,
     ) -> None:
-        options = _options(
-            format=format,
-            encoding=encoding,
-            main_mode=main_mode,
-            slices=slices,
-            zstd=zstd,
-            chunk_bytes=chunk_bytes,
-            duplicates=duplicates,
-            memory=memory,
-            temp_dir=temp_dir,
-            replace=replace,
-        )
+        options = _options(locals())
         declared = None if shape is None else [int(dim) for dim in shape]
-        self._begin(engine or default_engine(), os.fspath(store), options, declared, index_base, "appended", progress)
+        self._begin(engine, os.fspath(store), options, declared, index_base, "appended", progress)
 
     @classmethod
     def _with(cls, *arguments: Any) -> Packer:
@@ -302,7 +263,7 @@ class Packer:
 
     def _begin(
         self,
-        engine: Engine,
+        engine: Computes | None,
         target: str,
         options: dict[str, Any],
         shape: list[int] | None,
@@ -314,7 +275,7 @@ class Packer:
         self._engine = engine
         self._name = name
         self._progress = progress
-        self._packer: _blco.Packer = engine._engine.packer(target, options, name=name, shape=shape, index_base=index_base)
+        self._packer: _blco.Packer = native(engine).packer(target, options, name=name, shape=shape, index_base=index_base)
 
     @property
     def nnz(self) -> int:

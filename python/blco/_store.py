@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _blco
-from ._coo import COO
-from ._engine import open as _open
+from ._coo import COO, Fibers
+from ._dlpack import DeviceArray, is_on_gpu, on_gpu
 from ._log import log
+from ._native import Computes, native
 from ._progress import Progress, shown
 
 if TYPE_CHECKING:
-    from ._engine import Engine
     from ._model import Iteration, Model
 
 #: Calls that a prepared session is planned for, unless somebody says.
@@ -37,10 +37,8 @@ class Store:
         What packing reported, if this program has packed it.
     """
 
-    def __init__(self, store: _blco.Store, engine: Engine) -> None:
+    def __init__(self, store: _blco.Store) -> None:
         self._store = store
-        # Its threads serve this store, also if nobody else holds it.
-        self._engine = engine
         self._path = os.fspath(store.path)
         self._shape, self._nnz = tuple(store.shape), store.nnz
         names = store.mode_names
@@ -127,7 +125,7 @@ class Store:
         return f"<blco.Store {self._path!r}: {' x '.join(map(str, self._shape))}, {self._nnz} nonzeros>"
 
     def __reduce__(self) -> Any:
-        return _open, (os.path.abspath(self._path),)
+        return open, (os.path.abspath(self._path),)
 
     def batches(self) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]]:
         """All nonzeros, in the store's order, in batches.
@@ -207,9 +205,10 @@ class Store:
 
     def mttkrp(
         self,
-        factors: Sequence[npt.ArrayLike] | Model,
+        factors: Sequence[Any] | Model,
         modes: int | str | Sequence[int | str] | None = None,
         *,
+        out: Any = None,
         calls: int = CALLS,
         progress: Progress = None,
     ) -> Any:
@@ -222,9 +221,12 @@ class Store:
         ----------
         factors : sequence of array, shape[m] x rank each, or Model
             Not copied if they are C-contiguous and all float64 or all float32; otherwise float64 copies are taken. Do not change
-            them meanwhile from another thread. Of a model its factors, without the weights.
+            them meanwhile from another thread. Of a model its factors, without the weights. Arrays of PyTorch, CuPy and others in a
+            GPU's memory are read there, through DLPack; all factors must then have one precision.
         modes : int, str or sequence of these, optional
             Which results, by number from 0 or by name; by default all.
+        out : array in a GPU's memory, or list of these, optional
+            Where results go, one for each of `modes`: shape[mode] x rank, C-contiguous, in the precision of the factors.
         calls : int
             How many calls for these modes and this rank are to come, about. The first one prepares for them: it keeps the store in
             memory if there is room, the GPU's included, maybe in another order. Give 1 if this is the only one.
@@ -233,26 +235,48 @@ class Store:
 
         Returns
         -------
-        ndarray or list of ndarray
-            For one mode its array, shape[mode] x rank; otherwise a list of arrays, in the order of `modes`. They own the
-            engine's memory: nothing is copied in float64.
+        array or list of array
+            For one mode its array, shape[mode] x rank; otherwise a list of arrays, in the order of `modes`. NumPy arrays own the
+            engine's memory: nothing is copied in float64. If a factor is in a GPU's memory, results are new arrays of its library
+            on that GPU, or `out`, and do not pass through the host.
 
         Notes
         -----
         Results have the same bits for any number of threads on the CPU. What was prepared is kept with the open store, for as many
         combinations of modes and ranks as the tensor has modes, and one more; :meth:`release` lets go of it.
         """
-        arrays = [np.asarray(factor) for factor in getattr(factors, "factors", factors)]
-        single = bool(arrays) and all(array.dtype == np.float32 for array in arrays)
-        dtype = np.float32 if single else np.float64
-        arrays = [np.ascontiguousarray(array, dtype) if array.ndim else array for array in arrays]
+        given, wanted, one = list(getattr(factors, "factors", factors)), *self._wanted(modes)
+        targets = None if out is None else [out] if one else list(out)
+        there = next((factor for factor in given if is_on_gpu(factor)), None)
+        if there is None and targets is None:
+            arrays, single = _matrices(given)
+            with shown(progress) as show:
+                results = self._store.mttkrp(arrays, wanted, single=single, calls=int(calls), progress=show)
+            found = [sums for _, sums in results]
+            return found[0] if one else found
+        held = [on_gpu(f"factor {mode}", factor) if is_on_gpu(factor) else np.asarray(factor) for mode, factor in enumerate(given)]
+        precisions = {np.dtype(factor.dtype) for factor in held}
+        if len(precisions) != 1:
+            raise TypeError(f"factors of {', '.join(sorted(map(str, precisions)))}; beside GPU arrays all have one precision")
+        if targets is None:
+            (model,) = [factor for factor in held if isinstance(factor, DeviceArray)][:1]
+            targets = [model.empty(self._shape[mode], model.at[3]) for mode in wanted]
+        to = [on_gpu("`out`", target) for target in targets]
+        if any(np.dtype(target.dtype) not in precisions for target in to):
+            raise TypeError(f"`out` has another precision than the factors, {precisions.pop()}")
+        single = precisions == {np.dtype(np.float32)}
+        mixed = [
+            f.at if isinstance(f, DeviceArray) else np.ascontiguousarray(f, np.float32 if single else np.float64) for f in held
+        ]
+        with shown(progress) as show:
+            self._store.mttkrp(mixed, wanted, single=single, calls=int(calls), out=[t.at for t in to], progress=show)
+        return targets[0] if one else targets
+
+    def _wanted(self, modes: int | str | Sequence[int | str] | None) -> tuple[list[int], bool]:
+        """Numbers of modes, and whether it is one that was given as such."""
         one = isinstance(modes, (int, np.integer, str))
         given: Any = range(self.order) if modes is None else [modes] if one else modes
-        wanted = [self._mode(mode) for mode in given]
-        with shown(progress) as show:
-            results = self._store.mttkrp(arrays, wanted, calls=int(calls), progress=show)
-        found = [sums for _, sums in results]
-        return found[0] if one else found
+        return [self._mode(mode) for mode in given], one
 
     def _mode(self, mode: int | str) -> int:
         if isinstance(mode, str):
@@ -273,12 +297,42 @@ class Store:
         """Lets go of the sessions that :meth:`mttkrp` has prepared, and of their memory."""
         self._store.release()
 
-    def ttv(self, vector: npt.ArrayLike, mode: int | str, *, progress: Progress = None) -> COO:
-        """The tensor times a vector along a mode: a sparse tensor of one order less.
+    def ttv(self, vector: Any, mode: int | str | Sequence[int | str], *, progress: Progress = None) -> COO | float:
+        """The tensor times a vector along a mode, or vectors along several modes: a sparse tensor of the other modes.
 
         Parameters
         ----------
-        vector : array_like of shape[mode] numbers
+        vector : array_like of shape[mode] numbers, or sequence of one for each of several modes
+        mode : int, str or sequence of these
+            By number, from 0, or by name.
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+
+        Returns
+        -------
+        COO or float
+            An element for every fiber that is not empty, all in memory. A number if vectors go along all modes.
+        """
+        modes, one = self._wanted(mode)
+        given = [vector] if one else list(vector)
+        if len(given) != len(modes):
+            raise ValueError(f"{len(given)} vectors along {len(modes)} modes")
+        arrays, single = _matrices(given)
+        ascending = sorted(range(len(modes)), key=modes.__getitem__)
+        along = [modes[i] for i in ascending]
+        with shown(progress) as show:
+            coords, values = self._store.ttv([arrays[i] for i in ascending], along, single=single, progress=show)
+        if len(along) == self.order:
+            return float(values[0])
+        return COO(coords, values, tuple(dim for m, dim in enumerate(self._shape) if m not in along))
+
+    def ttm(self, matrix: npt.ArrayLike, mode: int | str, *, progress: Progress = None) -> Fibers:
+        """The tensor times a matrix along a mode (SpTTM): every fiber along it becomes a row of numbers.
+
+        Parameters
+        ----------
+        matrix : array_like, shape[mode] x rank
+            Not copied if it is C-contiguous and float64 or float32. (pyttb's ``ttm`` takes its transpose.)
         mode : int or str
             Its number, from 0, or its name.
         progress : bool or callable, optional
@@ -286,15 +340,74 @@ class Store:
 
         Returns
         -------
-        COO
-            An element for every fiber that is not empty. It is all in memory.
+        Fibers
+            A row for every fiber that is not empty, in ascending order of the other modes, all in memory.
+
+        Notes
+        -----
+        Runs on the CPU.
         """
-        mode = self._mode(mode)
-        array = np.asarray(vector)
-        array = np.ascontiguousarray(array, np.float32 if array.dtype == np.float32 else np.float64)
+        number = self._mode(mode)
+        (array,), single = _matrices([matrix])
         with shown(progress) as show:
-            coords, values = self._store.ttv(array, mode, show)
-        return COO(coords, values, self._shape[:mode] + self._shape[mode + 1 :])
+            coords, values = self._store.ttm(array, number, single=single, progress=show)
+        return Fibers(coords, values, self._shape[:number] + (values.shape[1],) + self._shape[number + 1 :], number)
+
+    def ttmc(
+        self,
+        factors: Sequence[Any],
+        modes: int | str | Sequence[int | str] | None = None,
+        *,
+        progress: Progress = None,
+    ) -> Any:
+        """The tensor times the factors of all modes but one (SpTTMc), of any set of modes from one pass: what Tucker decompositions take.
+
+        Row ``i`` of the result of a mode is the sum, over the nonzeros with index ``i`` in that mode, of their values times the Kronecker
+        product of the rows of the other modes' factors; the last mode's rank goes fastest.
+
+        Parameters
+        ----------
+        factors : sequence of array, shape[m] x ranks[m] each
+            Not copied if they are C-contiguous and all float64 or all float32.
+        modes : int, str or sequence of these, optional
+            Which results; by default all.
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+
+        Returns
+        -------
+        ndarray or list of ndarray
+            As of :meth:`mttkrp`: shape[mode] x the product of the other modes' ranks.
+        """
+        wanted, one = self._wanted(modes)
+        arrays, single = _matrices(list(getattr(factors, "factors", factors)))
+        with shown(progress) as show:
+            results = self._store.ttmc(arrays, wanted, single=single, progress=show)
+        found = [result for _, result in results]
+        return found[0] if one else found
+
+    def norm(self, *, progress: Progress = None) -> float:
+        """The Frobenius norm, from one pass over the values. ``stats["norm"]`` is what packing has found, without a pass.
+
+        Parameters
+        ----------
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+        """
+        with shown(progress) as show:
+            return self._store.norm(show)
+
+    def inner(self, other: Store, *, progress: Progress = None) -> float:
+        """The inner product with another store of the same shape, in any format.
+
+        Parameters
+        ----------
+        other : Store
+        progress : bool or callable, optional
+            See :func:`blco.pack`.
+        """
+        with shown(progress) as show:
+            return self._store.inner(other._store, show)
 
     def cp(
         self,
@@ -390,6 +503,40 @@ class Store:
         )
         log.info("CP of rank %d: fit %.6f after %d iterations", rank, model.fit or 0.0, len(iterations))
         return model
+
+
+def open(path: str | os.PathLike[str], *, engine: Computes | None = None) -> Store:
+    """Opens a store.
+
+    Parameters
+    ----------
+    path : path
+        The store's directory.
+    engine : Engine, optional
+        Where to compute; by default on whatever there is.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    FileNotFoundError
+        If nothing is there.
+    ValueError
+        If something is there that is no store.
+    CorruptStoreError
+        If its manifest is damaged. Chunks are checked when they are read.
+    """
+    return Store(native(engine).open(os.fspath(path)))
+
+
+def _matrices(given: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], bool]:
+    """Arrays as the extension takes them, C-contiguous and of one precision, and whether that is float32."""
+    arrays = [np.asarray(array) for array in given]
+    single = bool(arrays) and all(array.dtype == np.float32 for array in arrays)
+    dtype = np.float32 if single else np.float64
+    return [np.ascontiguousarray(array, dtype) if array.ndim else array for array in arrays], single
 
 
 def _told(report: str) -> dict[str, Any]:

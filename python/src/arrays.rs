@@ -1,6 +1,6 @@
 //! NumPy arrays as columns of indices, values and factors, without copies, and the engine's memory as NumPy arrays.
 
-use blco::{Batch, Error, Matrix, MatrixRef, Real, Result};
+use blco::{Batch, DeviceMatrix, Error, FactorView, Matrix, MatrixRef, Real, Result};
 use numpy::ndarray::{Array1, Array2, ArrayView1};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyTypeError;
@@ -195,20 +195,60 @@ impl Coordinates<'_> {
     }
 }
 
+/// A matrix, held for Python: an array, or memory of a GPU.
+enum PyMatrix<'py, T: numpy::Element> {
+    Host(PyReadonlyArray2<'py, T>),
+    Device(DeviceMatrix<T>),
+}
+
+/// Where a GPU's memory holds a matrix: the GPU, the address, rows and columns.
+pub type DeviceAt = (usize, u64, usize, usize);
+
+/// The same for the engine.
+pub fn device_matrix<T>((device, address, rows, columns): DeviceAt) -> DeviceMatrix<T> {
+    DeviceMatrix::at(device, address, rows, columns)
+}
+
 /// Factors, held for Python.
-pub struct PyFactors<'py, T: numpy::Element>(Vec<PyReadonlyArray2<'py, T>>);
+pub struct PyFactors<'py, T: numpy::Element>(Vec<PyMatrix<'py, T>>);
 
 impl<'py, T: Real + numpy::Element> PyFactors<'py, T> {
+    /// Each is an array of two axes, or a [`DeviceAt`].
     pub fn of(factors: &[Bound<'py, PyAny>]) -> PyResult<Self> {
-        factors.iter().map(PyAnyMethods::extract).collect::<PyResult<_>>().map(Self)
+        let one = |factor: &Bound<'py, PyAny>| match factor.extract::<DeviceAt>() {
+            Ok(at) => Ok(PyMatrix::Device(device_matrix(at))),
+            Err(_) => factor.extract().map(PyMatrix::Host).map_err(|_| {
+                PyTypeError::new_err("factors are NumPy arrays of two axes, all of float64 or all of float32")
+            }),
+        };
+        factors.iter().map(one).collect::<PyResult<_>>().map(Self)
     }
 
-    /// Their memory, which must be C-contiguous.
-    pub fn views(&self) -> PyResult<Vec<MatrixRef<'_, T>>> {
-        self.0.iter().map(matrix).collect()
+    /// Their memory; arrays must be C-contiguous.
+    pub fn views(&self) -> PyResult<Vec<FactorView<'_, T>>> {
+        self.0.iter().map(PyMatrix::view).collect()
+    }
+
+    /// The same where all of it is arrays.
+    pub fn on_host(&self) -> PyResult<Vec<MatrixRef<'_, T>>> {
+        let on_host = |view| match view {
+            FactorView::Host(matrix) => Ok(matrix),
+            _ => Err(PyTypeError::new_err("this takes NumPy arrays; GPU arrays are for MTTKRP")),
+        };
+        self.views()?.into_iter().map(on_host).collect()
     }
 }
 
+impl<T: Real + numpy::Element> PyMatrix<'_, T> {
+    fn view(&self) -> PyResult<FactorView<'_, T>> {
+        match self {
+            Self::Host(array) => Ok(FactorView::Host(matrix(array)?)),
+            Self::Device(matrix) => Ok(FactorView::Device(*matrix)),
+        }
+    }
+}
+
+/// The memory of an array, which must be C-contiguous.
 fn matrix<'a, T: Real + numpy::Element>(factor: &'a PyReadonlyArray2<'_, T>) -> PyResult<MatrixRef<'a, T>> {
     let (rows, columns) = factor.as_array().dim();
     let what = "factors are C-contiguous; take numpy.ascontiguousarray";
@@ -232,3 +272,22 @@ pub fn batch_arrays(py: Python<'_>, batch: Batch, order: usize) -> Arrays<'_> {
     let indices = indices.expect("order indices of each nonzero").into_pyarray(py);
     (indices, Array1::from_vec(batch.values).into_pyarray(py))
 }
+
+/// Fibers as arrays, without a copy: indices of all modes but one, and a row of numbers for each.
+pub fn fiber_arrays<T: Real + numpy::Element>(
+    py: Python<'_>,
+    fibers: blco::Fibers<T>,
+    order: usize,
+    rank: usize,
+) -> FiberArrays<'_, T> {
+    let count = fibers.values.len() / rank.max(1);
+    let indices = Array2::from_shape_vec((count, order - 1), fibers.coordinates);
+    let rows = Array2::from_shape_vec((count, rank), fibers.values);
+    (
+        indices.expect("an index of each mode but one").into_pyarray(py),
+        rows.expect("rank numbers of each fiber").into_pyarray(py),
+    )
+}
+
+/// Indices (fibers x modes) and rows (fibers x rank).
+pub type FiberArrays<'py, T> = (Bound<'py, PyArray2<u32>>, Bound<'py, PyArray2<T>>);

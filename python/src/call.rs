@@ -4,6 +4,7 @@
 use crate::error::exception;
 use blco::{Cancel, Engine, Error, Progress, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -214,6 +215,11 @@ pub fn run<T: Send>(
     work: impl FnOnce(&Caller<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
     call(py, progress, work)?.map_err(|error| exception(&error))
+}
+
+/// A report for Python, as JSON.
+pub fn json(report: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(report).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// Sends `item` and looks after signals while there is no room for it. False if nobody receives any more.

@@ -1,7 +1,8 @@
 //! The class `Engine`: where to compute. It opens stores and packs what Python holds.
 
 use crate::arrays::{Coordinates, PyColumn, PyValues};
-use crate::call::{Work, run};
+use crate::call::{Work, json, run};
+use crate::choices::Choices;
 use crate::error::{exception, exception_about};
 use crate::packer::Packer;
 use crate::process::OfProcess;
@@ -15,6 +16,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3_arrow::PyRecordBatchReader;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Where to compute: device, threads and memory. Its threads serve every store that it has opened.
@@ -23,51 +25,6 @@ use std::path::{Path, PathBuf};
 pub struct Engine {
     engine: OfProcess<blco::Engine>,
     choices: Choices,
-}
-
-/// What was chosen, of which engines are made.
-#[derive(Clone, Debug)]
-pub struct Choices {
-    device: Device,
-    device_number: Option<usize>,
-    device_memory: Option<u64>,
-    threads: Option<usize>,
-    pub memory: Option<u64>,
-    temp_dir: Option<PathBuf>,
-    deterministic: bool,
-    pin_threads: bool,
-}
-
-impl Choices {
-    fn build(&self) -> blco::Result<blco::Engine> {
-        let Self { device, deterministic, pin_threads, .. } = *self;
-        let mut builder = blco::Engine::builder().device(device);
-        builder = builder.deterministic(deterministic).pin_threads(pin_threads);
-        if let Some(number) = self.device_number {
-            builder = builder.device_number(number);
-        }
-        if let Some(bytes) = self.device_memory {
-            builder = builder.device_memory(bytes);
-        }
-        if let Some(threads) = self.threads {
-            builder = builder.threads(threads);
-        }
-        if let Some(bytes) = self.memory {
-            builder = builder.memory(bytes);
-        }
-        if let Some(directory) = &self.temp_dir {
-            builder = builder.temp_dir(directory);
-        }
-        builder.build()
-    }
-
-    /// An engine with threads of its own, at most `threads`, for work that waits for Python: threads that wait are missing to all
-    /// other work of their engine, and Python may wait for that.
-    pub fn aside(&self, threads: usize) -> PyResult<blco::Engine> {
-        let threads = Some(self.threads.map_or(threads, |most| most.min(threads)));
-        let aside = Self { threads, device: Device::Cpu, ..self.clone() };
-        aside.build().map_err(|error| exception(&error))
-    }
 }
 
 /// One of several words.
@@ -187,7 +144,7 @@ impl Engine {
         }
         let mut batches = match &path {
             Some(_) => None,
-            None => Some(source.extract::<PyRecordBatchReader>()?.into_reader()?),
+            None => Some(contained(name, || source.extract::<PyRecordBatchReader>()?.into_reader())?),
         };
         // Batches of Python's wait for its lock: on threads of its own, which nobody else needs.
         let engine = if batches.is_some() {
@@ -259,9 +216,12 @@ impl Engine {
     }
 }
 
-/// A report for Python.
-pub fn json(report: &impl serde::Serialize) -> PyResult<String> {
-    serde_json::to_string(report).map_err(|error| PyValueError::new_err(error.to_string()))
+/// What `read` makes of an Arrow C stream; an exception if its decoder panics, as it does on some damaged schemas.
+fn contained<T>(name: &str, read: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        let what = "its Arrow schema is damaged; make the table again";
+        Err(exception(&Error::input(name, what)))
+    })
 }
 
 /// The options of a pack, from keywords.

@@ -6,9 +6,12 @@
 //! |---|---|
 //! | `call` | one call of the engine: the calling thread looks after signals and progress, another one works |
 //! | `process` | what belongs to the process that made it |
+//! | `choices` | what an engine is made of |
 //! | `arrays` | NumPy arrays as columns, values, factors, and back |
 //! | `source` | tensors in arrays, and in batches that Python hands over one by one |
+//! | `products` | MTTKRP, TTV, `SpTTM` and `SpTTMc` of an open store |
 //! | `engine`, `store`, `packer`, `batches` | the classes |
+//! | `open` | an open store with its engine and sessions |
 //! | `sessions` | prepared sessions of an open store, kept between calls |
 
 #![allow(clippy::needless_pass_by_value, reason = "arguments of Python functions arrive by value")]
@@ -16,10 +19,13 @@
 mod arrays;
 mod batches;
 mod call;
+mod choices;
 mod engine;
 mod error;
+mod open;
 mod packer;
 mod process;
+mod products;
 mod sessions;
 mod source;
 mod store;

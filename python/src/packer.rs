@@ -1,8 +1,7 @@
 //! The class `Packer`: a store that is packed while Python appends to it.
 
 use crate::arrays::{Coordinates, PyColumn, PyValues};
-use crate::call::{Work, receive, run, send};
-use crate::engine::json;
+use crate::call::{Work, json, receive, run, send};
 use crate::error::exception;
 use crate::process::OfProcess;
 use crate::source::{Appended, AppendedSource, BATCH_NNZ, WAITING};

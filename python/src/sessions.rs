@@ -118,11 +118,7 @@ impl<T: Real> Sessions<T> {
     fn prepare(&self, key: &Key, engine: &blco::Engine, store: &Store, stop: &Stop) -> Result<Prepared<T>> {
         let work = Work::on(engine);
         stop.covers(&work);
-        let prepare = || {
-            let modes = Modes::Only(&key.modes);
-            let plan = work.engine.plan_mttkrp::<T>(store, key.rank, modes, key.calls)?;
-            work.engine.prepare_mttkrp::<T>(store, key.rank, modes, plan)
-        };
+        let prepare = || prepare(&work.engine, store, key);
         let has_idle = || self.slots().iter().any(|slot| slot.prepared.is_some());
         let session = match prepare() {
             Err(Error::Request(_) | Error::Resource { .. } | Error::Device { .. }) if has_idle() => {
@@ -133,6 +129,13 @@ impl<T: Real> Sessions<T> {
         };
         Ok(Prepared { session, work })
     }
+}
+
+/// A session that nobody keeps.
+pub fn prepare<T: Real>(engine: &blco::Engine, store: &Store, key: &Key) -> Result<MttkrpSession<T>> {
+    let modes = Modes::Only(&key.modes);
+    let plan = engine.plan_mttkrp::<T>(store, key.rank, modes, key.calls)?;
+    engine.prepare_mttkrp::<T>(store, key.rank, modes, plan)
 }
 
 /// A session that a call uses, and its place, which goes if it is not given back.

@@ -1,15 +1,15 @@
 //! The class `Store`: an open store, and what is computed from it.
 
-use crate::arrays::{Arrays, PyFactors, array2, batch_arrays};
+use crate::arrays::{Arrays, DeviceAt, PyFactors, array2};
 use crate::batches::Batches;
-use crate::call::{Caller, Work, run};
-use crate::engine::{Choices, json};
+use crate::call::{Caller, Work, json, run};
+use crate::choices::Choices;
 use crate::error::exception;
+use crate::open::{Kept, Open};
 use crate::process::OfProcess;
-use crate::sessions::{Key, Sessions};
-use blco::{Batch, Cp, Decomposition, Error, FactorView, Iteration, Matrix, Modes, Real};
-use numpy::{Element, PyReadonlyArray1};
-use pyo3::exceptions::PyTypeError;
+use crate::products::{Product, Results};
+use crate::sessions::Sessions;
+use blco::{Cp, Decomposition, Error, Iteration, Matrix};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::ops::ControlFlow;
@@ -25,32 +25,6 @@ pub struct Store {
     open: OfProcess<Open>,
 }
 
-#[derive(Debug)]
-pub struct Open {
-    engine: blco::Engine,
-    choices: Choices,
-    store: blco::Store,
-    f64: Sessions<f64>,
-    f32: Sessions<f32>,
-}
-
-/// A precision, with the sessions that are kept for it.
-trait Kept: Real + Element {
-    fn sessions(open: &Open) -> &Sessions<Self>;
-}
-
-impl Kept for f64 {
-    fn sessions(open: &Open) -> &Sessions<Self> {
-        &open.f64
-    }
-}
-
-impl Kept for f32 {
-    fn sessions(open: &Open) -> &Sessions<Self> {
-        &open.f32
-    }
-}
-
 impl Store {
     /// `store` on `engine`. Each session takes the memory that the engine may: if that is bounded, one at a time.
     pub fn new(engine: &blco::Engine, choices: &Choices, store: blco::Store) -> Self {
@@ -60,9 +34,6 @@ impl Store {
         Self { open: OfProcess::new(Open { engine, choices, store, f64, f32 }) }
     }
 }
-
-/// Results of MTTKRP, with their modes.
-type Results<'py> = Vec<(usize, Bound<'py, PyAny>)>;
 
 #[pymethods]
 impl Store {
@@ -114,23 +85,13 @@ impl Store {
     /// What a pass over all nonzeros counts, as JSON.
     #[pyo3(signature = (progress = None))]
     fn inspect(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<String> {
-        let open = self.open.get()?;
-        let work = Work::on(&open.engine);
-        json(&run(py, progress.as_ref(), |caller| {
-            caller.stop.covers(&work);
-            work.engine.inspect(&open.store)
-        })?)
+        json(&self.open.get()?.work(py, progress.as_ref(), blco::Engine::inspect)?)
     }
 
     /// Checks every byte.
     #[pyo3(signature = (progress = None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<()> {
-        let open = self.open.get()?;
-        let work = Work::on(&open.engine);
-        run(py, progress.as_ref(), |caller| {
-            caller.stop.covers(&work);
-            work.engine.verify(&open.store).map(drop)
-        })
+        self.open.get()?.work(py, progress.as_ref(), |engine, store| engine.verify(store).map(drop))
     }
 
     /// Nonzeros within ranges, one for each mode, or all.
@@ -141,24 +102,65 @@ impl Store {
         Batches::new(&open.choices.aside(READERS)?, &open.store, ranges)
     }
 
-    /// MTTKRP of `modes` with factors of one precision.
-    #[pyo3(signature = (factors, modes, *, calls, progress = None))]
+    /// MTTKRP of `modes` with factors of one precision, into memory of a GPU if `out` says where.
+    #[pyo3(signature = (factors, modes, *, single, calls, out = None, progress = None))]
     fn mttkrp<'py>(
         &self,
         py: Python<'py>,
         factors: Vec<Bound<'py, PyAny>>,
         modes: Vec<usize>,
+        single: bool,
         calls: u32,
+        out: Option<Vec<DeviceAt>>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Results<'py>> {
-        let open = self.open.get()?;
-        if let Ok(factors) = PyFactors::<f64>::of(&factors) {
-            mttkrp(py, open, &factors, modes, calls, progress.as_ref())
+        let call = Product { open: self.open.get()?, modes, progress: progress.as_ref() };
+        if single {
+            call.mttkrp::<f32>(py, &factors, calls, out)
         } else {
-            let what = "factors are NumPy arrays of two axes, all of float64 or all of float32";
-            let factors = PyFactors::<f32>::of(&factors).map_err(|_| PyTypeError::new_err(what))?;
-            mttkrp(py, open, &factors, modes, calls, progress.as_ref())
+            call.mttkrp::<f64>(py, &factors, calls, out)
         }
+    }
+
+    /// `SpTTMc` of `modes`.
+    #[pyo3(signature = (factors, modes, *, single, progress = None))]
+    fn ttmc<'py>(
+        &self,
+        py: Python<'py>,
+        factors: Vec<Bound<'py, PyAny>>,
+        modes: Vec<usize>,
+        single: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Results<'py>> {
+        let call = Product { open: self.open.get()?, modes, progress: progress.as_ref() };
+        if single { call.ttmc::<f32>(py, &factors) } else { call.ttmc::<f64>(py, &factors) }
+    }
+
+    /// `SpTTM` along a mode: indices of the fibers and their rows.
+    #[pyo3(signature = (matrix, mode, *, single, progress = None))]
+    fn ttm<'py>(
+        &self,
+        py: Python<'py>,
+        matrix: Bound<'py, PyAny>,
+        mode: usize,
+        single: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        let call = Product { open: self.open.get()?, modes: vec![mode], progress: progress.as_ref() };
+        if single { call.ttm::<f32>(py, matrix) } else { call.ttm::<f64>(py, matrix) }
+    }
+
+    /// The Frobenius norm, from a pass.
+    #[pyo3(signature = (progress = None))]
+    fn norm(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<f64> {
+        self.open.get()?.work(py, progress.as_ref(), blco::Engine::norm)
+    }
+
+    /// The inner product with another store of the same shape.
+    #[pyo3(signature = (other, progress = None))]
+    fn inner(&self, py: Python<'_>, other: &Self, progress: Option<Py<PyAny>>) -> PyResult<f64> {
+        let other = other.open.get()?;
+        self.open.get()?.work(py, progress.as_ref(), |engine, store| engine.inner(store, &other.store))
     }
 
     /// What the sessions that are kept use, as JSON.
@@ -177,24 +179,18 @@ impl Store {
         Ok(())
     }
 
-    /// TTV: indices and values of the result, of one order less.
-    #[pyo3(signature = (vector, mode, progress = None))]
+    /// TTV along ascending modes: indices and values of the result.
+    #[pyo3(signature = (vectors, modes, *, single, progress = None))]
     fn ttv<'py>(
         &self,
         py: Python<'py>,
-        vector: &Bound<'py, PyAny>,
-        mode: usize,
+        vectors: Vec<Bound<'py, PyAny>>,
+        modes: Vec<usize>,
+        single: bool,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Arrays<'py>> {
-        let open = self.open.get()?;
-        if let Ok(vector) = vector.extract::<PyReadonlyArray1<'py, f64>>() {
-            ttv(py, open, vector.as_slice()?, mode, progress.as_ref())
-        } else {
-            let what = "the vector is a NumPy array of one axis, of float64 or float32";
-            let vector: PyReadonlyArray1<'py, f32> =
-                vector.extract().map_err(|_| PyTypeError::new_err(what))?;
-            ttv(py, open, vector.as_slice()?, mode, progress.as_ref())
-        }
+        let call = Product { open: self.open.get()?, modes, progress: progress.as_ref() };
+        if single { call.ttv::<f32>(py, &vectors) } else { call.ttv::<f64>(py, &vectors) }
     }
 
     /// CP-ALS in float64 or float32.
@@ -226,53 +222,6 @@ impl Store {
     }
 }
 
-fn mttkrp<'py, T: Kept>(
-    py: Python<'py>,
-    open: &Open,
-    factors: &PyFactors<'py, T>,
-    modes: Vec<usize>,
-    calls: u32,
-    progress: Option<&Py<PyAny>>,
-) -> PyResult<Results<'py>> {
-    let views = factors.views()?;
-    let factors: Vec<_> = views.iter().map(FactorView::from).collect();
-    let rank = open.engine.check_factors(&open.store, &factors).map_err(|error| exception(&error))?;
-    let key = Key { modes, rank, calls };
-    let results = run(py, progress, |caller| {
-        if calls == 1 {
-            let work = Work::on(&open.engine);
-            caller.stop.covers(&work);
-            return work.engine.mttkrp(&open.store, &views, Modes::Only(&key.modes));
-        }
-        T::sessions(open).with(&key, &open.engine, &open.store, caller.stop, |session| session.mttkrp(&views))
-    })?;
-    Ok(results.into_iter().map(|(mode, sums)| (mode, array2(py, sums).into_any())).collect())
-}
-
-fn ttv<'py, T: Real>(
-    py: Python<'py>,
-    open: &Open,
-    vector: &[T],
-    mode: usize,
-    progress: Option<&Py<PyAny>>,
-) -> PyResult<Arrays<'py>> {
-    let work = Work::on(&open.engine);
-    let result = run(py, progress, |caller| {
-        caller.stop.covers(&work);
-        let mut result = Batch::default();
-        let mut take = |batches: Vec<Batch>| {
-            for batch in batches {
-                result.indices.extend(batch.indices);
-                result.values.extend(batch.values);
-            }
-            Ok(())
-        };
-        work.engine.ttv(&open.store, &[(mode, vector)], &mut take)?;
-        Ok(result)
-    })?;
-    Ok(batch_arrays(py, result, open.store.dims().len() - 1))
-}
-
 fn decompose<'py, T: Kept>(
     py: Python<'py>,
     open: &Open,
@@ -287,7 +236,7 @@ fn decompose<'py, T: Kept>(
         let copy = |view: blco::MatrixRef<'_, T>| {
             Matrix::from_rows(view.rows(), view.columns(), view.data().to_vec())
         };
-        Ok(held.views()?.into_iter().map(copy).collect())
+        Ok(held.on_host()?.into_iter().map(copy).collect())
     });
     let given = given.transpose()?;
     let work = Work::on(&open.engine);

@@ -143,6 +143,91 @@ def test_ttv_of_a_matrix(tmp_path):
     assert np.array_equal(found.to_scipy().toarray()[0], tensor.dense.sum(axis=1))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_ttv_along_several_modes(tmp_path, dtype):
+    tensor = Tensor(DIMS[:4], 300)
+    store = packed(tensor, tmp_path)
+    vectors = [np.arange(dim, dtype=dtype) - 2 for dim in tensor.shape]
+    found = store.ttv([vectors[3], vectors[1]], [3, 1])
+    assert found.shape == (tensor.shape[0], tensor.shape[2])
+    assert np.array_equal(found.to_dense(), np.einsum("abcd,b,d->ac", tensor.dense, vectors[1], vectors[3]))
+    everything = store.ttv(vectors, range(4))
+    assert isinstance(everything, float) and everything == np.einsum("abcd,a,b,c,d->", tensor.dense, *vectors)
+    for wrong, modes in [(vectors[:2], [0]), ([vectors[0]] * 2, [0, 0]), ([], []), ([vectors[0]], [1])]:
+        with pytest.raises(ValueError):
+            store.ttv(wrong, modes)
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "hocfs", "main_mode": 0}])
+@pytest.mark.parametrize("mode", range(3))
+def test_ttm(tensor, tmp_path, mode, options):
+    store = packed(tensor, tmp_path, **options)
+    rng = np.random.default_rng(2)
+    matrix = rng.integers(-3, 4, (tensor.shape[mode], 5))
+    expected = np.moveaxis(np.tensordot(tensor.dense, matrix, (mode, 0)), -1, mode)
+    for given in (matrix, matrix.astype(np.float32), np.asfortranarray(matrix.astype(np.float64)), matrix.tolist()):
+        found = store.ttm(given, mode)
+        assert found.shape == expected.shape and np.array_equal(found.to_dense(), expected)
+        assert np.array_equal(found.to_coo().to_dense(), expected)
+    coords, values = found
+    others = np.delete(tensor.coords, mode, axis=1)
+    assert np.array_equal(coords, np.unique(others, axis=0)) and values.shape == (len(coords), 5)
+    assert store.ttm(matrix.astype(np.float32), mode).values.dtype == np.float32
+    with pytest.raises(ValueError, match="along mode"):
+        store.ttm(matrix[1:], mode)
+    with pytest.raises(TypeError):
+        store.ttm(matrix[:, 0], mode)
+
+
+@pytest.mark.parametrize("order", [3, 4])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_ttmc(tmp_path, order, dtype):
+    tensor = Tensor(DIMS[:order], 250, seed=order)
+    store = packed(tensor, tmp_path)
+    rng = np.random.default_rng(3)
+    factors = [rng.integers(-2, 3, (dim, m + 2)).astype(dtype) for m, dim in enumerate(tensor.shape)]
+    found = store.ttmc(factors)
+    letters, ranks = "abcd"[:order], "wxyz"[:order]
+    for mode, result in enumerate(found):
+        others = [m for m in range(order) if m != mode]
+        terms = ",".join(letters[m] + ranks[m] for m in others)
+        into = letters[mode] + "".join(ranks[m] for m in others)
+        expected = np.einsum(f"{letters},{terms}->{into}", tensor.dense, *(factors[m].astype(float) for m in others))
+        assert result.dtype == dtype and np.array_equal(result, expected.reshape(len(result), -1))
+        assert np.array_equal(store.ttmc(factors, mode), result)
+    with pytest.raises(ValueError):
+        store.ttmc(factors[:2])
+
+
+def test_norms_and_inner_products(store, tensor, tmp_path):
+    assert store.norm() == pytest.approx(np.linalg.norm(tensor.values), rel=1e-15) == store.stats["norm"]
+    other = Tensor(tensor.shape, 500, seed=9)
+    tree = blco.pack((other.coords, other.values), tmp_path / "o.blco", shape=other.shape, format="hocfs", main_mode=1)
+    expected = (tensor.dense * other.dense).sum()
+    assert expected != 0 and store.inner(tree) == tree.inner(store) == expected
+    smaller = blco.pack(([[0, 0, 0]], [1.0]), tmp_path / "s.blco")
+    with pytest.raises(ValueError, match="same dims"):
+        store.inner(smaller)
+
+
+@pytest.mark.parametrize("order", [3, 4])
+def test_pyttb_has_the_same_products(order, tmp_path):
+    pytest.importorskip("pyttb")
+    tensor = Tensor(DIMS[:order], 300, seed=order)
+    store = packed(tensor, tmp_path)
+    theirs = store.to_coo().to_pyttb()
+    rng = np.random.default_rng(4)
+    matrix, vectors = rng.random((tensor.shape[1], 3)), [rng.random(dim) for dim in tensor.shape[:2]]
+
+    def near(found, expected):
+        assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
+
+    near(store.ttm(matrix, 1).to_dense(), np.asarray(theirs.ttm(matrix.T, 1).full().data))
+    near(store.ttv(vectors, [0, 1]).to_dense(), np.asarray(theirs.ttv(vectors, np.array([0, 1])).full().data))
+    near(store.norm(), theirs.norm())
+    near(store.inner(store), theirs.innerprod(theirs))
+
+
 def low_rank(tmp_path, rank=3, seed=5):
     """A tensor of exactly this rank, all of whose elements are there."""
     rng = np.random.default_rng(seed)

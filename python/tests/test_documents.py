@@ -1,5 +1,6 @@
 """Protects the documents: what they say to run runs."""
 
+import ast
 import os
 import re
 import runpy
@@ -65,3 +66,23 @@ def test_everything_public_is_documented():
         for member, what in vars(thing).items() if isinstance(thing, type) else ():
             if not member.startswith("_") and (callable(what) or isinstance(what, property)):
                 assert what.__doc__, f"{name}.{member}"
+
+
+def imports(path, names):
+    """The modules of the package that a file imports anywhere: within functions, and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").startswith("blco")):
+            module = (node.module or "").removeprefix("blco").removeprefix(".")
+            yield from [module.split(".")[0]] if module else [alias.name for alias in node.names if alias.name in names]
+
+
+def test_no_files_import_each_other_in_circles():
+    package = ROOT / "python" / "blco"
+    names = {path.stem for path in package.glob("*.py")}
+    left = {path.stem: set(imports(path, names)) & names for path in package.glob("*.py")}
+    assert sum(map(len, left.values())) > 20, "the imports are not seen"
+    assert {"_native", "_store"} <= left["_pack"], "the imports are not seen"
+    while done := [name for name, uses in left.items() if not uses & left.keys()]:
+        for name in done:
+            del left[name]
+    assert not left, f"in circles, or importing them: {left}"

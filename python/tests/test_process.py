@@ -132,14 +132,14 @@ def test_a_fork_is_refused_and_a_new_store_works(store, tensor):
     factors = tensor.factors(2)
     expected = store.mttkrp(factors)
     batches = store.batches()
-    packer = blco.Packer(store.path + ".new")
+    packer, engine = blco.Packer(store.path + ".new"), blco.Engine(threads=1)
     for work in (
         lambda: store.mttkrp(factors),
         lambda: store.stats,
         lambda: store.cp(2),
         lambda: next(batches),
         lambda: packer.append([[0, 0]], [1.0]),
-        lambda: store._engine.open(store.path),
+        lambda: engine.open(store.path),
     ):
         assert "RuntimeError: made in process" in (said := in_fork(work)) and "open the store again" in said
     # What the child drops does not hang it, and is not the parent's.

@@ -191,6 +191,14 @@ impl Device {
         Err(Error::request(format!("GPU {number} has no {bytes} bytes of memory of its own at {address:#x}")))
     }
 
+    /// Waits for all work on the default stream. Streams of [`Device::stream`] do not wait for it.
+    pub fn finish_default_stream(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the default stream always exists.
+        unsafe { result::stream::synchronize(std::ptr::null_mut()) }
+            .map_err(failed("finish work on the default stream"))
+    }
+
     /// A queue of work, of the device's highest or lowest priority.
     pub fn stream(self: &Arc<Self>, urgent: bool) -> Result<Stream> {
         self.bind()?;
@@ -264,8 +272,7 @@ impl Memory {
         unsafe { result::memcpy_htod_sync(self.at + offset as u64, data) }
             .map_err(failed("copy to the device"))?;
         // What was read can still be on its way: the copy is work of the default stream, and others do not wait for that.
-        // SAFETY: the default stream is always there.
-        unsafe { result::stream::synchronize(std::ptr::null_mut()) }.map_err(failed("copy to the device"))
+        self.device.finish_default_stream()
     }
 
     /// Reads it from the start, and waits.

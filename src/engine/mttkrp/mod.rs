@@ -305,7 +305,8 @@ impl<T: Real> MttkrpSession<T> {
     }
 
     /// Like [`MttkrpSession::mttkrp`], into memory of the GPU that computes: `dims[mode]` x rank for each mode. Factors and results there
-    /// do not pass through the host. The caller must not use them meanwhile.
+    /// do not pass through the host. The engine waits for work on the GPU's default stream before it reads and writes them; the caller must
+    /// not use them meanwhile.
     pub fn mttkrp_on_device<'f>(
         &mut self,
         factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>,

@@ -438,6 +438,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             return Ok(());
         }
         let mut copies = on_device.into_iter();
+        self.device.finish_default_stream()?;
         self.device.stream(true)?.finish(|stream| copies.try_for_each(|(from, to)| stream.copy_in(from, to)))
     }
 
@@ -445,6 +446,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     pub fn copy_results(&self, results: &[DeviceMatrix<T>]) -> Result<()> {
         let to = results.iter().map(|result| foreign(&self.device, result)).collect::<Result<Vec<_>>>()?;
         let mut copies = self.targets.iter().zip(to);
+        self.device.finish_default_stream()?;
         self.device
             .stream(true)?
             .finish(|stream| copies.try_for_each(|(target, to)| stream.copy_out(self.result(target), to)))

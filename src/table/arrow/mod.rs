@@ -215,7 +215,7 @@ impl ArrowRows {
             Batches::Parquet(parquet) => return guarded(&self.name, || parquet.next()),
             Batches::File(file) => return guarded(&self.name, || file.next()),
             Batches::Stream(stream) => guarded(&self.name, || stream.next())?,
-            Batches::Given(batches) => batches.next().transpose()?,
+            Batches::Given(batches) => guarded(&self.name, || batches.next().transpose())?,
         };
         let Some(batch) = batch else { return Ok(None) };
         batch.project(&self.wanted).map(Some).map_err(|error| damaged(&self.name, &error))
