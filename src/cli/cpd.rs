@@ -153,7 +153,8 @@ impl Program for Cpd {
         if let (None, Some(Some(dir))) = (&self.store, &self.cp.resume) {
             let command = CheckpointCommand::read(sys, dir)?;
             let dir = std::path::absolute(dir).map_err(Error::io(dir, "find"))?;
-            return command.again(&dir)?.run_command(sys, Some(command));
+            let cpd: Self = command.again(&dir)?;
+            return cpd.run_command(sys, Some(command));
         }
         self.run_command(sys, None)
     }

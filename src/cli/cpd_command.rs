@@ -1,6 +1,5 @@
 //! The command beside a checkpoint, so that `--resume DIR` needs no other option.
 
-use super::cpd::Cpd;
 use super::outputs::Pending;
 use crate::error::{Error, Result};
 use crate::sys::Sys;
@@ -72,7 +71,7 @@ impl CheckpointCommand {
     }
 
     /// Goes to the directory of the command and takes its options, to continue from the checkpoint `dir`, an absolute path.
-    pub fn again(&self, dir: &Path) -> Result<Cpd> {
+    pub fn again<P: CommandFactory + FromArgMatches>(&self, dir: &Path) -> Result<P> {
         let shown = dir.display();
         std::env::set_current_dir(&self.directory).map_err(|_| {
             let directory = self.directory.display();
@@ -83,8 +82,8 @@ impl CheckpointCommand {
         let words = std::iter::once(OsString::from("blco-cpd"))
             .chain(self.arguments.iter().map(OsString::from))
             .chain([OsString::from("--checkpoint"), dir.into(), "--resume".into()]);
-        let parser = Cpd::command().args_override_self(true);
-        let parsed = parser.try_get_matches_from(words).and_then(|matches| Cpd::from_arg_matches(&matches));
+        let parser = P::command().args_override_self(true);
+        let parsed = parser.try_get_matches_from(words).and_then(|matches| P::from_arg_matches(&matches));
         parsed.map_err(|error| {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();

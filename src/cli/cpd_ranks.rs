@@ -1,7 +1,5 @@
 //! `--ranks`: a decomposition for each of some ranks, of which one is kept.
 
-use super::cpd_report::stop_text;
-use super::model_page::number;
 use crate::decomp::{Decomposition, StartReport, Stop, stability};
 use crate::error::Result;
 use serde::Serialize;
@@ -126,6 +124,21 @@ pub fn text(reports: &[RankReport], tol: f64) -> String {
     };
     let lines: String = reports.iter().map(line).collect();
     format!("   rank        fit  stability  iters      time\n{lines}  {}\n", why(reports))
+}
+
+/// Why iterations ended.
+pub fn stop_text(stop: Option<Stop>, tol: f64) -> String {
+    match stop {
+        Some(Stop::Caller) => "stopped by the caller".to_owned(),
+        Some(Stop::Tolerance) => format!("converged: the fit changes by less than {tol:e}"),
+        _ => "stopped at --max-iters, not converged".to_owned(),
+    }
+}
+
+/// A number for people: as it is where that is short, with an exponent where it is very large or small.
+pub fn number(x: f64) -> String {
+    let size = x.abs();
+    if size == 0.0 || (1e-4..1e7).contains(&size) { format!("{x:.5}") } else { format!("{x:.4e}") }
 }
 
 #[cfg(test)]

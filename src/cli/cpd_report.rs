@@ -1,9 +1,9 @@
 //! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
 
 use super::components::ShownMode;
-use super::cpd_ranks::{self, RankReport};
+use super::cpd_ranks::{self, RankReport, number, stop_text};
 use super::device;
-use super::model_page::{html, number};
+use super::model_page::html;
 use super::report::{ReportHead, kept_text, memory_text};
 use crate::backend::device::KernelReport;
 use crate::decomp::{Decomposition, Iteration, Settings, StartReport, Stop, stability};
@@ -136,15 +136,6 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[Sh
         &outcome.model,
         modes,
     )
-}
-
-/// Why iterations ended.
-pub fn stop_text(stop: Option<Stop>, tol: f64) -> String {
-    match stop {
-        Some(Stop::Caller) => "stopped by the caller".to_owned(),
-        Some(Stop::Tolerance) => format!("converged: the fit changes by less than {tol:e}"),
-        _ => "stopped at --max-iters, not converged".to_owned(),
-    }
 }
 
 /// What `--plan` prints.

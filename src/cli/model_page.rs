@@ -5,7 +5,7 @@
 //! as bars; of others the numbers of largest magnitude are listed, with their labels or indices from 1.
 
 use super::components::ShownMode;
-use super::cpd_ranks::RankReport;
+use super::cpd_ranks::{RankReport, number};
 use crate::decomp::score::similarities;
 use crate::decomp::{Iteration, Model};
 use crate::dense::{Matrix, Real};
@@ -26,12 +26,6 @@ const WIDTH: f64 = 640.0;
 
 /// The page, in the language of templates that Jinja made known. Values are escaped.
 const TEMPLATE: &str = include_str!("model_page.html");
-
-/// A number for people: as it is where that is short, with an exponent where it is very large or small.
-pub fn number(x: f64) -> String {
-    let size = x.abs();
-    if size == 0.0 || (1e-4..1e7).contains(&size) { format!("{x:.5}") } else { format!("{x:.4e}") }
-}
 
 /// The page of `model` under this title, with facts, each with its name, the ranks that were compared, and the iterations that it took.
 pub fn html<T: Real>(

@@ -96,7 +96,7 @@ impl<K: Key> Combiner<K> {
             settler.settle_open(rule);
             Ok(())
         };
-        // Collected, so that the first bad coordinates are told.
+        // Collected, so that the first bad coordinates are reported.
         let (done, last_done) = rayon::join(
             || others.par_iter_mut().zip(&stretches).map(settle).collect::<Vec<Result<()>>>(),
             || last.settle(rule, stretches[stretches.len() - 1]),

@@ -386,7 +386,7 @@ fn read_ranges(
     }
 }
 
-/// The body of the reading thread: sends pieces until the input ends, fails, or nobody listens.
+/// The body of the reading thread: sends pieces until the input ends, fails, or the receiver is gone.
 fn read_pieces(mut pieces: Pieces, full: &Sender<Result<TextPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();
