@@ -1,4 +1,4 @@
-//! `blco-info --compare`: what a tensor takes in each format, how long its fibers are, and which format is recommended.
+//! `blco-info --compare`: a tensor's size in each format, the lengths of its fibers, and a recommended format.
 
 use super::progress::Bar;
 use super::{Program, Report, nonzeros, text_of};
@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// What is reported as JSON.
+/// The JSON report.
 #[derive(Debug, Serialize)]
 struct CompareReport {
     #[serde(serialize_with = "crate::sys::shown_path")]
@@ -32,12 +32,12 @@ struct CompareReport {
 #[derive(Debug, Default, Serialize)]
 struct FormatReport {
     format: &'static str,
-    /// Of indices: by the formulas of the format's paper, and in images here.
+    /// Bytes of indices, by the formula of the format's paper and in chunk images.
     paper_index_bytes: Option<u64>,
     index_bytes: Option<u64>,
-    /// Of the whole store.
+    /// Bytes of the whole store.
     bytes: Option<u64>,
-    /// Of all trees together.
+    /// Totals over all trees.
     slices: Option<u64>,
     fibers: Option<u64>,
     trees: Vec<TreeReport>,
@@ -45,7 +45,7 @@ struct FormatReport {
     problem: Option<String>,
 }
 
-/// A partition whose nonzeros are sorted in an order of modes.
+/// A partition with nonzeros sorted in an order of modes.
 #[derive(Debug, Serialize)]
 struct TreeReport {
     /// The order of modes, from 1.
@@ -53,7 +53,7 @@ struct TreeReport {
     nnz: u64,
     slices: u64,
     fibers: u64,
-    /// Nonzeros of a fiber.
+    /// The mean number of nonzeros per fiber.
     mean_length: f64,
     longest: u64,
     /// Fibers with 2^k to 2^(k+1) - 1 nonzeros.
@@ -102,7 +102,7 @@ impl FormatReport {
         })
     }
 
-    /// Nonzeros of its fibers, on average.
+    /// The mean number of nonzeros per fiber, over all trees.
     fn mean_length(&self) -> Option<f64> {
         let nnz: u64 = self.trees.iter().map(|tree| tree.nnz).sum();
         self.fibers.map(|fibers| nnz as f64 / fibers as f64)
@@ -112,7 +112,7 @@ impl FormatReport {
 /// Formats that hold every nonzero once and serve every mode.
 const ONE_COPY: [&str; 4] = ["blco", "hocfs", "csf-one", "mmcsf"];
 
-/// The share of the bytes of `blco` from which on another format is recommended.
+/// Another format is recommended if it takes at most this fraction of the bytes of `blco`.
 const MUCH_SMALLER: f64 = 0.8;
 
 /// Which format is recommended, and why.
@@ -142,7 +142,7 @@ fn recommend(formats: &[FormatReport]) -> (&'static str, String) {
     }
 }
 
-/// Packs `input`, a store or coordinate text, in every format, in `directory`, and compares.
+/// Packs `input`, a store or coordinate text, in every format under `directory`, and compares.
 pub(super) fn run<P: Program>(
     sys: &Sys,
     engine: &Engine,
@@ -213,7 +213,7 @@ impl CompareReport {
     }
 }
 
-/// Lengths of fibers that a table shows: from 2^k nonzeros on, and the name.
+/// The columns of fiber lengths: 2^k nonzeros or more, and the heading.
 const LENGTHS: [(usize, &str); 5] = [(0, "1"), (1, "2-3"), (2, "4-7"), (3, "8-15"), (4, "16-63")];
 
 fn fiber_table(trees: &[TreeReport]) -> Table {

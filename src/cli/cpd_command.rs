@@ -1,4 +1,4 @@
-//! The command beside a checkpoint, so that `--resume DIR` needs no other option.
+//! Records the command in a checkpoint, so that `--resume DIR` needs no other option.
 
 use super::outputs::Pending;
 use crate::error::{Error, Result};
@@ -9,10 +9,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "command.json";
-/// No command is longer.
+/// The most bytes of a recorded command.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// A command: in which directory it was given, and its arguments.
+/// A command: its working directory and its arguments.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct CheckpointCommand {
     directory: PathBuf,
@@ -39,13 +39,13 @@ fn arguments() -> Option<Vec<String>> {
 }
 
 impl CheckpointCommand {
-    /// This program's command, of which `dir` is the checkpoint; `None` if it cannot be recorded.
+    /// This program's command, whose checkpoint is `dir`; `None` if it cannot be recorded.
     pub fn here(dir: &Path) -> Option<Self> {
         let arguments = without_resume(arguments()?.into_iter(), Some(dir));
         Some(Self { directory: std::env::current_dir().ok()?, arguments })
     }
 
-    /// The command in the checkpoint `dir`, with this program's other options behind its own.
+    /// Reads the command from the checkpoint `dir` and appends this program's other options.
     pub fn read(sys: &Sys, dir: &Path) -> Result<Self> {
         let path = dir.join(FILE);
         let repeat = "repeat the whole command, with --resume";
@@ -70,7 +70,7 @@ impl CheckpointCommand {
         Ok(command)
     }
 
-    /// Goes to the directory of the command and takes its options, to continue from the checkpoint `dir`, an absolute path.
+    /// Changes to the command's directory and parses its options, to resume from the checkpoint `dir`, an absolute path.
     pub fn again<P: CommandFactory + FromArgMatches>(&self, dir: &Path) -> Result<P> {
         let shown = dir.display();
         std::env::set_current_dir(&self.directory).map_err(|_| {

@@ -1,12 +1,12 @@
-//! `--ranks`: a decomposition for each of some ranks, of which one is kept.
+//! `--ranks`: decomposes with each rank of a range and keeps one model.
 
 use crate::decomp::{Decomposition, StartReport, Stop, stability};
 use crate::error::Result;
 use serde::Serialize;
 
-/// Starts of each rank if nothing is said: stability takes at least two.
+/// The default number of starts per rank. Stability needs at least two.
 pub const STARTS: u32 = 3;
-/// The least stability of a model that is called stable.
+/// A model with this stability or more counts as stable.
 const STABLE: f64 = 0.9;
 
 /// Ranks from the least to the greatest.
@@ -22,7 +22,7 @@ pub fn ranks(text: &str) -> std::result::Result<Ranks, String> {
     }
 }
 
-/// What came of a rank.
+/// The result for a rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankReport {
     /// The rank.
@@ -33,9 +33,9 @@ pub struct RankReport {
     pub stability: Option<f64>,
     /// Iterations of the best start.
     pub iterations: usize,
-    /// Why that ended.
+    /// Why the best start ended.
     pub stop: Option<Stop>,
-    /// Seconds of all its starts.
+    /// Total time of its starts in seconds.
     pub seconds: f64,
     /// Whether its model is the one that is written.
     pub kept: bool,
@@ -71,7 +71,7 @@ impl RankReport {
     }
 }
 
-/// Decomposes with each rank by `decompose`; what came of each, and the rank and the result that are kept.
+/// Calls `decompose` for each rank. Returns a report per rank, and the rank and result to keep.
 pub fn decompose_each<T>(
     Ranks(low, high): Ranks,
     mut decompose: impl FnMut(usize) -> Result<Decomposition<T>>,
@@ -93,7 +93,7 @@ pub fn decompose_each<T>(
     Ok((reports, rank, kept.1))
 }
 
-/// Why the model that is written is the one of its rank.
+/// Why this rank's model was kept.
 pub fn why(reports: &[RankReport]) -> String {
     let Some(kept) = reports.iter().find(|report| report.kept) else { return String::new() };
     let rank = kept.rank;
@@ -110,7 +110,7 @@ pub fn why(reports: &[RankReport]) -> String {
     }
 }
 
-/// The ranks for people, a line for each.
+/// The table of ranks as text, one line per rank.
 pub fn text(reports: &[RankReport], tol: f64) -> String {
     let line = |report: &RankReport| {
         let RankReport { rank, fit, stability, iterations, seconds, .. } = report;
@@ -135,7 +135,7 @@ pub fn stop_text(stop: Option<Stop>, tol: f64) -> String {
     }
 }
 
-/// A number for people: as it is where that is short, with an exponent where it is very large or small.
+/// Formats a number for people, with an exponent if it is very large or small.
 pub fn number(x: f64) -> String {
     let size = x.abs();
     if size == 0.0 || (1e-4..1e7).contains(&size) { format!("{x:.5}") } else { format!("{x:.4e}") }

@@ -1,4 +1,4 @@
-//! One tensor in several formats: which there are, and a store in each.
+//! One tensor in several formats, with a store in each.
 
 use super::{Engine, repacking};
 use crate::coo::Source;
@@ -20,12 +20,12 @@ pub(crate) struct InFormat {
     pub build_seconds: Option<f64>,
 }
 
-/// Where stores for a comparison are packed.
+/// The place where stores for a comparison are packed.
 #[derive(Debug)]
 pub(crate) enum Shelter {
-    /// In a temporary directory, which goes with this.
+    /// A temporary directory, removed when this is dropped.
     Passing(SpillDir),
-    /// In a directory of the user's, where they stay and are used again.
+    /// A directory of the user's, where stores are kept and used again.
     Kept(PathBuf),
 }
 
@@ -39,7 +39,7 @@ impl Shelter {
 }
 
 impl Engine {
-    /// A place for stores: `keep`, which is made if need be, or a temporary directory in `parent`.
+    /// A place for stores: `keep`, which is created if necessary, or a temporary directory in `parent`.
     pub(crate) fn shelter(&self, keep: Option<&Path>, parent: &Path) -> Result<Shelter> {
         let sys = self.sys();
         match keep {
@@ -59,7 +59,8 @@ impl Engine {
         self.open(&target)
     }
 
-    /// `store` in the format `name`, one of [`FormatOption::COMPARED`]: itself if it is in that format, else one in `shelter`, packed if it is not there.
+    /// `store` in the format `name`, one of [`FormatOption::COMPARED`]: the store itself if it has that format, otherwise one in `shelter`,
+    /// which is packed if it does not exist.
     pub(crate) fn in_format(&self, store: &Store, name: &'static str, shelter: &Shelter) -> Result<InFormat> {
         let (format, shape) = (FormatOption::compared(name), &store.whole().shape);
         let scheme = format.resolve(shape)?;
@@ -86,7 +87,7 @@ impl Engine {
                 let build_seconds = Some(report.seconds.total);
                 Ok(InFormat { name, store: Ok(self.open(&target)?), build_seconds })
             }
-            // What assigning takes is known only when fibers have been counted.
+            // The memory that assigning takes is known only after fibers have been counted.
             Err(Error::Request(what) | Error::Input { what, .. }) if scheme.assigns() => {
                 Ok(InFormat { name, store: Err(what), build_seconds: None })
             }

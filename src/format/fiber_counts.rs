@@ -1,28 +1,28 @@
-//! Slices and fibers of nonzeros that are sorted in an order of modes: how many, and how long.
+//! Counts the slices and fibers of sorted nonzeros, and measures their lengths.
 
 use super::{DecodedTile, FIBER_LENGTHS};
 use crate::shape::{ModeOrder, ORDER_MAX};
 
-/// What a partition's nonzeros have in common, counted from its tiles in order.
+/// Slices and fibers of a partition, counted from its tiles in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FiberCounts {
     /// Nonzeros.
     pub nnz: u64,
-    /// Of each level above the leaves, slices first and fibers last: its nodes. Nothing where nonzeros have no order of modes.
+    /// The number of nodes of each level above the leaves, from slices to fibers. Empty if the nonzeros have no order of modes.
     pub nodes: Vec<u64>,
-    /// Pieces that fibers fall into when long ones are split, as B-CSF does by default.
+    /// The number of pieces after B-CSF's default splitting of long fibers.
     pub split_fibers: u64,
     /// Nonzeros of the longest fiber.
     pub longest: u64,
     /// Fibers with 2^k to 2^(k+1) - 1 nonzeros.
     pub lengths: [u64; FIBER_LENGTHS],
-    /// The fiber that is open: its indices, and its nonzeros so far.
+    /// The open fiber: its indices, and its number of nonzeros so far.
     at: [u32; ORDER_MAX],
     open: u64,
 }
 
 impl FiberCounts {
-    /// Nothing counted yet, of a tensor of `order`, sorted in the order `levels` if there is one.
+    /// Starts counting for a tensor of `order`, sorted in the order `levels` if there is one.
     #[must_use]
     pub fn new(order: usize, levels: Option<&ModeOrder>) -> Self {
         Self { nodes: levels.map_or_else(Vec::new, |_| vec![0; order - 1]), ..Self::default() }
@@ -59,7 +59,7 @@ impl FiberCounts {
         });
     }
 
-    /// All has been added.
+    /// Closes the open fiber. Must be called after the last tile.
     pub fn close(&mut self) {
         let length = std::mem::take(&mut self.open);
         if length > 0 {

@@ -1,4 +1,5 @@
-//! Slices, fibers and index bytes of every partition of a store, from one pass. Counts are exact, whatever the threads and chunks.
+//! Counts slices, fibers and index bytes of every partition of a store in one pass. Counts are exact and do not depend on threads or
+//! chunks.
 
 use crate::backend::host::{HostOp, Tiles};
 use crate::error::Result;
@@ -6,7 +7,7 @@ use crate::format::{ChunkView, FiberCounts};
 use crate::shape::ModeOrder;
 use crate::store::{Format, Store};
 
-/// What was counted of a partition.
+/// The counts of a partition.
 #[derive(Clone, Debug)]
 pub struct PartitionFibers {
     /// Its format.
@@ -15,7 +16,7 @@ pub struct PartitionFibers {
     pub levels: Option<ModeOrder>,
     /// Slices and fibers.
     pub counts: FiberCounts,
-    /// Bytes of images that indices take.
+    /// Bytes of its indices in chunk images.
     pub index_bytes: u64,
 }
 
@@ -27,7 +28,7 @@ pub struct CountFibers {
 }
 
 impl CountFibers {
-    /// Nothing counted yet of the partitions of `view`.
+    /// Starts counting the partitions of `view`.
     #[must_use]
     pub fn new(view: &Store) -> Self {
         let manifest = view.manifest();
@@ -39,7 +40,7 @@ impl CountFibers {
         Self { parts: parts.collect(), now: 0 }
     }
 
-    /// What was counted, partition by partition.
+    /// The counts of each partition.
     #[must_use]
     pub fn finish(mut self) -> Vec<PartitionFibers> {
         self.parts.iter_mut().for_each(|part| part.counts.close());

@@ -1,6 +1,7 @@
 //! Duplicates: nonzeros in linear order in, settled nonzeros in linear order out.
 
 use super::Duplicates;
+use super::split::split;
 use crate::error::{Error, Result};
 use crate::format::PENDING_NNZ;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
@@ -112,17 +113,10 @@ impl<K: Key> Combiner<K> {
         let open = (last.open.take(), std::mem::take(&mut last.members));
         (settlers[0].open, settlers[0].members) = open;
         let settlers = &settlers[..stretches.len()];
-        settled.resize(settlers.iter().map(|settler| settler.settled.len()).sum(), Nonzero::default());
-        let mut rest = &mut settled[..];
-        let targets: Vec<_> = settlers
-            .iter()
-            .map(|settler| {
-                let (target, behind) = std::mem::take(&mut rest).split_at_mut(settler.settled.len());
-                rest = behind;
-                (target, &settler.settled[..])
-            })
-            .collect();
-        targets.into_par_iter().for_each(|(target, of_one)| target.copy_from_slice(of_one));
+        let lengths = settlers.iter().map(|settler| settler.settled.len());
+        settled.resize(lengths.clone().sum(), Nonzero::default());
+        let copies = split(settled, lengths).into_par_iter().zip(settlers);
+        copies.for_each(|(target, settler)| target.copy_from_slice(&settler.settled));
         Ok(settled)
     }
 }

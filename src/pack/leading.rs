@@ -1,8 +1,9 @@
-//! Sorting batches that memory holds: every nonzero is put among those with the same leading bits of the linear index, and what has them in common
-//! is sorted in a core's cache.
+//! Sorts batches that fit in memory. Every nonzero goes into the bucket of the leading bits of its linear index; a bucket is small enough
+//! to be sorted in a core's cache.
 
 use super::merge::spread;
 use super::sort::sort;
+use super::split::split;
 use crate::coo::Batch;
 use crate::error::Result;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
@@ -10,16 +11,17 @@ use crate::sys::Sys;
 use rayon::prelude::*;
 use std::slice::IterMut;
 
-/// Threads for which it pays: fewer wait longer for memory that was not touched before than they sort.
+/// The fewest threads that use buckets. With fewer, clearing fresh memory costs more than this way of sorting saves.
 pub const THREADS_MIN: usize = 4;
-/// Nonzeros of a bucket, about: they fit a core's cache.
+/// The number of nonzeros in a bucket, roughly. They fit a core's cache.
 const BUCKET_NNZ: usize = 1 << 13;
-/// Most buckets: a row of their ends for each thread stays in its caches.
+/// The most buckets. Their write positions fit a core's cache.
 const BUCKETS_MAX: usize = 1 << 12;
-/// Bytes of a bucket that a thread copies to sort it, at most.
+/// The most bytes of a bucket that is sorted by copying; larger buckets are sorted in place.
 const COPIED_BYTES: usize = 1 << 20;
 
-/// Sorts the nonzeros of `batches`, of which there are `nnz`, by linear index, then by the total order of the values. Batches go as they are taken.
+/// Sorts the `nnz` nonzeros of `batches` by linear index, then by the total order of the values. Each batch is freed after its nonzeros
+/// have been copied.
 pub fn sort_batches<K: Key>(
     sys: &Sys,
     batches: Vec<Batch>,
@@ -34,37 +36,29 @@ pub fn sort_batches<K: Key>(
     let counted = groups.par_iter().map(|group| count(group, &linearizer, shift, 1 << buckets_log));
     let counted: Vec<Vec<usize>> = counted.collect();
 
+    // Each bucket has a slice for every group, so that threads write without waiting for each other.
+    let lengths = (0..1 << buckets_log).flat_map(|bucket| counted.iter().map(move |counts| counts[bucket]));
     let mut targets: Vec<Vec<IterMut<'_, Nonzero<K>>>> = Vec::new();
     targets.resize_with(groups.len(), || Vec::with_capacity(1 << buckets_log));
-    let mut rest = &mut nonzeros[..];
-    for bucket in 0..1 << buckets_log {
-        for (targets, counts) in targets.iter_mut().zip(&counted) {
-            let (target, behind) = std::mem::take(&mut rest).split_at_mut(counts[bucket]);
-            targets.push(target.iter_mut());
-            rest = behind;
-        }
+    for (i, slice) in split(&mut nonzeros, lengths).into_iter().enumerate() {
+        targets[i % groups.len()].push(slice.iter_mut());
     }
     groups.into_par_iter().zip(targets).for_each(|(group, mut targets)| {
         for batch in group {
             for_each(&batch, &linearizer, |nonzero| {
-                *targets[bucket(&nonzero, shift)].next().expect("as many as were counted") = nonzero;
+                *targets[bucket(&nonzero, shift)].next().expect("counted before") = nonzero;
             });
         }
     });
     sys.check_cancelled()?;
 
-    let mut rest = &mut nonzeros[..];
-    let buckets: Vec<&mut [Nonzero<K>]> = (0..1 << buckets_log)
-        .map(|bucket| {
-            let nnz = counted.iter().map(|counts| counts[bucket]).sum();
-            let (own, behind) = std::mem::take(&mut rest).split_at_mut(nnz);
-            rest = behind;
-            own
-        })
-        .collect();
-    buckets.into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, bucket| {
-        if size_of_val(bucket) <= COPIED_BYTES { scratch.sort(bucket) } else { sort(bucket) }
-    });
+    let lengths = (0..1 << buckets_log).map(|bucket| counted.iter().map(|counts| counts[bucket]).sum());
+    split(&mut nonzeros, lengths).into_par_iter().with_max_len(1).for_each_init(
+        Scratch::default,
+        |scratch, bucket| {
+            if size_of_val(bucket) <= COPIED_BYTES { scratch.sort(bucket) } else { sort(bucket) }
+        },
+    );
     Ok(nonzeros)
 }
 
@@ -93,7 +87,7 @@ fn bucket<K: Key>(nonzero: &Nonzero<K>, shift: u32) -> usize {
     nonzero.linear.widen().checked_shr(shift).unwrap_or(0) as usize
 }
 
-/// How many nonzeros of a group each bucket gets.
+/// The number of nonzeros that a group puts into each bucket.
 fn count<K: Key>(group: &[Batch], linearizer: &Linearizer<K>, shift: u32, buckets: usize) -> Vec<usize> {
     let mut counts = vec![0; buckets];
     for batch in group {
@@ -102,7 +96,7 @@ fn count<K: Key>(group: &[Batch], linearizer: &Linearizer<K>, shift: u32, bucket
     counts
 }
 
-/// What a thread sorts buckets in.
+/// A thread's buffers for sorting buckets.
 #[derive(Debug)]
 struct Scratch<K> {
     copy: Vec<Nonzero<K>>,
@@ -133,7 +127,8 @@ mod tests {
     use crate::random::Counter;
     use crate::shape::Shape;
 
-    /// Against the standard library's sort: buckets of every length, coordinates that crowd together, one that repeats beyond what is copied.
+    /// Compares with the standard library's sort: buckets of all lengths, clustered coordinates, and one that repeats so often that its
+    /// bucket is sorted in place.
     fn check<K: Key>(dims: &[u64], nnz: u64, crowd: u64) {
         let layout = BitLayout::new(&Shape::new(dims).unwrap());
         let linearizer = Linearizer::<K>::new(&layout);

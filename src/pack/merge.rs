@@ -4,6 +4,7 @@
 
 use super::budget::Budget;
 use super::spill::SpillReader;
+use super::split::split;
 use crate::error::Result;
 use crate::linear::{Key, Nonzero};
 use rayon::prelude::*;
@@ -82,15 +83,10 @@ impl<K: Key> Merge<K> {
         let stretches: Vec<&[Nonzero<K>]> = cursors.iter().map(|c| c.until(bound.as_ref())).collect();
         let lengths: Vec<usize> = stretches.iter().map(|stretch| stretch.len()).collect();
         out.resize(lengths.iter().sum(), Nonzero::default());
-        let mut rest = &mut out[..];
-        let mut targets = Vec::new();
-        for part in parts(stretches) {
-            let nnz = part.iter().map(|stretch| stretch.len()).sum();
-            let (target, behind) = std::mem::take(&mut rest).split_at_mut(nnz);
-            targets.push((part, target));
-            rest = behind;
-        }
-        targets.into_par_iter().for_each_init(Vec::new, |ends, (part, target)| merge(&part, target, ends));
+        let parts = parts(stretches);
+        let targets = split(out, parts.iter().map(|part| part.iter().map(|stretch| stretch.len()).sum()));
+        let work = parts.par_iter().zip(targets);
+        work.for_each_init(Vec::new, |ends, (part, target)| merge(part, target, ends));
         cursors.iter_mut().zip(lengths).for_each(|(cursor, taken)| cursor.at += taken);
         Ok(())
     }

@@ -23,6 +23,7 @@ mod slices;
 mod sort;
 mod spill;
 mod spilled;
+mod split;
 mod stage;
 
 pub use budget::{MEMORY_MIN, memory_least, scan_bytes, threads_within};

@@ -10,6 +10,7 @@ use super::scratch::{ScratchDir, SpillReport};
 use super::sort::sort;
 use super::spill::{FRAME_NNZ, SpillReader, SpillWriter, run_frame};
 use super::spilled::{RUN, SpilledFile};
+use super::split::split;
 use crate::coo::{Batch, Extent};
 use crate::error::Result;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
@@ -96,15 +97,11 @@ impl<K: Key> Runs<K> {
             let more = filled - self.nonzeros.len();
             self.nonzeros.par_extend(rayon::iter::repeat_n(Nonzero::default(), more));
         }
-        let mut rest = &mut self.nonzeros[self.filled..filled];
-        let mut targets = Vec::with_capacity(self.pending.len());
-        for batch in self.pending.drain(..) {
-            let (target, behind) = std::mem::take(&mut rest).split_at_mut(batch.nnz());
-            targets.push((batch, target));
-            rest = behind;
-        }
+        let batches = std::mem::take(&mut self.pending);
+        let targets = split(&mut self.nonzeros[self.filled..filled], batches.iter().map(Batch::nnz));
         let linearizer = &self.linearizer;
-        targets.into_par_iter().for_each(|(batch, target)| linearize(linearizer, &batch, target));
+        let work = batches.into_par_iter().zip(targets);
+        work.for_each(|(batch, target)| linearize(linearizer, &batch, target));
         (self.filled, self.pending_nnz) = (filled, 0);
         Ok(())
     }

@@ -1,35 +1,34 @@
-//! Some of a column's labels, and the number of each.
+//! A shard of a column's labels, with their numbers.
 //!
-//! A lookup waits for memory twice: for the slot of the hash, and for the label's record, which has its text and its number. Labels are
-//! looked up in groups, whose slots and records are fetched first: those reads do not depend on each other, so that memory answers several
-//! at once.
+//! A lookup waits for memory twice: for the slot of the hash, and for the label's record, which holds its text and number. Labels are
+//! therefore looked up in groups, whose slots and records are fetched first. Those reads do not depend on each other, so they overlap.
 
 use std::hint::black_box;
 
 /// Bytes of a block of records; a longer record has a block of its own.
 const BLOCK_BYTES: usize = 64 << 10;
-/// What records begin at multiples of.
+/// Records begin at multiples of this.
 const UNIT: usize = 4;
-/// Bits of a place that say where in its block a record begins, in units.
+/// Bits of a place for the record's offset in its block, in units.
 const WITHIN_BITS: u32 = (BLOCK_BYTES / UNIT).ilog2();
-/// A record's length and number, before its text.
+/// Bytes of a record's length and number, which come before its text.
 const HEAD: usize = 8;
 /// Slots of a new table.
 const SLOTS: usize = 64;
-/// Blocks from which on no more labels should come: a quarter of what a place can say.
+/// A shard with this many blocks is full: a quarter of what a place can address.
 const BLOCKS_FULL: usize = 1 << (30 - WITHIN_BITS);
 
-/// Labels with numbers from 0, in the order in which they came.
+/// Labels, numbered from 0 in order of arrival.
 #[derive(Debug)]
 pub struct Shard {
-    /// The low half of a label's hash, and above it the place of its record, counted from 1; 0 if free. At most five in six are taken. A
-    /// label is in the first free slot from its hash on.
+    /// A hash table with linear probing, at most five sixths full. A slot holds the low half of a label's hash and, above it, the place of
+    /// its record, counted from 1; 0 if free.
     slots: Vec<u64>,
     /// Places of the records.
     places: Vec<u32>,
     /// The records: length, number, text.
     blocks: Vec<Vec<u8>>,
-    /// How often each came, if that is asked for.
+    /// How often each label occurred, if that is wanted.
     counts: Vec<u64>,
     block_bytes: u64,
 }
@@ -44,34 +43,34 @@ fn fit(n: usize) -> u32 {
 }
 
 impl Shard {
-    /// Of no labels.
+    /// An empty shard.
     pub fn new() -> Self {
         let (places, blocks, counts) = (Vec::new(), Vec::new(), Vec::new());
         Self { slots: vec![0; SLOTS], places, blocks, counts, block_bytes: 0 }
     }
 
-    /// Bytes that it takes.
+    /// Its memory in bytes.
     pub fn bytes(&self) -> u64 {
         let lists = self.slots.capacity() * 8 + self.places.capacity() * 4 + self.counts.capacity() * 8;
         self.block_bytes + lists as u64
     }
 
-    /// Whether it should take no more labels.
+    /// Whether it should get no more labels.
     pub fn is_full(&self) -> bool {
         self.blocks.len() >= BLOCKS_FULL
     }
 
-    /// How many labels it has.
+    /// The number of labels.
     pub fn labels(&self) -> u32 {
         fit(self.places.len())
     }
 
-    /// How often a label came.
+    /// How often a label occurred.
     pub fn count(&self, local: u32) -> u64 {
         self.counts.get(local as usize).copied().unwrap_or(0)
     }
 
-    /// The same, where no more labels come.
+    /// The same without its hash table, if no more labels follow.
     pub fn without_table(self) -> Self {
         Self { slots: Vec::new(), ..self }
     }
@@ -90,10 +89,10 @@ impl Shard {
         (number(4), &rest[..number(0) as usize])
     }
 
-    /// Brings what lookups of labels with these hashes read near the processor.
+    /// Reads the memory that lookups of labels with these hashes need, so that it is in the caches.
     pub fn fetch(&self, hashes: impl Iterator<Item = u64> + Clone) {
         let mask = self.slots.len() - 1;
-        // No branch depends on what is read, so that reads need not wait for each other.
+        // No branch depends on the values, so the reads overlap.
         black_box(hashes.clone().fold(0, |all, hash| all ^ self.slots[low(hash) as usize & mask]));
         let places = hashes.filter_map(|hash| match self.slots[low(hash) as usize & mask] >> 32 {
             0 => None,
@@ -131,7 +130,7 @@ impl Shard {
         (local, known.is_none())
     }
 
-    /// Adds a label, whose slot is the free one `at`.
+    /// Adds a label in the free slot `at`.
     fn add(&mut self, label: &[u8], hash: u32, at: usize) -> u32 {
         let bytes = (HEAD + label.len()).next_multiple_of(UNIT);
         if self.blocks.last().is_none_or(|block| block.capacity() - block.len() < bytes) {
@@ -156,7 +155,7 @@ impl Shard {
         local
     }
 
-    /// Makes the table twice as large.
+    /// Doubles the hash table.
     fn grow(&mut self) {
         let old = std::mem::take(&mut self.slots);
         let mask = 2 * old.len() - 1;
@@ -176,7 +175,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Against a map: labels of all lengths, hashes of which many are equal in the half that is kept.
+    /// Compares with a map: labels of all lengths, and many hashes that are equal in the half that is kept.
     #[test]
     fn labels_keep_their_numbers() {
         let label = |n: u64| vec![b'a' + (n % 26) as u8; [0, 1, 7, 8, 40, 70_000][(n % 6) as usize]];

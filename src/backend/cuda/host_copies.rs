@@ -5,6 +5,9 @@
 //! them to pinned host memory, image by image. Later passes copy a mode's images through the lanes instead of chunks,
 //! and launch them one after another. An image contains a row once, so a row is updated once per group (and end of an
 //! image) that contains it, not once per group of tiles. If all modes have copies, the store is not read again.
+//!
+//! A row's additions follow the order of the groups, which depends on the device's memory. Runs with the same plan give the same bits;
+//! other plans may not.
 
 use super::abi::{Chunk, SORTED_TILES};
 use super::copies::refused;

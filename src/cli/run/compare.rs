@@ -1,4 +1,5 @@
-//! `blco-run --compare`: MTTKRP from one tensor in several formats, each mode by itself and all in one pass, checked and timed in one process.
+//! `blco-run --compare`: MTTKRP from one tensor in several formats. Each mode is computed alone and all in one pass, checked and timed in one
+//! process.
 
 use super::{Run, parse_modes};
 use crate::cli::progress::Bar;
@@ -19,7 +20,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What compares formats.
+/// Options for comparing formats.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Comparing formats")]
 pub(super) struct CompareArgs {
@@ -32,7 +33,7 @@ pub(super) struct CompareArgs {
     keep: Option<PathBuf>,
 }
 
-/// What `--compare` takes.
+/// The value of `--compare`.
 #[derive(Clone, Debug)]
 struct Formats(Vec<&'static str>);
 
@@ -57,13 +58,13 @@ fn formats(given: &str) -> std::result::Result<Formats, String> {
 }
 
 impl CompareArgs {
-    /// Whether it is asked for.
+    /// Whether `--compare` was given.
     pub(super) fn is_given(&self) -> bool {
         self.compare.is_some()
     }
 }
 
-/// What a comparison reports as JSON.
+/// The JSON report.
 #[derive(Debug, Serialize)]
 struct CompareReport {
     #[serde(serialize_with = "crate::sys::shown_path")]
@@ -81,18 +82,18 @@ struct CompareReport {
 #[derive(Debug, Serialize)]
 struct FormatReport {
     format: &'static str,
-    /// Of the store.
+    /// Bytes of the store.
     bytes: Option<u64>,
-    /// Seconds in which it was packed; `None` for a store that was there.
+    /// Seconds of packing; `None` for an existing store.
     build_seconds: Option<f64>,
     /// Where it was computed.
     backend: Option<&'static str>,
     device: Option<String>,
-    /// Each mode by itself, and the check of its result.
+    /// Each mode alone, and the check of its result.
     modes: Vec<ModeReport>,
     /// A pass over all modes.
     all_seconds: Option<f64>,
-    /// Why there is no store in this format, and why a GPU is not used.
+    /// Why there is no store in this format, or why no GPU was used.
     notes: Vec<String>,
 }
 
@@ -103,7 +104,7 @@ struct ModeReport {
     check: Comparison,
 }
 
-/// What all formats are computed with and checked against.
+/// The inputs that all formats share, and the oracle's results.
 struct Subject<'a, T: Real> {
     engine: &'a Engine,
     modes: Vec<usize>,
@@ -111,7 +112,7 @@ struct Subject<'a, T: Real> {
     repeat: u32,
     factors: Vec<Matrix<T>>,
     oracle: Vec<OracleMode>,
-    /// Bytes that the oracle holds.
+    /// Memory of the oracle in bytes.
     held: u64,
 }
 
@@ -124,7 +125,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
         Some(dir) => agreed_rank(run.rank.rank, dir, factors_rank(sys, dir, &shape)?)?,
         None => run.rank.rank.unwrap_or(16) as usize,
     };
-    // What cannot be computed is refused before anything is packed.
+    // Refuse what cannot be computed before packing anything.
     let held = oracle::host_bytes(&shape, &modes, rank);
     let mut source = StoreSource::new(store.clone());
     let reading = source.memory(engine.threads()).most;
@@ -157,7 +158,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     Ok(out)
 }
 
-/// The plan of `repeat` passes over `modes` while `held` bytes are held, and `reading` more before.
+/// The plan of `repeat` passes over `modes`. `held` bytes stay allocated; `reading` more were allocated before the passes.
 fn plan<T: Real>(
     engine: &Engine,
     store: &Store,
@@ -203,7 +204,8 @@ impl<T: Real> Subject<'_, T> {
         Ok(report)
     }
 
-    /// Seconds of a pass over `modes`, the median of all; notes in `report` where it ran and, if `lists`, how each result compares.
+    /// The median time of a pass over `modes`, in seconds. Records in `report` where it ran and how results compare; adds an entry per mode
+    /// if `lists`.
     fn pass(&self, store: &Store, modes: &[usize], report: &mut FormatReport, lists: bool) -> Result<f64> {
         let Self { engine, rank, repeat, held, .. } = *self;
         let plan = plan::<T>(engine, store, modes, (rank, repeat), (held, 0))?;

@@ -7,9 +7,9 @@
 //! \____________ a thread of its own ______________/    \__ the caller's rayon pool __/
 //! ```
 //!
-//! Where four threads and more work, those that parse also read, each its range of the file, if it is plain.
+//! With four or more threads, there is no reading thread for an uncompressed file: each thread reads the ranges that it parses.
 //!
-//! What a file may hold:
+//! A file may contain:
 //!
 //! * Fields separated by any white space (space, tab, VT, FF, CR), so CRLF too. `#` starts a comment, on its
 //!   own line or after data. Blank lines are skipped. The last line may lack its newline. A byte order mark
@@ -56,9 +56,9 @@ use std::str::FromStr;
 const PIECE_BYTES: usize = 1 << 19;
 /// Pieces per compute thread and group. At the end of a group, threads wait for at most one piece.
 const PIECES_PER_THREAD: usize = 4;
-/// Threads from which on each reads text itself, where it is in a plain file: fewer leave a thread that reads ahead its time.
+/// The fewest compute threads that read an uncompressed file themselves. With fewer, a thread that reads ahead is as fast.
 const THREADS_READ: usize = 4;
-/// Bytes of text beside those of a group and of the group that is read meanwhile: three pieces.
+/// Bytes of text outside a group and the group being read: three pieces.
 const OTHER_BYTES: u64 = 3 * PIECE_BYTES as u64;
 /// Bytes per piece of a group: its text, that of a piece of the next group, and a batch with 16 bytes for every 6 of
 /// text.
@@ -330,7 +330,7 @@ impl TnsReader {
             return tally.extent(&head);
         }
         scope(|scope| {
-            // Both channels live in here, so that a return ends the reading thread before it is waited for.
+            // Both channels are local, so returning ends the reading thread before it is joined.
             let (full_sender, full) = bounded(group_len);
             let (empty, empty_receiver) = bounded(2 * group_len + 2);
             self.sys.spawn(scope, "read-text".into(), move || {
@@ -356,7 +356,7 @@ impl TnsReader {
     }
 }
 
-/// Hands what is in each range of a file to `take`, in order. A group of them is read and parsed in parallel.
+/// Reads and parses ranges of a file, a group at a time in parallel, and passes the results to `take` in order.
 fn read_ranges(
     sys: &Sys,
     mut ranges: Ranges<'_>,
@@ -386,7 +386,7 @@ fn read_ranges(
     }
 }
 
-/// The body of the reading thread: sends pieces until the input ends, fails, or the receiver is gone.
+/// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.
 fn read_pieces(mut pieces: Pieces, full: &Sender<Result<TextPiece>>, empty: &Receiver<Vec<u8>>) {
     while let Some(item) = pieces.next(empty.try_recv().unwrap_or_default()).transpose() {
         let last = item.is_err();

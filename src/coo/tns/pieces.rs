@@ -46,7 +46,7 @@ pub(super) struct Pieces {
     piece_bytes: usize,
     /// Bytes of the text that have been read.
     read: u64,
-    /// The beginning of a line whose end has not been read yet.
+    /// The start of a line whose end has not been read yet.
     carry: Vec<u8>,
     ended: bool,
     /// An error that is returned after the whole lines read before it.
@@ -58,7 +58,7 @@ impl Pieces {
         Self { sys, input, piece_bytes, read: 0, carry: Vec::new(), ended: false, failure: None }
     }
 
-    /// Where in the text the next lines begin, unless its end has been read.
+    /// The offset of the next line in the text; `None` once the end has been read.
     pub(super) fn next_at(&self) -> Option<u64> {
         (!self.ended).then(|| self.read - self.carry.len() as u64)
     }

@@ -1,23 +1,23 @@
-//! Text of a plain file by ranges: threads read each where they parse it.
+//! Reading an uncompressed file in ranges, each by the thread that parses it.
 
 use super::pieces::{LINE_BYTES_MAX, TextPiece};
 use crate::error::Result;
 use crate::sys::{File, Sys};
 use memchr::memchr;
 
-/// Bytes that are read behind a range at first, to find the end of its last line.
+/// Bytes read after a range in the first attempt to find the end of its last line.
 const BEHIND_BYTES: usize = 1 << 12;
 
-/// Some bytes of a file. The lines that begin in it are its own.
+/// Consecutive bytes of a file. A line belongs to the range in which it begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TextRange {
     start: u64,
     bytes: usize,
-    /// Whether a line is known to begin with it.
+    /// Whether the range is known to start at the beginning of a line.
     begins: bool,
 }
 
-/// Ranges of a file from the beginning of a line to the end.
+/// Divides a file into ranges, from the beginning of a line to the end of the file.
 #[derive(Debug)]
 pub(super) struct Ranges<'f> {
     file: &'f File,
@@ -28,7 +28,7 @@ pub(super) struct Ranges<'f> {
 }
 
 impl<'f> Ranges<'f> {
-    /// Of `bytes` each, from byte `first` on, where a line begins.
+    /// Ranges of `bytes` each, from byte `first` on, which must begin a line.
     pub(super) fn new(file: &'f File, first: u64, bytes: usize) -> Result<Self> {
         Ok(Self { file, first, next: first, end: file.metadata()?.len(), bytes })
     }
@@ -51,9 +51,9 @@ impl Iterator for Ranges<'_> {
 }
 
 impl TextRange {
-    /// Reads its lines into `buffer`. Where the last is longer than [`LINE_BYTES_MAX`], the piece may end inside it.
+    /// Reads the range's lines into `buffer`. If the last one exceeds [`LINE_BYTES_MAX`], the piece may end inside it.
     pub(super) fn read(self, sys: &Sys, file: &File, mut buffer: Vec<u8>) -> Result<TextPiece> {
-        // The byte before tells whether a line begins with the range.
+        // The byte before the range shows whether the range begins with a line.
         let before = usize::from(!self.begins);
         let (from, own) = (self.start - before as u64, before + self.bytes);
         let (mut len, mut behind) = (0, BEHIND_BYTES);
@@ -66,7 +66,7 @@ impl TextRange {
                 buffer = longer;
             }
             len += file.read_at(&mut buffer[len..wanted], from + len as u64)?;
-            // A line that begins in the range ends with its last byte or behind it.
+            // The last line of the range ends at its last byte or later.
             let last = len.min(own - 1);
             if !self.begins && memchr(b'\n', &buffer[..last]).is_none() {
                 break 0;

@@ -112,8 +112,8 @@ impl Stream {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes), "a copy fits");
         self.device.bind()?;
         let target = &mut buffer.as_mut()[..bytes];
-        // From here on `Download` waits before it releases the buffer, even if a call fails. SAFETY: the
-        // buffer does not move and is not read while `Download` owns it.
+        // From here on `Download` waits before it releases the buffer, even if a call fails.
+        // SAFETY: the buffer does not move and is not read while `Download` owns it.
         let copied = unsafe { result::memcpy_dtoh_async(target, memory.at + offset as u64, self.stream) };
         let download = Download(Upload { buffer: Some(buffer), done: Arc::clone(done), stream: self.stream });
         copied.map_err(failed("copy results from the device"))?;
