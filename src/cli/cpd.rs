@@ -21,17 +21,17 @@ use clap::{Args, Parser};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What is said of --kernel: other operations have other kernels.
-const KERNEL: &str = "GPU kernel to compile and measure, by tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s: columns split";
+/// The help of --kernel; other operations have other kernels.
+const KERNEL: &str = "GPU kernel, for measurements: tiles, lanes, columns and batch, as in t4l16c2b4, or t4l16c1b4s for split columns";
 
-/// What is said where neither a store nor results are named.
+/// The message if neither a store nor results are named.
 const NOTHING_ASKED: &str =
     "name a store to decompose, or compare two results with --score DIR1 DIR2; --help says more";
 
 /// Decomposes a store: CP by alternating least squares
 ///
-/// Approximates the tensor by R components. Each has a weight (lambda) and a column of length one for every mode. Rows with large
-/// numbers in one component belong together.
+/// Approximates the tensor by R components. Each component has a weight (lambda) and, for every mode, a column of length one with a
+/// number per row. Rows that have large numbers in the same component belong together.
 ///
 /// An iteration makes one pass over the store per mode. On the CPU, results have the same bits for any number of threads and any chunk
 /// size, and after --resume; on a GPU with --deterministic.
@@ -58,7 +58,7 @@ pub struct Cpd {
     score: Option<Vec<PathBuf>>,
     #[command(flatten)]
     common: Common,
-    // With headings of their own, which hold for all that follows.
+    // These have headings of their own, which apply to everything below.
     #[command(flatten)]
     cp: CpArgs,
     #[command(flatten)]
@@ -72,7 +72,7 @@ struct CpArgs {
     /// Number of components [default: 16, or as in --factors]
     #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
     rank: Option<u32>,
-    /// Decompose with each rank from A to B, compare them on the page, and keep the largest whose stability is 0.9 or more
+    /// Decompose with each rank from A to B, compare the ranks on the page, and keep the largest whose stability is at least 0.9
     #[arg(long, value_name = "A..B", value_parser = cpd_ranks::ranks, conflicts_with_all = ["rank", "factors", "checkpoint", "resume"])]
     ranks: Option<Ranks>,
     /// Start from the factors mode-1.npy, mode-2.npy, … in this directory: f8 or f4, dims x rank
@@ -96,8 +96,8 @@ struct CpArgs {
     /// Keep factors nonnegative (HALS)
     #[arg(long)]
     nonneg: bool,
-    /// Write the result to this directory: report.html, components.csv, report.json, lambda.npy, mode-1.npy and so on [default: the
-    /// store's name with .cp, in the working directory]
+    /// Write the result to this directory: report.html, components.csv, report.json, lambda.npy, mode-1.npy, … [default: the store's
+    /// name with .cp, in the working directory]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Write no result
@@ -106,7 +106,7 @@ struct CpArgs {
     /// Labels listed per component and mode, in components.csv and on the page
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     top: u32,
-    /// Write the page to this file, too
+    /// Also write the page to this file
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     report: Option<PathBuf>,
     /// Replace existing results and pages
@@ -118,8 +118,8 @@ struct CpArgs {
     /// Iterations between checkpoints
     #[arg(long, value_name = "N", default_value_t = 10, requires = "checkpoint", value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
-    /// Continue from the checkpoint in DIR by the command that made it. Options given beside it count: --max-iters, --tol and where
-    /// to compute may differ
+    /// Continue from the checkpoint in DIR, with the options of the command that made it. Only --max-iters, --tol and options of where
+    /// and how to compute may change
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     #[expect(clippy::option_option, reason = "absent, alone, with a directory")]
     resume: Option<Option<PathBuf>>,

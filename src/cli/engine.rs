@@ -20,13 +20,13 @@ pub struct EngineArgs {
     /// Number of the GPU, from 0 [default: 0]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
-    /// Which GPUs compute MTTKRP or a decomposition together: all, or a list such as 0,1,3
+    /// Compute MTTKRP or a decomposition on several GPUs together: all, or a list such as 0,1,3
     #[arg(long, value_name = "LIST", conflicts_with = "device", value_parser = devices)]
     devices: Option<DeviceSet>,
-    /// Use at most this much GPU memory [default: what is free]
+    /// Use at most this much GPU memory [default: all that is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     device_memory: Option<u64>,
-    /// Lanes: copies to the GPU in flight [default: 4]
+    /// Number of lanes: copies to the GPU in flight [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: Option<u16>,
     /// Precision of factors, products and results
@@ -38,22 +38,23 @@ pub struct EngineArgs {
     /// Use at most this much memory [default: the available memory, half of it for data kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of nonzeros over several passes: the store's (store), or a copy sorted by row for each target mode (target), kept in
-    /// GPU or host memory. host keeps a GPU's copies in host memory. auto takes the one that is expected to be fastest
+    /// Order of nonzeros if there are several passes. store: the store's. target: a copy sorted by row for each target mode, in GPU or
+    /// host memory. host: the same, with a GPU's copies in host memory. auto: the one expected to be fastest
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
-    /// Give the same bits in every run on a GPU. Mode-sorted copies of all nonzeros must fit into GPU memory. On the CPU results
-    /// always have the same bits
+    /// Give the same bits in every run on a GPU. For this, mode-sorted copies of all nonzeros must fit into GPU memory. On the CPU,
+    /// results always have the same bits
     #[arg(long)]
     deterministic: bool,
-    /// GPU kernels: compiled for this order and rank by NVRTC and cached, or embedded in the program. auto compiles if NVRTC is installed
+    /// GPU kernels: compiled by NVRTC for this order and rank, then cached; or embedded in the program. auto compiles if NVRTC is
+    /// installed
     #[arg(long, default_value = "auto", value_parser = one_of([("auto", None), ("compiled", Some(true)), ("embedded", Some(false))]))]
     kernels: Compiled,
-    /// GPU kernel, for measurements: for MTTKRP tiles, lanes, columns and batch, such as t4l16c2b4, or t4l16c1b4s with columns split;
-    /// for TTV balanced or two-level
+    /// GPU kernel, for measurements. MTTKRP: tiles, lanes, columns and batch, as in t4l16c2b4, or t4l16c1b4s for split columns. TTV:
+    /// balanced or two-level
     #[arg(long, value_name = "VARIANT")]
     kernel: Option<KernelVariant>,
-    /// Read the store past the page cache [default: if the cache cannot hold it]
+    /// Read the store without the page cache [default: if the cache cannot hold it]
     #[arg(long)]
     direct: bool,
 }

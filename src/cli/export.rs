@@ -21,11 +21,12 @@ use std::path::{Path, PathBuf};
 
 /// Writes a store as a table, coordinate text, a NumPy archive or a matrix
 ///
-/// The ending of the output decides. Tables (.csv, .tsv, .parquet) have a column of labels for each mode, and one of values. Coordinate text (.tns)
-/// has one nonzero per line: indices from 1, then the value with the fewest digits that give the same bits. Archives (.npz) hold
-/// indices (nnz x order, u4, from 0), values (f8) and dims (u8). Stores of order 2 can be written as Matrix Market files (.mtx).
+/// The ending of the output's name selects the format. A table (.csv, .tsv, .parquet) has a column of labels per mode and a column of
+/// values. Coordinate text (.tns) has one nonzero per line: its indices, counted from 1, then its value, in the fewest digits that give
+/// the same bits. A NumPy archive (.npz) holds the arrays indices (nnz x order, u4, from 0), values (f8) and dims (u8). A store of
+/// order 2 can also become a Matrix Market file (.mtx).
 ///
-/// Nonzeros come in the store's order. Memory does not grow with the tensor; for tables it grows with the labels.
+/// Nonzeros keep the store's order. The memory needed does not depend on the size of the tensor; for a table, it grows with the labels.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-export",
@@ -36,7 +37,7 @@ use std::path::{Path, PathBuf};
 pub struct Export {
     /// The store
     store: PathBuf,
-    /// The output: a file in .csv, .tsv, .parquet, .tns, .npz or .mtx, or - for coordinate text on standard output
+    /// The output: a file that ends in .csv, .tsv, .parquet, .tns, .npz or .mtx, or - for coordinate text on standard output
     output: PathBuf,
     /// Replace an existing file
     #[arg(long)]

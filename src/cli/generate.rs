@@ -20,13 +20,13 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What is said of --force: the output may be text.
+/// The help of --force, whose output may be text.
 const FORCE: &str = "Replace an existing store, text file or model";
 
-/// Generates a sparse tensor, as coordinate text or as a store
+/// Generates a sparse tensor as coordinate text or as a store
 ///
-/// The index in mode m of nonzero i is floor(dim x u^skew). The number u in [0, 1) follows from the seed, m and i by a counter-based
-/// generator. Arithmetic is exact, so that the same options give the same tensor everywhere. Coordinates may repeat.
+/// Nonzero i has index floor(dim x u^skew) in mode m. A counter-based generator computes u, a number in [0, 1), from the seed, m and i.
+/// The arithmetic is exact, so the same options give the same tensor on every machine. Coordinates may repeat.
 #[derive(Debug, Parser)]
 #[command(
     mut_arg("force", |a| a.help(FORCE).long_help(FORCE)),
@@ -38,30 +38,30 @@ const FORCE: &str = "Replace an existing store, text file or model";
                   blco-gen --dims 500,400,300 --planted-rank 4 --support 20 --model TRUE exact.blco"
 )]
 pub struct Gen {
-    /// The output: a store in .blco or .hocfs, a text file in .tns, or - for text on standard output
+    /// The output: a store (ends in .blco or .hocfs), coordinate text (ends in .tns), or - for text on standard output
     output: PathBuf,
-    /// The dims, such as 183,24,1140,1717
+    /// The dim of each mode, such as 183,24,1140,1717
     #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
     dims: Vec<u64>,
     /// Number of nonzeros, such as 3300000 or 3.3M
     #[arg(long, value_name = "N", value_parser = count)]
     nnz: Option<u64>,
-    /// Skew of each mode, or one for all: 1 (uniform), 1.5, 2, 2.5 or 3
+    /// Skew of each mode, or one skew for all: 1 (uniform), 1.5, 2, 2.5 or 3. The larger it is, the more nonzeros have small indices
     #[arg(long, value_name = "A1,A2,…", value_delimiter = ',', default_value = "1")]
     skew: Vec<Skew>,
-    /// The values: 1, a range of integers such as 1..5, or uniform
+    /// The values: 1 for all, integers of a range such as 1..5, or uniform for numbers between 0 and 1
     #[arg(long, default_value = "1", allow_hyphen_values = true, conflicts_with = "planted_rank")]
     values: Values,
-    /// The seed
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Take the values from a random model of this rank
+    /// Take the values from a random CP model of this rank
     #[arg(long, value_name = "R")]
     planted_rank: Option<u32>,
-    /// Make a tensor of exactly the planted rank: a model whose columns have S nonzeros in each mode
+    /// Make the tensor equal to a CP model of the planted rank. A column of a factor has S nonzeros: one S per mode, or one for all
     #[arg(long, value_name = "S1,S2,…", value_delimiter = ',', value_parser = count, requires = "planted_rank", conflicts_with_all = ["nnz", "skew"])]
     support: Option<Vec<u64>>,
-    /// Write the factors of the model to this directory: mode-1.npy and so on
+    /// Write the factors of the model to this directory, as mode-1.npy, mode-2.npy, …
     #[arg(long, value_name = "DIR", requires = "support")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -87,7 +87,7 @@ impl Gen {
     /// conflicts with a given one.)
     fn check_model(&self) -> Result<()> {
         if self.model.is_some() && self.support.is_none() {
-            let what = "--model writes the model that the tensor is, which takes --planted-rank and --support instead of --nnz";
+            let what = "--model needs a tensor that equals a model: give --planted-rank and --support instead of --nnz";
             return Err(Error::request(what));
         }
         Ok(())
@@ -153,7 +153,7 @@ impl Program for Gen {
 
     fn run(&self, sys: &Sys) -> Result<Report> {
         if self.nnz.is_none() && self.support.is_none() {
-            let what = "give --nnz, or --planted-rank and --support for a tensor that is a model";
+            let what = "give --nnz, or --planted-rank and --support for a tensor that equals a model";
             return Err(Error::request(format!("the number of nonzeros is missing: {what}")));
         }
         self.check_model()?;

@@ -29,8 +29,8 @@ use std::path::{Path, PathBuf};
 /// Describes, checks, repairs and upgrades a store
 ///
 /// Prints the shape, size and statistics of a store. --verify checks every byte: it decodes every chunk, encodes it again and compares.
-/// --repair writes the intact part of a damaged store to a new one and reports what is lost. For both, the exit status is 1 if the store
-/// is damaged.
+/// --repair writes the intact part of a damaged store to a new store and reports what is lost. With either, the exit status is 1 if the
+/// store is damaged.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-info",
@@ -45,24 +45,24 @@ pub struct Info {
     /// Check every byte of the store
     #[arg(long, conflicts_with = "quick")]
     verify: bool,
-    /// Read only the manifest: no statistics of rows and tiles
+    /// Read only the manifest and print no statistics of rows and tiles
     #[arg(long)]
     quick: bool,
-    /// Count the storage that the formats of the HOCFS paper (HOCOO, HOCSR, CFB, HOCFS) need for each mode. Sorts the fibers of every
-    /// mode, in temporary files if memory is short
+    /// Print the storage units that the formats of the HOCFS paper (HOCOO, HOCSR, CFB, HOCFS) need for each mode. This sorts the fibers
+    /// of every mode, in temporary files if memory is short
     #[arg(long, conflicts_with = "quick")]
     storage: bool,
     /// Directory for temporary files of --storage and --compare [default: the system's]
     #[arg(long, value_name = "DIR")]
     storage_dir: Option<PathBuf>,
-    /// Compare formats: index bytes by their papers' formulas and here, slices, fibers, and how long these are; and recommend one. Packs
-    /// the tensor in each format, in temporary files. Instead of a store, coordinate text may be given
+    /// Compare the formats and recommend one. This packs the tensor in each format, in temporary files, and prints index bytes (here and
+    /// by the paper's formula), slices, fibers and fiber lengths. STORE may also be coordinate text
     #[arg(long, conflicts_with_all = ["verify", "quick", "storage", "labels", "repair", "upgrade"])]
     compare: bool,
-    /// Print the labels of a mode, given by name or number: index, tab, label
+    /// Print the labels of a mode, given by name or number. A line is an index, a tab and a label
     #[arg(long, value_name = "MODE", conflicts_with_all = ["verify", "quick", "storage", "repair", "upgrade"])]
     labels: Option<String>,
-    /// Print only labels that contain this text, in upper or lower case
+    /// Print only labels that contain this text, ignoring case
     #[arg(long, value_name = "TEXT", requires = "labels")]
     find: Option<String>,
     #[command(flatten)]
@@ -294,7 +294,7 @@ impl InfoReport {
             self.density
         )?;
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
-        let norm = self.norm.map_or("not known without a look at all values".to_owned(), shown);
+        let norm = self.norm.map_or("unknown until all values are read".to_owned(), shown);
         let (min, max) = (shown(self.value_min), shown(self.value_max));
         let name = self.value_name.as_deref().map_or_else(String::new, |name| format!("{}: ", short(name)));
         writeln!(out, "  values    {name}{min} to {max}, norm {norm}{repeat}")?;
@@ -394,8 +394,10 @@ impl InfoReport {
     }
 }
 
-/// A number with the fewest digits that tell it, and with an exponent where there would be many zeros.
+/// A number for people: whole numbers in full, others with five significant digits; with an exponent if there would be many zeros.
 fn shown(x: f64) -> String {
+    let whole = x.fract() == 0.0 && x.abs() < 1e16;
+    let x = if whole { x } else { format!("{x:.4e}").parse().unwrap_or(x) };
     let plain = x == 0.0 || (1e-5..1e16).contains(&x.abs());
     if plain { x.to_string() } else { format!("{x:e}") }
 }
@@ -557,7 +559,7 @@ impl Program for Info {
         if let Some(option) = self.text.given()
             && (!self.compare || holds_manifest(&self.store)?)
         {
-            let what = "says how the text of --compare is read; give that with text, or leave it out";
+            let what = "describes coordinate text, which only --compare reads; leave it out, or give text with --compare";
             return Err(Error::request(format!("{option} {what}")));
         }
         let progress = Bar::new(self.common.quiet || self.common.json);

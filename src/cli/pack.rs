@@ -31,9 +31,9 @@ use std::time::Instant;
 
 /// Packs a table, a sparse tensor in coordinate text, or another store into a store
 ///
-/// A table (CSV, TSV, Parquet, Arrow) becomes a tensor by --modes, which names the columns that are modes. Labels become indices in natural order and
-/// stay in the store. Coordinate text (FROSTT) has one nonzero per line: indices from 1, then the value. A Tensor Toolbox, two-line or
-/// Matrix Market header is optional. Input may be plain, .gz or .zst.
+/// For a table (CSV, TSV, Parquet, Arrow), --modes names the columns that become modes. Their labels are numbered in natural order and
+/// kept in the store. Coordinate text (FROSTT) has one nonzero per line: its indices, counted from 1, then its value. A Tensor Toolbox,
+/// two-line or Matrix Market header is optional. Text may be compressed (.gz, .zst).
 ///
 /// A store is a directory with a manifest and chunk files. Its bytes depend only on the tensor and the options.
 #[derive(Debug, Parser)]
@@ -64,7 +64,7 @@ pub struct Pack {
     plan: bool,
     #[command(flatten)]
     common: Common,
-    // With a heading of its own, which holds for all that follows.
+    // This has a heading of its own, which applies to everything below.
     #[command(flatten)]
     table: TableArgs,
 }
@@ -72,13 +72,13 @@ pub struct Pack {
 /// How coordinate text is read.
 #[derive(Clone, Debug, Args)]
 pub struct TextArgs {
-    /// The first index of every mode [default: 1]
+    /// First index of every mode of coordinate text [default: 1]
     #[arg(long, value_name = "1|0")]
     index_base: Option<IndexBase>,
-    /// The dims, such as 183,24,1140. They override a header and the largest indices
+    /// Dims of coordinate text, such as 183,24,1140. They override a header and the largest indices
     #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = count)]
     dims: Option<Vec<u64>>,
-    /// Rows hold indices and no value; each row counts 1
+    /// Rows of coordinate text hold indices and no value; each row counts 1
     #[arg(long)]
     no_values: bool,
 }
@@ -107,18 +107,18 @@ pub struct StoreArgs {
     /// The format [default: hocfs if the store's name ends in .hocfs, else blco]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
-    /// Trees of csf and bcsf, and partitions of hbcsf and fcoo: one per mode (all), one for all modes, rooted at the shortest (one), or
-    /// one rooted at mode M. With all, every mode is fastest, and the store holds the tensor once per mode [default: all]
+    /// Trees of csf and bcsf, and partitions of hbcsf and fcoo. all: one per mode, so that every mode is fast and the store holds the
+    /// tensor once per mode. one: one for all modes, rooted at the shortest. M: one, rooted at mode M [default: all]
     #[arg(long, value_name = "all|one|M", value_parser = trees)]
     trees: Option<Trees>,
-    /// How mmcsf assigns nonzeros to trees: by the lengths of the fibers that are left, one nonzero after the other (dynamic), or by
-    /// those of the whole tensor (static) [default: dynamic]
+    /// How mmcsf assigns each nonzero to a tree: by fiber lengths among the nonzeros that remain (dynamic), or in the whole tensor
+    /// (static) [default: dynamic]
     #[arg(long, value_parser = named(&[("dynamic", Assign::Dynamic), ("static", Assign::Static)]))]
     assign: Option<Assign>,
     /// The operation that fcoo serves [default: mttkrp]
     #[arg(long = "for", value_parser = named(&[("mttkrp", FcooFor::Mttkrp), ("ttm", FcooFor::Ttm)]))]
     operation: Option<FcooFor>,
-    /// Split fibers of bcsf and hbcsf after N nonzeros, for balance on a GPU [default: 128]
+    /// Split fibers of bcsf and hbcsf after N nonzeros, to balance work on a GPU [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     fiber_split: Option<u32>,
     /// Index encoding of blco: packed tiles, or the 64-bit indices of the BLCO paper [default: tiled]

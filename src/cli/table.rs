@@ -1,4 +1,4 @@
-//! What the command line says of tables and labels, and what is reported of them.
+//! Options for tables and labels, and their part of reports.
 
 use super::outputs::ends_in;
 use super::told;
@@ -39,7 +39,7 @@ pub struct TableArgs {
     /// Whether the first line names the columns [default: detected]
     #[arg(long, value_name = "yes|no", value_parser = super::one_of([("yes", true), ("no", false)]), hide_possible_values = true)]
     header: Option<bool>,
-    /// Number labels as this store does. New labels follow the old ones
+    /// Give labels the indices that they have in this store. New labels get the next indices
     #[arg(long, value_name = "STORE")]
     labels_from: Option<PathBuf>,
     /// Mode names of coordinate text, in order

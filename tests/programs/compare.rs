@@ -118,8 +118,8 @@ fn text_is_read_as_it_is_told_and_nothing_else_is() {
     let base = program("blco-info", dir.path(), &["t.tns", "--compare", "--index-base", "0"]);
     assert_eq!(base["dims"], serde_json::json!([0, 1, 2].map(|mode| last(mode) + 1)));
     for (args, said) in [
-        (&["t.blco", "--compare", "--index-base", "0"][..], "--index-base says how the text of --compare"),
-        (&["t.blco", "--dims", "3,3"], "--dims says how the text of --compare"),
+        (&["t.blco", "--compare", "--index-base", "0"][..], "--index-base describes coordinate text"),
+        (&["t.blco", "--dims", "3,3"], "--dims describes coordinate text"),
         (&["t.blco", "--storage-dir", "."], "--storage-dir is for"),
         (&["t.tns", "--compare", "--memory", "1MiB"], "--memory"),
     ] {

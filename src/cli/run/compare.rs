@@ -24,11 +24,11 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Comparing formats")]
 pub(super) struct CompareArgs {
-    /// Compute MTTKRP from the tensor in these formats too, in turn, and compare bytes, times and results: all, or a list of
-    /// blco, hocfs, csf, csf-one, bcsf, hbcsf, mmcsf and fcoo. Stores in other formats are packed into a temporary directory
+    /// Compute MTTKRP from the tensor in each of these formats and compare bytes, times and results: all, or a list of blco, hocfs, csf,
+    /// csf-one, bcsf, hbcsf, mmcsf and fcoo. For formats other than the store's, the tensor is packed into a temporary directory
     #[arg(long, value_name = "all|LIST", value_parser = formats, conflicts_with_all = ["output", "check", "plan", "trace", "with"])]
     compare: Option<Formats>,
-    /// Keep the stores of --compare in this directory, and use those that are there
+    /// Keep the stores of --compare in this directory, and reuse stores found there
     #[arg(long, value_name = "DIR", requires = "compare")]
     keep: Option<PathBuf>,
 }

@@ -36,12 +36,6 @@ use rayon::prelude::*;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// What is said of the options of coordinate text, of which there is but that of --check.
-const INDEX_BASE: &str = "The first index of every mode in the text of --check [default: 1]";
-const DIMS: &str =
-    "The dims of the text of --check, such as 183,24,1140. They override a header and the largest indices";
-const NO_VALUES: &str = "Rows of the text of --check hold indices and no value";
-
 /// Computes an operation on a store, one chunk at a time
 ///
 /// mttkrp: the matricized tensor times Khatri-Rao product, for every mode in one pass over the store.
@@ -54,9 +48,6 @@ const NO_VALUES: &str = "Rows of the text of --check hold indices and no value";
 /// threads and any chunk size. ttm, norm and inner run on the CPU.
 #[derive(Debug, Parser)]
 #[command(
-    mut_arg("index_base", |a| a.help(INDEX_BASE).long_help(INDEX_BASE)),
-    mut_arg("dims", |a| a.help(DIMS).long_help(DIMS)),
-    mut_arg("no_values", |a| a.help(NO_VALUES).long_help(NO_VALUES)),
     name = "blco-run",
     version,
     after_help = "Examples:\n  blco-run movies.blco --modes all                     # rank 16, seeded factors, a report\n  \
@@ -77,20 +68,20 @@ pub struct Run {
     /// The operation
     #[arg(long, default_value = "mttkrp", value_parser = one_of(OPERATIONS))]
     op: OpArg,
-    /// Modes by number from 1 or by name: all, or a list such as 1,3. ttv and ttm require a list
+    /// Modes to compute: all, or a list of names or of numbers from 1, such as 1,3. ttv and ttm require a list
     #[arg(long, default_value = "all")]
     modes: String,
     /// Seed of random factors, matrices and vectors [default: 0]
     #[arg(long)]
     seed: Option<u64>,
-    /// Write results to this directory: mode-1.npy and so on; for ttm coords.npy and values.npy; for ttv result.tns, or text on
-    /// standard output with -
+    /// Write results to this directory: mode-1.npy, mode-2.npy, …; for ttm coords.npy and values.npy; for ttv result.tns. With -, ttv
+    /// writes text to standard output
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Replace existing results and trace files
     #[arg(long)]
     force: bool,
-    /// Repeat the computation N times, to measure it
+    /// Run the computation N times, to measure it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Write a timeline of the last pass to this file, as JSON for tools/timeline.py
@@ -99,14 +90,14 @@ pub struct Run {
     /// Print the memory, bytes and passes that the run needs, and exit
     #[arg(long)]
     plan: bool,
-    /// Compare results with a naive loop over this coordinate text. The exit status is 1 if they differ
+    /// Compare the results with those of a naive loop over this coordinate text. The exit status is 1 if they differ
     #[arg(long, value_name = "INPUT", conflicts_with = "plan")]
     check: Option<PathBuf>,
     #[command(flatten)]
     text: TextArgs,
     #[command(flatten)]
     common: Common,
-    // With headings of their own, which hold for all that follows.
+    // These have headings of their own, which apply to everything below.
     #[command(flatten)]
     rank: RankArgs,
     #[command(flatten)]
@@ -192,7 +183,7 @@ struct FactorsArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttv")]
 struct TtvArgs {
-    /// Read the vector from this file: f8 or f4, one number per index. Repeat it for several modes, in the order of --modes
+    /// Read the vector from this file: f8 or f4, one number per index. For several modes, repeat the option in the order of --modes
     #[arg(long, value_name = "FILE.npy", conflicts_with = "seed")]
     vector: Vec<PathBuf>,
 }
@@ -295,7 +286,7 @@ impl Program for Run {
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_standard_output("--trace", self.trace.as_deref())?;
         if let (None, Some(option)) = (&self.check, self.text.given()) {
-            let what = "says how the text of --check is read; give that, or leave it out";
+            let what = "describes coordinate text, which only --check reads; leave it out, or give --check";
             return Err(Error::request(format!("{option} {what}")));
         }
         let progress = Bar::new(self.common.quiet || self.common.json);
