@@ -15,12 +15,13 @@ from ._engine import Engine
 from ._estimator import CP
 from ._model import Iteration, Model, load
 from ._pack import Packer, pack
-from ._store import Store, open
+from ._store import ArrowBatches, Store, open
 from ._version import __version__
 
 __all__ = [
     "COO",
     "CP",
+    "ArrowBatches",
     "CorruptStoreError",
     "DeviceError",
     "Engine",

@@ -31,6 +31,11 @@ class CP:
     weights_ : ndarray
     fit_ : float
     n_iter_ : int
+
+    Notes
+    -----
+    Works as the first step of scikit-learn's pipelines, whose other steps get a row of numbers for each sample. What takes rows of a
+    matrix apart, such as cross-validation, cannot do so with a store.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class CP:
     def fit(self, X: Store, y: Any = None) -> CP:
         """Decomposes a store."""
         options = self.get_params()
-        self.model_: Model = X.cp(options.pop("rank"), **options)
+        self.model_: Model = _store(X).cp(options.pop("rank"), **options)
         self.components_ = self.model_.factors[1:]
         self.weights_ = self.model_.weights
         self.fit_ = self.model_.fit
@@ -83,10 +88,9 @@ class CP:
         ndarray, samples x rank
             Weights included; without negative numbers if the model has none.
         """
-        if not hasattr(self, "model_"):
-            raise ValueError("fit it first")
+        self._check_is_fitted()
         features = tuple(len(factor) for factor in self.components_)
-        if X.shape[1:] != features:
+        if _store(X).shape[1:] != features:
             raise ValueError(f"{X!r} has features {X.shape[1:]}, the model has {features}")
         # The factor of mode 0 has no part in its own result.
         dtype = np.result_type(*self.components_)
@@ -103,9 +107,38 @@ class CP:
         """Decomposes a store, and its samples."""
         return self.fit(X).transform(X)
 
+    def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
+        """What the columns that :meth:`transform` gives are called: ``cp0``, ``cp1``, ..."""
+        self._check_is_fitted()
+        return np.array([f"cp{component}" for component in range(len(self.weights_))], object)
+
+    def _check_is_fitted(self) -> None:
+        if self.__sklearn_is_fitted__():
+            return
+        try:
+            from sklearn.exceptions import NotFittedError
+        except ImportError:
+            NotFittedError = ValueError
+        raise NotFittedError("fit it first")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
+
+        takes, gives = InputTags(two_d_array=False, sparse=True), TransformerTags()
+        return Tags(None, TargetTags(required=False), transformer_tags=gives, no_validation=True, input_tags=takes)
+
     def __repr__(self) -> str:
         params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
         return f"CP({params})"
+
+
+def _store(X: Any) -> Store:
+    if not isinstance(X, Store):
+        raise TypeError(f"{type(X).__name__}: give a store, as blco.open and blco.pack do")
+    return X
 
 
 def _non_negative(

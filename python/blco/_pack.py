@@ -20,12 +20,9 @@ MEMORY_MIN = 64 << 20
 
 
 #: Of every pack, as the extension takes them.
-_OPTIONS = ("format", "encoding", "main_mode", "slices", "zstd", "chunk_bytes") + (
-    "duplicates",
-    "memory",
-    "temp_dir",
-    "replace",
-    "resume",
+_OPTIONS = (
+    *("format", "encoding", "main_mode", "slices", "trees", "fiber_split", "assign", "operation"),
+    *("zstd", "chunk_bytes", "duplicates", "memory", "temp_dir", "replace", "resume"),
 )
 
 
@@ -62,6 +59,10 @@ def pack(
     encoding: str | None = None,
     main_mode: int | None = None,
     slices: str | None = None,
+    trees: str | int | None = None,
+    fiber_split: int | None = None,
+    assign: str | None = None,
+    operation: str | None = None,
     zstd: int | None = None,
     chunk_bytes: int | str | None = None,
     duplicates: str = "sum",
@@ -106,13 +107,23 @@ def pack(
         Of a table: number labels as this store does; new ones follow.
     index_base : {0, 1}, optional
         What indices count from; by default 1 in text and 0 elsewhere.
-    format : {"blco", "hocfs"}
+    format : {"blco", "hocfs", "csf", "bcsf", "hbcsf", "mmcsf", "fcoo"}
+        How the store holds nonzeros; docs/formats.md says when which wins.
     encoding : {"tiled", "raw"}, optional
         Of "blco".
     main_mode : int, optional
-        Of "hocfs", whose slices it holds, from 0.
+        Of "hocfs", whose slices it holds; by default 0.
     slices : {"auto", "csr", "ell"}, optional
         Of "hocfs", how leaves are laid out.
+    trees : {"all", "one"} or int, optional
+        Of "csf", "bcsf", "hbcsf" and "fcoo": a tree (or partition) for each mode, one for all modes, or one rooted at this mode. With
+        "all", every mode is fastest, and the store holds the tensor once per mode.
+    fiber_split : int, optional
+        Of "bcsf" and "hbcsf": split fibers after this many nonzeros; by default 128.
+    assign : {"dynamic", "static"}, optional
+        Of "mmcsf": assign nonzeros by the fibers that are left, one nonzero after the other, or by those of the whole tensor.
+    operation : {"mttkrp", "ttm"}, optional
+        Of "fcoo", what it serves.
     zstd : int, optional
         Compress chunks by zstd at this level, 1 to 22.
     chunk_bytes : int or str, optional
@@ -216,7 +227,9 @@ class Packer:
         The directory to be made.
     shape : sequence of int, optional
         Indices of each mode. Without it nonzeros wait, on disk if need be, until the last one has come.
-    index_base, format, encoding, main_mode, slices, zstd, chunk_bytes, duplicates, memory, temp_dir, replace, progress, engine
+    index_base, format, encoding, main_mode, slices, trees, fiber_split, assign, operation
+        As of :func:`pack`.
+    zstd, chunk_bytes, duplicates, memory, temp_dir, replace, progress, engine
         As of :func:`pack`.
 
     Attributes
@@ -242,6 +255,10 @@ class Packer:
         encoding: str | None = None,
         main_mode: int | None = None,
         slices: str | None = None,
+        trees: str | int | None = None,
+        fiber_split: int | None = None,
+        assign: str | None = None,
+        operation: str | None = None,
         zstd: int | None = None,
         chunk_bytes: int | str | None = None,
         duplicates: str = "sum",

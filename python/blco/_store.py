@@ -6,7 +6,7 @@ import json
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +127,18 @@ class Store:
     def __reduce__(self) -> Any:
         return open, (os.path.abspath(self._path),)
 
-    def batches(self) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]]:
+    @overload
+    def batches(self, *, arrow: Literal[False] = False) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]]: ...
+    @overload
+    def batches(self, *, arrow: Literal[True]) -> ArrowBatches: ...
+    def batches(self, *, arrow: bool = False) -> Any:
         """All nonzeros, in the store's order, in batches.
+
+        Parameters
+        ----------
+        arrow : bool
+            As Arrow record batches: an :class:`ArrowBatches`, which ``polars.DataFrame``, ``pyarrow.table``, DuckDB and whatever else
+            reads an Arrow C stream takes as a table.
 
         Yields
         ------
@@ -140,7 +150,7 @@ class Store:
         Another thread reads ahead; a batch has some 65,000 nonzeros. An iterator that is not used up stops reading when it is
         dropped.
         """
-        return self._store.read()
+        return ArrowBatches(self) if arrow else self._store.read()
 
     def to_coo(self) -> COO:
         """All nonzeros in memory."""
@@ -503,6 +513,32 @@ class Store:
         )
         log.info("CP of rank %d: fit %.6f after %d iterations", rank, model.fit or 0.0, len(iterations))
         return model
+
+
+class ArrowBatches:
+    """The nonzeros of a store as a table, read while it is consumed. What ``store.batches(arrow=True)`` gives.
+
+    A column for each mode, and one of values. Modes with labels are dictionary columns, whose dictionary holds all labels of the
+    mode in the order of its indices; the others are columns of indices, from 0. Columns are called what the packed table's were, or
+    ``"mode 0"``, ..., ``"value"``.
+
+    Each consumer reads all of it again. What goes wrong meanwhile is an exception of the consumer's, with the engine's text.
+
+    Examples
+    --------
+    >>> polars.DataFrame(store.batches(arrow=True))                     # doctest: +SKIP
+    >>> for batch in pyarrow.RecordBatchReader.from_stream(store.batches(arrow=True)): ...  # doctest: +SKIP
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """An Arrow C stream, in a capsule."""
+        return self.store._store.arrow_stream(requested_schema)
+
+    def __repr__(self) -> str:
+        return f"<blco.ArrowBatches of {self.store!r}>"
 
 
 def open(path: str | os.PathLike[str], *, engine: Computes | None = None) -> Store:

@@ -1,7 +1,7 @@
 """A rating log, from a table to its components.
 
 Makes a log of ratings with a structure that is known (three tastes, each with its users, movies and hours), packs it, finds the tastes
-again, and recommends. Run it as it is, or cell by cell in an editor that knows ``# %%``.
+again, and recommends. Run it as it is, or cell by cell in an editor that knows ``# %%``. The plot needs matplotlib.
 """
 
 # %% A log of ratings: user, movie, hour, stars.
@@ -34,17 +34,20 @@ log = {"user": user, "movie": movie, "hour": hour, "stars": stars}
 # %% Pack it, once. A pandas or Polars frame would do as well.
 directory = Path(tempfile.mkdtemp())
 store = blco.pack(log, directory / "ratings.blco", modes=["user", "movie", "hour"], value="stars", shape=(USERS, MOVIES, HOURS))
-print(store)
+print(" x ".join(map(str, store.shape)), f"with {store.nnz} nonzeros")
 print(
     f"{store.stats['bytes'] / store.nnz:.2f} bytes a nonzero; {store.report['duplicates_summed']} ratings of the same movie and hour added up"
 )
 
 # %% Three components, none of which may be negative.
 model = store.cp(rank=TASTES, nonneg=True, starts=3, tol=1e-6, max_iters=100)
-print(model)
+print(f"fit {model.fit:.3f}")
 for component in range(model.rank):
     peak = [f"{h}:00" for h, _ in model.top(component, mode=2, n=3)]
     print(f"component {component}: weight {model.weights[component]:.0f}, hours {', '.join(peak)}")
+
+# %% Its components: users, movies and hours of each taste.
+model.plot()
 
 # %% Are they the tastes that made the log?
 component_of_user = np.argmax(model.factors[0] * model.weights, axis=1)

@@ -21,8 +21,9 @@ pub struct Batches {
     order: usize,
 }
 
+/// A thread that reads ahead.
 #[derive(Debug)]
-struct Reading {
+pub struct Reading {
     batches: Mutex<Option<Receiver<Result<Batch>>>>,
     cancel: Cancel,
 }
@@ -34,10 +35,11 @@ impl Drop for Reading {
     }
 }
 
-impl Batches {
-    pub fn new(engine: &blco::Engine, store: &blco::Store, ranges: Vec<Range<u32>>) -> PyResult<Self> {
+impl Reading {
+    /// Begins to read the nonzeros of `store` within `ranges`, one for each mode, or all.
+    pub fn start(engine: &blco::Engine, store: &blco::Store, ranges: Vec<Range<u32>>) -> PyResult<Self> {
         let work = Work::on(engine);
-        let (order, cancel) = (store.dims().len(), work.engine.cancel_handle());
+        let cancel = work.engine.cancel_handle();
         let (sender, receiver) = bounded(AHEAD);
         let store = store.clone();
         let read = move || {
@@ -49,8 +51,21 @@ impl Batches {
         };
         let started = std::thread::Builder::new().name("blco-read".into()).spawn(read);
         started.map_err(|source| exception(&Error::Resource { action: "start a thread", source }))?;
-        let batches = Mutex::new(Some(receiver));
-        Ok(Self { reading: OfProcess::new(Reading { batches, cancel }), order })
+        Ok(Self { batches: Mutex::new(Some(receiver)), cancel })
+    }
+
+    /// The next batch; looks after signals while it waits.
+    pub fn next(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let batches = self.batches.lock().ok().and_then(|batches| batches.clone());
+        let Some(batches) = batches else { return Ok(None) };
+        receive(py, &batches)?.transpose().map_err(|error| exception(&error))
+    }
+}
+
+impl Batches {
+    pub fn new(engine: &blco::Engine, store: &blco::Store, ranges: Vec<Range<u32>>) -> PyResult<Self> {
+        let reading = Reading::start(engine, store, ranges)?;
+        Ok(Self { reading: OfProcess::new(reading), order: store.dims().len() })
     }
 }
 
@@ -61,14 +76,8 @@ impl Batches {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Arrays<'py>>> {
-        let reading = self.reading.get()?;
-        let batches = reading.batches.lock().ok().and_then(|batches| batches.clone());
-        let Some(batches) = batches else { return Ok(None) };
-        match receive(py, &batches)? {
-            Some(Ok(batch)) => Ok(Some(batch_arrays(py, batch, self.order))),
-            Some(Err(error)) => Err(exception(&error)),
-            None => Ok(None),
-        }
+        let batch = self.reading.get()?.next(py)?;
+        Ok(batch.map(|batch| batch_arrays(py, batch, self.order)))
     }
 
     /// Stops reading.

@@ -4,15 +4,13 @@ use crate::arrays::{Coordinates, PyColumn, PyValues};
 use crate::call::{Work, json, run};
 use crate::choices::Choices;
 use crate::error::{exception, exception_about};
+use crate::options::{choice, pack_options};
 use crate::packer::Packer;
 use crate::process::OfProcess;
 use crate::source::ArraySource;
 use crate::store::Store;
-use blco::{
-    Codec, Device, Duplicates, Error, Format, FormatOption, IndexBase, IndexEncoding, LeafRule, Nulls,
-    PackOptions, ReadOptions, TableOptions, parse_modes,
-};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use blco::{Device, Error, IndexBase, Nulls, ReadOptions, TableOptions, parse_modes};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3_arrow::PyRecordBatchReader;
@@ -25,15 +23,6 @@ use std::path::{Path, PathBuf};
 pub struct Engine {
     engine: OfProcess<blco::Engine>,
     choices: Choices,
-}
-
-/// One of several words.
-fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) -> PyResult<T> {
-    let found = choices.iter().find(|(word, _)| *word == given);
-    found.map(|&(_, choice)| choice).ok_or_else(|| {
-        let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
-        PyValueError::new_err(format!("`{name}` {given:?}: give {}", words.join(" or ")))
-    })
 }
 
 #[pymethods]
@@ -222,52 +211,4 @@ fn contained<T>(name: &str, read: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         let what = "its Arrow schema is damaged; make the table again";
         Err(exception(&Error::input(name, what)))
     })
-}
-
-/// The options of a pack, from keywords.
-fn pack_options(target: PathBuf, source: &str, given: &Bound<'_, PyDict>) -> PyResult<PackOptions> {
-    let mut options = PackOptions::new(target);
-    let (mut format, mut encoding, mut main_mode, mut slices) = ("blco".to_owned(), None, None, None);
-    for (key, value) in given {
-        let key: String = key.extract()?;
-        match key.as_str() {
-            "format" => format = value.extract()?,
-            "encoding" => encoding = Some(value.extract::<String>()?),
-            "main_mode" => main_mode = Some(value.extract::<usize>()?),
-            "slices" => slices = Some(value.extract::<String>()?),
-            "zstd" => options.codec = Codec::Zstd(value.extract()?),
-            "chunk_bytes" => options.chunk_bytes = value.extract()?,
-            "duplicates" => {
-                let given: String = value.extract()?;
-                options.duplicates = choice("duplicates", &given, &Duplicates::ALL)?;
-            }
-            "memory" => options.memory = value.extract()?,
-            "temp_dir" => options.temp_dir = Some(value.extract()?),
-            "replace" => options.replace = value.extract()?,
-            "resume" => options.resume = value.extract()?,
-            _ => return Err(PyTypeError::new_err(format!("no option {key:?}"))),
-        }
-    }
-    options.format = match (format.as_str(), encoding, main_mode, slices) {
-        ("blco", encoding, None, None) => {
-            let choices = [("tiled", IndexEncoding::Tiled), ("raw", IndexEncoding::Raw)];
-            let encoding = choice("encoding", encoding.as_deref().unwrap_or("tiled"), &choices)?;
-            FormatOption::Known(Format::blco(encoding))
-        }
-        ("hocfs", None, Some(main_mode), slices) => {
-            let choices = [("auto", LeafRule::Auto), ("csr", LeafRule::Csr), ("ell", LeafRule::Ell)];
-            let leaf = choice("slices", slices.as_deref().unwrap_or("auto"), &choices)?;
-            FormatOption::Hocfs { main_mode, leaf }
-        }
-        ("hocfs", ..) => {
-            return Err(PyValueError::new_err("`format` \"hocfs\" takes `main_mode`, and no `encoding`"));
-        }
-        ("blco", ..) => {
-            return Err(PyValueError::new_err("`main_mode` and `slices` are for `format` \"hocfs\""));
-        }
-        _ => return Err(PyValueError::new_err(format!("`format` {format:?}: give \"blco\" or \"hocfs\""))),
-    };
-    let made = serde_json::json!({ "source": source, "program": concat!("blco for Python ", env!("CARGO_PKG_VERSION")) });
-    options.provenance = format!("{made}\n");
-    Ok(options)
 }

@@ -8,21 +8,25 @@
 //! | `process` | what belongs to the process that made it |
 //! | `choices` | what an engine is made of |
 //! | `arrays` | NumPy arrays as columns, values, factors, and back |
+//! | `options` | the options of a pack, from keywords |
 //! | `source` | tensors in arrays, and in batches that Python hands over one by one |
 //! | `products` | MTTKRP, TTV, `SpTTM` and `SpTTMc` of an open store |
 //! | `engine`, `store`, `packer`, `batches` | the classes |
+//! | `arrow` | nonzeros as an Arrow C stream |
 //! | `open` | an open store with its engine and sessions |
 //! | `sessions` | prepared sessions of an open store, kept between calls |
 
 #![allow(clippy::needless_pass_by_value, reason = "arguments of Python functions arrive by value")]
 
 mod arrays;
+mod arrow;
 mod batches;
 mod call;
 mod choices;
 mod engine;
 mod error;
 mod open;
+mod options;
 mod packer;
 mod process;
 mod products;

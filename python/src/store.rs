@@ -1,6 +1,7 @@
 //! The class `Store`: an open store, and what is computed from it.
 
 use crate::arrays::{Arrays, DeviceAt, PyFactors, array2};
+use crate::arrow;
 use crate::batches::Batches;
 use crate::call::{Caller, Work, json, run};
 use crate::choices::Choices;
@@ -11,7 +12,7 @@ use crate::products::{Product, Results};
 use crate::sessions::Sessions;
 use blco::{Cp, Decomposition, Error, Iteration, Matrix};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyCapsule, PyDict};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -100,6 +101,17 @@ impl Store {
         let open = self.open.get()?;
         let ranges = ranges.unwrap_or_default().into_iter().map(|(from, to)| from..to).collect();
         Batches::new(&open.choices.aside(READERS)?, &open.store, ranges)
+    }
+
+    /// All nonzeros as an Arrow C stream of record batches, read as it is consumed.
+    #[pyo3(signature = (requested_schema = None))]
+    fn arrow_stream<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let open = self.open.get()?;
+        arrow::stream(py, &open.choices.aside(READERS)?, &open.store, requested_schema)
     }
 
     /// MTTKRP of `modes` with factors of one precision, into memory of a GPU if `out` says where.

@@ -1,9 +1,12 @@
 """Protects the documents: what they say to run runs."""
 
 import ast
+import json
 import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +54,40 @@ def test_the_guide(tmp_path, monkeypatch):
     assert after < before
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "python" / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples(example, capsys):
-    runpy.run_path(str(example))
+def test_examples(monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("python/examples/ratings.py")
     assert "% of the users" in capsys.readouterr().out
+    if subprocess.run(["git", "cat-file", "-e", "d071e8b"], capture_output=True).returncode == 0:
+        runpy.run_path("python/examples/git_log.py")
+        assert "src/backend" in capsys.readouterr().out
+
+
+def test_the_example_for_a_gpu(tmp_path):
+    """Its cells up to PyTorch's, on the mock driver or the machine's GPU; all of them if PyTorch is there."""
+    mock, real = os.environ.get("BLCO_MOCK_CUDA"), "BLCO_REAL_CUDA" in os.environ
+    if not mock and not real:
+        pytest.skip("no GPU: BLCO_MOCK_CUDA does not name the mock driver")
+    code = (ROOT / "python" / "examples" / "gpu_streaming.py").read_text()
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    if not real:
+        code = code.split("# %% With PyTorch", 1)[0]
+        environment |= {"LD_LIBRARY_PATH": mock, "BLCO_NONZEROS": "2000"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert "largest difference" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "python" / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_notebooks_are_made_of_the_examples(example):
+    notebook = json.loads((ROOT / "docs" / "notebooks" / f"{example.stem}.ipynb").read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    sources = [cell.split("\n", 1)[1].strip() for cell in example.read_text().split("\n# %% ")[1:]]
+    assert ["".join(cell["source"]) for cell in code] == sources, "run tools/make_notebooks.py"
+    page = (ROOT / "docs" / "notebooks" / f"{example.stem}.md").read_text()
+    assert all(source in page for source in sources)
+    executed = [cell["execution_count"] is not None for cell in code]
+    assert all(executed) if "not been executed" not in page else not any(executed)
 
 
 def test_everything_public_is_documented():

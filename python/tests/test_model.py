@@ -1,6 +1,7 @@
 """Protects models: what they hold, files, other packages' models, the estimator."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -144,11 +145,51 @@ def test_an_estimator_without_negative_numbers(tmp_path):
     assert np.allclose(scores, expected, atol=1e-8 * np.max(expected))
 
 
-def test_scikit_learn_knows_it():
+def test_an_estimator_keeps_scikit_learns_rules(store, tensor):
+    """What ``check_estimator`` checks of estimators, which it cannot check here: it feeds them matrices."""
     base = pytest.importorskip("sklearn.base")
-    estimator = blco.CP(5, nonneg=True, seed=7)
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    estimator = blco.CP(5, nonneg=True, seed=7, max_iters=3)
+    assert set(vars(estimator)) == set(estimator.get_params()), "the constructor sets its parameters, and nothing else"
     copy = base.clone(estimator)
     assert copy.get_params() == estimator.get_params() and copy is not estimator
-    assert copy.set_params(rank=2).rank == 2
+    assert copy.set_params(rank=2) is copy and copy.rank == 2 and copy.set_params().rank == 2
     with pytest.raises(ValueError, match="no parameter"):
-        copy.set_params(colour="red")
+        copy.set_params(color="red")
+    for unfitted in (check_is_fitted, lambda e: e.transform(store), lambda e: e.get_feature_names_out()):
+        with pytest.raises(NotFittedError):
+            unfitted(estimator)
+    before = estimator.get_params()
+    assert estimator.fit(store, y=None) is estimator and estimator.get_params() == before
+    check_is_fitted(estimator)
+    scores = estimator.transform(store)
+    assert scores.shape == (23, 5) and list(estimator.get_feature_names_out()) == [f"cp{i}" for i in range(5)]
+    # Again, fitted to something else before, copied by pickle, in one step: always the same.
+    assert np.array_equal(estimator.fit(store).transform(store), scores)
+    assert np.array_equal(pickle.loads(pickle.dumps(estimator)).transform(store), scores)
+    assert np.array_equal(base.clone(estimator).fit_transform(store), scores)
+    assert not hasattr(base.clone(estimator), "model_")
+    for wrong in (tensor.dense, None):
+        with pytest.raises(TypeError, match="give a store"):
+            estimator.fit(wrong)
+
+
+def test_an_estimator_in_a_pipeline(store):
+    sklearn = pytest.importorskip("sklearn")
+    from sklearn.cluster import KMeans
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import FeatureUnion, make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    cp = blco.CP(4, max_iters=5)
+    groups = make_pipeline(cp, StandardScaler(), KMeans(3, n_init=1, random_state=0)).fit_predict(store)
+    assert groups.shape == (23,) and set(groups) == {0, 1, 2}
+    y = np.arange(23) % 2
+    classify = make_pipeline(FeatureUnion([("four", cp), ("two", blco.CP(2, nonneg=True))]), StandardScaler(), LogisticRegression())
+    classify.fit(store, y)
+    assert classify.predict(store).shape == (23,) and 0.5 <= classify.score(store, y) <= 1
+    assert list(classify[:-1].get_feature_names_out())[:2] == ["four__cp0", "four__cp1"]
+    again = sklearn.base.clone(classify).set_params(featureunion__four__rank=3).fit(store, y)
+    assert again[-1].coef_.shape == (1, 5) and "CP" in repr(again) and "CP" in again._repr_html_()

@@ -228,14 +228,32 @@ def test_more_than_memory(tmp_path):
         {"encoding": "raw"},
         {"zstd": 3, "chunk_bytes": "64KiB"},
         {"format": "hocfs", "main_mode": 1},
-        {"format": "hocfs", "main_mode": 0, "slices": "ell"},
+        {"format": "hocfs", "slices": "ell"},
+        {"format": "csf"},
+        {"format": "csf", "trees": "one"},
+        {"format": "csf", "trees": 1},
+        {"format": "bcsf", "fiber_split": 3},
+        {"format": "hbcsf", "trees": "all"},
+        {"format": "mmcsf", "assign": "static"},
+        {"format": "fcoo"},
+        {"format": "fcoo", "operation": "ttm", "trees": 2},
     ],
+    ids=str,
 )
 def test_formats(tensor, tmp_path, options):
     store = pack((tensor.coords, tensor.values), tmp_path, shape=tensor.shape, **options)
     assert same(store, tensor)
     assert store.stats["format"] == options.get("format", "blco")
     store.verify()
+    with blco.Packer(tmp_path / "appended.blco", shape=tensor.shape, **options) as packer:
+        packer.append(tensor.coords, tensor.values)
+    for name in sorted(os.listdir(store.path)):
+        if name.startswith("chunk"):
+            assert (tmp_path / "appended.blco" / name).read_bytes() == (tmp_path / "packed.blco" / name).read_bytes()
+    if options.get("operation") != "ttm":
+        factors = tensor.factors(4)
+        for mode, sums in enumerate(store.mttkrp(factors)):
+            assert np.array_equal(sums, tensor.mttkrp(factors, mode))
 
 
 def test_duplicates(tmp_path):
@@ -282,9 +300,15 @@ def test_what_is_no_tensor(source, error, said, tmp_path):
     [
         {"format": "none"},
         {"encoding": "none"},
-        {"format": "hocfs"},
         {"main_mode": 1},
         {"format": "hocfs", "main_mode": 7},
+        {"format": "hocfs", "encoding": "raw"},
+        {"format": "csf", "fiber_split": 3},
+        {"format": "csf", "trees": 3},
+        {"format": "csf", "trees": "two"},
+        {"format": "bcsf", "fiber_split": 0},
+        {"format": "mmcsf", "assign": "none"},
+        {"format": "fcoo", "operation": "ttv"},
         {"zstd": 99},
         {"chunk_bytes": 5},
         {"duplicates": "none"},

@@ -1,7 +1,9 @@
 """Protects open stores: what they say, how they are read, how damage is found."""
 
+import gc
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -34,6 +36,71 @@ def test_batches(store, tensor):
     next(batches)
     batches.close()
     assert list(batches) == []
+
+
+def test_arrow_batches(tmp_path, tensor):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"user": ["bo", "al", "bo"], "day": [3, 1, 2], "stars": [1.5, 2.0, 4.0]})
+    store = blco.pack(table, tmp_path / "t.blco", modes=["user", "day"], value="stars")
+    batches = store.batches(arrow=True)
+    found = pa.table(batches)
+    assert found.schema.names == ["user", "day", "stars"]
+    assert [str(kind) for kind in found.schema.types] == ["dictionary<values=large_string, indices=uint32, ordered=0>"] * 2 + [
+        "double"
+    ]
+    assert found["user"].chunk(0).dictionary.to_pylist() == store.labels[0]
+    rows = lambda table: sorted(zip(*(map(str, table[name].to_pylist()) for name in table.schema.names)))  # noqa: E731
+    assert rows(found) == rows(table)
+    # Each consumer reads it again: there and back is the same tensor.
+    again = blco.pack(batches, tmp_path / "again.blco", modes=["user", "day"], value="stars")
+    assert again.stats["digest"] == store.stats["digest"] and again.labels == store.labels
+    # Without labels, columns are indices.
+    plain = blco.pack((tensor.coords, tensor.values), tmp_path / "plain.blco", shape=tensor.shape)
+    found = pa.table(plain.batches(arrow=True))
+    assert found.schema.names == ["mode 0", "mode 1", "mode 2", "value"] and found.schema.field(0).type == pa.uint32()
+    dense = np.zeros(tensor.shape)
+    dense[tuple(found[m].to_numpy() for m in range(3))] = found["value"].to_numpy()
+    assert np.array_equal(dense, tensor.dense)
+    wanted = pa.schema([("mode 0", pa.int64()), ("mode 1", pa.int32()), ("mode 2", pa.uint32()), ("value", pa.float32())])
+    assert pa.RecordBatchReader.from_stream(plain.batches(arrow=True), wanted).read_all().schema.equals(wanted)
+
+
+def test_arrow_batches_of_other_packages(tmp_path):
+    pl, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
+    frame = pl.DataFrame({"user": ["bo", "al", "bo"] * 60_000, "item": list(range(180_000)), "stars": [1.5, 2.0, 4.0] * 60_000})
+    store = blco.pack(frame, tmp_path / "t.blco", modes=["user", "item"], value="stars")
+    found = pl.DataFrame(store.batches(arrow=True))
+    assert found.height == 180_000 and found["user"].cast(pl.String).value_counts().sort("user").rows() == [
+        ("al", 60_000),
+        ("bo", 120_000),
+    ]
+    assert found["stars"].sum() == frame["stars"].sum()
+    categories = pandas.DataFrame.from_arrow(store.batches(arrow=True)) if hasattr(pandas.DataFrame, "from_arrow") else None
+    assert categories is None or categories.groupby("user", observed=True)["stars"].sum()["al"] == 120_000.0
+
+
+def test_arrow_batches_that_go_wrong(tmp_path, tensor):
+    pa = pytest.importorskip("pyarrow")
+    n = 300_000
+    coords = np.stack([np.arange(n) // 100, np.arange(n) % 100], axis=1)
+    store = blco.pack((coords, np.arange(n) + 1.0), tmp_path / "s.blco", chunk_bytes="64KiB")
+    # One that is not used up stops reading, and no thread is left.
+    pa.table(store.batches(arrow=True))  # pyarrow starts threads of its own
+    threads = lambda: len(os.listdir("/proc/self/task"))  # noqa: E731
+    before, end = threads(), time.monotonic() + 10
+    reader = pa.RecordBatchReader.from_stream(store.batches(arrow=True))
+    assert reader.read_next_batch().num_rows > 0
+    del reader
+    gc.collect()
+    while threads() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threads() <= before
+    last = sorted(name for name in os.listdir(store.path) if name.startswith("chunk"))[-1]
+    with open(os.path.join(store.path, last), "r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    with pytest.raises(Exception, match=last):
+        pa.table(store.batches(arrow=True))
 
 
 KEYS = [
