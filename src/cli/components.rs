@@ -1,4 +1,4 @@
-//! A model's components in the words of the table that it came from: what the page and components.csv show.
+//! A model's components with the labels of its table, as the page and components.csv show them.
 
 use crate::decomp::Model;
 use crate::dense::{Matrix, Real};
@@ -15,7 +15,7 @@ pub struct ShownMode {
     pub title: String,
     /// Its name, or its number from 1.
     pub name: String,
-    /// Whether its labels are a range or a cycle, all of which is drawn.
+    /// Whether its labels are a range or a cycle. All of these are drawn.
     pub is_line: bool,
     /// Whether it has labels.
     pub has_labels: bool,
@@ -36,7 +36,7 @@ impl ShownMode {
 /// Ordered modes of at most this many rows show the label under the pointer for each row.
 const LINE_LABELS: usize = 4096;
 
-/// What is shown of `model`, of `store`, with the `top` largest rows of each component and mode.
+/// Prepares `model`, of `store`, for showing: the `top` largest rows of each component and mode.
 pub fn shown_modes<T: Real>(store: &Store, model: &Model<T>, top: usize) -> Result<Vec<ShownMode>> {
     let mode = |(mode, factor): (usize, &Matrix<T>)| {
         let info = store.modes_info().map(|info| &info.modes[mode]);
@@ -68,7 +68,7 @@ pub fn shown_modes<T: Real>(store: &Store, model: &Model<T>, top: usize) -> Resu
     model.factors.iter().enumerate().map(mode).collect()
 }
 
-/// The `count` rows of largest magnitude of each column, with their numbers; the lower row of equals.
+/// The `count` rows of largest magnitude of each column, with their numbers. Among equals, the lower row comes first.
 pub fn tops<T: Real>(factor: &Matrix<T>, count: usize) -> Vec<Vec<(usize, f64)>> {
     let mut tops = vec![Vec::with_capacity(count.min(factor.rows()) + 1); factor.columns()];
     for row in 0..factor.rows() {

@@ -57,7 +57,7 @@ pub fn prepare(command: Command) -> Command {
     command.color(choice).long_version(VERSION)
 }
 
-/// What `--color` says: known before the command line is parsed, since help and errors follow it.
+/// The value of `--color`. It is needed before the command line is parsed, since help and errors follow it.
 fn color_choice(words: impl Iterator<Item = String>) -> ColorChoice {
     let mut words = words.take_while(|word| word != "--");
     while let Some(word) = words.next() {
@@ -75,7 +75,7 @@ fn color_choice(words: impl Iterator<Item = String>) -> ColorChoice {
     ColorChoice::Auto
 }
 
-/// The program's name as error lines begin: bold red in color.
+/// The program's name, as error lines begin: bold red if colored.
 pub fn prefix(name: &str) -> String {
     if COLORED.get() == Some(&true) { format!("\x1b[1;31m{name}:\x1b[0m") } else { format!("{name}:") }
 }
@@ -91,7 +91,7 @@ pub fn printed(matches: &ArgMatches, mut command: Command) -> Option<ExitCode> {
     } else {
         return None;
     }
-    // A reader that goes away early has seen enough.
+    // A reader that closes the pipe early has seen enough.
     let _ = std::io::stdout().write_all(&text);
     Some(ExitCode::SUCCESS)
 }
@@ -111,7 +111,7 @@ pub fn exit(name: &str, error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The paragraphs above the usage, one behind the other.
+/// The paragraphs above the usage, joined into one line.
 fn one_line(text: &str) -> String {
     let above = text.split("\nUsage:").next().unwrap_or_default();
     let above = above.split("\nFor more information").next().unwrap_or_default();

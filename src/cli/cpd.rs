@@ -118,8 +118,8 @@ struct CpArgs {
     /// Iterations between checkpoints
     #[arg(long, value_name = "N", default_value_t = 10, requires = "checkpoint", value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
-    /// Continue from the checkpoint in DIR, with the options of the command that made it. Only --max-iters, --tol and options of where
-    /// and how to compute may change
+    /// Continue from the checkpoint in DIR, with the options of the command that made it. Options given beside it override these:
+    /// --max-iters, --tol and where to compute may differ
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     #[expect(clippy::option_option, reason = "absent, alone, with a directory")]
     resume: Option<Option<PathBuf>>,
@@ -128,7 +128,7 @@ struct CpArgs {
     plan: bool,
 }
 
-/// A note if the model may hold no negative numbers and the tensor does.
+/// A note if the model must be nonnegative and the tensor has negative values.
 fn negative_values(nonneg: bool, smallest: f64) -> Option<String> {
     let what = "a model without negative numbers cannot fit those; leave out --nonneg, or shift the values";
     (nonneg && smallest < 0.0).then(|| format!("the tensor has negative values, down to {smallest}: {what}"))
@@ -161,7 +161,7 @@ impl Program for Cpd {
 }
 
 impl Cpd {
-    /// Runs, by `recorded` if a checkpoint's command is continued.
+    /// Runs the command; with `recorded`, continues from the checkpoint of that command.
     fn run_command(&self, sys: &Sys, recorded: Option<CheckpointCommand>) -> Result<Report> {
         let progress = Bar::new(self.common.quiet || self.common.json);
         let Some(store) = &self.store else {
@@ -193,7 +193,7 @@ impl Cpd {
         }
     }
 
-    /// How many starts.
+    /// The number of starts.
     fn starts(&self) -> u32 {
         self.cp.starts.unwrap_or(if self.cp.ranks.is_some() { cpd_ranks::STARTS } else { 1 })
     }
@@ -219,7 +219,7 @@ impl Cpd {
         let seed = args.seed.unwrap_or(0);
         let cp = Cp::rank(rank).ridge(args.ridge).nonneg(args.nonneg).tol(args.tol);
         let cp = cp.max_iters(args.max_iters).starts(seed, self.starts());
-        // With several ranks, the model that is kept lies beside those of the starts.
+        // With several ranks, the model that is kept is in memory beside those of the starts.
         let roomy = cp.starts(seed, self.starts().saturating_add(args.ranks.is_some().into()));
         let plan = engine.plan_cp_als::<T>(&store, &roomy)?;
         self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
@@ -289,7 +289,7 @@ impl Cpd {
         Ok(out)
     }
 
-    /// What a checkpoint must agree on to be continued.
+    /// What must agree with a checkpoint to continue from it.
     fn identity<T: Real>(&self, report: &CpdReport) -> Identity {
         let cp = &self.cp;
         let start = match &cp.factors {

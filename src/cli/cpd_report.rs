@@ -1,4 +1,4 @@
-//! What `blco-cpd` reports: as JSON, as text, as a page of HTML.
+//! The report of `blco-cpd`: as JSON, as text and as an HTML page.
 
 use super::components::ShownMode;
 use super::cpd_ranks::{self, RankReport, number, stop_text};
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::store::Store;
 use serde::Serialize;
 
-/// What a decomposition reports as JSON.
+/// The JSON report of a decomposition.
 #[derive(Debug, Serialize)]
 pub struct CpdReport {
     /// The version of docs/report.md.
@@ -24,16 +24,16 @@ pub struct CpdReport {
     pub max_iters: u32,
     pub tol: f64,
     pub kernels: Option<KernelReport>,
-    /// What came of each rank, with `--ranks`; the rest is of the one that is kept.
+    /// With `--ranks`, the result for each rank. All other fields describe the kept rank.
     pub ranks: Option<Vec<RankReport>>,
     #[serde(flatten)]
     found: Found,
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug, Default, Serialize)]
 struct Found {
-    /// The start and the iteration of the checkpoint that was continued.
+    /// The start and iteration of the checkpoint from which the run continued.
     resumed: Option<(u32, usize)>,
     starts: Vec<StartReport>,
     /// How well the components of starts match on average, from 0 to 1.
@@ -43,12 +43,12 @@ struct Found {
     stop: Option<Stop>,
     fit: f64,
     lambda: Vec<f64>,
-    /// Of the best start.
+    /// The iterations of the best start.
     iterations: Vec<Iteration>,
 }
 
 impl CpdReport {
-    /// Before anything is computed.
+    /// A report before anything is computed.
     pub fn new<T: Real>(store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Self {
         let &Cp { settings, max_iters, tol, .. } = cp;
         let head = ReportHead::new::<T>(store, plan);
@@ -64,7 +64,7 @@ impl CpdReport {
         }
     }
 
-    /// Adds what came of it.
+    /// Adds the outcome.
     pub fn fill<T>(&mut self, outcome: &Decomposition<T>) {
         let best = outcome.starts.iter().find(|s| s.start as usize == outcome.best + 1);
         self.found = Found {

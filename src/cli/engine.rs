@@ -1,4 +1,4 @@
-//! Options that the programs that stream a store share: where to compute, memory, precision.
+//! Options shared by the programs that stream a store: where to compute, memory, precision.
 
 use super::progress::Bar;
 use super::{Common, machine, one_of, size, thread_count};
@@ -67,7 +67,7 @@ const ORDERS: [(&str, DeviceOrder); 4] = [
     ("host", DeviceOrder::Host),
 ];
 
-/// What `--devices` takes.
+/// Parses the value of `--devices`.
 fn devices(text: &str) -> std::result::Result<DeviceSet, String> {
     if text == "all" {
         return Ok(DeviceSet::All);
@@ -95,7 +95,7 @@ impl FromStr for KernelVariant {
 type Compiled = Option<bool>;
 
 impl EngineArgs {
-    /// The engine of these options, with a progress bar. Options for a GPU are an error with `--backend cpu`.
+    /// Makes the engine of these options, with a progress bar. Options for a GPU are an error with `--backend cpu`.
     pub fn engine(&self, sys: &Sys, common: Common, progress: &Bar) -> Result<Engine> {
         let of_gpu = [
             (self.device.is_some(), "--device"),
@@ -137,7 +137,7 @@ impl EngineArgs {
         build(sys, options, progress)
     }
 
-    /// An error if --kernel names a kernel of another operation, or this runs on the CPU.
+    /// Fails if --kernel names a kernel of another operation, or if this runs on the CPU.
     pub fn check_kernel(&self, operation: &str, on_gpu: bool) -> Result<()> {
         let named = match self.kernel {
             None => return Ok(()),

@@ -171,12 +171,12 @@ fn write_array<T: npyz::AutoSerialize, W: Write>(
     writer.finish()
 }
 
-/// What is written.
+/// A kind of output.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Text,
     Archive,
-    /// With this between fields.
+    /// Text with this character between fields.
     Table(u8),
     /// A table in columns.
     #[cfg(feature = "arrow")]
@@ -185,7 +185,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What the name of an output says.
+    /// The kind that an output's name selects.
     fn of(path: &Path) -> Self {
         let ends = |end| ends_in(path, end);
         match path {
@@ -201,7 +201,7 @@ impl Kind {
 }
 
 impl Kind {
-    /// Bytes that a writer takes beside a text's.
+    /// Memory of the writer beyond that of a text writer, in bytes.
     fn writer_bytes(self) -> u64 {
         match self {
             #[cfg(feature = "arrow")]
@@ -211,7 +211,7 @@ impl Kind {
     }
 }
 
-/// What a Matrix Market file begins with.
+/// The first lines of a Matrix Market file.
 fn matrix_head(store: &Store) -> String {
     let (dims, nnz) = (store.dims(), store.nnz());
     format!("%%MatrixMarket matrix coordinate real general\n{} {} {nnz}\n", dims[0], dims[1])

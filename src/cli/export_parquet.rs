@@ -15,12 +15,12 @@ use std::io::BufWriter;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Tiles that are handed over at once.
+/// Tiles that are handed over together.
 const TILES: usize = 16;
-/// Rows of a row group, and the bytes of encoded pages and dictionaries that its columns may wait in.
+/// Rows of a row group, and the limit on bytes of encoded pages and dictionaries that its columns hold.
 const GROUP_ROWS: usize = 1 << 17;
 const GROUP_BYTES: usize = 32 << 20;
-/// What writing takes beside labels: a row group that waits, the next rows, dictionaries.
+/// Memory of the writer beside labels: a row group that is held, the next rows, and dictionaries.
 pub const WRITER_BYTES: u64 = 2 * GROUP_BYTES as u64;
 
 /// Writes tiles as rows.
@@ -29,7 +29,7 @@ pub struct ParquetWriter<'a> {
     schema: SchemaRef,
     writer: ArrowWriter<BufWriter<&'a File>>,
     target: &'a Path,
-    /// Indices by mode, and values, that wait.
+    /// Indices by mode, and values, that are not written yet.
     indices: Vec<Vec<u32>>,
     values: Vec<f64>,
 }
@@ -64,7 +64,7 @@ impl<'a> ParquetWriter<'a> {
         if self.values.len() >= TILES * TILE_NNZ { self.write() } else { Ok(()) }
     }
 
-    /// Writes what waits.
+    /// Writes the rows that are held.
     fn write(&mut self) -> Result<()> {
         let target = self.target;
         let column = |(mode, indices): (usize, &Vec<u32>)| -> ArrayRef {

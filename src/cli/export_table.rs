@@ -7,11 +7,11 @@ use crate::format::DecodedTile;
 use crate::store::Store;
 use crate::table::csv::append_field;
 
-/// The fields of a mode: for each index its label, ready to be written; without labels none, and indices are written from 1.
+/// The fields of a mode: the label of each index, ready to be written. A mode without labels has none, and its indices are written from 1.
 #[derive(Debug, Default)]
 struct ModeFields {
     text: Vec<u8>,
-    /// Where each ends.
+    /// The end of each label.
     ends: Vec<u64>,
 }
 
@@ -27,7 +27,7 @@ impl ModeFields {
 /// Writes nonzeros as rows of labels and a value.
 #[derive(Debug)]
 pub struct TableRows {
-    /// Between fields of text; `None` if labels are wanted as they are.
+    /// The character between fields of text; `None` if labels are needed unquoted.
     delimiter: Option<u8>,
     names: Vec<String>,
     modes: Vec<ModeFields>,
@@ -35,7 +35,7 @@ pub struct TableRows {
 }
 
 impl TableRows {
-    /// Of `store`; its labels are not read yet.
+    /// The rows of `store`. Labels are not read yet.
     pub fn new(store: &Store, delimiter: Option<u8>) -> Self {
         let info = store.modes_info();
         let name =
@@ -43,7 +43,7 @@ impl TableRows {
         let value = info.map(|info| info.value_name.clone()).filter(|name| !name.is_empty());
         let order = store.dims().len();
         let names = (0..order).map(name).chain([value.unwrap_or_else(|| "value".into())]).collect();
-        // Quotes may stand around each label, and texts grow by doubling.
+        // Each label may be quoted, and strings grow by doubling.
         let files = info.into_iter().flat_map(|info| &info.modes).zip(store.dims());
         let bytes =
             files.filter_map(|(mode, dim)| Some(2 * (mode.file?.text_bytes + 10 * u64::from(*dim)))).sum();
@@ -80,7 +80,7 @@ impl TableRows {
         &self.names
     }
 
-    /// The label of an index; `None` where a mode has none.
+    /// The label of an index; `None` if the mode has none.
     #[cfg(feature = "arrow")]
     pub fn label(&self, mode: usize, index: u32) -> Option<&str> {
         let fields = self.modes.get(mode).filter(|fields| !fields.ends.is_empty())?;

@@ -107,7 +107,7 @@ impl Gen {
         Generator::new(sys, GenerateSpec { dims, nnz, skew, values, seed, planted_rank, support })
     }
 
-    /// Writes the factors of the model that is the tensor.
+    /// Writes the factors of the model that the tensor equals.
     fn write_model(&self, sys: &Sys) -> Result<()> {
         let generator = self.generator(sys)?;
         let Some((low_rank, rank)) = generator.low_rank().zip(self.planted_rank) else { return Ok(()) };
@@ -124,7 +124,7 @@ impl Gen {
         outputs.publish(write, |_| Ok(()))
     }
 
-    /// Writes text: batches are formatted in parallel, as many at once as there are threads, and written in order.
+    /// Writes text. Batches are formatted in parallel, one per thread at a time, and written in order.
     fn write_text(&self, engine: &Engine, out: &mut dyn Write) -> Result<Extent> {
         let shown = if self.output == Path::new("-") { Path::new(STDOUT) } else { &self.output };
         let threads = engine.threads();

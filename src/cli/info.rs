@@ -73,28 +73,28 @@ pub struct Info {
     common: Common,
 }
 
-/// What is reported as JSON.
+/// The JSON report.
 #[derive(Debug, Serialize)]
 struct InfoReport {
     #[serde(serialize_with = "crate::sys::shown_path")]
     store: PathBuf,
     digest: String,
-    /// Of the container.
+    /// The version of the container.
     container_version: u32,
-    /// Of the nonzeros, whatever the format; version 1 has none.
+    /// The hash of the nonzeros, whatever the format; `None` in version 1.
     hash: Option<String>,
     format: &'static str,
     encoding: &'static str,
-    /// Of a tree: the mode of each level.
+    /// The mode of each level of a tree.
     levels: Option<Vec<usize>>,
-    /// What the store is made of.
+    /// The partitions of the store.
     partitions: Vec<PartitionInfo>,
     zstd_level: Option<i32>,
     dims: Vec<u32>,
     nnz: u64,
     density: f64,
     duplicates_may_occur: bool,
-    /// `None` where only the values can tell, and they were not looked at; or where f64 does not hold it.
+    /// `None` if it follows only from the values and these were not read, or if it overflows f64.
     norm: Option<f64>,
     value_min: f64,
     value_max: f64,
@@ -105,7 +105,7 @@ struct InfoReport {
     chunks: ChunkSizes,
     bytes: u64,
     bytes_per_nnz: BytesPerNnz,
-    /// What the store says of its modes.
+    /// Names, kinds and labels of the modes.
     modes: Vec<ModeReport>,
     /// The name of the values.
     value_name: Option<String>,
@@ -119,7 +119,7 @@ struct InfoReport {
 #[derive(Debug, Serialize)]
 struct PartitionInfo {
     encoding: &'static str,
-    /// The order of modes that it is sorted by; none where their bits are interleaved.
+    /// The order of modes by which it is sorted; `None` if their bits are interleaved.
     order: Option<Vec<usize>>,
     /// The covers that it belongs to, from 0.
     covers: Vec<u32>,
@@ -127,10 +127,10 @@ struct PartitionInfo {
     targets: Vec<u32>,
     chunks: u64,
     nnz: u64,
-    /// Of chunk files.
+    /// Bytes of its chunk files.
     bytes: u64,
     hash: Option<String>,
-    /// Of a tree: nodes of each level.
+    /// The nodes of each level of a tree.
     nodes: Option<Vec<u64>>,
 }
 
@@ -186,7 +186,7 @@ struct ChunkSizes {
     nnz_max: u64,
 }
 
-/// Bytes for each nonzero; index and values as in images, the rest is overhead (negative where a codec saves).
+/// Bytes per nonzero. Index and values are as in images; the rest is overhead (negative if a codec saves bytes).
 #[derive(Debug, Serialize)]
 struct BytesPerNnz {
     index: Option<f64>,
@@ -277,7 +277,7 @@ impl InfoReport {
         let total = self.bytes_per_nnz.total;
         self.bytes_per_nnz.index = Some(index);
         self.bytes_per_nnz.values = Some(values);
-        // Statistics are of the first cover, the total of all.
+        // Statistics describe the first cover, the total describes all covers.
         self.bytes_per_nnz.overhead = (self.covers() == 1).then_some(total - index - values);
         self.statistics = Some(statistics);
     }
@@ -402,7 +402,7 @@ fn shown(x: f64) -> String {
     if plain { x.to_string() } else { format!("{x:e}") }
 }
 
-/// What the paper's Tables 4 to 6 print.
+/// The table that the paper prints as Tables 4 to 6.
 fn storage_table(units: &[StorageUnits]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
@@ -420,13 +420,13 @@ fn storage_table(units: &[StorageUnits]) -> Table {
 /// A label that was found.
 #[derive(Debug, Serialize)]
 struct LabelFound {
-    /// From 1.
+    /// Counted from 1.
     index: u64,
     label: String,
 }
 
 impl Info {
-    /// The labels of a mode, those that contain what is looked for.
+    /// Lists the labels of a mode; with --find, only those that contain its text.
     fn list_labels(&self, store: &Store, mode: &str) -> Result<Report> {
         let at = mode_of("--labels", mode, store)?;
         let Some(mut labels) = store.labels(at)? else {
@@ -455,7 +455,7 @@ impl Info {
         Report::new::<Self>(text, &report)
     }
 
-    /// The units of storage, from one pass.
+    /// Counts the storage units, in one pass.
     fn count(&self, store: &Store, engine: &Engine) -> Result<Vec<StorageUnits>> {
         let memory = engine.room(store, decoded_bytes(store.manifest().shape.order(), 1))?;
         let directory = self.storage_dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -466,8 +466,7 @@ impl Info {
         }
     }
 
-    /// The statistics, and the norm where the manifest does not tell it, from one pass; with `--verify` everything is
-    /// checked in it.
+    /// The statistics, and the norm if the manifest does not have it, in one pass. With `--verify`, the pass also checks everything.
     fn look(&self, store: &Store, engine: &Engine) -> Result<(StoreStatistics, Option<f64>)> {
         let (manifest, threads) = (store.manifest(), engine.threads());
         let shape = &manifest.shape;
@@ -479,7 +478,7 @@ impl Info {
         let room =
             engine.room(store, decoded_bytes(store.manifest().shape.order(), 1))?.saturating_sub(verifying);
         let counters = Inspect::host_bytes(shape, manifest.nnz, room);
-        // What --storage takes afterwards is refused now, too.
+        // A lack of memory for --storage, which runs later, is reported now.
         let [coming, afterwards] = if self.storage {
             let takes = ExternalSumMemory::new(shape, manifest.nnz, threads);
             takes.taken(takes.least()).map(|bytes| bytes + Storage::<Wide>::kept_bytes(threads))
@@ -517,7 +516,7 @@ fn count_by<K: Key>(
     let modes: Vec<usize> = (0..shape.order()).collect();
     let takes = ExternalSumMemory::new(shape, store.manifest().nnz, threads);
     let memory = memory.saturating_sub(Storage::<K>::kept_bytes(threads));
-    // Modes whose fibers are sorted at the same time share the memory; where it is little, some have a pass of their own.
+    // Modes whose fibers are sorted at the same time share the memory. If memory is short, modes get passes of their own.
     let at_once = usize::try_from(memory / takes.least()).unwrap_or(usize::MAX).clamp(1, modes.len());
     let mut units = Vec::new();
     for modes in modes.chunks(at_once) {
@@ -563,7 +562,7 @@ impl Program for Info {
             return Err(Error::request(format!("{option} {what}")));
         }
         let progress = Bar::new(self.common.quiet || self.common.json);
-        // A look at the manifest is work for one thread.
+        // Reading the manifest is work for one thread.
         let threads = if self.quick { Some(1) } else { self.common.threads };
         let common = Common { threads, ..self.common };
         let engine = host_engine(sys, common, self.repair.memory, &progress)?;

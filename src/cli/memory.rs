@@ -23,24 +23,24 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Allocator;
 
-/// The handle whose temporary files go, and the program's name.
+/// The handle whose temporary files are removed, and the program's name.
 static PROGRAM: OnceLock<(Sys, String)> = OnceLock::new();
 /// Whether a thread ends the program.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Whether this thread does.
+    /// Whether this thread ends the program.
     static ENDS_HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Bytes that the ending thread may take of its own reserve.
+/// Bytes that the ending thread may use of its own reserve.
 const RESERVE_BYTES: usize = 256 << 10;
-/// Blocks that are given back to the system's allocator for what removes directories, in C.
+/// Blocks that are returned to the system's allocator for the C code that removes directories.
 const SPARE_BLOCKS: usize = 4;
-/// Bytes of each: below the size from which the allocator asks the system itself.
+/// Bytes of each block: less than the size from which the allocator maps memory from the system.
 const SPARE_BYTES: usize = 64 << 10;
 
-/// Memory that is part of the program.
+/// Memory that is part of the program's image.
 #[repr(align(16))]
 struct Reserve {
     bytes: UnsafeCell<[u8; RESERVE_BYTES]>,
@@ -54,7 +54,7 @@ static RESERVE: Reserve = Reserve { bytes: UnsafeCell::new([0; RESERVE_BYTES]), 
 static SPARE: [AtomicPtr<u8>; SPARE_BLOCKS] = [const { AtomicPtr::new(null_mut()) }; SPARE_BLOCKS];
 
 impl Reserve {
-    /// Some of it, or null.
+    /// Takes some of it; null if there is too little.
     fn take(&self, layout: Layout) -> *mut u8 {
         let start = self.bytes.get().cast::<u8>();
         let taken = self.taken.fetch_add(layout.size() + layout.align(), Ordering::Relaxed);
@@ -72,11 +72,11 @@ impl Reserve {
     }
 }
 
-/// Bytes from which a block of memory takes huge pages: factors, results, what a packer sorts.
+/// The size from which a block of memory uses huge pages: factors, results, the packer's sort buffers.
 const HUGE_BYTES: usize = 64 << 20;
 
-/// Asks the system for huge pages under a large block: touching it then takes a five-hundredth of the faults, and random rows miss the
-/// TLB less often. Where the system has none, small ones serve.
+/// Requests huge pages for a large block: touching it then takes a five-hundredth of the faults, and random rows miss the TLB less often.
+/// If the system has none, small pages are used.
 fn with_huge_pages(block: *mut u8, bytes: usize) -> *mut u8 {
     #[cfg(target_os = "linux")]
     if bytes >= HUGE_BYTES {

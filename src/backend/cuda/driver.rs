@@ -1,10 +1,9 @@
-//! The CUDA driver behind types that release what they hold. It is all that the engine needs of a GPU, and the
-//! only unsafe code of the backend besides loading NVRTC.
+//! The CUDA driver behind types that release what they hold. It covers everything that the engine needs of a GPU, and is the only unsafe
+//! code of the backend besides loading NVRTC.
 //!
-//! The library is loaded on first use; building needs nothing of it. Device memory is not memory to Rust:
-//! kernels that race on it compute wrong results but cannot break the host. A copy from a host buffer that is
-//! reused or freed could, and [`Upload`] prevents it: it owns the buffer until the copy has ended. Every call is
-//! made with the device's context current on the calling thread.
+//! The library is loaded on first use; a build does not need it. Device memory is not memory to Rust: kernels that race on it compute wrong
+//! results but cannot corrupt the host. A copy from a host buffer that is reused or freed could. [`Upload`] prevents this, since it owns
+//! the buffer until the copy has ended. Every call is made with the device's context current on the calling thread.
 
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
@@ -24,9 +23,9 @@ use std::sync::Arc;
 pub use staging::Staging;
 pub use transfer::{Download, Pinned, Upload};
 
-/// The oldest driver interface that serves: CUDA 12.0.
+/// The oldest supported driver interface: CUDA 12.0.
 const DRIVER_MIN: i32 = 12000;
-/// The oldest compute capability that the kernels are made for.
+/// The oldest supported compute capability.
 const CAPABILITY_MIN: (u32, u32) = (7, 0);
 
 /// Turns a driver's error into ours.
@@ -42,7 +41,7 @@ fn failed(action: &'static str) -> impl FnOnce(DriverError) -> Error {
     }
 }
 
-/// The driver's words.
+/// The driver's description of an error.
 fn words(e: DriverError) -> String {
     let text = |s: std::result::Result<&CStr, DriverError>| {
         s.map_or_else(|_| String::from("unknown"), |s| s.to_string_lossy().into_owned())
@@ -50,12 +49,12 @@ fn words(e: DriverError) -> String {
     format!("{} ({})", text(e.error_name()), text(e.error_string()))
 }
 
-/// A GPU with its context. Everything made on it holds it.
+/// A GPU with its context. Everything created on it holds a reference to it.
 #[derive(Debug)]
 pub struct Device {
     ordinal: c_int,
     context: sys::CUcontext,
-    /// What it is.
+    /// Properties of the GPU.
     pub facts: Facts,
 }
 
@@ -115,7 +114,7 @@ impl Device {
                 .map_err(failed("ask for the device's memory"))? as u64,
             driver_version: u32::try_from(version).unwrap_or(0),
             l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
-            // The clock is in kHz, the width in bits; memory moves data on both edges.
+            // The clock is in kHz and the width in bits; memory transfers data on both edges.
             memory_bytes_per_second: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?)
                 * f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?)
                 * (2.0 * 1000.0 / 8.0),
@@ -132,13 +131,13 @@ impl Device {
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("use the device"))
     }
 
-    /// The same before something is released, which is tried in any case: a thread that made a call before has the
-    /// context already.
+    /// Makes the context current before a release. The release is tried in any case: on a thread that made a call before, the context is
+    /// current already.
     fn bind_to_release(&self) {
         let _ = self.bind();
     }
 
-    /// Bytes of device memory that are free now.
+    /// Bytes of free device memory.
     pub fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
         result::mem_get_info().map(|(free, _)| free as u64).map_err(failed("ask for free device memory"))
@@ -211,7 +210,7 @@ impl Device {
         Ok(Stream { device: Arc::clone(self), stream })
     }
 
-    /// A mark in a stream that others wait for; with `timed`, one whose time can be asked for.
+    /// A mark in a stream that others can wait for. With `timed`, its time can be read.
     pub fn event(self: &Arc<Self>, timed: bool) -> Result<Event> {
         self.bind()?;
         let flags = if timed { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
@@ -246,24 +245,24 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Its address.
+    /// The address.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.at
     }
 
-    /// Its bytes.
+    /// The length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }
 
-    /// Fills it from the start, and waits.
+    /// Writes `data` to the start of the memory, and waits.
     pub fn write<T: Pod>(&mut self, data: &[T]) -> Result<()> {
         self.write_at(0, data)
     }
 
-    /// Fills it from byte `offset`, and waits.
+    /// Writes `data` from byte `offset` on, and waits.
     pub fn write_at<T: Pod>(&mut self, offset: usize, data: &[T]) -> Result<()> {
         let end = offset.checked_add(size_of_val(data));
         assert!(end.is_some_and(|end| end <= self.bytes), "a copy fits the device memory");
@@ -271,16 +270,16 @@ impl Memory {
         // SAFETY: the range is inside the allocation; the call returns when `data` has been read.
         unsafe { result::memcpy_htod_sync(self.at + offset as u64, data) }
             .map_err(failed("copy to the device"))?;
-        // What was read can still be on its way: the copy is work of the default stream, and others do not wait for that.
+        // The copy may still be under way: it is work of the default stream, for which other streams do not wait.
         self.device.finish_default_stream()
     }
 
-    /// Reads it from the start, and waits.
+    /// Reads from the start of the memory, and waits.
     pub fn read<T: Pod>(&self, data: &mut [T]) -> Result<()> {
         self.read_at(0, data)
     }
 
-    /// Reads it from byte `offset`, and waits.
+    /// Reads from byte `offset` on, and waits.
     pub fn read_at<T: Pod>(&self, offset: usize, data: &mut [T]) -> Result<()> {
         let end = offset.checked_add(size_of_val(data));
         assert!(end.is_some_and(|end| end <= self.bytes), "a copy fits the device memory");
@@ -317,7 +316,7 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// Later work on this stream waits for what `event` marks.
+    /// Makes later work on this stream wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.device.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -333,7 +332,7 @@ impl Stream {
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("finish work on the device"))
     }
 
-    /// Starts some work, and waits until it is done, also where a part of it cannot be started.
+    /// Starts some work and waits until it is done, even if a part of it cannot be started.
     pub fn finish(&self, start: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
         let (started, ended) = (start(self), self.synchronize());
         started.and(ended)
@@ -378,7 +377,7 @@ impl Stream {
         self.launch_grid(kernel, (grid, 1), threads, arguments)
     }
 
-    /// The same with a grid of two dimensions.
+    /// Starts a two-dimensional grid of thread blocks.
     pub fn launch_grid<A: Pod>(
         &self,
         kernel: &Kernel,
@@ -452,7 +451,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Marks the end of the work that `stream` has now.
+    /// Marks the end of all work on `stream` so far.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.device.bind()?;
         // SAFETY: both live.
@@ -475,14 +474,14 @@ impl Event {
         self.wait_for("finish work on the device")
     }
 
-    /// The same; an error says what was waited for.
+    /// Waits; an error says for what, by `action`.
     fn wait_for(&self, action: &'static str) -> Result<()> {
         self.device.bind()?;
         // SAFETY: the event lives.
         unsafe { result::event::synchronize(self.event) }.map_err(failed(action))
     }
 
-    /// Seconds from `start` to this one; both timed and done.
+    /// Seconds from `start` to this event. Both must be timed and done.
     pub fn seconds_since(&self, start: &Self) -> Result<f64> {
         self.device.bind()?;
         // SAFETY: both live.
@@ -512,7 +511,7 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// The kernel of that name.
+    /// The kernel called `name`.
     pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel> {
         self.device.bind()?;
         let name = CString::new(name).map_err(|e| Error::request(e.to_string()))?;

@@ -1,12 +1,12 @@
-//! Mode-sorted copies of a store that the device has no room for: kept in host memory, and streamed.
+//! Mode-sorted copies that do not fit on the device: they are kept in host memory and streamed.
 //!
-//! The first pass gathers its chunks on the device in *groups*, as large as sorting allows. It works on a complete
-//! group, builds the group's copies sorted by row for each mode that has copies ([`super::mode_sorted`]), and copies
-//! them to pinned host memory, image by image. Later passes copy a mode's images through the lanes instead of chunks,
-//! and launch them one after another. An image contains a row once, so a row is updated once per group (and end of an
-//! image) that contains it, not once per group of tiles. If all modes have copies, the store is not read again.
+//! The first pass gathers its chunks on the device in *groups*, as large as sorting allows. It works on a complete group, builds the
+//! group's copies sorted by row for each mode that has copies ([`super::mode_sorted`]), and copies them to pinned host memory, image by
+//! image. Later passes copy a mode's images through the lanes instead of chunks, and launch them one after another. An image contains a row
+//! once, so a row is updated once per group (and end of an image) that contains it, not once per group of tiles. If all modes have copies,
+//! the store is not read again.
 //!
-//! A row's additions follow the order of the groups, which depends on the device's memory. Runs with the same plan give the same bits;
+//! The additions to a row follow the order of the groups, which depends on the device's memory. Runs with the same plan give the same bits;
 //! other plans may not.
 
 use super::abi::{Chunk, SORTED_TILES};
@@ -24,7 +24,7 @@ use crate::sys::Sys;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Threads that copy images to host memory, at most.
+/// The most threads that copy images to host memory.
 const KEEPERS_MAX: usize = 8;
 
 /// A group of chunks that is gathered on the device, until its copies are built.
@@ -32,12 +32,12 @@ const KEEPERS_MAX: usize = 8;
 pub(super) struct Gathering {
     memory: Memory,
     groups: Vec<Range<usize>>,
-    /// The number of that which is gathered.
+    /// The number of the group that is being gathered.
     group: usize,
-    /// Where its chunks lie.
+    /// The offsets of its chunks.
     offsets: Vec<usize>,
     bytes: usize,
-    /// What came out so far, for each part.
+    /// The images of earlier groups, for each part.
     sorted: Vec<HostCopy>,
 }
 
@@ -59,7 +59,7 @@ impl Gathering {
         self.bytes = 0;
     }
 
-    /// Where the next chunk goes.
+    /// The place of the next chunk.
     pub(super) fn place(&mut self, bytes: u64) -> (&Memory, usize) {
         let at = self.bytes;
         self.offsets.push(at);
@@ -83,13 +83,13 @@ struct HostImage {
     nnz: u32,
 }
 
-/// Thread blocks of a launch on an image, at most.
+/// The most thread blocks of a launch on an image.
 pub(super) fn image_blocks(plan: &DevicePlan) -> u32 {
     let image_nnz = plan.build.as_ref().map_or(0, |build| build.image_nnz);
     blocks_of(image_nnz.into(), SORTED_TILES)
 }
 
-/// Memory for the plan's groups; where the device has too little, the store's order serves, and a note says so.
+/// Allocates memory for the plan's groups. If the device has too little, the store's order is used, and a note says so.
 pub(super) fn make_gathering(
     device: &Arc<Device>,
     store: &Store,
@@ -111,7 +111,7 @@ pub(super) fn make_gathering(
     }
 }
 
-/// Brings the images of a copy to host memory, with some threads: it is allocated on the way, which takes longer than the copies.
+/// Copies the images of a copy to host memory, with several threads, because allocating that memory takes longer than copying.
 fn keep(device: &Arc<Device>, sys: &Sys, copy: &SortedCopy) -> Result<Vec<HostImage>> {
     let memory = copy.memory();
     let keep = |image: &SortedImage| {
@@ -121,7 +121,7 @@ fn keep(device: &Arc<Device>, sys: &Sys, copy: &SortedCopy) -> Result<Vec<HostIm
         memory.read_at(offset, &mut buffer.as_mut()[..bytes])?;
         Ok(HostImage { buffer: Some(buffer), bytes, nnz: image.nnz })
     };
-    // A thread of no pool, as where several devices are at work, has fewer.
+    // A thread outside of a pool, as when several devices work, uses fewer.
     let threads = rayon::current_thread_index().map_or(2, |_| rayon::current_num_threads().min(KEEPERS_MAX));
     let each = copy.images.len().div_ceil(threads).max(1);
     crate::sys::sync::scope(|scope| {
@@ -140,9 +140,9 @@ fn keep(device: &Arc<Device>, sys: &Sys, copy: &SortedCopy) -> Result<Vec<HostIm
 }
 
 impl<O: DeviceOp> CudaBackend<O> {
-    /// Builds the copies of the group that has been gathered, and brings them to host memory. After the last one they serve their parts.
+    /// Builds the copies of the gathered group and moves them to host memory. After the last group, they serve their parts.
     pub(super) fn sort_group(&mut self) -> Result<()> {
-        // All of it is there, and has been worked on.
+        // All of the group is on the device, and the pass has worked on it.
         let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
         of_lanes.chain(&self.turns.streams).try_for_each(Stream::synchronize)?;
         let Some(mut gathering) = self.gathering.take() else { return Ok(()) };
@@ -159,7 +159,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             }
         }
         gathering.next_group();
-        // Without any copy left, chunks go through the lanes again.
+        // If no copy is left, chunks go through the lanes again.
         if gathering.group < gathering.groups.len() && self.plan.streams_copies() {
             self.gathering = Some(gathering);
             return Ok(());
@@ -180,7 +180,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         keep(&self.device, self.store.sys(), &copy)
     }
 
-    /// Starts copies of and launches on all images of the parts that have them.
+    /// Starts copying the images of all parts that have some, and the launches on them.
     pub(super) fn begin_kept(&mut self) -> Result<()> {
         for p in 0..self.parts.len() {
             if !self.op.is_active(p) {
@@ -215,7 +215,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         Ok(())
     }
 
-    /// Takes images back that have been copied: all work is done.
+    /// Takes back images that have been copied; all work is done.
     pub(super) fn take_back(&mut self) -> Result<()> {
         for (upload, p, number) in self.lent.drain(..) {
             let image = self.parts[p].kept.as_mut().and_then(|copy| copy.images.get_mut(number));
@@ -224,7 +224,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         Ok(())
     }
 
-    /// Pairs of events that a pass takes.
+    /// Pairs of events that a pass needs.
     pub(super) fn pairs(&self) -> usize {
         let images = self.parts.iter().flat_map(|part| &part.kept).map(|copy| copy.images.len());
         let chunks = self.store.manifest().chunks.len();

@@ -71,25 +71,25 @@ use std::sync::Arc;
 pub use device_op::{DeviceOp, Launch, Look, Nonzeros};
 pub use plan::plan;
 
-/// A part's streams, and its copy. Parts that share a launch on what is resident use the first one's stream for it.
+/// The streams of a part, and its copy. Parts that share a launch on resident chunks use the stream of the first such part for it.
 #[derive(Debug)]
 struct Part {
-    /// Where its results are cleared and completed.
+    /// The stream on which results are cleared and completed.
     streamed: Stream,
     resident: Stream,
     cleared: Event,
-    /// When its launch on what is resident is done.
+    /// Marks the end of the launch on resident chunks.
     resident_done: Option<Arc<Event>>,
-    /// When all of a pass is done.
+    /// Marks the end of the part's work in a pass.
     ended: Event,
-    /// The nonzeros by row of the part's mode, once they are built.
+    /// The copy sorted by row of the part's mode, once it is built.
     sorted: Option<PartCopy>,
-    /// The same in host memory.
+    /// A copy in host memory.
     kept: Option<HostCopy>,
 }
 
 impl Part {
-    /// Whether the next pass works on chunks for it.
+    /// Whether the next pass needs chunks for this part.
     fn needs_chunks(&self) -> bool {
         self.sorted.is_none() && self.kept.is_none()
     }
@@ -113,32 +113,33 @@ pub struct CudaBackend<O> {
     sharing: Vec<usize>,
     resident: Option<Resident>,
     log: PassLog,
-    /// Bytes of all images, as often as parts read them.
+    /// Bytes of all images, counted once per part that reads them.
     image_bytes: u64,
     sort_kernels: Option<SortKernels>,
-    /// In the first pass, if copies will be kept in host memory.
+    /// Set in the first pass if copies will be kept in host memory.
     gathering: Option<Gathering>,
     expander: Option<Expander>,
-    /// What the next pass is to check.
+    /// The check that the next pass makes.
     squares: Option<Squares>,
     plan: DevicePlan,
     notes: Vec<String>,
 }
 
-/// Where a pass has failed, work can be under way: it ends before the memory that it uses goes.
+/// After a failed pass, work may still be running. It ends before the memory that it uses is freed.
 impl<O> Drop for CudaBackend<O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
         let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
         for stream in of_parts.chain(&self.turns.streams).chain(of_lanes) {
-            // After an error of the device, nothing is under way.
+            // After an error of the device, no work is running.
             let _ = stream.synchronize();
         }
     }
 }
 
 impl<O: DeviceOp> CudaBackend<O> {
-    /// Allocates what `plan` says; where the device has less than it said, fewer lanes and resident chunks, and a note.
+    /// Allocates the resources of `plan`. If the device has less memory than the plan says, allocates fewer lanes and resident chunks, and
+    /// adds a note.
     pub fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, op: O) -> Result<Self> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let part = |_| {
@@ -160,7 +161,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let tiles = op.tiles_per_block(false);
         let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lanes.image_bytes > 0 {
-            // Not all chunks stay, after all: lanes come first, and chunks get what these leave.
+            // Not all chunks fit after all: lanes come first, and chunks get the rest.
             drop((lanes, resident));
             lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
             resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
@@ -198,7 +199,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         Ok(made)
     }
 
-    /// Changes the operation, which keeps its parts. What is on the device of the store, and its copies, serve on.
+    /// Changes the operation, whose parts stay the same. Chunks on the device and copies are reused.
     pub fn remake(&mut self, change: impl FnOnce(&mut O) -> Result<()>) -> Result<()> {
         change(&mut self.op)?;
         if let Some(resident) = &mut self.resident {
@@ -214,26 +215,26 @@ impl<O: DeviceOp> CudaBackend<O> {
         Ok(())
     }
 
-    /// Has the next pass, which brings every chunk from its file, check the store's sum of squares.
+    /// Makes the next pass, which loads every chunk from its file, check the store's sum of squares.
     #[must_use]
     pub fn with_squares(mut self, squares: Squares) -> Self {
         self.squares = Some(squares);
         self
     }
 
-    /// Whether an earlier pass, or this one, has brought what is resident.
+    /// Whether an earlier pass, or this one, has loaded the resident chunks.
     fn is_there(&self) -> bool {
         self.resident.as_ref().is_some_and(|r| r.there)
     }
 
-    /// Clears results, and starts the work on what is resident.
+    /// Clears results, and starts the work on resident chunks.
     fn begin_parts(&mut self) -> Result<()> {
         for (p, part) in self.parts.iter_mut().enumerate() {
             part.resident_done = None;
             if !self.op.is_active(p) {
                 continue;
             }
-            // All that is timed comes after the pass's zero.
+            // All timed work starts after the pass's zero.
             part.streamed.wait(&self.log.clock.base)?;
             let empty = part.sorted.as_ref().map(|copy| &copy.copy.empty);
             self.op.begin(p, empty, &part.streamed)?;
@@ -250,7 +251,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         self.begin_kept()
     }
 
-    /// Starts the work on what is resident: one launch for all parts that read a cover in the store's order, one for each other.
+    /// Starts the work on resident chunks: one launch for all parts that read a cover in the store's order, and one for each other part.
     fn begin_resident(&mut self) -> Result<()> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.log.pass.resident_chunks = resident.offsets.len();
@@ -281,7 +282,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             let op = &mut self.op;
             let launch = || op.launch(&parts, stream, &work).map(drop);
             let done = self.log.clock.time(Stage::Kernel, parts[0], None, stream, launch)?;
-            // Streamed chunks do not wait for this; the parts' ends do.
+            // Streamed chunks do not wait for this; only the ends of the parts do.
             for p in parts {
                 self.parts[p].resident_done = Some(Arc::clone(&done));
             }
@@ -294,13 +295,13 @@ impl<O: DeviceOp> CudaBackend<O> {
         &mut self.op
     }
 
-    /// What was allocated.
+    /// The plan with what was actually allocated.
     #[must_use]
     pub fn plan(&self) -> &DevicePlan {
         &self.plan
     }
 
-    /// Where the device had less than the plan said.
+    /// Where the device had less memory than planned.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -321,11 +322,11 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
 
     fn inspector(&self) -> Option<Inspector> {
         let (manifest, squares) = (self.store.manifest(), self.squares.clone());
-        // What copies hold is chosen by the values' range.
+        // The range of the values determines the encoding in copies.
         let sorts = self.plan.copies().next().is_some();
         let range = sorts.then_some((manifest.value_min, manifest.value_max));
         let (directory, look) = (self.store.path().to_path_buf(), self.op.look());
-        // Each nonzero's once.
+        // Each nonzero is squared once.
         let (store, squared) = (self.store.clone(), self.plan.chunks_of(0));
         Some(inspector(&self.store, move |header, view| {
             look.as_ref().map_or(Ok(()), |look| look(header, view))?;
@@ -349,7 +350,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     fn begin(&mut self) -> Result<()> {
         self.log.begin();
         if self.resident.is_none() {
-            // None were to stay, until the pass before gave up copies in host memory.
+            // No chunk was resident until the pass before gave up copies in host memory.
             let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
             self.resident = make_resident(&self.device, &self.store, plan, tiles, &mut self.notes)?;
         }
@@ -368,7 +369,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
 
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
         let LoadedChunk { mut header, buffer, owner } = chunk;
-        // From here on its number in the view, which counts from 0.
+        // From here on, this is the number in the view, which counts from 0.
         let number = self.store.number_in_view(header.number as usize);
         header.number = u32::try_from(number).unwrap_or(u32::MAX);
         if self.gathering.as_ref().is_some_and(|g| g.is_full(number)) {

@@ -1,6 +1,6 @@
-//! NCCL, NVIDIA's library of collectives, if it is installed: looked for at run time, never needed.
+//! NCCL, NVIDIA's library of collectives. It is looked for at run time and never required.
 //!
-//! Its absence is not an [`Error`]: copies between devices are used instead. The reason is one line for a report.
+//! Its absence is not an [`Error`]: copies between devices replace it. The reason is one line for a report.
 
 use super::{Device, Memory, Stream};
 use crate::error::{Error, Result};
@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Its name since version 2.0; without the number only where headers are installed too.
+/// The library's name since version 2.0. The name without a number exists only if headers are installed too.
 const LIBRARY: &str = "libnccl.so.2";
-/// The oldest version whose functions are as below.
+/// The oldest version whose functions have the types below.
 const VERSION_MIN: c_int = 2400;
 // `ncclUint8`, `ncclFloat64` and `ncclSum`.
 const UINT8: c_int = 1;
@@ -23,7 +23,7 @@ type Communicator = *mut c_void;
 /// `ncclResult_t`; 0 is success.
 type Status = c_int;
 
-/// The functions that are used, as nccl.h declares them.
+/// The functions in use, as nccl.h declares them.
 #[derive(Debug)]
 struct Functions {
     version: unsafe extern "C" fn(*mut c_int) -> Status,
@@ -87,15 +87,15 @@ impl Functions {
     }
 }
 
-/// A loaded NCCL, and its communicators once they are made.
+/// A loaded NCCL, and its communicators once they are created.
 #[derive(Debug)]
 pub struct Nccl {
     functions: Functions,
     version: c_int,
     communicators: Vec<Communicator>,
-    /// Whether a call has failed. Then communicators do not wait for each other.
+    /// Whether a call has failed. After that, communicators do not wait for each other.
     failed: bool,
-    /// Loaded while the functions can be called.
+    /// Keeps the library loaded while its functions can be called.
     _library: Library,
 }
 
@@ -103,7 +103,7 @@ pub struct Nccl {
 unsafe impl Send for Nccl {}
 
 impl Nccl {
-    /// The one that the loader finds. The error is one line.
+    /// Loads the library that the loader finds. The error is one line.
     pub fn find() -> std::result::Result<Self, String> {
         // SAFETY: loading runs the library's initializers, as for any program that is linked to it; which
         // library a name means is up to the user who starts the program.
@@ -119,7 +119,7 @@ impl Nccl {
         Ok(Self { functions, version, communicators: Vec::new(), failed: false, _library: library })
     }
 
-    /// What it is, for a report.
+    /// The name and version, for a report.
     #[must_use]
     pub fn name(&self) -> String {
         // Since 2.9 a number has five digits: 22703 for 2.27.3.
@@ -128,7 +128,7 @@ impl Nccl {
         format!("NCCL {major}.{}.{}", rest / 100, rest % 100)
     }
 
-    /// Makes a communicator for each of `devices`. The error is one line.
+    /// Creates a communicator for each of `devices`. The error is one line.
     pub fn connect(&mut self, devices: &[Arc<Device>]) -> std::result::Result<(), String> {
         let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal).collect();
         let mut communicators = vec![std::ptr::null_mut(); ordinals.len()];
@@ -148,7 +148,7 @@ impl Nccl {
         text.to_string_lossy().into_owned()
     }
 
-    /// Starts, for each device, what `call` calls with its communicator, memory address and stream, all of it as one group.
+    /// Runs `call` for each device, with its communicator, memory address and stream, as one NCCL group.
     fn group(
         &mut self,
         action: &'static str,
@@ -177,8 +177,8 @@ impl Nccl {
         }
     }
 
-    /// Adds up `numbers` f64 numbers over all members, in place: the first `each` of `owned` numbers come to rest with the member that
-    /// owns them, those behind with the last one.
+    /// Adds up `numbers` f64 numbers over all members, in place. Each member receives the numbers that it owns: `each` numbers for every
+    /// member, and the rest for the last one.
     pub fn reduce_scatter(
         &mut self,
         members: &[(&Memory, &Stream)],
@@ -210,7 +210,7 @@ impl Nccl {
         })
     }
 
-    /// Brings the bytes that each member owns to all.
+    /// Distributes the bytes that each member owns to all members.
     pub fn all_gather(
         &mut self,
         members: &[(&Memory, &Stream)],
@@ -239,7 +239,7 @@ impl Nccl {
     }
 }
 
-/// What each member but the last owns, and the number of the last, who owns as much and what is left.
+/// The share of each member but the last, and the number of the last, which owns as much and the rest.
 fn shares(owned: &[Range<usize>]) -> (usize, c_int) {
     let each = owned.first().map_or(0, |own| if owned.len() == 1 { 0 } else { own.len() });
     (each, c_int::try_from(owned.len().saturating_sub(1)).unwrap_or(0))

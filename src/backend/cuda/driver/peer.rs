@@ -1,4 +1,4 @@
-//! Copies from device to device.
+//! Copies between devices.
 
 use super::{Device, Kernel, Memory, Stream, failed, is_installed};
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use cudarc::driver::{DriverError, result, sys};
 use std::ffi::{c_int, c_void};
 
 impl Device {
-    /// How many there are.
+    /// The number of GPUs.
     pub fn count() -> Result<usize> {
         let missing = |what: String| Error::request(format!("no CUDA device: {what}"));
         if !is_installed() {
@@ -18,7 +18,8 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Has copies from `other` to this device go straight, and says whether they do: otherwise the driver takes them through the host.
+    /// Enables direct copies from `other` to this device and returns whether that is possible. Otherwise the driver copies through the
+    /// host.
     pub fn reach(&self, other: &Self) -> Result<bool> {
         let mut can: c_int = 0;
         // SAFETY: the pointer is to a live integer, both devices are open.
@@ -32,7 +33,7 @@ impl Device {
         // SAFETY: the other context is retained while `other` lives; the driver ends the access with either context.
         match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) }.result() {
             Ok(()) | Err(DriverError(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => Ok(true),
-            // Few devices have few such connections: more go through the host.
+            // A device supports a limited number of such connections; further pairs copy through the host.
             Err(DriverError(CUresult::CUDA_ERROR_TOO_MANY_PEERS)) => Ok(false),
             Err(e) => Err(failed("let devices reach each other")(e)),
         }
@@ -61,8 +62,8 @@ impl Stream {
             .map_err(failed("copy from device to device"))
     }
 
-    /// Starts `finish` on parts of memory: adds up `copies` of `elements` sums, which lie from byte `sums_at` on one after the other,
-    /// into what is at byte `result_at` of `result`.
+    /// Starts `finish` on parts of memory: adds up `copies` of `elements` sums, which follow one another from byte `sums_at` on, into the
+    /// sums at byte `result_at` of `result`.
     pub fn launch_finish_at(
         &self,
         kernel: &Kernel,

@@ -25,7 +25,8 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// What copies of `bytes` bytes go through, if they are worth it and the host has memory for it; otherwise the driver's own serve.
+    /// Buffers for copies of `bytes` bytes; `None` if these are too few to gain, or if the host has no memory for buffers. The driver's own
+    /// copies are then used.
     #[must_use]
     pub fn worth(device: &Arc<Device>, sys: &Sys, bytes: u64) -> Option<Self> {
         const BUFFERS: usize = 4;
@@ -33,13 +34,13 @@ impl Staging {
         if piece == 0 { None } else { Self::new(device, sys, BUFFERS, piece).ok() }
     }
 
-    /// With `buffers` buffers of `piece` bytes.
+    /// Creates `buffers` buffers of `piece` bytes.
     pub fn new(device: &Arc<Device>, sys: &Sys, buffers: usize, piece: usize) -> Result<Self> {
         let free = (0..buffers).map(|_| device.pinned(sys, piece)).collect::<Result<_>>()?;
         Ok(Self { device: Arc::clone(device), free, piece, stream: device.stream(false)? })
     }
 
-    /// Fills `memory` from the start with `data`, and waits.
+    /// Writes `data` to the start of `memory`, and waits.
     pub fn write<T: Pod>(&mut self, memory: &Memory, data: &[T]) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(data);
         let mut under_way: VecDeque<Upload> = VecDeque::new();
@@ -59,12 +60,12 @@ impl Staging {
         Ok(())
     }
 
-    /// Fills `data` from the start of `memory`, and waits.
+    /// Reads `data` from the start of `memory`, and waits.
     pub fn read<T: Pod>(&mut self, memory: &Memory, data: &mut [T]) -> Result<()> {
         self.read_at(memory, 0, data)
     }
 
-    /// Fills `data` from byte `offset` of `memory` on, and waits.
+    /// Reads `data` from byte `offset` of `memory` on, and waits.
     pub fn read_at<T: Pod>(&mut self, memory: &Memory, offset: usize, data: &mut [T]) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(data);
         let mut under_way: VecDeque<(Download, &mut [u8])> = VecDeque::new();
@@ -81,7 +82,7 @@ impl Staging {
         under_way.into_iter().try_for_each(|landing| self.land(Some(landing)))
     }
 
-    /// Waits for a piece, and moves it where it belongs.
+    /// Waits for a piece and copies it to its destination.
     fn land(&mut self, landing: Option<(Download, &mut [u8])>) -> Result<()> {
         if let Some((download, piece)) = landing {
             let buffer = download.finish()?;

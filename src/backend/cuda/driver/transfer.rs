@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 impl Device {
-    /// Bytes a second that the link to the device moves: the best of some copies of `bytes`.
+    /// The speed of the link to the device in bytes per second: the best of several copies of `bytes` bytes.
     pub fn link_bytes_per_second(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<f64> {
         const COPIES: usize = 5;
         let (memory, stream) = (self.memory(bytes)?, self.stream(true)?);
@@ -23,8 +23,8 @@ impl Device {
         Ok(bytes as f64 / best.max(1e-9))
     }
 
-    /// A host buffer of at least `bytes` that the device copies from without staging. [`Error::Resource`] where the host has too little
-    /// memory for it.
+    /// A host buffer of at least `bytes` bytes from which the device copies without staging. [`Error::Resource`] if the host has too little
+    /// memory.
     pub fn pinned(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<Pinned> {
         let mut buffer = sys.page_buf(bytes)?;
         self.bind()?;
@@ -35,7 +35,7 @@ impl Device {
     }
 }
 
-/// The memory that is short where pinning fails is the host's.
+/// If pinning fails, it is host memory that is short.
 fn not_pinned(e: DriverError) -> Error {
     const ACTION: &str = "pin a host buffer";
     if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
@@ -76,8 +76,8 @@ impl Drop for Pinned {
 }
 
 impl Stream {
-    /// Copies the first `bytes` of `buffer` to `memory` at `offset`, and keeps the buffer until `done`, which is
-    /// recorded behind the copy, has come.
+    /// Copies the first `bytes` of `buffer` to `memory` at `offset`. Holds the buffer until `done`, which is recorded after the copy, has
+    /// occurred.
     pub fn upload(
         &self,
         buffer: Pinned,
@@ -99,8 +99,7 @@ impl Stream {
         Ok(upload)
     }
 
-    /// Copies `bytes` of `memory` at `offset` to `buffer`, and keeps the buffer until `done`, which is recorded behind the copy, has
-    /// come.
+    /// Copies `bytes` of `memory` at `offset` to `buffer`. Holds the buffer until `done`, which is recorded after the copy, has occurred.
     pub fn download(
         &self,
         memory: &Memory,
@@ -122,10 +121,10 @@ impl Stream {
     }
 }
 
-/// A copy of a host buffer under way.
+/// A copy from a host buffer in progress.
 #[derive(Debug)]
 pub struct Upload {
-    /// `None` once it was taken.
+    /// `None` after the buffer was taken.
     buffer: Option<Pinned>,
     done: Arc<Event>,
     stream: sys::CUstream,
@@ -135,12 +134,12 @@ pub struct Upload {
 unsafe impl Send for Upload {}
 
 impl Upload {
-    /// Whether the copy has been made.
+    /// Whether the copy is complete.
     pub fn is_done(&self) -> Result<bool> {
         self.done.is_done()
     }
 
-    /// Waits for the copy and gives the buffer back.
+    /// Waits for the copy and returns the buffer.
     pub fn finish(mut self) -> Result<Pinned> {
         self.done.wait_for("copy between the host and the device")?;
         Ok(self.buffer.take().expect("taken once"))
@@ -159,17 +158,17 @@ impl Drop for Upload {
     }
 }
 
-/// A copy into a host buffer under way.
+/// A copy into a host buffer in progress.
 #[derive(Debug)]
 pub struct Download(Upload);
 
 impl Download {
-    /// Whether the copy has been made.
+    /// Whether the copy is complete.
     pub fn is_done(&self) -> Result<bool> {
         self.0.is_done()
     }
 
-    /// Waits for the copy and gives the buffer.
+    /// Waits for the copy and returns the buffer.
     pub fn finish(self) -> Result<Pinned> {
         self.0.finish()
     }

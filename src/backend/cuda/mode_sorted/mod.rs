@@ -1,9 +1,10 @@
-//! Mode-sorted copies, built on the device: the nonzeros of resident chunks, which are `tiled` there, once more, by row of one mode (in the
-//! store's order where rows are equal), encoded as `tiled` images that every kernel reads like a store's own.
+//! Builds mode-sorted copies on the device. A copy holds all nonzeros of the resident chunks, which are `tiled` on the device, sorted by
+//! row of one mode (nonzeros of the same row keep the store's order). It is encoded as `tiled` images, which every kernel reads like the
+//! store's own.
 //!
-//! A kernel decodes the mode's column to rows, a stable radix sort carries their positions along, and two more kernels
-//! measure and pack the tiles of the new order, reading each nonzero where it lies (`kernels/mode_sorted.cuh`). The bytes
-//! depend on the chunks, the mode and the [`CopyPlan`] alone.
+//! A kernel decodes the mode's column to rows, and a stable radix sort moves positions along with the rows. Two more kernels measure and
+//! pack the tiles of the new order and read each nonzero where it is (`kernels/mode_sorted.cuh`). The bytes depend only on the chunks, the
+//! mode and the [`CopyPlan`].
 
 mod plan;
 
@@ -21,11 +22,11 @@ use std::sync::Arc;
 pub(super) use plan::check_layouts;
 pub use plan::{CopyPlan, value_encoding};
 
-/// The names of the kernels.
+/// Names of the kernels.
 pub const KERNELS: [&str; 6] =
     ["build_keys", "build_count", "build_scan", "build_scatter", "build_measure", "build_pack"];
 
-/// The kernels, loaded.
+/// The loaded kernels.
 #[derive(Debug)]
 pub struct SortKernels {
     keys: Kernel,
@@ -37,7 +38,7 @@ pub struct SortKernels {
 }
 
 impl SortKernels {
-    /// Loads them from what is embedded.
+    /// Loads them from the embedded PTX.
     pub fn load(device: &Arc<Device>) -> Result<Self> {
         let module = device.module(&embedded_ptx(&KERNELS))?;
         let [keys, count, scan, scatter, measure, pack] = KERNELS.map(|name| module.kernel(name));
@@ -67,13 +68,13 @@ pub struct SortedImage {
 #[derive(Debug)]
 pub struct SortedCopy {
     memory: Memory,
-    /// A bit for each row of the mode, set where it has no nonzero: bit r % 32 of 32-bit word r / 32.
+    /// One bit per row of the mode, set if the row has no nonzero: bit r % 32 of 32-bit word r / 32.
     pub empty: Memory,
     /// The images, in order; all but the last have whole tiles.
     pub images: Vec<SortedImage>,
-    /// Bytes of device memory that the images take.
+    /// Device memory of the images, in bytes.
     pub bytes: u64,
-    /// How long it took.
+    /// Time of the build.
     pub seconds: BuildSeconds,
 }
 
@@ -97,7 +98,7 @@ impl SortedCopy {
     }
 }
 
-/// Seconds of the device for each step.
+/// Device time of each step, in seconds.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct BuildSeconds {
     /// Decoding rows.
@@ -111,19 +112,19 @@ pub struct BuildSeconds {
 }
 
 impl BuildSeconds {
-    /// Of all steps.
+    /// The time of all steps.
     #[must_use]
     pub fn all(&self) -> f64 {
         self.keys + self.sort.iter().sum::<f64>() + self.measure + self.pack
     }
 }
 
-/// Builds what `plan` says from the `chunks` (address and length of a list of [`Chunk`]s on the device, with a thread block for each
-/// tile) that it was made for, which are there and stay while this runs. Returns when all is done.
+/// Builds the copy of `plan` from the `chunks` for which it was made (address and length of a list of [`Chunk`]s on the device, with a
+/// thread block for each tile). These must be on the device and stay while this runs. Returns when all is done.
 ///
-/// A number out of range in a chunk (or values that are not integers, where the plan says so, or that take more bytes than the
-/// manifest's range of values says) is an [`Error::Corrupt`], too
-/// little memory an [`Error::Device`] that says so; in either case nothing is left behind.
+/// [`Error::Corrupt`] if a chunk holds a number out of range, if a value is not an integer although the plan says so, or if values take
+/// more bytes than the manifest's range of values implies. [`Error::Device`], which says so, if there is too little memory. After either
+/// error, nothing is left behind.
 pub fn build(
     device: &Arc<Device>,
     kernels: &SortKernels,
@@ -149,7 +150,7 @@ pub fn build(
     Ok(copy)
 }
 
-/// The error of a store whose chunks hold values outside of the range that its manifest records, by which copies are planned.
+/// The error if chunks hold values outside of the range in the manifest, by which copies are planned.
 pub(super) fn beyond_the_range(store: &Path) -> Error {
     Error::corrupt(store.join("manifest"), "corrupt: value min and max are not those of the nonzeros")
 }
@@ -167,7 +168,7 @@ struct BuildJob<'a> {
     plan: &'a CopyPlan,
     arguments: BuildArgs,
     fault: Fault,
-    /// Held for its address.
+    /// Kept alive for its address.
     _tiles: Memory,
     clock: BuildClock<'a>,
 }
@@ -201,21 +202,20 @@ impl<'a> BuildJob<'a> {
         Ok(Self { device, kernels, stream, store, plan, arguments, fault, _tiles: tiles, clock })
     }
 
-    /// Starts `work`, and waits until the device has done it, also where starting some of it has failed: what it uses
-    /// may be freed then.
+    /// Starts `work` and waits until the device has done it, even if starting a part of it has failed. Its memory may be freed after that.
     fn run(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let stream = self.stream;
         stream.finish(|_| work(self))
     }
 
-    /// Finds where the chunks' tiles lie, and sorts their nonzeros: rows and positions in the new order.
+    /// Locates the tiles of the chunks and sorts their nonzeros: returns rows and positions in the new order.
     fn sort(&mut self) -> Result<(Memory, Memory)> {
         let plan = self.plan;
         let column = || self.device.memory(4 * plan.positions_end as usize);
         let counts = self.device.memory((4 * plan.sort_blocks as usize) << plan.digit_bits)?;
         let totals = self.device.memory(4 << plan.digit_bits)?;
         let rows = [column()?, column()?];
-        // The first step's positions need no memory.
+        // The first step needs no memory for positions.
         let positions = [(plan.digits > 1).then(column).transpose()?, Some(column()?)];
         let address = |memory: &Option<Memory>| memory.as_ref().map_or(0, Memory::address);
         self.arguments.rows = rows[0].address();
@@ -253,13 +253,13 @@ impl<'a> BuildJob<'a> {
         self.stream.launch(&kernels.scatter, blocks, SORT_THREADS, arguments)
     }
 
-    /// Scans `count` numbers in rows of `row`.
+    /// Scans `count` numbers in rows of `row` numbers.
     fn scan(&self, numbers: u64, totals: u64, count: u32, row: u32) -> Result<()> {
         let arguments = ScanArgs { numbers, totals, count, row };
         self.stream.launch(&self.kernels.scan, count.div_ceil(row), SORT_THREADS, &arguments)
     }
 
-    /// Makes the new tiles' records; gives the length of each image's columns, in units of 64 bytes.
+    /// Writes the records of the new tiles. Returns the length of each image's columns, in units of 64 bytes.
     fn measure(&mut self) -> Result<Vec<u32>> {
         let plan = self.plan;
         let mut units = vec![0; plan.images() as usize];
@@ -275,13 +275,13 @@ impl<'a> BuildJob<'a> {
         Ok(units)
     }
 
-    /// Memory for the images, with their headers and shapes, and a list of their addresses.
+    /// Allocates the images, with their headers and shapes, and a list of their addresses.
     fn allocate(&mut self, units: &[u32], empty: Memory) -> Result<(SortedCopy, Memory)> {
         let plan = self.plan;
         let each = || (0..plan.images()).zip(units.iter().map(|&u| u64::from(u)));
         let lengths = || each().map(|(number, units)| plan.image_bytes(number, units));
         let all = lengths().sum();
-        // Indices are inside the dims, so that only values can be wider than planned.
+        // Indices are inside the dims, so only values can be wider than planned.
         if all > plan.result_bytes_max || lengths().any(|bytes| bytes > plan.image_bytes_max) {
             return Err(beyond_the_range(self.store.path()));
         }
@@ -317,7 +317,7 @@ impl<'a> BuildJob<'a> {
         self.check()
     }
 
-    /// An error where a chunk held a number out of range.
+    /// Fails if a chunk held a number out of range.
     fn check(&self) -> Result<()> {
         self.fault.chunk()?.map_or(Ok(()), |number| Err(out_of_range(self.store, number)))
     }
@@ -338,7 +338,7 @@ impl BuildClock<'_> {
         Ok(())
     }
 
-    /// Seconds between the marks, of which `digits` stand around sorts; between steps the host works.
+    /// Seconds between the marks; `digits` of them are around sorts. The host works between steps.
     fn read(&self, digits: usize) -> Result<BuildSeconds> {
         let after = |i: usize| self.events[i + 1].seconds_since(&self.events[i]);
         let sort = (1..=digits).map(after).collect::<Result<_>>()?;

@@ -14,15 +14,15 @@ use crate::format::Layout;
 use crate::store::{ChunkHeader, Format, Manifest, Partition, SectionKind, Version};
 use std::ops::Range;
 
-/// What images start at a multiple of, in bytes.
+/// The alignment of images in bytes.
 const IMAGE_ALIGN: u64 = 256;
-/// Most nonzeros of an image: whatever their widths, it stays below 4 GiB.
+/// The most nonzeros in an image. With any column widths, it stays below 4 GiB.
 const IMAGE_NNZ_MAX: u32 = 1 << 26;
 /// Thread blocks that sort at the same time on a multiprocessor.
 const SORT_BLOCKS: u32 = 4;
 
-/// The value encoding of images built from chunks of `encodings`: integers where all of them are, otherwise what factors of
-/// `precision` are multiplied by. (f64 all the same where f32 holds a value as infinite only: images hold finite values.)
+/// The value encoding of images built from chunks of `encodings`: integers if all chunks have integers, otherwise the type by which factors
+/// of `precision` are multiplied. (That is f64 if f32 would turn a value into infinity, since images hold finite values.)
 #[must_use]
 pub fn value_encoding(
     manifest: &Manifest,
@@ -40,39 +40,38 @@ pub fn value_encoding(
     }
 }
 
-/// How a copy is built, and the device memory that it takes.
+/// The plan of a copy, and the device memory that building it takes.
 #[derive(Clone, Debug)]
 pub struct CopyPlan {
     pub(super) mode: usize,
     pub(super) order: usize,
     pub(super) nnz: u32,
     pub(super) tiles: u32,
-    /// Tiles of the chunks, and where the last ends: positions are counted in whole tiles, but for the last one's.
+    /// Tiles of the chunks, and the end of the last tile: positions count whole tiles, except for the last.
     pub(super) source_tiles: u32,
     pub(super) positions_end: u32,
     pub(super) image_tiles: u32,
     pub(super) values: ValueEncoding,
-    /// Digits of a row, and bits of each.
+    /// The number of digits of a row, and the bits of each digit.
     pub(super) digits: u32,
     pub(super) digit_bits: u32,
     pub(super) sort_blocks: u32,
-    /// Bytes of device memory while nonzeros are sorted: 12 or 16 a nonzero and some.
+    /// Bytes of device memory while nonzeros are sorted: 12 or 16 per nonzero, and some more.
     pub sort_bytes: u64,
-    /// Bytes of device memory while they are packed, besides the result: 8 a nonzero and some.
+    /// Bytes of device memory while nonzeros are packed, besides the result: 8 per nonzero, and some more.
     pub pack_bytes: u64,
-    /// Bytes that the result takes at most.
+    /// The most bytes of the result.
     pub result_bytes_max: u64,
-    /// Bytes that one of its images takes at most.
+    /// The most bytes of one of its images.
     pub image_bytes_max: u64,
     /// Rows of the mode.
     pub(super) rows: u32,
 }
 
 impl CopyPlan {
-    /// For the nonzeros of some consecutive chunks by row of `mode`, in images of at most `image_nnz` nonzeros (rounded down to
-    /// whole tiles, within what an image can hold) with values as [`value_encoding`] says.
-    ///
-    /// An error where positions have more than 32 bits, or kernels that sort do not read the chunks.
+    /// Plans a copy of some consecutive chunks, sorted by row of `mode`, in images of at most `image_nnz` nonzeros (rounded down to whole
+    /// tiles, within the limit of an image). [`value_encoding`] gives the encoding of values. Fails if positions have more than 32 bits, or
+    /// if the sorting kernels do not read the chunks' layout.
     ///
     /// # Panics
     /// If there is no such chunk or mode.
@@ -96,7 +95,7 @@ impl CopyPlan {
         let source_tiles = u32::try_from(source_tiles).map_err(too_many)?;
         let nnz = u32::try_from(nnz).map_err(too_many)?;
         let (shape, tiles) = (&manifest.shape, blocks_of(nnz.into(), 1));
-        // Positions without a nonzero have a row behind the last.
+        // Positions without a nonzero get a row after the last row.
         let bits = if positions_end > nnz { width(u64::from(shape.dims()[mode])) } else { shape.bits(mode) };
         let digits = bits.div_ceil(DIGIT_BITS).max(1);
         let mut plan = Self {
@@ -133,7 +132,7 @@ impl CopyPlan {
         Ok(plan)
     }
 
-    /// The same for group `number` of what `build` says.
+    /// Plans the copy of group `number` of `build`.
     pub(in crate::backend::cuda) fn of_group(
         facts: &Facts,
         manifest: &Manifest,
@@ -145,7 +144,7 @@ impl CopyPlan {
         Self::new(facts, manifest, group, mode, build.values, build.image_nnz)
     }
 
-    /// Bytes of device memory that building takes at most, the result included.
+    /// The most device memory that building takes, in bytes, including the result.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.sort_bytes.max(self.pack_bytes + self.result_bytes_max)
@@ -204,7 +203,7 @@ impl CopyPlan {
         u64::from(self.header(number, units).image_bytes).next_multiple_of(IMAGE_ALIGN)
     }
 
-    /// Units of a tile's columns but for the target mode's, at most: a column is at most as wide as its mode.
+    /// The most units of a tile's columns, without the target mode's: a column is at most as wide as its mode.
     fn rest_units(&self, manifest: &Manifest) -> u64 {
         let of_values = match self.values {
             ValueEncoding::Integer => {
@@ -217,7 +216,8 @@ impl CopyPlan {
         u64::from(of_others + of_values)
     }
 
-    /// With `rest` units of a tile's other columns: in the target mode's, the rows of all tiles together pass each row once.
+    /// The most bytes of the result, if the other columns of a tile take `rest` units. In the target mode's column, all tiles together pass
+    /// each row once.
     fn result_bytes_max(&self, manifest: &Manifest, rest: u64) -> u64 {
         let target = most_units(u64::from(manifest.shape.dims()[self.mode] - 1), self.tiles.into());
         let images: u64 =
@@ -226,13 +226,13 @@ impl CopyPlan {
         images + target * column::bytes(1) as u64 + rounding + self.empty_bytes()
     }
 
-    /// A bit for each row.
+    /// Bytes of the bits for empty rows.
     pub(super) fn empty_bytes(&self) -> u64 {
         u64::from(self.rows.div_ceil(32)) * 4
     }
 }
 
-/// An error where kernels that sort do not read chunks as they are on the device.
+/// Fails if the sorting kernels do not read chunks as they are on the device.
 pub(in crate::backend::cuda) fn check_layouts(manifest: &Manifest) -> Result<()> {
     let is_read =
         |partition: &Partition| partition.format.layout() == Layout::TILED || is_expanded(&partition.format);
@@ -252,7 +252,8 @@ fn integer(v: f64) -> i64 {
 
 /// The largest sum of the widths of `tiles` numbers whose sum is at most `rows`.
 fn most_units(rows: u64, tiles: u64) -> u64 {
-    // The first bit of a number costs 1, the second 1 more, and each next one twice as much: the cheapest are taken first.
+    // The first bit of a number costs 1, the second 1 more, and each further bit twice as much as the one before: the cheapest are chosen
+    // first.
     let (mut left, mut units, mut cost) = (rows, 0, 1);
     for bit in 0..u32::BITS {
         let wider = tiles.min(left / cost);
@@ -270,7 +271,7 @@ fn most_units(rows: u64, tiles: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Against every way to choose few small numbers.
+    /// Compares with every choice of a few small numbers.
     #[test]
     fn no_numbers_of_that_sum_are_wider() {
         for rows in 0..40u64 {

@@ -24,12 +24,12 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     pub mode: ModePlan,
-    /// Where the copy lies that serves it, if one does.
+    /// The place of the copy that serves the mode, if there is one.
     pub place: Option<Place>,
 }
 
 impl Choice {
-    /// No copy serves `mode`, from 0, of what is read of `store`.
+    /// The choice of no copy for `mode`, from 0, among the chunks of `store` that are read.
     pub fn none(store: &Store, mode: usize, why: &str) -> Self {
         let (cover, chunks) = (store.whole().cover_for(mode), store.chunks_for(mode));
         let mode = ModePlan { mode: mode + 1, cover, chunks, why: why.to_owned(), ..ModePlan::default() };
@@ -37,19 +37,19 @@ impl Choice {
     }
 }
 
-/// Bytes that `operation` holds besides where copies are streamed.
+/// Bytes that `operation` also holds if copies are streamed.
 pub(super) fn held(operation: &Operation, build: &BuildPlan) -> u64 {
     operation.modes.len() as u64 * (operation.sorted_bytes)(build.image_nnz.into(), operation.rank)
 }
 
-/// What is known of a store's nonzeros without reading them all.
+/// Statistics of a store's nonzeros, known without reading all of them.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    /// Distinct rows of each mode in a group of tiles, for each nonzero.
+    /// Distinct rows of each mode in a group of tiles, per nonzero.
     pub rows_per_nonzero: Vec<f64>,
 }
 
-/// How the values of all chunks are encoded together in copies: by each chunk's header, since chunks differ.
+/// The encoding of the values of all chunks in copies. It follows from each chunk's header, since chunks differ.
 pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncoding> {
     let manifest = store.manifest();
     let encoding = |number: usize| {
@@ -68,16 +68,16 @@ pub(super) fn values(store: &Store, precision: Precision) -> Result<ValueEncodin
     Ok(value_encoding(manifest, precision, encodings))
 }
 
-/// Tiles that a thread block takes together.
+/// Tiles in a group of a thread block.
 const GROUP_TILES: usize = 4;
-/// Chunks that are sampled, and groups of each.
+/// The number of sampled chunks, and of groups in each.
 const SAMPLED_CHUNKS: usize = 3;
 const SAMPLED_GROUPS: usize = 16;
-/// Of chunks that are larger, one is read: more would take long, beside a pass.
+/// If chunks are larger than this, one is sampled: more would take long compared with a pass.
 const SAMPLED_BYTES: usize = 64 << 20;
 
 impl Sample {
-    /// Of these chunks, which are whole partitions: what the manifest says, or some of them where they have to be read for it: of version 1.
+    /// Statistics of these chunks, which are whole partitions: from the manifest or, for version 1, from some chunks that are read.
     fn new(store: &Store, chunks: &Range<usize>) -> Result<Self> {
         let manifest = store.manifest();
         let order = manifest.shape.order();
@@ -115,13 +115,13 @@ impl Sample {
         Ok(sample)
     }
 
-    /// Over the modes.
+    /// The mean over the modes.
     fn mean(&self) -> f64 {
         self.rows_per_nonzero.iter().sum::<f64>() / self.rows_per_nonzero.len() as f64
     }
 }
 
-/// Of the chunks from which each mode is computed.
+/// Samples of the chunks from which each mode is computed.
 #[derive(Clone, Debug)]
 pub(super) struct Samples(Vec<(Range<usize>, Sample)>);
 
@@ -137,14 +137,14 @@ impl Samples {
         Ok(Self(samples))
     }
 
-    /// Of those of `mode`.
+    /// The sample of the chunks for `mode`.
     pub fn of(&self, store: &Store, mode: usize) -> &Sample {
         let chunks = store.chunks_for(mode);
         let of_mode = self.0.iter().find(|(known, _)| *known == chunks);
         &of_mode.expect("one for each mode of the operation").1
     }
 
-    /// Over covers and modes.
+    /// The mean over covers and modes.
     pub fn mean_rows_per_nonzero(&self) -> f64 {
         self.0.iter().map(|(_, sample)| sample.mean()).sum::<f64>() / self.0.len().max(1) as f64
     }
@@ -156,7 +156,7 @@ fn sampled(chunks: usize) -> impl Iterator<Item = usize> {
     (0..all).map(move |i| (2 * i + 1) * chunks / (2 * all))
 }
 
-/// Adds the distinct rows of each mode in groups spread over a chunk to `rows`; gives their nonzeros.
+/// Adds to `rows` the distinct rows of each mode in groups spread over a chunk. Returns the nonzeros of these groups.
 fn count(view: &ChunkView<'_>, order: usize, rows: &mut [usize]) -> Result<usize> {
     let groups = view.tiles().div_ceil(GROUP_TILES);
     let step = groups.div_ceil(SAMPLED_GROUPS).max(1);
@@ -184,7 +184,7 @@ pub(super) struct Rates {
     l2_bytes: f64,
 }
 
-/// Bytes a second that an H100's memory moves by clock and width, and bytes of its L2 cache.
+/// Memory bandwidth of an H100 by clock and width, in bytes per second, and bytes of its L2 cache.
 const H100_MEMORY: f64 = 3.35e12;
 const H100_L2_BYTES: f64 = 50.0 * 1024.0 * 1024.0;
 /// Rates of row reads and row updates, relative to the device memory's clock times width, for tables of different sizes
@@ -203,12 +203,12 @@ impl Rates {
         }
     }
 
-    /// Bytes a second of row reads from a table of `bytes`.
+    /// Bytes per second of row reads from a table of `bytes`.
     fn reads(&self, bytes: f64) -> f64 {
         self.rows(bytes, 0)
     }
 
-    /// Bytes a second of row updates in a table of `bytes`.
+    /// Bytes per second of row updates in a table of `bytes`.
     fn updates(&self, bytes: f64) -> f64 {
         self.rows(bytes, 1)
     }
@@ -227,20 +227,20 @@ impl Rates {
         self.memory * rate
     }
 
-    /// Bytes a second that are written or read one after the other.
+    /// Bytes per second of sequential reads or writes.
     fn streams(&self) -> f64 {
         0.85 * self.memory
     }
 
-    /// Seconds to build a copy: each digit's pairs are read twice and written once, each nonzero's columns gathered twice, a
-    /// sector of 32 bytes each.
+    /// Seconds to build a copy: the pairs of each digit are read twice and written once, and the columns of each nonzero are gathered
+    /// twice, a sector of 32 bytes each.
     pub fn build(&self, (shape, nnz): (&Shape, u64), mode: usize) -> f64 {
         let (digits, columns) = (shape.bits(mode).div_ceil(8), shape.order() + 1);
         let bytes = 20.0 * f64::from(digits) + 64.0 * columns as f64 + 30.0;
         nnz as f64 * bytes / (0.65 * self.memory)
     }
 
-    /// What `operation` takes for `mode`.
+    /// Estimates the times of `operation` for `mode`.
     pub fn of_mode(
         &self,
         (shape, nnz): (&Shape, u64),
@@ -276,14 +276,14 @@ impl Rates {
     }
 }
 
-/// What is expected of a mode.
+/// Estimated times of a mode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModeSeconds {
-    /// Reading and updating rows for the nonzeros in the store's order: rows are updated for each group that meets them; for those of the
-    /// other modes, a group finds them in its cache when it meets them again. Where others are computed in the same pass, it has tiles
-    /// decoded and rows cached for them, or they for it.
+    /// Reading and updating rows for the nonzeros in the store's order. Each group updates the rows that it contains, and finds rows of the
+    /// other modes in its cache when it meets them again. If other modes are computed in the same pass, modes share decoded tiles and
+    /// cached rows.
     pub in_store_order: f64,
-    /// Reading factor rows for the nonzeros sorted by the mode's rows: none is in the cache.
+    /// Reading factor rows for the nonzeros sorted by the mode's rows: no row is cached.
     pub sorted: f64,
     /// Updating a row.
     pub update: f64,
@@ -294,18 +294,18 @@ pub(super) struct ModeSeconds {
 }
 
 impl ModeSeconds {
-    /// What a mode-sorted copy saves in a pass where it is on the device whole: its rows are written once instead of cleared and
+    /// The time per pass that a mode-sorted copy saves if the whole copy is on the device: rows are written once instead of cleared and
     /// updated.
     fn saved(&self) -> f64 {
         self.in_store_order + self.cleared - self.sorted - self.written
     }
 }
 
-/// The part of a mode's time in the store's order that is saved where other modes are computed from the same tiles.
+/// The part of a mode's time in the store's order that is saved if other modes are computed from the same tiles.
 const SHARED: f64 = 0.12;
 
-/// What serves each mode of `operation` on a store, for `passes` passes of which the first brings the chunks, all of which stay
-/// on the device; `room` is what copies may take there, while they are built too.
+/// Chooses what serves each mode of `operation` on a store, for `passes` passes. The first pass loads the chunks, all of which stay on the
+/// device. `room` is the memory for copies, including during their construction.
 pub(super) fn choose(
     facts: &Facts,
     store: &Store,
@@ -376,8 +376,8 @@ pub(super) fn choose(
     Ok((choices, Some(build)))
 }
 
-/// How many times longer than a copy chunks take, at least, whose nonzeros are in order of the target's rows: thread blocks that run at the same
-/// time update the same rows (measured: 1.08 to 1.8).
+/// The least ratio of the time of chunks to that of a copy if the chunks' nonzeros are in order of the target's rows: thread blocks that
+/// run at the same time then update the same rows (measured: 1.08 to 1.8).
 const BY_ROW: f64 = 1.15;
 
 /// Whether the chunks from which `mode` is computed are in order of its rows.
@@ -386,7 +386,7 @@ fn is_by_row(store: &Store, mode: usize) -> bool {
         .all(|partition| partition.format.record().levels.is_some_and(|levels| levels.mode(0) == mode))
 }
 
-/// The partitions that have these chunks, which are whole ones.
+/// The partitions of these chunks, which are whole partitions.
 fn partitions_of<'s>(store: &'s Store, chunks: &'s Range<usize>) -> impl Iterator<Item = &'s Partition> {
     let parts = store.parts().zip(&store.manifest().partitions);
     parts.filter(|((_, of), _)| chunks.contains(&of.start)).map(|(_, partition)| partition)
@@ -395,7 +395,7 @@ fn partitions_of<'s>(store: &'s Store, chunks: &'s Range<usize>) -> impl Iterato
 /// Nonzeros of an image of a copy on the device.
 const IMAGE_NNZ: u32 = 1 << 24;
 
-/// An error where copies are asked for that cannot be built.
+/// Fails if the request asks for copies that cannot be built.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
     if matches!(which, DeviceOrder::Target | DeviceOrder::Host) { check_layouts(manifest) } else { Ok(()) }
 }
@@ -417,12 +417,12 @@ mod tests {
         }
     }
 
-    /// Three modes of as many rows.
+    /// Three modes of equal dims.
     fn shape() -> Shape {
         Shape::new(&[1000; 3]).unwrap()
     }
 
-    /// Rows fit in the cache; a tenth of the nonzeros in a group of tiles meets a new one.
+    /// Rows fit in the cache; a tenth of the nonzeros in a group of tiles have a new row.
     fn of_first_mode(rates: &Rates, modes: &[usize], alternating: bool) -> ModeSeconds {
         let operation = Operation {
             bytes: 0,
@@ -438,7 +438,7 @@ mod tests {
         rates.of_mode((&shape(), 1_000_000), &operation, &sample, 0)
     }
 
-    /// Modes that are computed in passes of their own share nothing; what others share is a part of the time that they take.
+    /// Modes computed in passes of their own share nothing. What other modes share is a part of the time that they take.
     #[test]
     fn only_modes_of_one_pass_share_tiles() {
         let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
@@ -450,7 +450,7 @@ mod tests {
         assert!((alone.sorted - together.sorted).abs() < 1e-15);
     }
 
-    /// Drivers need not tell the clock of the memory.
+    /// Drivers may not report the memory's clock.
     #[test]
     fn estimates_are_finite_on_every_device() {
         for (memory_bytes_per_second, l2_bytes) in

@@ -1,4 +1,4 @@
-//! Chooses the modes with mode-sorted copies in host memory, and computes what these need.
+//! Chooses the modes with mode-sorted copies in host memory, and plans their resources.
 
 use super::choose::{self, Choice, ModeSeconds, Rates, Samples, values};
 use crate::backend::cuda::expand::resident_bytes;
@@ -9,15 +9,15 @@ use crate::error::Result;
 use crate::store::Store;
 use std::ops::Range;
 
-/// Nonzeros of an image, unless the store's chunks have more: a launch takes much longer than what goes before and after it.
+/// Nonzeros of an image, unless the store's chunks have more: with so many, a launch takes much longer than the work before and after it.
 const IMAGE_NNZ: u64 = 1 << 22;
 /// An image has at most this many times the nonzeros of the longest chunk, so that lanes do not grow much.
 const IMAGE_CHUNKS: u64 = 4;
-/// Most nonzeros that are sorted at a time.
+/// The most nonzeros that are sorted at a time.
 const GROUP_NNZ_MAX: u64 = 1 << 31;
-/// Bytes of host memory a second that are allocated, pinned and filled, as measured.
+/// The measured speed of allocating, pinning and filling host memory, in bytes per second.
 const KEPT_BYTES_PER_SECOND: f64 = 4e9;
-/// `auto` takes what is expected to take at most this part of the time: the model errs by that much.
+/// `auto` uses copies if they are expected to take at most this part of the time: the model's error can be that large.
 const CLEARLY_BETTER: f64 = 0.75;
 
 /// The available room, and the plan to improve on.
@@ -27,35 +27,35 @@ pub struct HostRoom {
     pub device_bytes: u64,
     /// Lanes.
     pub lanes: u64,
-    /// Bytes that each of them has in any case for an image, and besides.
+    /// Bytes that each lane has in any case: for an image, and besides.
     pub lane_bytes: u64,
     pub staging_bytes: u64,
     /// Bytes of host memory.
     pub host_bytes: u64,
-    /// Bytes a second of the link.
+    /// Speed of the link in bytes per second.
     pub link_bytes_per_second: f64,
-    /// Bytes of the store that cross the link in each later pass otherwise.
+    /// Bytes of the store that would otherwise cross the link in each later pass.
     pub later_pass_bytes: u64,
-    /// Passes that are to come; of each mode, where it alternates.
+    /// The number of passes; for each mode, if modes alternate.
     pub passes: u32,
 }
 
-/// A mode, served so.
+/// A mode that a copy in host memory could serve.
 struct Candidate {
     mode: usize,
     seconds: ModeSeconds,
-    /// Working on its sorted nonzeros.
+    /// Time of the work on its sorted nonzeros.
     sorted: f64,
-    /// Building the copy, and bringing it to host memory.
+    /// Time to build the copy and move it to host memory.
     once: f64,
-    /// Bytes of its images, at most.
+    /// The most bytes of its images.
     bytes: u64,
 }
 
-/// A choice of candidates, bit c for candidate c.
+/// A set of candidates: bit c stands for candidate c.
 type Chosen = usize;
 
-/// Plans what is asked of a store with one cover to read.
+/// Plans a request on a store of which one cover is read.
 pub struct Planner<'a> {
     pub facts: &'a Facts,
     pub store: &'a Store,
@@ -65,8 +65,8 @@ pub struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The modes with which all passes together should take the least time, if that is clearly less; with `forced`, as
-    /// many modes as host memory has room for. If nothing is built, the choices say why.
+    /// Chooses the modes with which all passes together should take the least time, if that is clearly less. With `forced`, chooses as many
+    /// modes as fit in host memory. If nothing is built, the choices say why.
     pub fn choose(&self, forced: bool) -> Result<(Vec<Choice>, Option<BuildPlan>)> {
         let Some(build) = self.groups()? else {
             return Ok((self.refused("the device has no room to sort a chunk"), None));
@@ -74,7 +74,7 @@ impl Planner<'_> {
         let candidates = self.candidates(&build)?;
         let bytes = |choice: Chosen| chosen(&candidates, choice).map(|c| c.bytes).sum::<u64>();
         let all = (1 << candidates.len()) - 1;
-        // Where chunks are needed as well, they have to stay in host memory: a pass that reads files is slower than any copy.
+        // If chunks are needed as well, they must stay in host memory: a pass that reads files is slower than any copy.
         let held = |choice: Chosen| if choice == all { 0 } else { self.all_bytes() };
         let fitting = (1..=all).filter(|&choice| bytes(choice) + held(choice) <= self.room.host_bytes);
         let seconds = |choice: Chosen| self.seconds(&candidates, choice);
@@ -122,7 +122,7 @@ impl Planner<'_> {
         }
     }
 
-    /// All modes in the store's order.
+    /// Leaves all modes in the store's order.
     fn refused(&self, why: &str) -> Vec<Choice> {
         let modes = self.operation.modes.iter();
         modes.map(|&mode| Choice { mode: self.mode(mode, why), place: None }).collect()
@@ -179,7 +179,7 @@ impl Planner<'_> {
         Ok((bytes <= self.room.device_bytes).then_some(build))
     }
 
-    /// How the copy of a group by row of `mode` is built.
+    /// The plan for building a group's copy, sorted by row of `mode`.
     fn copy(&self, build: &BuildPlan, group: usize, mode: usize) -> Result<CopyPlan> {
         CopyPlan::of_group(self.facts, self.store.manifest(), build, group, mode)
     }
@@ -193,7 +193,7 @@ impl Planner<'_> {
             for group in 0..build.groups.len() {
                 let copy = self.copy(build, group, mode)?;
                 bytes += copy.result_bytes_max;
-                // The most rows that this many nonzeros have, if they are spread evenly.
+                // The most rows that this number of nonzeros can have, if they are spread evenly.
                 let rows = f64::from(manifest.shape.dims()[mode]);
                 updates += rows * -f64::exp_m1(-f64::from(copy.nnz()) / rows);
             }
@@ -204,16 +204,16 @@ impl Planner<'_> {
         self.operation.modes.iter().map(candidate).collect()
     }
 
-    /// Seconds of all passes with some candidates.
+    /// Seconds of all passes with the chosen candidates.
     fn seconds(&self, candidates: &[Candidate], choice: Chosen) -> f64 {
         let once: f64 = chosen(candidates, choice).map(|c| c.once).sum();
         once + f64::from(self.room.passes.saturating_sub(1)) * self.pass_seconds(candidates, choice)
     }
 
-    /// Seconds of a later pass over all modes: the work, or the link, whatever takes longer.
+    /// Seconds of a later pass over all modes: of the work or of the link, whichever takes longer.
     fn pass_seconds(&self, candidates: &[Candidate], choice: Chosen) -> f64 {
         let link = |bytes: u64| bytes as f64 / self.room.link_bytes_per_second;
-        // With some sorted nonzeros in host memory, no chunk stays on the device.
+        // With sorted nonzeros in host memory, no chunk stays on the device.
         let chunks = if choice == 0 { self.room.later_pass_bytes } else { self.all_bytes() };
         let is_chosen = |c: usize| choice >> c & 1 == 1;
         let work = |c: usize| {

@@ -1,5 +1,5 @@
-//! Planning what passes use of a GPU, before anything is allocated: from a request, the device's facts and a store's manifest. (Of stores
-//! of version 1, whose manifests lack it, headers and some chunks are read too.)
+//! Plans the GPU resources of passes before anything is allocated, from a request, the device's facts and a store's manifest. (Manifests of
+//! version 1 lack statistics, so headers and some chunks are read too.)
 
 mod choose;
 mod host_copies;
@@ -20,7 +20,7 @@ use host_copies::{HostRoom, Planner};
 use room::LANES;
 use std::sync::Arc;
 
-/// Factors, sums and results of more bytes do not stay in an L2 cache.
+/// Factors, sums and results of more bytes than this do not stay in an L2 cache.
 const CACHED_BYTES: u64 = 64 << 20;
 
 /// Plans passes over `store` on `device` for `operation`.
@@ -35,14 +35,14 @@ pub fn plan(
     make(&device.facts, store, &request)
 }
 
-/// What takes the place of `plan` now that this has turned out.
+/// Makes the plan that replaces `plan` after `shortfall`.
 pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<DevicePlan> {
     let mut request = DeviceRequest::clone(&plan.request);
     request.shortfalls.push(shortfall);
     make(&plan.device, store, &request)
 }
 
-/// The plan of a request: the same for the same request, device and store.
+/// Plans a request. The same request, device and store give the same plan.
 fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
     let mut draft = Draft::new(facts, store, request)?;
     request.shortfalls.iter().for_each(|shortfall| draft.apply(shortfall));
@@ -50,18 +50,18 @@ fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DeviceP
     Ok(draft.finish())
 }
 
-/// A plan on its way.
+/// An unfinished plan.
 struct Draft<'a> {
     facts: &'a Facts,
     store: &'a Store,
     request: &'a DeviceRequest,
-    /// What sorts nonzeros, of all that may.
+    /// The order that the request allows.
     which: DeviceOrder,
     lanes: LanesPlan,
-    /// The first chunks, which stay on the device.
+    /// The number of first chunks that stay on the device.
     resident: usize,
     resident_bytes: u64,
-    /// By part.
+    /// The choice for each part.
     choices: Vec<Choice>,
     build: Option<BuildPlan>,
     rows_per_nonzero: Option<f64>,
@@ -130,7 +130,7 @@ impl<'a> Draft<'a> {
         held.saturating_add(self.resident_bytes).saturating_add(self.copies_bytes())
     }
 
-    /// Bytes of device memory that copies take at most, while the last of them is built too.
+    /// The most bytes of device memory that copies take, including while the last one is built.
     fn copies_bytes(&self) -> u64 {
         let Some(build) = &self.build else { return 0 };
         if self.has(Place::Host) {
@@ -146,12 +146,12 @@ impl<'a> Draft<'a> {
         peak
     }
 
-    /// Whether copies lie in this place.
+    /// Whether there are copies in this place.
     fn has(&self, place: Place) -> bool {
         self.choices.iter().any(|choice| choice.place == Some(place))
     }
 
-    /// Keeps all chunks where they fit, otherwise as many of the first as lanes leave room for.
+    /// Keeps all chunks if they fit, otherwise as many of the first as the lanes leave room for.
     fn make_resident(&mut self) {
         let bound = self.request.room.bound;
         let all: u64 = (0..self.chunks()).map(|number| resident_bytes(self.store, number)).sum();
@@ -164,7 +164,7 @@ impl<'a> Draft<'a> {
         self.hold_first(bound);
     }
 
-    /// Keeps as many of the first chunks as there is room for beside all else.
+    /// Keeps as many of the first chunks as fit beside everything else.
     fn hold_first(&mut self, bound: u64) {
         while self.resident < self.chunks() {
             let bytes = resident_bytes(self.store, self.resident);
@@ -217,7 +217,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Takes copies in host memory, instead of chunks that stay on the device, where these are expected to be better.
+    /// Chooses copies in host memory instead of resident chunks if they are expected to be better.
     fn consider_host_copies(&mut self, samples: &Samples) -> Result<()> {
         let DeviceRequest { operation, limits, room, .. } = self.request;
         let there = HostRoom {
@@ -247,7 +247,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Takes in what has turned out.
+    /// Applies a shortfall.
     fn apply(&mut self, shortfall: &Shortfall) {
         match shortfall {
             Shortfall::Lanes(count) => self.lanes.count = self.lanes.count.min(*count),
@@ -257,7 +257,7 @@ impl<'a> Draft<'a> {
                 let longest = longest(self.store, &self.request.operation);
                 self.lanes.image_bytes = self.lanes.image_bytes.max(longest);
                 if self.has(Place::Device) {
-                    // Those are built from all chunks.
+                    // Copies in host memory are built from all chunks.
                     self.build = None;
                     for choice in &mut self.choices {
                         let mode = choice.mode.mode - 1;
@@ -269,8 +269,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Leaves `mode`, from 1, in the store's order, after all. Without any copy left in host memory, as many of the first chunks are to
-    /// stay on the device as there is room for in what building was to take.
+    /// Gives up the copy of `mode`, from 1, and leaves it in the store's order. If no copy in host memory is left, the memory planned for
+    /// building keeps as many of the first chunks on the device as fit.
     fn give_up(&mut self, mode: usize, why: &str) {
         let streamed = self.has(Place::Host);
         for choice in self.choices.iter_mut().filter(|choice| choice.mode.mode == mode) {
@@ -281,7 +281,7 @@ impl<'a> Draft<'a> {
             && !self.has(Place::Host)
             && let Some(build) = self.build.take()
         {
-            // What the operation has for sorted nonzeros it keeps.
+            // The operation keeps its memory for sorted nonzeros.
             self.hold_first(self.bytes() + build.gathered_bytes + build.room_bytes);
         }
     }
@@ -335,7 +335,7 @@ impl<'a> Draft<'a> {
         std::iter::once(chunks).chain(self.choices.iter().filter_map(copy)).collect()
     }
 
-    /// Bytes of the chunks that a later pass brings: those of modes in the store's order that do not stay.
+    /// Bytes of the chunks that a later pass loads: those of modes in the store's order that do not stay.
     fn later_bytes(&self) -> u64 {
         let in_order = || self.choices.iter().filter(|choice| choice.place.is_none());
         let is_brought = |number: &usize| in_order().any(|choice| choice.mode.chunks.contains(number));

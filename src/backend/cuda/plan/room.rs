@@ -1,4 +1,4 @@
-//! How much of a device's memory passes may take, as every plan of them finds it.
+//! The device memory that passes may use, as every plan finds it.
 
 use crate::backend::cuda::driver::Device;
 use crate::backend::device::DeviceLimits;
@@ -8,16 +8,16 @@ use crate::store::Store;
 use bytesize::ByteSize;
 use std::sync::Arc;
 
-/// The default number of lanes: one copies, one computes, and one waits for either or hands results over.
+/// The default number of lanes: one copies, one computes, and one waits for either or hands over results.
 pub(super) const LANES: usize = 4;
-/// Part of the free memory that is left to the driver and to others.
+/// The fraction (one in this many) of free memory that is left to the driver and to others.
 const RESERVE: u64 = 16;
-/// The largest copy that the link is measured with: larger ones are no faster.
+/// The size of the largest copy that measures the link: larger copies are no faster.
 const PROBE_BYTES: usize = 16 << 20;
 
 impl Room {
-    /// What `device` has free for passes over `store`. Measures the link with copies of a chunk's size, at most 16 MiB, which it
-    /// frees again.
+    /// The memory of `device` that is free for passes over `store`. Measures the link with copies of a chunk's size, at most 16 MiB, and
+    /// frees their memory again.
     pub(super) fn of(device: &Arc<Device>, store: &Store, limits: &DeviceLimits) -> Result<Self> {
         let free_bytes = device.free_bytes()?;
         let probe = store.buffer_bytes().clamp(1, PROBE_BYTES);
