@@ -130,7 +130,7 @@ pub struct Totals {
 
 impl Totals {
     /// Adds the next partition. Its sum of squares continues [`Totals::squares`].
-    pub fn add(&mut self, partition: &Statistics) {
+    pub fn add(&mut self, partition: Statistics) {
         self.nnz += partition.nnz;
         self.hash = self.hash.wrapping_add(partition.hash);
         self.sum_squares = partition.sum_squares;

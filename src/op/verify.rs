@@ -156,7 +156,7 @@ impl<'a> Verify<'a> {
         }
         let is_counted = store.parts().any(|(part, _)| store.whole().partitions[part].covers & 1 != 0);
         if is_counted {
-            totals.add(&found);
+            totals.add(found);
         }
         Ok(())
     }

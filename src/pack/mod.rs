@@ -291,7 +291,7 @@ impl PackJob<'_> {
                 statistics: Some(statistics.of_partition()),
             });
             if plan.covers & 1 != 0 {
-                totals.add(&statistics);
+                totals.add(statistics);
             }
         }
         if totals.nnz() == 0 {

@@ -137,7 +137,7 @@ impl<T: Copy + Default + Send + Sync> Filled<T> {
     }
 
     /// Appends `parts`, in parallel.
-    fn extend(&mut self, parts: &[&[T]]) {
+    fn extend<'t>(&mut self, parts: &[&'t [T]]) {
         let end = self.len + parts.iter().map(|part| part.len()).sum::<usize>();
         let more = end.saturating_sub(self.buffer.len());
         self.buffer.par_extend(rayon::iter::repeat_n(T::default(), more));
@@ -362,7 +362,7 @@ fn raw_sections(chunk: &OpenChunk, image: &mut ImageWriter) {
         }
     });
     image.section(SectionKind::Index, |out| {
-        out.extend(chunk.raw.items().iter().flat_map(|i| i.to_le_bytes()));
+        out.extend(chunk.raw.items().iter().flat_map(|i| i.to_le_bytes()))
     });
 }
 
