@@ -18,7 +18,6 @@ pub mod cuda;
 pub mod devices;
 pub mod extended;
 pub mod host;
-mod products;
 mod run;
 pub mod score;
 pub mod solve;

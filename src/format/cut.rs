@@ -22,11 +22,9 @@ pub(crate) fn waiting_bytes(format: &Format, order: usize, nonzero_bytes: usize)
 
 /// A tile and its encoding.
 #[derive(Debug, Default)]
-pub struct Piece {
-    /// The tile.
-    pub tile: SortedTile,
-    /// What the builder's worker has made of it.
-    pub made: Made,
+struct Piece {
+    tile: SortedTile,
+    made: Made,
 }
 
 /// Receives finished chunks in order.
@@ -58,7 +56,9 @@ fn assemble(
     pieces: &[Piece],
     sink: Sink<'_>,
 ) -> Result<()> {
-    rayon::join(|| builder.push_all(pieces, sink), || statistics.add(pieces)).0
+    let build = || pieces.iter().try_for_each(|Piece { tile, made }| builder.push(tile, made, sink));
+    let count = || statistics.add(pieces.iter().map(|piece| &piece.tile));
+    rayon::join(build, count).0
 }
 
 impl<K: Key> Cutter<K> {
@@ -92,7 +92,7 @@ impl<K: Key> Cutter<K> {
     /// Works on groups of up to `group_nnz` nonzeros, a multiple of [`TILE_NNZ`], instead of [`PENDING_NNZ`].
     #[must_use]
     pub fn in_groups_of(self, group_nnz: usize) -> Self {
-        Self { group_nnz, statistics: self.statistics.in_shares(group_nnz / PENDING_NNZ), ..self }
+        Self { group_nnz, ..self }
     }
 
     /// Takes the next nonzeros in the format's order; chunks that are cut go to `sink`. Half a group and more is worked on where it lies; fewer

@@ -27,7 +27,7 @@ pub mod tree;
 mod trees;
 mod values;
 
-pub use cut::{Cutter, Piece};
+pub use cut::Cutter;
 pub(crate) use cut::{PENDING_NNZ, waiting_bytes};
 pub use fiber_counts::FiberCounts;
 pub use gathered::SortedTile;
@@ -204,12 +204,6 @@ pub trait ChunkBuilder: Debug + Send {
     /// last are full. Where chunks end must depend only on the nonzeros. The builder may hold at most three chunks'
     /// worth of nonzeros.
     fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()>;
-
-    /// Takes the next tiles.
-    #[doc(hidden)]
-    fn push_all(&mut self, pieces: &[Piece], sink: ChunkSink<'_>) -> Result<()> {
-        pieces.iter().try_for_each(|Piece { tile, made }| self.push(tile, made, &mut *sink))
-    }
 
     /// Closes the last chunk.
     fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()>;

@@ -1,7 +1,6 @@
 //! The manifest's statistics, gathered from tiles in order (formats-spec/container.md, "Statistics"). Modes and the
 //! tree are counted in parallel.
 
-use super::cut::Piece;
 use super::gathered::{MULTIPLIER, SortedTile, of_total_key, total_key};
 use crate::encoding::TILE_NNZ;
 use crate::shape::{ModeOrder, ORDER_MAX};
@@ -59,27 +58,14 @@ impl Statistics {
         }
     }
 
-    /// The same with row counters in `shares` parts, which are counted in parallel.
-    #[must_use]
-    pub(super) fn in_shares(mut self, shares: usize) -> Self {
-        self.modes.iter_mut().for_each(|mode| mode.rows.resize(shares, vec![0; ROW_BUCKETS]));
-        self
-    }
-
     /// Adds the next tiles.
-    pub(super) fn add(&mut self, pieces: &[Piece]) {
+    pub fn add<'t>(&mut self, tiles: impl Iterator<Item = &'t SortedTile> + Clone + Sync) {
         let Self { nnz, hash, sum_squares, value_keys: [low, high], tree, modes } = self;
         let before = *nnz;
-        let tiles = || pieces.iter().map(|piece| &piece.tile);
-        let of_tree = || tree.iter_mut().for_each(|tree| tiles().for_each(|tile| tree.add(tile)));
-        let of_modes = || {
-            modes.par_iter_mut().for_each(|mode| {
-                let ModeCounts { mode, rows, groups } = mode;
-                rayon::join(|| count_rows(*mode, pieces, rows), || groups.add(*mode, before, tiles()));
-            });
-        };
+        let of_tree = || tree.iter_mut().for_each(|tree| tiles.clone().for_each(|tile| tree.add(tile)));
+        let of_modes = || modes.par_iter_mut().for_each(|mode| mode.add(before, tiles.clone()));
         rayon::join(of_modes, of_tree);
-        for tile in tiles() {
+        for tile in tiles {
             *nnz += tile.values.len() as u64;
             *hash = hash.wrapping_add(tile.hash);
             sum_squares.add(tile.sum_squares);
@@ -103,7 +89,7 @@ impl Statistics {
     /// The statistics that plans use.
     #[must_use]
     pub fn of_partition(&self) -> PartitionStatistics {
-        let modes: Vec<GroupCounts> = self.modes.iter().map(|mode| mode.groups.closed()).collect();
+        let modes: Vec<ModeCounts> = self.modes.iter().map(ModeCounts::closed).collect();
         let (nodes, fiber_lengths) = self.tree.as_ref().map_or(([0; _], [0; _]), TreeCounts::finish);
         let distinct = modes.iter().map(|mode| mode.distinct).collect();
         PartitionStatistics { sampled: modes[0].sampled, nodes, fiber_lengths, distinct }
@@ -137,11 +123,12 @@ impl Totals {
         let [low, high] = partition.value_keys;
         let [least, most] = self.value_keys.unwrap_or([low, high]);
         self.value_keys = Some([low.min(least), high.max(most)]);
-        self.rows.resize(partition.modes.len(), vec![0; ROW_BUCKETS]);
-        for (all, mode) in self.rows.iter_mut().zip(&partition.modes) {
-            for rows in &mode.rows {
-                all.iter_mut().zip(rows).for_each(|(all, row)| *all += row);
-            }
+        let rows = partition.modes.into_iter().map(|mode| mode.rows);
+        if self.rows.is_empty() {
+            self.rows = rows.collect();
+        } else {
+            let pairs = self.rows.iter_mut().zip(rows);
+            pairs.for_each(|(all, rows)| all.iter_mut().zip(rows).for_each(|(all, row)| *all += row));
         }
     }
 
@@ -194,34 +181,11 @@ impl Totals {
     }
 }
 
-/// Counts of one mode.
-#[derive(Debug)]
+/// Counts of one mode: row counters, and distinct indices in groups of nonzeros.
+#[derive(Clone, Debug)]
 struct ModeCounts {
     mode: usize,
-    /// Row counters, in parts that add up.
-    rows: Vec<Vec<u64>>,
-    groups: GroupCounts,
-}
-
-impl ModeCounts {
-    fn new(mode: usize) -> Self {
-        Self { mode, rows: vec![vec![0; ROW_BUCKETS]], groups: GroupCounts::default() }
-    }
-}
-
-/// Counts the rows of `mode`, a part of the tiles in each part of the counters.
-fn count_rows(mode: usize, pieces: &[Piece], rows: &mut [Vec<u64>]) {
-    let share = pieces.len().div_ceil(rows.len()).max(1);
-    rows.par_iter_mut().zip(pieces.par_chunks(share)).for_each(|(rows, pieces)| {
-        for index in pieces.iter().flat_map(|piece| piece.tile.column(mode)) {
-            rows[*index as usize % ROW_BUCKETS] += 1;
-        }
-    });
-}
-
-/// Distinct indices of a mode in groups of nonzeros.
-#[derive(Clone, Debug, Default)]
-struct GroupCounts {
+    rows: Vec<u64>,
     sampled: u64,
     /// The indices of the open sampled group.
     open: Vec<u32>,
@@ -230,11 +194,19 @@ struct GroupCounts {
     distinct: [u64; GROUP_SIZES],
 }
 
-impl GroupCounts {
-    /// Adds the indices of `mode` in tiles that follow `nnz` nonzeros.
-    fn add<'t>(&mut self, mode: usize, mut nnz: u64, tiles: impl Iterator<Item = &'t SortedTile>) {
+impl ModeCounts {
+    fn new(mode: usize) -> Self {
+        let (rows, distinct) = (vec![0; ROW_BUCKETS], [0; GROUP_SIZES]);
+        Self { mode, rows, sampled: 0, open: Vec::new(), met: Vec::new(), distinct }
+    }
+
+    /// Adds tiles that follow `nnz` nonzeros.
+    fn add<'t>(&mut self, mut nnz: u64, tiles: impl Iterator<Item = &'t SortedTile>) {
         for tile in tiles {
-            let column = tile.column(mode);
+            let column = tile.column(self.mode);
+            for index in column {
+                self.rows[*index as usize % ROW_BUCKETS] += 1;
+            }
             let group = nnz / GROUP_NNZ as u64;
             nnz += column.len() as u64;
             if group.is_multiple_of(GROUPS_EACH) {

@@ -121,7 +121,7 @@ impl Budget {
             usize::try_from(room / 8 / chunk(options).max(1)).unwrap_or(usize::MAX).clamp(1, threads);
         let waiting = (chunks as u64 - 1) * chunk(options);
         // Threads wait for one another at the end of a group, and longer groups make that rarer.
-        let groups = usize::try_from(room / 8 / CUTTER_BYTES).unwrap_or(usize::MAX).min(threads / 2).max(1);
+        let groups = usize::try_from(room / 8 / CUTTER_BYTES).unwrap_or(usize::MAX).min(threads / 4).max(1);
         let waiting = waiting + (groups as u64 - 1) * CUTTER_BYTES;
         let (chunks_at_once, group_nnz) = (chunks, groups * PENDING_NNZ);
         Ok(Self { chunks_at_once, group_nnz, ..Self::new(room, reader, writer(options) + waiting) })

@@ -39,12 +39,13 @@ use crate::error::{Error, Result};
 use crate::format::{BuiltChunk, ClosedChunk, Cutter, PartitionPlan, Scheme, Statistics, Takes, Totals};
 use crate::linear::{BitLayout, Key, Nonzero, Wide};
 use crate::shape::Shape;
-use crate::store::{Format, Manifest, Partition, Staging, Version, WrittenChunk, partial_path};
-use crate::sys::{InOrder, Sys};
+use crate::store::{Format, Manifest, Partition, Staging, Version, partial_path};
+use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
 use orders::Orders;
 use promises::Promises;
+use rayon::prelude::*;
 use resume::{Beginning, Complete, Prepared, prepare};
 use runs::{Runs, SortedRuns};
 use scratch::ScratchDir;
@@ -236,24 +237,30 @@ impl PackJob<'_> {
         })
     }
 
-    /// An error where a registered format has built a chunk that no reader takes.
-    fn check_built(&self, format: &Format, chunk: &BuiltChunk) -> Result<()> {
+    /// An error where a registered format has built a chunk that no reader takes, behind one of `before` nonzeros.
+    fn check_built(&self, format: &Format, chunk: &BuiltChunk, before: u64) -> Result<()> {
         let header = &chunk.header;
         let codes = format.record().chunk_codes(Version::NEWEST, header.codes.value_encoding);
         let right = header.codes == codes
             && format.has_value_encoding(header.codes.value_encoding)
             && usize::from(header.order) == self.shape.order()
             && header.nnz as usize == chunk.ranges.nnz
+            && (!format.cuts_at_tiles() || before.is_multiple_of(TILE_NNZ as u64))
             && chunk.image.len() as u64 <= self.options.chunk_bytes;
-        if right { Ok(()) } else { Err(wrongly_built(format)) }
+        let what =
+            "has built a chunk that is not as it says, cut inside a tile, or longer than `chunk_bytes`";
+        if right { Ok(()) } else { Err(Error::request(format!("format {} {what}", format.name()))) }
     }
 
-    /// Takes note of a chunk that has been built and written.
-    fn add(format: &Format, written: Result<WrittenChunk>, staging: &mut Staging) -> Result<()> {
-        let before = staging.of_partition().last().map_or(0, |last| last.nnz);
-        staging.add(written?);
-        let right = !format.cuts_at_tiles() || before.is_multiple_of(TILE_NNZ as u64);
-        if right { Ok(()) } else { Err(wrongly_built(format)) }
+    /// Builds chunks that are cut, and writes them, in parallel.
+    fn add(&self, format: &Format, closed: &mut Vec<ClosedChunk>, staging: &mut Staging) -> Result<()> {
+        let built: Vec<BuiltChunk> = closed.par_drain(..).map(ClosedChunk::build).collect();
+        let mut before = staging.of_partition().last().map_or(0, |last| last.nnz);
+        for chunk in &built {
+            self.check_built(format, chunk, before)?;
+            before = chunk.header.nnz.into();
+        }
+        staging.add(built)
     }
 
     /// Cuts every partition of the store from all nonzeros in its order.
@@ -331,58 +338,41 @@ impl PackJob<'_> {
         let cutter = cutter.in_groups_of(self.budget.group_nnz());
         let mut cutter = if plan.covers & 1 != 0 { cutter.following(before.squares()) } else { cutter };
         let mut filter = SliceFilter::of(plan, self.shape);
-        let (writer, first) = (staging.writer(), staging.entries().len());
-        let writer = &writer;
-        rayon::in_place_scope_fifo(|scope| {
-            let (mut writing, mut number) = (InOrder::new(scope), first);
-            let mut store = |chunk: ClosedChunk| {
-                let place = number;
-                number += 1;
-                writing.give(move || {
-                    let built = chunk.build();
-                    self.check_built(format, &built)?;
-                    writer.write(place, built)
-                });
-                while writing.waiting() >= self.budget.chunks_at_once() {
-                    writing.take().map_or(Ok(()), |written| Self::add(format, written, staging))?;
-                }
+        let mut closed = Vec::new();
+        let mut store = |chunk: ClosedChunk| {
+            closed.push(chunk);
+            if closed.len() < self.budget.chunks_at_once() {
                 Ok(())
-            };
-            let mut take = |settled: &[Nonzero<K>]| match &mut filter {
-                None => cutter.push(settled, &mut store),
-                Some(filter) => filter.push(settled, &mut |some| cutter.push(some, &mut store)),
-            };
-            let mut done = 0;
-            sorted.for_each_slice(|slice| {
-                combiner.push(slice, |settled, taken| {
-                    self.sys.check_cancelled()?;
-                    take(settled)?;
-                    done += taken as u64;
-                    (self.watch)("writing", done, Some(total));
-                    Ok(())
-                })
-            })?;
-            if done != total && !matches!(plan.takes, Takes::Leaf(_)) {
-                let what =
-                    format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
-                return Err(Error::unusable(partial_path(&self.options.target), what));
+            } else {
+                self.add(format, &mut closed, staging)
             }
-            combiner.finish(&mut take)?;
-            if let Some(filter) = &mut filter {
-                filter.finish(&mut |some| cutter.push(some, &mut store))?;
-            }
-            let statistics = cutter.finish(&mut store)?;
-            while let Some(written) = writing.take() {
-                Self::add(format, written, staging)?;
-            }
-            Ok(statistics)
-        })
+        };
+        let mut take = |settled: &[Nonzero<K>]| match &mut filter {
+            None => cutter.push(settled, &mut store),
+            Some(filter) => filter.push(settled, &mut |some| cutter.push(some, &mut store)),
+        };
+        let mut done = 0;
+        sorted.for_each_slice(|slice| {
+            combiner.push(slice, |settled, taken| {
+                self.sys.check_cancelled()?;
+                take(settled)?;
+                done += taken as u64;
+                (self.watch)("writing", done, Some(total));
+                Ok(())
+            })
+        })?;
+        if done != total && !matches!(plan.takes, Takes::Leaf(_)) {
+            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
+            return Err(Error::unusable(partial_path(&self.options.target), what));
+        }
+        combiner.finish(&mut take)?;
+        if let Some(filter) = &mut filter {
+            filter.finish(&mut |some| cutter.push(some, &mut store))?;
+        }
+        let statistics = cutter.finish(&mut store)?;
+        self.add(format, &mut closed, staging)?;
+        Ok(statistics)
     }
-}
-
-fn wrongly_built(format: &Format) -> Error {
-    let what = "has built a chunk that is not as it says, cut inside a tile, or longer than `chunk_bytes`";
-    Error::request(format!("format {} {what}", format.name()))
 }
 
 /// What was cut.

@@ -16,7 +16,7 @@ pub use crate::publish::partial_path;
 pub use file::{LoneReader, read_provenance};
 pub use load::{DecodeScratch, LoadTimes};
 pub use manifest::{ChunkEntry, Codec, Manifest, Partition};
-pub use publish::{ChunkWriter, Published, Staging, WrittenChunk};
+pub use publish::{Published, Staging};
 pub use summary::StoreSummary;
 use view::Place;
 

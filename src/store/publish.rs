@@ -58,53 +58,6 @@ pub struct Published {
     pub bytes: u64,
 }
 
-/// Writes chunks of a partition, on any thread.
-#[derive(Debug)]
-pub struct ChunkWriter {
-    sys: Sys,
-    dir: PathBuf,
-    codec: Codec,
-    partition: u32,
-}
-
-/// A chunk's file, complete but for what its header says of its place in the store.
-#[derive(Debug)]
-pub struct WrittenChunk {
-    header: ChunkHeader,
-    entry: ChunkEntry,
-}
-
-impl ChunkWriter {
-    /// Writes chunk `number` of the store.
-    pub fn write(&self, number: usize, chunk: BuiltChunk) -> Result<WrittenChunk> {
-        let BuiltChunk { mut header, mut image, ranges } = chunk;
-        let mut entry = ChunkEntry::of(&ranges);
-        header.number = u32::try_from(number)
-            .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
-        header.partition = self.partition;
-        header.codec = self.codec.code();
-        let start = header.header_bytes();
-        entry.image_bytes = image.len() as u64;
-        if let Codec::Zstd(level) = self.codec {
-            let payload = zstd::bulk::compress(&image[start..], level)
-                .map_err(|source| Error::Resource { action: "compress a chunk", source })?;
-            image.truncate(start);
-            image.extend_from_slice(&payload);
-        }
-        header.stored_bytes = u32::try_from(image.len() - start)
-            .map_err(|_| Error::request("a chunk exceeds 4 GiB; use a smaller `chunk_bytes`"))?;
-        header.payload_checksum = xxh3_64(&image[start..]);
-        entry.nnz = header.nnz.into();
-        entry.file_bytes = header.file_bytes();
-        entry.payload_checksum = header.payload_checksum;
-        entry.value_encoding = Some(header.codes.value_encoding);
-        image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
-        let file = self.sys.create(&self.dir.join(chunk_name(number)))?;
-        file.write_all_at(&image, 0)?;
-        Ok(WrittenChunk { header, entry })
-    }
-}
-
 impl Staging {
     /// Prepares to write a store at `target`, or at the target of that symbolic link. An existing store there is an
     /// error unless `replace` is set; anything else there is always an error. Removes what a killed packer left under
@@ -138,19 +91,50 @@ impl Staging {
         &self.entries[self.begun..]
     }
 
-    /// A writer of its chunks.
-    #[must_use]
-    pub fn writer(&self) -> ChunkWriter {
-        let dir = self.partial.new_one();
-        ChunkWriter { sys: self.sys.clone(), dir, codec: self.codec, partition: self.partition }
+    /// Writes the next chunks, in parallel.
+    pub fn add(&mut self, mut chunks: Vec<BuiltChunk>) -> Result<()> {
+        let mut first_nonzero = self.of_partition().last().map_or(0, |e| e.first_nonzero + e.nnz);
+        for (chunk, number) in chunks.iter_mut().zip(self.headers.len()..) {
+            chunk.header.number = u32::try_from(number)
+                .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
+            chunk.header.partition = self.partition;
+            chunk.header.first_nonzero = first_nonzero;
+            first_nonzero += u64::from(chunk.header.nnz);
+        }
+        let written = chunks.into_par_iter().map(|chunk| self.write(chunk));
+        let written: Vec<(ChunkHeader, ChunkEntry)> = written.collect::<Result<_>>()?;
+        for (header, entry) in written {
+            self.headers.push(header);
+            self.entries.push(entry);
+        }
+        Ok(())
     }
 
-    /// Takes note of the next chunk, which has been written.
-    pub fn add(&mut self, WrittenChunk { mut header, mut entry }: WrittenChunk) {
-        header.first_nonzero = self.of_partition().last().map_or(0, |e| e.first_nonzero + e.nnz);
+    /// Writes one numbered chunk.
+    fn write(&self, chunk: BuiltChunk) -> Result<(ChunkHeader, ChunkEntry)> {
+        let BuiltChunk { mut header, mut image, ranges } = chunk;
+        let mut entry = ChunkEntry::of(&ranges);
+        header.codec = self.codec.code();
+        let start = header.header_bytes();
+        entry.image_bytes = image.len() as u64;
+        if let Codec::Zstd(level) = self.codec {
+            let payload = zstd::bulk::compress(&image[start..], level)
+                .map_err(|source| Error::Resource { action: "compress a chunk", source })?;
+            image.truncate(start);
+            image.extend_from_slice(&payload);
+        }
+        header.stored_bytes = u32::try_from(image.len() - start)
+            .map_err(|_| Error::request("a chunk exceeds 4 GiB; use a smaller `chunk_bytes`"))?;
+        header.payload_checksum = xxh3_64(&image[start..]);
         entry.first_nonzero = header.first_nonzero;
-        self.headers.push(header);
-        self.entries.push(entry);
+        entry.nnz = header.nnz.into();
+        entry.file_bytes = header.file_bytes();
+        entry.payload_checksum = header.payload_checksum;
+        entry.value_encoding = Some(header.codes.value_encoding);
+        image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
+        let file = self.sys.create(&self.file(&chunk_name(header.number as usize)))?;
+        file.write_all_at(&image, 0)?;
+        Ok((header, entry))
     }
 
     /// The temporary directory, where the packer may keep `journal` and directories for temporary files.

@@ -7,7 +7,6 @@
 
 mod dir;
 pub mod fault;
-mod in_order;
 mod names;
 mod private;
 pub mod record;
@@ -18,7 +17,6 @@ pub mod sync;
 mod temporary;
 
 pub use dir::Dir;
-pub use in_order::InOrder;
 pub use names::{Held, is_unsupported};
 pub use private::PrivateDir;
 pub use removal::each_name;

@@ -41,11 +41,11 @@ use crate::coo::{Batch, Extent, Size, Source, SourceMemory};
 use crate::error::{Error, Result};
 use crate::shape::{ORDER_MAX, ORDER_MIN, Shape};
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
-use crate::sys::{File, FileState, InOrder, Sys};
+use crate::sys::{File, FileState, Sys};
 use header::TextHeader;
 use parse::{Declared, Parsed, Rules};
 use pieces::{Pieces, TextPiece};
-use ranges::Ranges;
+use ranges::{Ranges, TextRange};
 use rayon::prelude::*;
 use std::fmt;
 use std::io::Read;
@@ -356,7 +356,7 @@ impl TnsReader {
     }
 }
 
-/// Reads and parses ranges of a file, `group_len` at a time in parallel, and passes the results to `take` in order.
+/// Reads and parses ranges of a file, a group at a time in parallel, and passes the results to `take` in order.
 fn read_ranges(
     sys: &Sys,
     mut ranges: Ranges<'_>,
@@ -365,26 +365,25 @@ fn read_ranges(
     mut take: impl FnMut(Parsed) -> Result<()>,
 ) -> Result<()> {
     let (file, mut buffers) = (ranges.file(), Vec::new());
-    rayon::in_place_scope_fifo(|scope| {
-        let mut parsing = InOrder::new(scope);
-        loop {
-            sys.check_cancelled()?;
-            while parsing.waiting() < group_len
-                && let Some(range) = ranges.next()
-            {
-                let buffer = buffers.pop().unwrap_or_default();
-                parsing.give(move || {
-                    let piece = range.read(sys, file, buffer)?;
-                    let parsed = parse::parse(sys, rules, piece.text())?;
-                    Ok((piece.into_buffer(), parsed))
-                });
-            }
-            let Some(parsed) = parsing.take() else { return Ok(()) };
-            let (buffer, parsed) = parsed?;
+    loop {
+        sys.check_cancelled()?;
+        let group = ranges.by_ref().take(group_len);
+        let group: Vec<_> = group.map(|range| (range, buffers.pop().unwrap_or_default())).collect();
+        if group.is_empty() {
+            return Ok(());
+        }
+        let read = |(range, buffer): (TextRange, Vec<u8>)| {
+            let piece = range.read(sys, file, buffer)?;
+            let parsed = parse::parse(sys, rules, piece.text())?;
+            Ok((piece.into_buffer(), parsed))
+        };
+        let parsed: Vec<Result<_>> = group.into_par_iter().map(read).collect();
+        for item in parsed {
+            let (buffer, parsed) = item?;
             take(parsed)?;
             buffers.push(buffer);
         }
-    })
+    }
 }
 
 /// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.

@@ -9,18 +9,15 @@ use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::error::Result;
 use crate::format::{
-    BuiltChunk, ChunkBuilder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk, Made, Piece, SortedTile,
-    TileWorker, value_section,
+    BuiltChunk, ChunkBuilder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk, Made, SortedTile, TileWorker,
+    value_section,
 };
 use crate::linear::{BLOCK_BITS, BitLayout, Linearizer, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
-use rayon::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Sections of an image, at most.
 const SECTIONS: usize = 4;
-/// Tiles that one thread copies, at least.
-const TILES_MIN: usize = 16;
 
 /// Packs the columns of single tiles, on any thread.
 #[derive(Debug)]
@@ -108,49 +105,12 @@ struct Encoder {
 #[derive(Debug)]
 struct OpenChunk {
     tiles: Vec<TileRecord>,
-    /// Bytes of the tiles' columns.
-    column_bytes: usize,
-    columns: Filled<u8>,
-    raw: Filled<u64>,
+    columns: Vec<u8>,
+    raw: Vec<u64>,
     keys: Vec<(u64, u32)>,
-    values: Filled<f64>,
+    values: Vec<f64>,
     costs: Costs,
     ranges: ChunkRanges,
-}
-
-/// The first items of a buffer that is used again and again. What follows them is left from before.
-#[derive(Debug)]
-struct Filled<T> {
-    buffer: Vec<T>,
-    len: usize,
-}
-
-impl<T> Default for Filled<T> {
-    fn default() -> Self {
-        Self { buffer: Vec::new(), len: 0 }
-    }
-}
-
-impl<T: Copy + Default + Send + Sync> Filled<T> {
-    fn items(&self) -> &[T] {
-        &self.buffer[..self.len]
-    }
-
-    /// Appends `parts`, in parallel.
-    fn extend<'t>(&mut self, parts: &[&'t [T]]) {
-        let end = self.len + parts.iter().map(|part| part.len()).sum::<usize>();
-        let more = end.saturating_sub(self.buffer.len());
-        self.buffer.par_extend(rayon::iter::repeat_n(T::default(), more));
-        let mut rest = &mut self.buffer[self.len..end];
-        let mut rooms = Vec::with_capacity(parts.len());
-        for part in parts {
-            let (room, behind) = std::mem::take(&mut rest).split_at_mut(part.len());
-            rooms.push((room, *part));
-            rest = behind;
-        }
-        rooms.into_par_iter().with_min_len(TILES_MIN).for_each(|(room, part)| room.copy_from_slice(part));
-        self.len = end;
-    }
 }
 
 /// The most nonzeros in a chunk.
@@ -191,33 +151,13 @@ impl BlcoBuilder {
             return true;
         }
         let costs = open.costs.with(&tile.costs, nnz);
-        let nnz = open.ranges.nnz + nnz;
+        let nnz = open.values.len() + nnz;
         let continues =
             tile.keys.first().is_some_and(|first| open.keys.last().is_some_and(|k| k.0 == first.0));
         let blocks = open.keys.len() + tile.keys.len() - usize::from(continues);
-        let (tiles, columns) = (open.tiles.len() + 1, open.column_bytes + tile.columns.len());
+        let (tiles, columns) = (open.tiles.len() + 1, open.columns.len() + tile.columns.len());
         nnz <= self.nnz_max
             && self.encoder.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
-    }
-
-    /// Decides in order where chunks end, and copies what lies between in parallel.
-    fn push_tiles(&mut self, tiles: &[(&SortedTile, &TileColumns)], sink: ChunkSink<'_>) -> Result<()> {
-        let mut copied = 0;
-        for (i, &(sorted, tile)) in tiles.iter().enumerate() {
-            if !self.has_room(tile, sorted.values.len()) {
-                self.open.copy(tiles[copied..i].iter().copied());
-                copied = i;
-                self.close().map_or(Ok(()), &mut *sink)?;
-            }
-            if self.open.tiles.is_empty()
-                && let Some(spare) = self.encoder.spare().pop()
-            {
-                self.open = spare;
-            }
-            self.open.add(sorted, tile);
-        }
-        self.open.copy(tiles[copied..].iter().copied());
-        Ok(())
     }
 
     /// Closes the open chunk unless it is empty.
@@ -240,11 +180,10 @@ impl OpenChunk {
     fn new(version: Version) -> Self {
         Self {
             tiles: Vec::new(),
-            column_bytes: 0,
-            columns: Filled::default(),
-            raw: Filled::default(),
+            columns: Vec::new(),
+            raw: Vec::new(),
             keys: Vec::new(),
-            values: Filled::default(),
+            values: Vec::new(),
             costs: Costs::new(version.has_decimals()),
             ranges: ChunkRanges::default(),
         }
@@ -252,35 +191,26 @@ impl OpenChunk {
 
     fn clear(&mut self, version: Version) {
         self.tiles.clear();
+        self.columns.clear();
+        self.raw.clear();
         self.keys.clear();
-        (self.column_bytes, self.columns.len, self.raw.len, self.values.len) = (0, 0, 0, 0);
+        self.values.clear();
         self.costs = Costs::new(version.has_decimals());
         self.ranges = ChunkRanges::default();
     }
 
-    /// Takes note of the next tile, whose data [`OpenChunk::copy`] adds.
+    /// Adds the next tile.
     fn add(&mut self, sorted: &SortedTile, tile: &TileColumns) {
-        let start = u32::try_from(self.ranges.nnz).expect("a chunk has fewer than 2^32 nonzeros");
+        self.ranges.add(sorted);
+        let start = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         let continues = |key: u64| self.keys.last().is_some_and(|last| last.0 == key);
         let skip = usize::from(tile.keys.first().is_some_and(|first| continues(first.0)));
         self.keys.extend(tile.keys[skip..].iter().map(|&(key, at)| (key, start + at)));
         self.costs = self.costs.with(&tile.costs, sorted.values.len());
         self.tiles.push(tile.record);
-        self.column_bytes += tile.columns.len();
-        self.ranges.add(sorted);
-    }
-
-    /// Copies the data of the next tiles.
-    fn copy<'t>(&mut self, tiles: impl Iterator<Item = (&'t SortedTile, &'t TileColumns)>) {
-        let (mut columns, mut raw, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        for (sorted, tile) in tiles {
-            columns.push(&tile.columns[..]);
-            raw.push(&tile.raw[..]);
-            values.push(&sorted.values[..]);
-        }
-        self.columns.extend(&columns);
-        self.raw.extend(&raw);
-        self.values.extend(&values);
+        self.columns.extend_from_slice(&tile.columns);
+        self.raw.extend_from_slice(&tile.raw);
+        self.values.extend_from_slice(&sorted.values);
     }
 }
 
@@ -303,8 +233,7 @@ impl Encoder {
     }
 
     fn encode(&self, chunk: &OpenChunk) -> BuiltChunk {
-        let OpenChunk { tiles, keys, costs, .. } = chunk;
-        let (columns, values) = (chunk.columns.items(), chunk.values.items());
+        let OpenChunk { tiles, columns, keys, values, costs, .. } = chunk;
         let chosen = match self.encoding {
             IndexEncoding::Raw => ChosenValues::F64,
             IndexEncoding::Tiled => costs.choose(values, values.len(), value_cost(columns.len())),
@@ -333,7 +262,7 @@ impl Encoder {
         let order = self.shape.order();
         let mut records = chunk.tiles.clone();
         let mut at = 0;
-        for (record, values) in records.iter_mut().zip(chunk.values.items().chunks(TILE_NNZ)) {
+        for (record, values) in records.iter_mut().zip(chunk.values.chunks(TILE_NNZ)) {
             (record.value_base, record.value_width) = chosen.column_of(values);
             record.columns_at = at;
             at += record.widths(order);
@@ -342,9 +271,9 @@ impl Encoder {
         image.section(SectionKind::Columns, |out| {
             out.reserve(column::bytes(at));
             let mut done = 0;
-            for (record, values) in records.iter().zip(chunk.values.items().chunks(TILE_NNZ)) {
+            for (record, values) in records.iter().zip(chunk.values.chunks(TILE_NNZ)) {
                 let bytes = column::bytes(record.widths(order) - record.value_width);
-                out.extend_from_slice(&chunk.columns.items()[done..done + bytes]);
+                out.extend_from_slice(&chunk.columns[done..done + bytes]);
                 done += bytes;
                 chosen.pack(values, record.value_base, record.value_width, out);
             }
@@ -361,14 +290,7 @@ fn raw_sections(chunk: &OpenChunk, image: &mut ImageWriter) {
             out.extend([0; 4]);
         }
     });
-    image.section(SectionKind::Index, |out| {
-        out.extend(chunk.raw.items().iter().flat_map(|i| i.to_le_bytes()))
-    });
-}
-
-/// What the worker of a builder has made of a tile.
-fn columns_of(made: &Made) -> &TileColumns {
-    made.as_ref().and_then(|made| made.downcast_ref()).expect("made by the worker of this builder")
+    image.section(SectionKind::Index, |out| out.extend(chunk.raw.iter().flat_map(|i| i.to_le_bytes())));
 }
 
 impl ChunkBuilder for BlcoBuilder {
@@ -384,12 +306,18 @@ impl ChunkBuilder for BlcoBuilder {
     }
 
     fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()> {
-        self.push_tiles(&[(tile, columns_of(made))], sink)
-    }
-
-    fn push_all(&mut self, pieces: &[Piece], sink: ChunkSink<'_>) -> Result<()> {
-        let tiles: Vec<_> = pieces.iter().map(|Piece { tile, made }| (tile, columns_of(made))).collect();
-        self.push_tiles(&tiles, sink)
+        let columns: Option<&TileColumns> = made.as_ref().and_then(|made| made.downcast_ref());
+        let columns = columns.expect("made by the worker of this builder");
+        if !self.has_room(columns, tile.values.len()) {
+            self.close().map_or(Ok(()), &mut *sink)?;
+        }
+        if self.open.tiles.is_empty()
+            && let Some(spare) = self.encoder.spare().pop()
+        {
+            self.open = spare;
+        }
+        self.open.add(tile, columns);
+        Ok(())
     }
 
     fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
