@@ -690,7 +690,10 @@ def parse_parameters(partition: Partition, parameters: bytes, order: int) -> Non
         require((first == 1) == (partition.layout == COORDINATES), f"{what}: a layout that is not the role's")
         require(second >= 1 if first == 3 else second == 0, f"{what}: the fiber split is {second}")
         return
-    require(second == 0, f"{what}: a reserved field of the parameters is not zero")
+    if form == F_COO:
+        require(second <= 65536, f"{what}: {second} thread nonzeros")
+    else:
+        require(second == 0, f"{what}: a reserved field of the parameters is not zero")
     if form == HOCFS:
         partition.leaf_rule = first
         require(CSR <= first <= AUTO, f"{what}: unknown leaf rule {first}")

@@ -1406,11 +1406,12 @@ def packed_partitions() -> list[Packed]:
             targets = 7 if len(modes) == 1 else 1 << mode
             yield Kind(form, TREE, rooted(dims, mode), parameters, targets, 1 << cover), sparse
 
-    def coordinates(product: Callable[[int], int], order: Callable[[int], tuple[int, ...]], modes: Sequence[int]
-                    ) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
+    def coordinates(product: Callable[[int], int], order: Callable[[int], tuple[int, ...]], modes: Sequence[int],
+                    thread_nnz: int = 0) -> Iterator[tuple[Kind, Sequence[Nonzero]]]:
         for cover, mode in enumerate(modes):
             targets = 7 if len(modes) == 1 else 1 << mode
-            yield Kind(F_COO, SEGMENTED, order(mode), struct.pack("<II", product(mode), 0), targets, 1 << cover), sparse
+            yield Kind(F_COO, SEGMENTED, order(mode), struct.pack("<II", product(mode), thread_nnz), targets,
+                       1 << cover), sparse
 
     def last(mode: int) -> tuple[int, ...]:
         return rooted(dims, mode)[1:] + (mode,)
@@ -1428,8 +1429,8 @@ def packed_partitions() -> list[Packed]:
               "--format", "mmcsf", "--assign", "static"),
         store("fcoo-mttkrp", "F-COO: one index mode", coordinates(lambda m: 7 & ~(1 << m), lambda m: rooted(dims, m), every),
               "--format", "fcoo"),
-        store("fcoo-ttm", "F-COO: one product mode", coordinates(lambda m: 1 << m, last, [2]),
-              "--format", "fcoo", "--for", "ttm", "--trees", "3"),
+        store("fcoo-ttm", "F-COO: one product mode", coordinates(lambda m: 1 << m, last, [2], 16),
+              "--format", "fcoo", "--for", "ttm", "--trees", "3", "--thread-nnz", "16"),
     ]
 
 
@@ -2081,7 +2082,7 @@ def invalid_fields() -> Iterator[Invalid]:
         ("fcoo-all", "F-COO: no index mode", 0, "<I", (0b111,)),
         ("fcoo-beyond", "F-COO: a product mode that is not there", 0, "<I", (0b1100,)),
         ("fcoo-order", "F-COO: a product mode before an index mode", 0, "<I", (0b001,)),
-        ("fcoo-reserved", "F-COO: a reserved field is 1", 4, "<I", (1,)),
+        ("fcoo-thread-nnz", "F-COO: 65,537 thread nonzeros", 4, "<I", (65537,)),
     ])
 
     yield from field_of("chunks", _NARROW, [

@@ -132,6 +132,9 @@ struct PartitionInfo {
     hash: Option<String>,
     /// The nodes of each level of a tree.
     nodes: Option<Vec<u64>>,
+    /// Of fcoo: the nonzeros of a thread, which share a start flag.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thread_nnz: Option<u32>,
 }
 
 impl PartitionInfo {
@@ -154,6 +157,7 @@ impl PartitionInfo {
             bytes: chunks.iter().map(|chunk| chunk.file_bytes).sum(),
             hash: partition.hash.map(|hash| format!("{hash:016x}")),
             nodes: nodes.map(|of| of.nodes.into_iter().filter(|&nodes| nodes > 0).collect()),
+            thread_nnz: partition.format.thread_nnz(),
         }
     }
 
@@ -313,10 +317,13 @@ impl InfoReport {
                 format!("HOCFS, slices {}, levels of modes {}", self.encoding, levels.join(", "))
             }
         };
+        let of_thread = self.partitions.first().and_then(|partition| partition.thread_nnz);
+        let of_thread =
+            of_thread.map_or_else(String::new, |nnz| format!(", a start flag for each {nnz} nonzeros"));
         let codec = self.zstd_level.map_or(String::new(), |level| format!(", zstd level {level}"));
         writeln!(
             out,
-            "  format    {format}{codec}, {} linear bits, version {}, digest {}",
+            "  format    {format}{of_thread}{codec}, {} linear bits, version {}, digest {}",
             self.linear_bits, self.container_version, self.digest
         )?;
         if self.partitions.len() > 1 {

@@ -13,7 +13,7 @@ use crate::engine::{Engine, repacking};
 use crate::error::{Error, Result};
 use crate::format::Trees;
 use crate::format::bcsf::FIBER_SPLIT;
-use crate::format::fcoo::FcooFor;
+use crate::format::fcoo::{FcooFor, THREAD_NNZ_MAX};
 use crate::format::mmcsf::Assign;
 use crate::op::reread::StoreSource;
 use crate::pack::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions, PackPlan, PackReport};
@@ -118,6 +118,10 @@ pub struct StoreArgs {
     /// The operation that fcoo serves [default: mttkrp]
     #[arg(long = "for", value_parser = named(&[("mttkrp", FcooFor::Mttkrp), ("ttm", FcooFor::Ttm)]))]
     operation: Option<FcooFor>,
+    /// Nonzeros per thread in fcoo. Each thread has one of the paper's start flags, so this sets their number; chunks do not depend on it
+    /// [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(THREAD_NNZ_MAX)))]
+    thread_nnz: Option<u32>,
     /// Split fibers of bcsf and hbcsf after N nonzeros, to balance work on a GPU [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     fiber_split: Option<u32>,
@@ -220,6 +224,7 @@ impl StoreArgs {
             (self.fiber_split.is_some(), "--fiber-split"),
             (self.assign.is_some(), "--assign"),
             (self.operation.is_some(), "--for"),
+            (self.thread_nnz.is_some(), "--thread-nnz"),
             (self.zstd.is_some(), "--zstd"),
             (self.chunk_bytes.is_some(), "--chunk-bytes"),
             (self.duplicates.is_some(), "--duplicates"),
@@ -251,16 +256,18 @@ impl StoreArgs {
             FormatArg::Bcsf => FormatOption::Bcsf { trees, fiber_split },
             FormatArg::Hbcsf => FormatOption::Hbcsf { trees, fiber_split },
             FormatArg::Mmcsf => FormatOption::Mmcsf { assign: self.assign.unwrap_or(Assign::Dynamic) },
-            FormatArg::Fcoo => {
-                FormatOption::Fcoo { operation: self.operation.unwrap_or(FcooFor::Mttkrp), trees }
-            }
+            FormatArg::Fcoo => FormatOption::Fcoo {
+                operation: self.operation.unwrap_or(FcooFor::Mttkrp),
+                trees,
+                thread_nnz: self.thread_nnz.unwrap_or(0),
+            },
         })
     }
 
     /// An error if an option does not belong to `format`.
     fn refuse_of_others(&self, format: FormatArg) -> Result<()> {
         use FormatArg::{Bcsf, Blco, Csf, Fcoo, Hbcsf, Hocfs, Mmcsf};
-        let options: [(bool, &str, &[FormatArg]); 7] = [
+        let options: [(bool, &str, &[FormatArg]); 8] = [
             (self.encoding.is_some(), "--encoding", &[Blco]),
             (self.main_mode.is_some(), "--main-mode", &[Hocfs]),
             (self.slice.is_some(), "--slice", &[Hocfs]),
@@ -268,6 +275,7 @@ impl StoreArgs {
             (self.fiber_split.is_some(), "--fiber-split", &[Bcsf, Hbcsf]),
             (self.assign.is_some(), "--assign", &[Mmcsf]),
             (self.operation.is_some(), "--for", &[Fcoo]),
+            (self.thread_nnz.is_some(), "--thread-nnz", &[Fcoo]),
         ];
         let foreign = options.iter().find(|(given, _, of)| *given && !of.contains(&format));
         let Some((_, option, of)) = foreign else { return Ok(()) };

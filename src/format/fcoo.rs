@@ -6,7 +6,7 @@
 
 use super::partitions::{PartitionRecord, check_own_cover};
 use super::segments::{self, Parts, SegmentsBuilder, SegmentsDecoder};
-use super::trees::{key_of, one_number};
+use super::trees::key_of;
 use super::{
     Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, Format, FormatRecord, Layout, Scheme, Trees,
 };
@@ -25,8 +25,10 @@ pub enum FcooFor {
     Ttm,
 }
 
-/// Nonzeros of a thread in the paper's storage formula, where each has a start flag: the least that the paper tries.
-const SHARE_NNZ: u64 = 8;
+/// Nonzeros that share a start flag unless a packer chooses: the least that the paper tries.
+const THREAD_NNZ: u32 = 8;
+/// The most that it may choose.
+pub const THREAD_NNZ_MAX: u32 = 1 << 16;
 
 /// A partition of the format.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +37,15 @@ pub struct Fcoo {
     pub levels: ModeOrder,
     /// Bit m: mode m is a product mode.
     pub product: u32,
+    /// Nonzeros that a thread takes, which share a start flag, at most [`THREAD_NNZ_MAX`]; 0 stands for 8. It changes no byte of a chunk.
+    pub thread_nnz: u32,
 }
 
 impl Fcoo {
+    fn nnz_of_thread(&self) -> u32 {
+        if self.thread_nnz == 0 { THREAD_NNZ } else { self.thread_nnz }
+    }
+
     fn parts(&self, shape: &Shape) -> Parts {
         let is_product = |mode: &usize| self.product >> mode & 1 != 0;
         let (product, index) = (0..shape.order()).partition(is_product);
@@ -52,13 +60,15 @@ impl ChunkFormat for Fcoo {
 
     fn read(record: &FormatRecord, order: usize) -> Checked<Self> {
         let levels = record.levels.filter(|levels| levels.modes().len() == order).ok_or("modes of levels")?;
-        let product = one_number(&record.parameters)?;
+        let parameters: [u8; 8] =
+            record.parameters[..].try_into().map_err(|_| "parameters of a partition")?;
+        let [product, thread_nnz] = bytemuck::cast::<_, [u32; 2]>(parameters).map(u32::from_le);
         let is_product = |mode: &u8| product >> mode & 1 != 0;
         let known = product >> order == 0 && product != 0 && product.count_ones() < 8;
         let index_modes = order.saturating_sub(product.count_ones() as usize);
         let ordered = !levels.modes()[..index_modes].iter().any(is_product);
-        if known && index_modes > 0 && ordered {
-            Ok(Self { levels, product })
+        if known && index_modes > 0 && ordered && thread_nnz <= THREAD_NNZ_MAX {
+            Ok(Self { levels, product, thread_nnz })
         } else {
             Err("parameters of a partition")
         }
@@ -69,7 +79,7 @@ impl ChunkFormat for Fcoo {
     }
 
     fn record(&self) -> FormatRecord {
-        let parameters = u64::from(self.product).to_le_bytes().to_vec();
+        let parameters = [self.product, self.thread_nnz].map(u32::to_le_bytes).concat();
         FormatRecord { code: Self::code(), layout: Layout::SEGMENTS, levels: Some(self.levels), parameters }
     }
 
@@ -78,7 +88,11 @@ impl ChunkFormat for Fcoo {
     }
 
     fn options(&self) -> String {
-        format!("--format fcoo, product modes {:#b}, order of modes {:?}", self.product, self.levels.modes())
+        let Self { levels, product, thread_nnz } = self;
+        let levels = levels.modes();
+        format!(
+            "--format fcoo --thread-nnz {thread_nnz}, product modes {product:#b}, order of modes {levels:?}"
+        )
     }
 
     fn cuts_at_tiles(&self) -> bool {
@@ -123,13 +137,17 @@ impl ChunkFormat for Fcoo {
         self.product
     }
 
+    fn thread_nnz(&self) -> Option<u32> {
+        Some(self.nnz_of_thread())
+    }
+
     fn cover_key(&self) -> u32 {
         key_of(&self.levels)
     }
 
-    /// An index for each product mode, a bit flag, and a start flag for each [`SHARE_NNZ`] nonzeros.
+    /// An index for each product mode, a bit flag, and a start flag for the nonzeros of each thread.
     fn paper_index_bytes(&self, counts: &FiberCounts) -> Option<u64> {
-        let flags = counts.nnz.div_ceil(8) + counts.nnz.div_ceil(8 * SHARE_NNZ);
+        let flags = counts.nnz.div_ceil(8) + counts.nnz.div_ceil(8 * u64::from(self.nnz_of_thread()));
         Some(4 * u64::from(self.product.count_ones()) * counts.nnz + flags)
     }
 
@@ -142,18 +160,18 @@ impl ChunkFormat for Fcoo {
 
 /// The partitions of a tensor of `shape`: a cover for each mode, or for one mode.
 #[must_use]
-pub fn scheme(shape: &Shape, operation: FcooFor, trees: Trees) -> Scheme {
+pub fn scheme(shape: &Shape, operation: FcooFor, trees: Trees, thread_nnz: u32) -> Scheme {
     let order = shape.order();
     let all = (1u32 << order) - 1;
     let format = |levels: ModeOrder| {
         let mode = levels.mode(0);
         let modes: Vec<usize> = levels.modes().iter().map(|&mode| mode.into()).collect();
         match operation {
-            FcooFor::Mttkrp => Format::new(Fcoo { levels, product: all & !(1 << mode) }),
+            FcooFor::Mttkrp => Format::new(Fcoo { levels, product: all & !(1 << mode), thread_nnz }),
             FcooFor::Ttm => {
                 let last: Vec<usize> = modes[1..].iter().chain(&modes[..1]).copied().collect();
                 let levels = ModeOrder::new(&last).expect("the same modes");
-                Format::new(Fcoo { levels, product: 1 << mode })
+                Format::new(Fcoo { levels, product: 1 << mode, thread_nnz })
             }
         }
     };

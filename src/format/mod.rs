@@ -153,6 +153,11 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
         0
     }
 
+    /// Of F-COO: the nonzeros of a thread, which share a start flag.
+    fn thread_nnz(&self) -> Option<u32> {
+        None
+    }
+
     /// Partitions with equal keys form one cover if no manifest lists the covers.
     #[doc(hidden)]
     fn cover_key(&self) -> u32 {

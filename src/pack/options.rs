@@ -96,6 +96,8 @@ pub enum FormatOption {
         operation: FcooFor,
         /// For which modes there is a partition.
         trees: Trees,
+        /// Nonzeros of a thread, which share a start flag, at most 65,536; 0 stands for 8.
+        thread_nnz: u32,
     },
     /// The partitions of a store that is there.
     #[doc(hidden)]
@@ -118,7 +120,7 @@ impl FormatOption {
             "bcsf" => Self::Bcsf { trees, fiber_split },
             "hbcsf" => Self::Hbcsf { trees, fiber_split },
             "mmcsf" => Self::Mmcsf { assign: Assign::Dynamic },
-            "fcoo" => Self::Fcoo { operation: FcooFor::Mttkrp, trees },
+            "fcoo" => Self::Fcoo { operation: FcooFor::Mttkrp, trees, thread_nnz: 0 },
             _ => Self::Known(Format::blco(IndexEncoding::Tiled)),
         }
     }
@@ -172,10 +174,13 @@ impl FormatOption {
             Self::Partitions(scheme) => return check_levels(scheme.format(), order),
             Self::Hocfs { main_mode, .. } => (*main_mode >= order)
                 .then(|| format!("main mode {}: the tensor has modes 1 to {order}", main_mode + 1)),
-            Self::Csf { trees }
-            | Self::Bcsf { trees, .. }
-            | Self::Hbcsf { trees, .. }
-            | Self::Fcoo { trees, .. } => trees.refusal(order),
+            Self::Csf { trees } | Self::Bcsf { trees, .. } | Self::Hbcsf { trees, .. } => {
+                trees.refusal(order)
+            }
+            Self::Fcoo { trees, thread_nnz, .. } => {
+                trees.refusal(order).or((*thread_nnz > fcoo::THREAD_NNZ_MAX)
+                    .then(|| format!("`thread_nnz` {thread_nnz}: at most {}", fcoo::THREAD_NNZ_MAX)))
+            }
             Self::Mmcsf { .. } => None,
         };
         refused.map_or(Ok(()), |what| Err(Error::request(what)))
@@ -195,7 +200,9 @@ impl FormatOption {
             Self::Bcsf { trees, fiber_split } => bcsf::scheme(shape, *trees, *fiber_split),
             Self::Hbcsf { trees, fiber_split } => hbcsf::scheme(shape, *trees, *fiber_split),
             Self::Mmcsf { .. } => mmcsf::scheme(shape),
-            Self::Fcoo { operation, trees } => fcoo::scheme(shape, *operation, *trees),
+            Self::Fcoo { operation, trees, thread_nnz } => {
+                fcoo::scheme(shape, *operation, *trees, *thread_nnz)
+            }
         })
     }
 
@@ -260,9 +267,10 @@ impl FormatOption {
                 format!("--format hbcsf --trees {} --fiber-split {fiber_split}", trees.name())
             }
             Self::Mmcsf { assign } => format!("--format mmcsf --assign {}", assign.name()),
-            Self::Fcoo { operation, trees } => {
+            Self::Fcoo { operation, trees, thread_nnz } => {
                 let operation = if *operation == FcooFor::Ttm { "ttm" } else { "mttkrp" };
-                format!("--format fcoo --for {operation} --trees {}", trees.name())
+                let trees = trees.name();
+                format!("--format fcoo --for {operation} --trees {trees} --thread-nnz {thread_nnz}")
             }
             Self::Partitions(scheme) => {
                 let each = scheme.partitions.iter().map(|plan| plan.format.options());

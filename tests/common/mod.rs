@@ -249,9 +249,15 @@ impl Kind {
             Self::Mmcsf => FormatOption::Mmcsf { assign: Assign::Dynamic },
             Self::MmcsfStatic => FormatOption::Mmcsf { assign: Assign::Static },
             Self::HbcsfRoot => FormatOption::Hbcsf { trees: Trees::Root(0), fiber_split: FIBER_SPLIT },
-            Self::FcooRoot => FormatOption::Fcoo { operation: FcooFor::Mttkrp, trees: Trees::Root(0) },
-            Self::FcooMttkrp => FormatOption::Fcoo { operation: FcooFor::Mttkrp, trees: Trees::All },
-            Self::FcooTtm => FormatOption::Fcoo { operation: FcooFor::Ttm, trees: Trees::All },
+            Self::FcooRoot => {
+                FormatOption::Fcoo { operation: FcooFor::Mttkrp, trees: Trees::Root(0), thread_nnz: 0 }
+            }
+            Self::FcooMttkrp => {
+                FormatOption::Fcoo { operation: FcooFor::Mttkrp, trees: Trees::All, thread_nnz: 0 }
+            }
+            Self::FcooTtm => {
+                FormatOption::Fcoo { operation: FcooFor::Ttm, trees: Trees::All, thread_nnz: 32 }
+            }
         }
     }
 }

@@ -204,6 +204,7 @@ fn the_figure_of_f_coo() {
     let mttkrp = flags(&begins(&|at| [at[0], 0]), 4);
     assert_eq!(mttkrp, (bits("111101111110"), bits("110")));
     let dir = tempfile::tempdir().unwrap();
+    assert_eq!(flags(&begins(&|at| [at[0], 0]), 8).1, bits("10"), "of eight nonzeros each");
     let rows: Vec<([u32; 3], f64)> = rows.into_iter().collect();
     let tensor = Tensor::of([2, 2, 5], &rows);
     for (kind, segments) in [(Kind::FcooTtm, [2, 2, 3]), (Kind::FcooMttkrp, [2, 2, 5])] {

@@ -186,7 +186,7 @@ fn the_second_reader_accepts_fresh_stores_of_every_kind() {
         &["--format", "mmcsf", "--chunk-bytes", "64KiB"],
         &["--format", "mmcsf", "--assign", "static", "--duplicates", "keep"],
         &["--format", "fcoo", "--chunk-bytes", "64KiB"],
-        &["--format", "fcoo", "--for", "ttm", "--trees", "1", "--duplicates", "keep"],
+        &["--format", "fcoo", "--for", "ttm", "--trees", "1", "--thread-nnz", "64", "--duplicates", "keep"],
     ];
     for (name, dims, values) in tensors {
         let input = at(&format!("{name}.tns"));
