@@ -62,7 +62,7 @@ impl<T: Real> HostAls<T> {
         self.executor.pass(&mut self.backend, progress)
     }
 
-    /// The sums of the mode that was computed last, which are to be zero afterwards.
+    /// The sums of the mode that was computed last, which the caller must leave zero.
     pub(super) fn sums(&mut self) -> &mut [f64] {
         self.backend.op().sums_and_factor().0
     }

@@ -63,7 +63,7 @@ impl std::fmt::Debug for Mpi {
 
 impl Mpi {
     /// Initializes MPI, once in a process. After `timeout` without a sign of the member before this one, or in which that
-    /// one works and does not get on, `lost` is called with what is to be told; then all end.
+    /// one works and does not get on, `lost` is called with the error; then all end.
     pub fn start(timeout: Duration, lost: impl Fn(&Error) + Send + 'static) -> Result<Arc<Self>> {
         let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
             .ok_or_else(|| Error::request("MPI was initialized before"))?;
