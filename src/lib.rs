@@ -54,6 +54,7 @@
 //! |---|---|
 //! | `cuda`, on by default | the GPU backend. The driver is loaded at run time; building needs no toolkit |
 //! | `cli`, on by default | the programs |
+//! | `mpi` | programs that several processes run together; needs an installed MPI and libclang to build |
 //!
 //! # Inside
 //!
@@ -91,6 +92,7 @@ mod engine;
 mod error;
 mod format;
 mod linear;
+mod members;
 mod op;
 mod pack;
 mod publish;
@@ -145,6 +147,6 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     all_of! {
-        backend chunk coo decomp dense encoding engine error format linear op pack publish random shape store stream sys table
+        backend chunk coo decomp dense encoding engine error format linear members op pack publish random shape store stream sys table
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Each module with what it may use, lowest first: a module uses only those above it in this table.
-const ALLOWED: [(&str, &[&str]); 21] = [
+const ALLOWED: [(&str, &[&str]); 22] = [
     ("error", &[]),
     ("random", &[]),
     ("shape", &["error"]),
@@ -33,20 +33,21 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "sys",
         ],
     ),
-    ("decomp", &["backend", "dense", "error", "op", "publish", "shape", "store", "stream", "sys"]),
+    ("members", &["error"]),
+    ("decomp", &["backend", "dense", "error", "members", "op", "publish", "shape", "store", "stream", "sys"]),
     // The facade: everything that an operation needs, for whoever calls.
     (
         "engine",
         &[
-            "backend", "coo", "decomp", "dense", "error", "format", "linear", "op", "pack", "shape", "store",
-            "stream", "sys", "table",
+            "backend", "coo", "decomp", "dense", "error", "format", "linear", "members", "op", "pack",
+            "shape", "store", "stream", "sys", "table",
         ],
     ),
     (
         "cli",
         &[
-            "backend", "coo", "decomp", "dense", "encoding", "engine", "error", "format", "linear", "op",
-            "pack", "publish", "shape", "store", "stream", "sys", "table",
+            "backend", "coo", "decomp", "dense", "encoding", "engine", "error", "format", "linear",
+            "members", "op", "pack", "publish", "shape", "store", "stream", "sys", "table",
         ],
     ),
     ("bin", &["cli"]),

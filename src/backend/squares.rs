@@ -52,12 +52,22 @@ impl Squares {
         Ok(())
     }
 
+    /// The sum of the chunks that have come.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.sum.lock().unwrap_or_else(PoisonError::into_inner).total()
+    }
+
     /// An error where the manifest records another sum than that of all chunks.
     pub fn check(&self) -> Result<()> {
         if self.is_part {
             return Ok(());
         }
-        let found = self.sum.lock().unwrap_or_else(PoisonError::into_inner).total();
+        self.check_total(self.total())
+    }
+
+    /// An error where the manifest records another sum than `found`, that of all members.
+    pub fn check_total(&self, found: f64) -> Result<()> {
         if (found - self.recorded).abs() <= roundings(found, self.nnz) {
             return Ok(());
         }

@@ -146,6 +146,12 @@ impl Program for Cpd {
         &self.common
     }
 
+    fn serve(&self, sys: &Sys) -> Result<()> {
+        let store = self.store.as_ref();
+        let store = store.ok_or_else(|| Error::request("several ranks decompose a store: name it"))?;
+        self.engine.engine(sys, self.common, &Bar::new(true))?.serve(store)
+    }
+
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_standard_output("--report", self.cp.report.as_deref())?;
         refuse_dash_for_directory("--output", self.cp.output.as_deref(), "results are files")?;

@@ -4,7 +4,7 @@ use super::progress::Bar;
 use super::{Common, machine, one_of, size, thread_count};
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::dense::Precision;
-use crate::engine::{self, Device, DeviceSet, Engine, Options};
+use crate::engine::{self, Device, DeviceSet, Engine, EngineBuilder, Options};
 use crate::error::{Error, Result};
 use crate::sys::Sys;
 use clap::Args;
@@ -159,7 +159,8 @@ fn not_on_cpu(option: &str) -> Error {
 fn build(sys: &Sys, options: Options, progress: &Bar) -> Result<Engine> {
     let bar = progress.clone();
     let show = move |at: engine::Progress| bar.show(at.what, at.done, at.total);
-    Engine::builder().sys(sys).options(options).progress(show).build()
+    let builder = Engine::builder().sys(sys).options(options).progress(show);
+    super::ranks::links().into_iter().fold(builder, EngineBuilder::links).build()
 }
 
 /// An engine on the CPU, for programs that read nonzeros and compute little.

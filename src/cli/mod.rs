@@ -26,6 +26,7 @@ mod npz;
 mod outputs;
 pub mod pack;
 mod progress;
+mod ranks;
 mod repair;
 mod report;
 pub mod run;
@@ -58,6 +59,13 @@ pub trait Program: Parser {
 
     /// Does the work.
     fn run(&self, sys: &Sys) -> Result<Report>;
+
+    /// Does what rank 0 of several processes tells, where this is another of them.
+    fn serve(&self, _sys: &Sys) -> Result<()> {
+        Err(Error::request(
+            "several ranks run blco-run with --op mttkrp, and blco-cpd; start this program alone",
+        ))
+    }
 }
 
 /// The options that all programs have.
@@ -129,8 +137,12 @@ pub fn main<P: Program>() -> ExitCode {
     let report = P::check(&matches).and_then(|()| system()).and_then(|sys| {
         memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
+        ranks::start(&name)?;
         signals::handle(move || interrupt(&handle, &name))?;
-        let report = program.run(&sys);
+        let report = match ranks::rank() {
+            None | Some(0) => program.run(&sys),
+            Some(_) => program.serve(&sys).map(|()| Report::default()),
+        };
         if !tells() {
             // An interrupt, or the end of memory, has ended the program under the feet of the work, and tells that.
             loop {
@@ -143,7 +155,9 @@ pub fn main<P: Program>() -> ExitCode {
         }
         Ok(report)
     });
+    let report = report.and_then(|report| ranks::end().map(|()| report));
     match report {
+        Ok(_) if ranks::rank().is_some_and(|rank| rank > 0) => ExitCode::SUCCESS,
         Ok(report) => {
             let text = if program.common().json { format!("{:#}\n", report.json) } else { report.text };
             match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
@@ -221,8 +235,14 @@ fn end_now(sys: &Sys, name: &str) -> ! {
 fn fail(name: &str, error: &Error) -> ExitCode {
     let way = if matches!(error, Error::Cancelled) { continued_by() } else { String::new() };
     // A failure to write this cannot be reported.
-    drop(writeln!(std::io::stderr(), "{} {}{way}", conventions::prefix(name), told(error)));
-    ExitCode::from(if matches!(error, Error::Cancelled) { 130 } else { 2 })
+    let status = if matches!(error, Error::Cancelled) { 130 } else { 2 };
+    let rank = ranks::rank();
+    if status == 2 || rank.is_none_or(|rank| rank == 0) {
+        let rank = rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
+        drop(writeln!(std::io::stderr(), "{} {rank}{}{way}", conventions::prefix(name), told(error)));
+    }
+    ranks::fail(status.into());
+    ExitCode::from(status)
 }
 
 /// Names of options and values in the library, in backticks, and on the command line.

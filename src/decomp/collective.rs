@@ -19,6 +19,7 @@
 //! Parts do not depend on members, so equal sums give the same bits for any number of members.
 
 use crate::error::Result;
+use crate::members::Group;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -61,6 +62,27 @@ impl Collective for Local {
 
     fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>> {
         Ok(sum(parts, numbers))
+    }
+}
+
+/// Members with memory of their own. Sums are added in the members' order.
+impl Collective for Group {
+    fn owned(&self, parts: usize) -> Range<usize> {
+        let (rank, count) = (self.rank(), self.count());
+        parts * rank / count..parts * (rank + 1) / count
+    }
+
+    fn reduce_scatter(&mut self, sums: &mut [f64], own: Range<usize>) -> Result<()> {
+        Self::reduce_scatter(self, sums, own)
+    }
+
+    fn gather(&mut self, rows: &mut [u8], own: Range<usize>) -> Result<()> {
+        Self::gather(self, rows, own)
+    }
+
+    fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>> {
+        let all = self.all_numbers(&parts.concat())?;
+        Ok(sum(all.chunks_exact(numbers.max(1)).map(<[f64]>::to_vec).collect(), numbers))
     }
 }
 

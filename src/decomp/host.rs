@@ -13,7 +13,7 @@ use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use crate::op::mttkrp::{Mttkrp, alternating_bytes};
 use crate::store::{Manifest, Store};
-use crate::stream::{Executor, Plan};
+use crate::stream::{Executor, PassReport, Plan};
 use crate::sys::PageBuf;
 use std::borrow::Cow;
 
@@ -35,9 +35,36 @@ pub fn host_bytes<T: Real>(manifest: &Manifest, rank: usize, threads: usize) -> 
 impl<T: Real> HostAls<T> {
     /// A backend for a decomposition of `store` by `plan`; `op` is one of [`Mttkrp::alternating`].
     pub fn new(store: &Store, plan: &Plan, op: Mttkrp<'static, T>) -> Result<Self> {
-        let mut backend = HostBackend::for_threads(store, op, plan.threads)?.with_squares(Squares::of(store));
+        Self::among(store, plan, op, Squares::of(store), Box::new(Local))
+    }
+
+    /// The same for one of several members, which has the chunks of `store`; `squares` get theirs.
+    pub(super) fn among(
+        store: &Store,
+        plan: &Plan,
+        op: Mttkrp<'static, T>,
+        squares: Squares,
+        members: Box<dyn Collective>,
+    ) -> Result<Self> {
+        let mut backend = HostBackend::for_threads(store, op, plan.threads)?.with_squares(squares);
         let executor = Executor::new(store, plan, &mut backend)?;
-        Ok(Self { backend, executor, members: Box::new(Local) })
+        Ok(Self { backend, executor, members })
+    }
+
+    /// A pass: the sums of `mode` are those of the chunks that are here.
+    pub(super) fn pass(
+        &mut self,
+        mode: usize,
+        wide: bool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<PassReport> {
+        self.backend.op().aim(mode, wide);
+        self.executor.pass(&mut self.backend, progress)
+    }
+
+    /// The sums of the mode that was computed last, which the caller must leave zero.
+    pub(super) fn sums(&mut self) -> &mut [f64] {
+        self.backend.op().sums_and_factor().0
     }
 
     /// The same for factors of another rank, at most that of the first: [`Mttkrp::with_rank`].
@@ -62,8 +89,7 @@ impl<T: Real> AlsBackend<T> for HostAls<T> {
     }
 
     fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
-        self.backend.op().aim(mode, wide);
-        self.executor.pass(&mut self.backend, progress).map(drop)
+        self.pass(mode, wide, progress).map(drop)
     }
 
     fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Gram> {

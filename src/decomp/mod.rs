@@ -18,6 +18,7 @@ pub mod cuda;
 pub mod devices;
 pub mod extended;
 pub mod host;
+pub mod members;
 mod run;
 pub mod score;
 pub mod solve;

@@ -10,6 +10,7 @@ use crate::decomp::cuda::DeviceAls;
 #[cfg(feature = "cuda")]
 use crate::decomp::devices::DevicesAls;
 use crate::decomp::host::{HostAls, host_bytes};
+use crate::decomp::members::MembersAls;
 use crate::decomp::score::match_bytes;
 use crate::decomp::{
     self, CpJob, CpWatch, CpWatchers, Decomposition, Init, Iteration, Problem, Settings, factor_bytes, solve,
@@ -211,6 +212,7 @@ impl Engine {
 #[derive(Debug)]
 enum Place<T: Real> {
     Host(Box<HostAls<T>>),
+    Members(Box<MembersAls<T>>),
     #[cfg(feature = "cuda")]
     Gpu(Box<DeviceAls<T>>),
     #[cfg(feature = "cuda")]
@@ -220,6 +222,9 @@ enum Place<T: Real> {
 impl Engine {
     fn place<T: Real>(&self, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Place<T>> {
         let rank = cp.settings.rank;
+        if let Some(als) = self.conduct(store, rank, Some((cp.starts, cp.max_iters)), plan)? {
+            return Ok(Place::Members(Box::new(als)));
+        }
         #[cfg(feature = "cuda")]
         if let Some(plan) = &plan.devices {
             let numbers: Vec<usize> = plan.parts.iter().map(|part| part.device.device.number).collect();
@@ -254,6 +259,10 @@ impl Engine {
         let rank = cp.settings.rank;
         match place {
             Place::Host(als) => Ok(Place::Host(Box::new(als.with_rank(store, rank, plan.host.threads)?))),
+            Place::Members(als) => {
+                drop(als);
+                self.place(store, cp, plan)
+            }
             #[cfg(feature = "cuda")]
             Place::Gpu(als) => {
                 let device_plan = plan.device.as_ref().expect("a GPU's plan has it");
@@ -356,6 +365,7 @@ impl<T: Real> CpSession<T> {
                 if of(&made_for) == of(cp) { place } else { engine.place_again(place, store, cp, plan)? };
             let outcome = match &mut place {
                 Place::Host(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
+                Place::Members(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
                 #[cfg(feature = "cuda")]
                 Place::Gpu(als) => decomp::run_watched(&mut job, init, &mut **als, watchers),
                 #[cfg(feature = "cuda")]

@@ -12,6 +12,7 @@ mod devices;
 pub(crate) mod gpu;
 mod inner;
 pub(crate) mod machine;
+pub(crate) mod members;
 mod mttkrp;
 mod options;
 mod pack;
@@ -37,6 +38,7 @@ pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 use crate::backend::device::DeviceOrder;
 use crate::error::Result;
 use crate::format::ChunkFormat;
+use crate::members::{Group, Links};
 use crate::store::{Formats, Store};
 use crate::stream::{program_bytes, too_little};
 use crate::sys::Sys;
@@ -92,6 +94,8 @@ struct Inner {
     gpu: Arc<Mutex<Option<Gpu>>>,
     /// The same of several, by their numbers.
     gpus: Arc<Mutex<Vec<(usize, Gpu)>>>,
+    /// The processes that compute together, if those are several.
+    members: Option<Group>,
     watch: Option<ProgressWatch>,
 }
 
@@ -107,6 +111,7 @@ pub struct EngineBuilder {
     sys: Sys,
     formats: Formats,
     options: Options,
+    members: Option<Group>,
     watch: Option<ProgressWatch>,
 }
 
@@ -218,6 +223,15 @@ impl EngineBuilder {
         self
     }
 
+    /// Has several processes compute MTTKRP and CP decompositions together, on their CPUs. Rank 0 calls the engine; the others
+    /// call [`Engine::serve`].
+    #[doc(hidden)]
+    #[must_use]
+    pub fn links(mut self, links: Arc<dyn Links>) -> Self {
+        self.members = (links.count() > 1).then(|| Group::new(links));
+        self
+    }
+
     /// Registers a format, so that its stores can be opened.
     #[must_use]
     pub fn format<F: ChunkFormat>(mut self) -> Self {
@@ -248,7 +262,7 @@ impl EngineBuilder {
 
     /// Starts the threads. A GPU is opened when the first operation is planned.
     pub fn build(self) -> Result<Engine> {
-        let Self { sys, formats, mut options, watch } = self;
+        let Self { sys, formats, mut options, members, watch } = self;
         formats.check()?;
         if options.threads == 0 {
             options.threads = machine::processors().clamp(1, 1024);
@@ -263,6 +277,7 @@ impl EngineBuilder {
                 pool,
                 gpu: Arc::default(),
                 gpus: Arc::default(),
+                members,
                 watch,
             }),
         })
@@ -290,7 +305,7 @@ impl Engine {
     /// as threads of a server, can each cancel and follow their own work.
     #[must_use]
     pub fn separate(&self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        let Inner { sys, formats, options, pool, gpu, gpus, .. } = &*self.inner;
+        let Inner { sys, formats, options, pool, gpu, gpus, members, .. } = &*self.inner;
         let inner = Inner {
             sys: sys.with_own_cancel(),
             formats: formats.clone(),
@@ -298,6 +313,7 @@ impl Engine {
             pool: Arc::clone(pool),
             gpu: Arc::clone(gpu),
             gpus: Arc::clone(gpus),
+            members: members.clone(),
             watch: Some(Box::new(progress)),
         };
         Self { inner: Arc::new(inner) }

@@ -122,7 +122,7 @@ enum Found {
 }
 
 impl Demand<'_> {
-    fn subject<T: Real>(&self, store: &Store) -> Subject {
+    pub(super) fn subject<T: Real>(&self, store: &Store) -> Subject {
         let (modes, rank, precision) = (self.modes.to_vec(), self.rank, T::PRECISION);
         Subject { store: store.id(), modes, rank, precision, starts: self.starts }
     }
@@ -207,6 +207,9 @@ impl Engine {
 
     /// Plans passes over `store` for an operation on factors.
     pub(crate) fn plan<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
+        if let Some(share) = self.share(store)? {
+            return self.plan_share::<T>(&share, demand);
+        }
         // Each mode is computed from the cover that serves it best; decompositions on the CPU, and several GPUs, read one cover.
         let served = serving_view(store, demand.modes);
         let find = |limits: &DeviceLimits| {
@@ -261,7 +264,7 @@ impl Engine {
     }
 
     /// Plans passes on the CPU with mode-sorted copies, where these pay and there is room for them, or without.
-    fn plan_mode_sorted(
+    pub(super) fn plan_mode_sorted(
         &self,
         store: &Store,
         demand: &Demand<'_>,

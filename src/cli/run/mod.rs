@@ -283,6 +283,13 @@ impl Program for Run {
         Ok(())
     }
 
+    fn serve(&self, sys: &Sys) -> Result<()> {
+        if self.op != OpArg::Mttkrp || self.compare.is_given() {
+            return Err(Error::request("several ranks compute --op mttkrp; run one process for this"));
+        }
+        self.engine.engine(sys, self.common, &Bar::new(true))?.serve(&self.store)
+    }
+
     fn run(&self, sys: &Sys) -> Result<Report> {
         refuse_standard_output("--trace", self.trace.as_deref())?;
         if let (None, Some(option)) = (&self.check, self.text.given()) {

@@ -5,6 +5,7 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod host;
+mod ranks;
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
@@ -252,6 +253,9 @@ impl<T: Real> MttkrpSession<T> {
         plan.check_made_for(&Subject { store: id, modes: modes.clone(), rank, precision, starts: None })?;
         let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(engine.sys());
         let at = engine.install(|| -> Result<Box<dyn Passes<T>>> {
+            if let Some(als) = engine.conduct(&store, rank, None, &plan)? {
+                return Ok(Box::new(ranks::OnRanks::new(als, &store, &modes, rank)));
+            }
             #[cfg(feature = "cuda")]
             if let Some(devices) = &plan.devices {
                 return Ok(Box::new(gpus::OnGpus::new(engine, &store, (&modes[..], rank), devices)?));

@@ -1,0 +1,197 @@
+//! Decompositions and MTTKRP by several processes. Rank 0 conducts: it runs the whole program, and before each step tells the
+//! others, which serve, what to do ([`Order`]). Every rank has its share of the chunks and all factors. Starts,
+//! iterations, checkpoints and outputs are rank 0's alone, so nothing of them depends on the number of ranks.
+
+use super::collective::Collective;
+use super::cp_als::AlsBackend;
+use super::extended::Double;
+use super::host::HostAls;
+use super::update::{Gram, Rule};
+use crate::backend::Squares;
+use crate::dense::{Matrix, Real};
+use crate::error::{Error, Result};
+use crate::members::Group;
+use crate::op::mttkrp::Mttkrp;
+use crate::store::Store;
+use crate::stream::{PassReport, Plan};
+use bytemuck::{cast_slice, cast_slice_mut};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// What rank 0 tells the others to do. Numbers follow in messages of their own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Take the factors that follow.
+    Factors,
+    /// Compute the sums of a mode.
+    Pass {
+        /// From 0.
+        mode: usize,
+        /// See [`AlsBackend::mttkrp`].
+        wide: bool,
+    },
+    /// Make the factor from the sums, by the rule that follows in parts of these lengths.
+    Update {
+        /// From 0.
+        mode: usize,
+        /// One for a linear rule.
+        lengths: Vec<usize>,
+    },
+    /// Add up the sums of the last pass on rank 0.
+    Sums,
+}
+
+/// A rank's share of the store, and all factors.
+#[derive(Debug)]
+pub struct MembersAls<T: Real> {
+    als: HostAls<T>,
+    group: Group,
+    dims: Vec<usize>,
+    rank: usize,
+    mode: usize,
+    /// What all first passes together are to check.
+    squares: Option<Squares>,
+}
+
+impl<T: Real> MembersAls<T> {
+    /// For this rank's `share` of `store`, by the plan of passes over that; `op` is one of [`Mttkrp::alternating`].
+    pub fn new(
+        (store, share): (&Store, &Store),
+        plan: &Plan,
+        op: Mttkrp<'static, T>,
+        rank: usize,
+        group: &Group,
+    ) -> Result<Self> {
+        let squares = Squares::of(store);
+        let als = HostAls::among(share, plan, op, squares.part(), Box::new(group.clone()))?;
+        let dims = store.manifest().shape.dims().iter().map(|&dim| dim as usize).collect();
+        Ok(Self { als, group: group.clone(), dims, rank, mode: 0, squares: Some(squares) })
+    }
+
+    /// Tells the others.
+    fn tell(&self, order: &Order) -> Result<()> {
+        tell(&self.group, order)
+    }
+
+    /// Does what rank 0 has told.
+    pub fn obey(&mut self, order: Order) -> Result<()> {
+        match order {
+            Order::Factors => {
+                let sized = |&rows: &usize| {
+                    Matrix::from_rows(rows, self.rank, vec![T::nearest(0.0); rows * self.rank])
+                };
+                let factors = self.dims.iter().map(sized).collect();
+                self.share_factors(factors)
+            }
+            Order::Pass { mode, wide } => self.pass(mode, wide, &|_| ()).map(drop),
+            Order::Update { mode, lengths } => {
+                let mut parts: Vec<Vec<f64>> = lengths.iter().map(|&length| vec![0.0; length]).collect();
+                parts.iter_mut().try_for_each(|part| self.group.broadcast(cast_slice_mut(part)))?;
+                self.als.update(mode, &rule_of(parts)?).map(drop)
+            }
+            Order::Sums => self.collect().map(drop),
+        }
+    }
+
+    fn share_factors(&mut self, mut factors: Vec<Matrix<T>>) -> Result<()> {
+        for factor in &mut factors {
+            self.group.broadcast(cast_slice_mut(factor.data_mut()))?;
+        }
+        self.als.set_factors(factors)
+    }
+
+    fn pass(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport> {
+        self.mode = mode;
+        let group = &self.group;
+        let passed = self.als.pass(mode, wide, &|nnz| {
+            group.works(true);
+            progress(nnz);
+        })?;
+        group.works(false);
+        if let Some(squares) = self.squares.take() {
+            squares.check_total(self.group.all_numbers(&[squares.total()])?.iter().sum())?;
+        }
+        Ok(passed)
+    }
+
+    /// The sums of the last pass over all ranks, on rank 0; the ranks' own are zero afterwards.
+    fn collect(&mut self) -> Result<Vec<f64>> {
+        let (group, rank, rows) = (self.group.clone(), self.rank, self.dims[self.mode]);
+        let own = group.owned(rows);
+        let own = own.start * rank..own.end * rank;
+        let sums = self.als.sums();
+        group.reduce_scatter(sums, own.clone())?;
+        group.collect(cast_slice_mut(sums), own.start * size_of::<f64>()..own.end * size_of::<f64>())?;
+        let all = if group.rank() == 0 { sums.to_vec() } else { Vec::new() };
+        sums.fill(0.0);
+        Ok(all)
+    }
+
+    /// MTTKRP of `mode` with the factors that were set, in one pass of all ranks.
+    pub fn mttkrp_of(
+        &mut self,
+        mode: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(PassReport, Vec<f64>)> {
+        self.tell(&Order::Pass { mode, wide: false })?;
+        let passed = self.pass(mode, false, progress)?;
+        self.tell(&Order::Sums)?;
+        Ok((passed, self.collect()?))
+    }
+}
+
+/// Sends an order, or anything else that the others take for one.
+pub fn tell(group: &Group, order: &impl Serialize) -> Result<()> {
+    let mut bytes =
+        serde_json::to_vec(order).map_err(|e| Error::request(format!("an order cannot be sent: {e}")))?;
+    group.broadcast_vec(&mut bytes)
+}
+
+fn rule_of(parts: Vec<Vec<f64>>) -> Result<Rule> {
+    let mut parts = parts.into_iter();
+    match [parts.next(), parts.next(), parts.next(), parts.next()] {
+        [Some(matrix), None, ..] => Ok(Rule::Linear { matrix }),
+        [Some(gram), Some(of_sums), Some(of_old), Some(of_new)] => {
+            Ok(Rule::NonNegative { gram, of_sums, of_old, of_new })
+        }
+        _ => Err(Error::request("ranks run different versions of this program")),
+    }
+}
+
+/// Rank 0's: each call is one of all ranks.
+impl<T: Real> AlsBackend<T> for MembersAls<T> {
+    fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
+        self.tell(&Order::Factors)?;
+        self.share_factors(factors)
+    }
+
+    fn factors(&mut self) -> Result<Cow<'_, [Matrix<T>]>> {
+        self.als.factors()
+    }
+
+    fn take(&mut self) -> Result<Vec<Matrix<T>>> {
+        self.als.take()
+    }
+
+    fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        self.tell(&Order::Pass { mode, wide })?;
+        self.pass(mode, wide, progress).map(drop)
+    }
+
+    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram> {
+        let parts: Vec<&[f64]> = match rule {
+            Rule::Linear { matrix } => vec![matrix],
+            Rule::NonNegative { gram, of_sums, of_old, of_new } => vec![gram, of_sums, of_old, of_new],
+        };
+        self.tell(&Order::Update { mode, lengths: parts.iter().map(|part| part.len()).collect() })?;
+        for part in parts {
+            let mut bytes = cast_slice::<f64, u8>(part).to_vec();
+            self.group.broadcast(&mut bytes)?;
+        }
+        self.als.update(mode, rule)
+    }
+
+    fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {
+        self.als.extended_gram(mode)
+    }
+}

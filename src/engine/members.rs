@@ -1,0 +1,154 @@
+//! Several processes: each one's share of a store, and what those do that do not conduct.
+
+use super::{Demand, Device, Engine, ExecutionPlan};
+use crate::backend::devices::cut;
+use crate::decomp::members::{MembersAls, Order, tell};
+use crate::dense::{Precision, Real};
+use crate::error::{Error, Result};
+use crate::members::{Group, SCRATCH_BYTES};
+use crate::op::mttkrp::Mttkrp;
+use crate::store::Store;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What rank 0 tells the others.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    /// Prepare an operation on factors in f32 or f64, and forget any before.
+    Prepare { rank: usize, single: bool, cp: Option<(u32, u32)> },
+    /// A step of what was prepared.
+    #[serde(untagged)]
+    Step(Order),
+}
+
+/// The last message.
+#[derive(Debug, Serialize, Deserialize, PartialEq)]
+struct End(bool);
+
+/// What was prepared, in either precision.
+enum Prepared {
+    F64(Box<MembersAls<f64>>),
+    F32(Box<MembersAls<f32>>),
+}
+
+impl Engine {
+    pub(super) fn members(&self) -> Option<&Group> {
+        self.inner.members.as_ref()
+    }
+
+    /// This process's share of `store`, if several compute: consecutive chunks with about the same number of nonzeros for each.
+    pub(super) fn share(&self, store: &Store) -> Result<Option<Store>> {
+        let Some(group) = self.members() else { return Ok(None) };
+        let options = self.options();
+        if options.device == Device::Cuda || options.devices.is_some() {
+            return Err(Error::request("several ranks compute on their CPUs; take `Device::Cpu`"));
+        }
+        if options.deterministic {
+            return Err(Error::request(
+                "several ranks give other last bits than one; run one process for `deterministic` results",
+            ));
+        }
+        let nnz: Vec<u64> = store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect();
+        if nnz.len() < group.count() {
+            let what = format!("the store has {} chunks for {} ranks", nnz.len(), group.count());
+            return Err(Error::request(format!("{what}; take fewer, or pack it with smaller `chunk_bytes`")));
+        }
+        let shares = vec![1.0 / group.count() as f64; group.count()];
+        Ok(Some(store.of_chunks(cut(&nnz, &shares)[group.rank()].clone())))
+    }
+
+    /// Plans passes over this process's share.
+    pub(super) fn plan_share<T: Real>(&self, share: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
+        let limits = self.limits(demand.passes);
+        let bytes = demand.on_cpu.saturating_add(demand.beside_gpu).saturating_add(SCRATCH_BYTES as u64);
+        let (host, mode_sorted) = match demand.starts {
+            Some(_) => {
+                let (host, copies) = self.plan_mode_sorted(share, demand, bytes, &limits)?;
+                (host, Some(copies))
+            }
+            None => (self.plan_host(share, bytes, &limits)?, None),
+        };
+        let ranks = self.members().map_or(1, Group::count);
+        let (chunks, nnz) = (share.manifest().chunks.len(), share.manifest().nnz);
+        let notes = vec![format!(
+            "{ranks} ranks compute; this is the plan of rank 0: {chunks} chunks, {nnz} nonzeros"
+        )];
+        let made_for = Some(demand.subject::<T>(share));
+        Ok(ExecutionPlan { host, device: None, devices: None, notes, mode_sorted, made_for })
+    }
+
+    /// On rank 0 of several: prepares passes of all ranks. `cp` has the starts and iterations of a decomposition.
+    pub(super) fn conduct<T: Real>(
+        &self,
+        store: &Store,
+        rank: usize,
+        cp: Option<(u32, u32)>,
+        plan: &ExecutionPlan,
+    ) -> Result<Option<MembersAls<T>>> {
+        let (Some(group), Some(share)) = (self.members(), self.share(store)?) else { return Ok(None) };
+        tell(group, &Message::Prepare { rank, single: T::PRECISION == Precision::F32, cp })?;
+        self.take_share((store, &share), rank, plan).map(Some)
+    }
+
+    fn take_share<T: Real>(
+        &self,
+        (store, share): (&Store, &Store),
+        rank: usize,
+        plan: &ExecutionPlan,
+    ) -> Result<MembersAls<T>> {
+        let Some(group) = self.members() else { return Err(Error::request("one process has no share")) };
+        group.agree("store", store.id())?;
+        let mut op = Mttkrp::alternating(share, rank, plan.host.threads)?;
+        if plan.has_mode_sorted() {
+            op = op.keep_mode_sorted(share)?;
+        }
+        MembersAls::new((store, share), &plan.host, op, rank, group)
+    }
+
+    /// On any rank but 0: does what rank 0 tells with this rank's copy of the store, until rank 0 ends.
+    #[doc(hidden)]
+    pub fn serve(&self, store: &Path) -> Result<()> {
+        let Some(group) = self.members() else { return Ok(()) };
+        let store = &self.open(store)?;
+        let (mut prepared, mut bytes): (Option<Prepared>, _) = (None, Vec::new());
+        loop {
+            group.broadcast_vec(&mut bytes)?;
+            if serde_json::from_slice::<End>(&bytes).is_ok() {
+                return Ok(());
+            }
+            let message: Message = serde_json::from_slice(&bytes)
+                .map_err(|_| Error::request("ranks run different versions of this program"))?;
+            self.install(|| match (message, &mut prepared) {
+                (Message::Prepare { rank, single, cp }, prepared) => {
+                    *prepared = None;
+                    *prepared = Some(if single {
+                        Prepared::F32(Box::new(self.serving(store, rank, cp)?))
+                    } else {
+                        Prepared::F64(Box::new(self.serving(store, rank, cp)?))
+                    });
+                    Ok(())
+                }
+                (Message::Step(order), Some(Prepared::F64(als))) => als.obey(order),
+                (Message::Step(order), Some(Prepared::F32(als))) => als.obey(order),
+                (Message::Step(_), None) => Err(Error::request("rank 0 has prepared nothing")),
+            })?;
+        }
+    }
+
+    fn serving<T: Real>(&self, store: &Store, rank: usize, cp: Option<(u32, u32)>) -> Result<MembersAls<T>> {
+        let (manifest, threads) = (store.manifest(), self.threads());
+        let modes: Vec<usize> = (0..manifest.shape.order()).collect();
+        let demand = match cp {
+            Some(count) => Demand::cp_als::<T>(manifest, &modes, rank, threads, count),
+            None => Demand::mttkrp::<T>(store, &modes, rank, threads, 2),
+        };
+        let Some(share) = self.share(store)? else { return Err(Error::request("one process has no share")) };
+        let plan = self.plan_share::<T>(&share, &demand)?;
+        self.take_share((store, &share), rank, &plan)
+    }
+}
+
+/// On rank 0: the others end.
+pub(crate) fn end_serving(group: &Group) -> Result<()> {
+    tell(group, &End(true))
+}

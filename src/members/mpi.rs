@@ -1,0 +1,227 @@
+//! Members that are MPI's processes, on one machine or many.
+//!
+//! **Failures.** A member that fails calls [`Mpi::abort`], and MPI ends all others. One that was killed is noticed by MPI's
+//! launcher. One that hangs, or whose machine is lost, is noticed by the next member: each sends its predecessor's watcher
+//! a heartbeat, which says whether it works and how far it has come.
+//!
+//! **Threads.** Calls come from the computing thread and from the one of the heartbeat. A lock serializes them; none blocks,
+//! so that neither waits for the other. A wait looks again and again, with pauses that get longer: members that wait leave
+//! the processor to those that work.
+
+#![expect(
+    unsafe_code,
+    reason = "MPI's handles are not for several threads; here a lock serializes all calls"
+)]
+
+use super::Links;
+use crate::error::{Error, Result};
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::request::{Request, Scope};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator, Destination, Source};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes of a message at most: MPI counts in 31 bits.
+const MESSAGE_BYTES: usize = 1 << 30;
+/// The longest pause between two looks.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// What MPI gave us.
+struct Handles {
+    universe: Option<Universe>,
+    /// For everything but heartbeats, and for these.
+    world: SimpleCommunicator,
+    beats: SimpleCommunicator,
+}
+
+// SAFETY: MPI is initialized for serialized calls from any thread, and `Mpi::with` makes all of them under one lock.
+unsafe impl Send for Handles {}
+
+/// This process among MPI's.
+pub struct Mpi {
+    rank: usize,
+    count: usize,
+    /// Never dropped: `finish` ends MPI.
+    handles: Mutex<ManuallyDrop<Handles>>,
+    /// How often this member has said that it works.
+    steps: AtomicU64,
+    works: AtomicBool,
+    /// Whether the heart has stopped.
+    finished: AtomicBool,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mpi").field("rank", &self.rank).field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Mpi {
+    /// Initializes MPI, once in a process. After `timeout` without a sign of the member before this one, or in which that
+    /// one works and does not get on, `lost` is called with the error; then all end.
+    pub fn start(timeout: Duration, lost: impl Fn(&Error) + Send + 'static) -> Result<Arc<Self>> {
+        let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
+            .ok_or_else(|| Error::request("MPI was initialized before"))?;
+        if threading < Threading::Serialized {
+            return Err(Error::request("this MPI serves one thread only; use one built for several"));
+        }
+        let world = universe.world();
+        let number = |n: i32| usize::try_from(n).unwrap_or(0);
+        let (rank, count, beats) = (number(world.rank()), number(world.size()), world.duplicate());
+        let handles = Mutex::new(ManuallyDrop::new(Handles { universe: Some(universe), world, beats }));
+        let (steps, works, finished) = Default::default();
+        let mpi = Arc::new(Self { rank, count, handles, steps, works, finished, timeout });
+        if count > 1 {
+            let heart = Arc::clone(&mpi);
+            let failed = |source| Error::Resource { action: "start a thread", source };
+            std::thread::Builder::new()
+                .name("heartbeat".into())
+                .spawn(move || heart.beat(&lost))
+                .map_err(failed)?;
+        }
+        Ok(mpi)
+    }
+
+    fn with<R>(&self, call: impl FnOnce(&mut Handles) -> R) -> R {
+        call(&mut self.handles.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Ends all members, this one included, with exit status `status`.
+    pub fn abort(&self, status: i32) -> ! {
+        self.with(|handles| handles.world.abort(status))
+    }
+
+    /// Ends MPI when all members have come here.
+    pub fn finish(&self) {
+        // A barrier that does not block: twice along the ring. What fails here has ended by itself.
+        let (next, before) = ((self.rank + 1) % self.count, (self.rank + self.count - 1) % self.count);
+        for _ in 0..if self.count > 1 { 2 } else { 0 } {
+            let mut token = [0];
+            let receive = |token: &mut [u8]| drop(self.exchange(None, Some((before, token))));
+            if self.rank > 0 {
+                receive(&mut token);
+            }
+            drop(self.exchange(Some((next, &[0])), None));
+            if self.rank == 0 {
+                receive(&mut token);
+            }
+        }
+        self.finished.store(true, Ordering::Relaxed);
+        self.with(|handles| drop(handles.universe.take()));
+    }
+
+    /// Sends signs of life to the next member, and looks for those of the one before.
+    fn beat(&self, lost: &dyn Fn(&Error)) {
+        let (next, before) = ((self.rank + 1) % self.count, (self.rank + self.count - 1) % self.count);
+        let pause = (self.timeout / 10).min(Duration::from_secs(1));
+        let (mut seen, mut moved, mut last) = (Instant::now(), Instant::now(), 0);
+        loop {
+            std::thread::sleep(pause);
+            if self.finished.load(Ordering::Relaxed) {
+                return;
+            }
+            let sign = [self.steps.load(Ordering::Relaxed), self.works.load(Ordering::Relaxed).into()];
+            let got = self.with(|handles| {
+                // After the end of MPI no call may be made.
+                handles.universe.as_ref()?;
+                // Messages of this size do not wait for their receiver.
+                handles.beats.process_at_rank(rank(next)).send(&sign[..]);
+                let mut got = None;
+                let source = handles.beats.process_at_rank(rank(before));
+                while source.immediate_probe().is_some() {
+                    let mut sign = [0u64; 2];
+                    source.receive_into(&mut sign[..]);
+                    got = Some(sign);
+                }
+                Some(got)
+            });
+            let Some(got) = got else { return };
+            let now = Instant::now();
+            if let Some([steps, works]) = got {
+                seen = now;
+                if works == 0 || steps != last {
+                    moved = now;
+                }
+                last = steps;
+            }
+            let what = if now - seen > self.timeout {
+                "has given no sign of life"
+            } else if now - moved > self.timeout {
+                "works and does not get on"
+            } else {
+                continue;
+            };
+            lost(&Error::request(format!("rank {before} {what} for {} s", self.timeout.as_secs_f64())));
+            self.abort(2);
+        }
+    }
+
+    /// Waits until this request is done.
+    fn wait<'a, S: Scope<'a>>(&self, mut request: Request<'a, [u8], S>) {
+        let mut pause = Duration::ZERO;
+        loop {
+            request = match self.with(|_| request.test()) {
+                Ok(_) => return,
+                Err(request) => request,
+            };
+            if pause.is_zero() {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(pause);
+            }
+            pause = (pause + Duration::from_micros(5)).min(PAUSE);
+        }
+    }
+}
+
+fn rank(member: usize) -> i32 {
+    i32::try_from(member).unwrap_or(i32::MAX)
+}
+
+impl Links for Mpi {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn exchange(&self, send: Option<(usize, &[u8])>, receive: Option<(usize, &mut [u8])>) -> Result<()> {
+        let works = self.works.swap(false, Ordering::Relaxed);
+        mpi::request::scope(|scope| {
+            let mut requests = Vec::new();
+            if let Some((to, bytes)) = send {
+                for part in bytes.chunks(MESSAGE_BYTES) {
+                    requests.push(
+                        self.with(|handles| {
+                            handles.world.process_at_rank(rank(to)).immediate_send(scope, part)
+                        }),
+                    );
+                }
+            }
+            let mut awaited = Vec::new();
+            if let Some((from, bytes)) = receive {
+                for part in bytes.chunks_mut(MESSAGE_BYTES) {
+                    awaited.push(self.with(|handles| {
+                        handles.world.process_at_rank(rank(from)).immediate_receive_into(scope, part)
+                    }));
+                }
+            }
+            awaited.into_iter().chain(requests).for_each(|request| self.wait(request));
+        });
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.works.store(works, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn works(&self, works: bool) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.works.store(works, Ordering::Relaxed);
+    }
+}
