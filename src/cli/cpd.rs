@@ -245,10 +245,9 @@ impl Cpd {
         let open = |(dir, resume)| Checkpointer::open(sys, dir, args.every as usize, identity, resume);
         let checkpoint = kept_at.map(open).transpose()?;
         if let Some((dir, _)) = kept_at {
-            if let Some(command) = recorded.or_else(|| CheckpointCommand::here(dir)) {
-                command.write(sys, dir)?;
-            }
-            super::continue_with(dir);
+            let command = recorded.or_else(|| CheckpointCommand::here(dir));
+            command.iter().try_for_each(|command| command.write(sys, dir))?;
+            super::continue_with(dir, command.is_some());
         }
         let init = match &args.factors {
             Some(dir) => Init::Given(load_factors::<T>(sys, dir, &shape)?),

@@ -41,6 +41,7 @@ use clap::{ArgMatches, Args, Command, Id, Parser};
 use serde::Serialize;
 use std::cell::Cell;
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -203,9 +204,11 @@ fn interrupt(sys: &Sys, name: &str) {
 /// The checkpoint from which an interrupted program can be continued, and the command that does.
 static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
 
-/// Makes an interrupt print how to continue from the checkpoint `dir`.
-pub(crate) fn continue_with(dir: &Path) {
-    let way = (dir.to_path_buf(), format!("blco-cpd --resume {}", quoted(dir.as_os_str())));
+/// Makes an interrupt print how to continue from the checkpoint `dir`: by the whole command unless it `records` the command.
+pub(crate) fn continue_with(dir: &Path, records: bool) {
+    let short = || format!("blco-cpd --resume {}", quoted(dir.as_os_str()));
+    let whole = || format!("{} --resume", command_line());
+    let way = (dir.to_path_buf(), if records { short() } else { whole() });
     *CONTINUE.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
 }
 
@@ -381,10 +384,13 @@ pub(crate) fn command_line() -> String {
 
 /// A word of a command, for a shell.
 fn quoted(word: &std::ffi::OsStr) -> String {
-    let word = word.to_string_lossy().into_owned();
+    let Some(word) = word.to_str() else {
+        let escaped = |&b: &u8| std::ascii::escape_default(b).map(char::from);
+        return format!("$'{}'", word.as_bytes().iter().flat_map(escaped).collect::<String>());
+    };
     let plain = |c: char| c.is_alphanumeric() || "-_./=,:+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
-        word
+        word.to_owned()
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))
     }

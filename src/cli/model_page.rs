@@ -187,15 +187,20 @@ fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> Value {
     Value::from(numbers.map(row).collect::<Vec<_>>())
 }
 
-/// A label for people: cut if it is long, and then its whole text, for where it is pointed at.
+/// A label for people: a long one without its middle, and then its whole text, for where it is pointed at.
 fn shortened(label: &str) -> (String, Option<String>) {
-    const SHOWN: usize = 48;
-    let short: String = label.chars().take(SHOWN).collect();
-    match short.len() < label.len() {
-        _ if label.is_empty() => ("(empty)".into(), None),
-        true => (format!("{short}…"), Some(label.chars().take(1000).collect())),
-        false => (short, None),
+    const HEAD: usize = 30;
+    const TAIL: usize = 17;
+    let length = label.chars().count();
+    if label.is_empty() {
+        return ("(empty)".into(), None);
     }
+    if length <= HEAD + 1 + TAIL {
+        return (label.into(), None);
+    }
+    let head: String = label.chars().take(HEAD).collect();
+    let tail: String = label.chars().skip(length - TAIL).collect();
+    (format!("{head}…{tail}"), Some(label.chars().take(1000).collect()))
 }
 
 /// Column `r` of an ordered mode as a line over its whole range. Of many rows, the number of largest magnitude of each of

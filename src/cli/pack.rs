@@ -438,8 +438,14 @@ impl Pack {
 struct TableReport {
     #[serde(flatten)]
     pack: PackReport,
+    /// Rows that were read and kept.
+    rows: u64,
+    /// Of all seconds.
+    rows_per_second: f64,
     /// Seconds in which the table was read, before it was packed.
     table_seconds: f64,
+    /// Those of them in which labels got their indices.
+    labels_seconds: f64,
     /// Rows that were dropped because a label or the value was missing.
     rows_dropped: u64,
     modes: Vec<ModeReport>,
@@ -476,9 +482,24 @@ impl Pack {
             notes.push(format!("{repeated} rows repeat the labels of another; their values were added up (--duplicates mean, min, max, count, keep or error does otherwise)"));
         }
         let modes = mode_reports(&engine.open(target)?)?;
-        let report = TableReport { pack, table_seconds, rows_dropped: table.dropped(), modes, notes };
-        let text =
-            format!("{}{}{}", text(&report.pack), modes_text(&report.modes), notes_text(&report.notes));
+        let (rows, labels_seconds, rows_dropped) = (table.rows(), table.labels_seconds(), table.dropped());
+        let rows_per_second = rows as f64 / (table_seconds + pack.seconds.total);
+        let report = TableReport {
+            pack,
+            rows,
+            rows_per_second,
+            table_seconds,
+            labels_seconds,
+            rows_dropped,
+            modes,
+            notes,
+        };
+        let text = format!(
+            "{}{}{}",
+            text_of(&report.pack, Some(&report)),
+            modes_text(&report.modes),
+            notes_text(&report.notes)
+        );
         Report::new::<Self>(text, &report)
     }
 }
@@ -520,6 +541,11 @@ fn plan_text(target: &Path, plan: &PackPlan) -> String {
 
 /// The report for people.
 pub(super) fn text(report: &PackReport) -> String {
+    text_of(report, None)
+}
+
+/// The same of what may have been a table.
+fn text_of(report: &PackReport, table: Option<&TableReport>) -> String {
     let dims: Vec<String> = report.dims.iter().map(ToString::to_string).collect();
     let duplicates = match (report.duplicates_summed, report.duplicates_kept) {
         (0, 0) => String::new(),
@@ -541,9 +567,17 @@ pub(super) fn text(report: &PackReport) -> String {
         (false, false) => "  the input had all been read, and was not read again\n",
         (false, true) => "",
     };
+    let (total, before) = table.map_or((s.total, String::new()), |table| {
+        let (all, labels) = (table.table_seconds, table.labels_seconds);
+        (s.total + all, format!("rows {:.2}, labels {labels:.2}, ", all - labels))
+    });
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown without a fraction")]
+    let rate = table.map_or_else(String::new, |table| {
+        format!(", {} rows/s", grouped(table.rows_per_second.round() as u64))
+    });
     format!(
         "{}: {}, {}{duplicates}\n{input}  {} in {}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
-         {:.2} s: read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",
+         {total:.2} s{rate}: {before}read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",
         report.store.display(),
         dims.join(" x "),
         nonzeros(report.nnz),
@@ -551,7 +585,6 @@ pub(super) fn text(report: &PackReport) -> String {
         counted(report.chunks, "chunk"),
         report.bytes_per_nnz,
         report.digest,
-        s.total,
         s.read,
         s.sort,
         s.write,

@@ -310,13 +310,31 @@ impl Piece {
             self.dropped += 1;
             return Ok(());
         }
-        for (&(column, treatment), out) in rules.modes.iter().zip(&mut self.columns) {
-            push_field(rules, row, column, treatment, out, buffer)?;
+        for mode in 0..rules.modes.len() {
+            self.push_field(rules, row, mode, buffer)?;
         }
         if let Some(column) = rules.value {
-            self.values.push(number_of(row, column, buffer)?);
+            self.push_value(row, column, buffer)?;
         }
         self.kept += 1;
+        Ok(())
+    }
+
+    /// Adds a row's field to the column of `mode`.
+    pub fn push_field(
+        &mut self,
+        rules: &Rules,
+        row: &impl Row,
+        mode: usize,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), Wrong> {
+        let (column, treatment) = rules.modes[mode];
+        push_field(rules, row, column, treatment, &mut self.columns[mode], buffer)
+    }
+
+    /// Adds a row's value.
+    pub fn push_value(&mut self, row: &impl Row, column: usize, buffer: &mut Vec<u8>) -> Result<(), Wrong> {
+        self.values.push(number_of(row, column, buffer)?);
         Ok(())
     }
 }

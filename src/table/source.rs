@@ -19,6 +19,7 @@ use jiff::tz::TimeZone;
 use rayon::prelude::*;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How a mode's column becomes indices.
 #[derive(Debug)]
@@ -43,6 +44,7 @@ pub struct Table {
     rows: u64,
     dropped: u64,
     epoch_labels: u64,
+    labels_seconds: f64,
     dims: Vec<u64>,
     labels: Arc<NewLabels>,
     scratch: Scratch,
@@ -116,6 +118,7 @@ impl Table {
         scratch: Scratch,
         identity: Option<String>,
     ) -> Result<Self> {
+        let start = Instant::now();
         let ReadTable { rules, columns, frames, rows, dropped, epoch_labels } = read;
         let layout = Layout::new(&columns, rules.value.is_some());
         let merging = Merging {
@@ -155,6 +158,7 @@ impl Table {
             rows,
             dropped,
             epoch_labels,
+            labels_seconds: start.elapsed().as_secs_f64(),
             dims,
             labels,
             scratch,
@@ -167,6 +171,18 @@ impl Table {
     #[must_use]
     pub fn labels(&self) -> Arc<NewLabels> {
         Arc::clone(&self.labels)
+    }
+
+    /// Rows that are kept: its nonzeros.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Seconds in which labels got their indices, after all rows had been read.
+    #[must_use]
+    pub fn labels_seconds(&self) -> f64 {
+        self.labels_seconds
     }
 
     /// Rows that were left out because a label or the value is not there.

@@ -154,6 +154,25 @@ impl<'a> Cells<'a> {
             }
     }
 
+    /// Whether in each of `rows` rows something stands, which is or has a text.
+    pub fn are_whole(&self, rows: usize) -> bool {
+        let can_lack = matches!(
+            self.values,
+            Values::Nothing | Values::F16(_) | Values::F32(_) | Values::F64(_) | Values::Keys { .. }
+        );
+        let is_bytes = matches!(
+            self.values,
+            Values::Bytes(_)
+                | Values::LargeBytes(_)
+                | Values::BytesView(_)
+                | Values::FixedBytes(_)
+                | Values::Keys { .. }
+        );
+        self.nulls.is_none_or(|nulls| nulls.null_count() == 0)
+            && (!can_lack || !(0..rows).any(|at| self.is_null(at)))
+            && (!is_bytes || (0..rows).all(|at| self.is_text(at)))
+    }
+
     /// Bytes without a type.
     fn bytes(&self, at: usize) -> Option<&[u8]> {
         match &self.values {

@@ -255,6 +255,10 @@ impl ArrowPiece {
         let mut piece = Piece::new(rules, rows, 24 * rows);
         let cells: Option<Vec<Cells<'_>>> =
             self.batch.columns().iter().map(|column| Cells::of(column.as_ref())).collect();
+        let whole = cells.as_ref().and_then(|cells| self.parse_whole(rules, cells));
+        if let Some(piece) = whole {
+            return piece;
+        }
         let (Some(cells), mut buffer) = (cells, Vec::new()) else {
             let what = "a batch's columns are not those of the schema; write the file again".to_owned();
             piece.fault = Some(PieceFault { row: 0, line: 0, column: None, what });
@@ -270,6 +274,53 @@ impl ArrowPiece {
             piece.rows += 1;
         }
         piece
+    }
+
+    /// The same column by column, which is faster; `None` if something is missing or wrong.
+    fn parse_whole(&self, rules: &Rules, cells: &[Cells<'_>]) -> Option<Piece> {
+        let (rows, mut buffer) = (self.batch.num_rows(), Vec::new());
+        if !cells.iter().all(|cells| cells.are_whole(rows)) {
+            return None;
+        }
+        let mut piece = Piece::new(rules, rows, 24 * rows);
+        let field = |column: usize| {
+            let cells = &cells[self.wanted.partition_point(|&wanted| wanted < column)];
+            move |at| ArrowField { cells, at }
+        };
+        for (mode, &(column, _)) in rules.modes.iter().enumerate() {
+            let field = field(column);
+            (0..rows).try_for_each(|at| piece.push_field(rules, &field(at), mode, &mut buffer)).ok()?;
+        }
+        if let Some(column) = rules.value {
+            let field = field(column);
+            (0..rows).try_for_each(|at| piece.push_value(&field(at), column, &mut buffer)).ok()?;
+        }
+        (piece.rows, piece.kept) = (rows as u64, rows);
+        Some(piece)
+    }
+}
+
+/// A field of a piece, whatever its column.
+struct ArrowField<'a> {
+    cells: &'a Cells<'a>,
+    at: usize,
+}
+
+impl Row for ArrowField<'_> {
+    fn is_null(&self, _: usize) -> bool {
+        self.cells.is_null(self.at)
+    }
+
+    fn text<'a>(&'a self, _: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        self.cells.text(self.at, buffer)
+    }
+
+    fn number(&self, _: usize) -> Option<f64> {
+        self.cells.number(self.at)
+    }
+
+    fn moment(&self, _: usize, zone: &TimeZone) -> Option<Moment> {
+        self.cells.moment(self.at, zone)
     }
 }
 
