@@ -16,7 +16,7 @@ import blco
 
 NONZEROS = int(os.environ.get("BLCO_NONZEROS", 40_000_000))
 SHAPE = (200_000, 50_000, 2_000)
-engine = blco.Engine(device="cuda", device_memory=os.environ.get("BLCO_DEVICE_MEMORY", "400MiB"))
+engine = blco.Engine(device="cuda", device_memory=os.environ.get("BLCO_DEVICE_MEMORY", "200MiB"))
 directory = Path(tempfile.mkdtemp())
 rng = np.random.default_rng(7)
 with blco.Packer(directory / "long.blco", shape=SHAPE, engine=engine) as packer:
@@ -34,7 +34,8 @@ start = time.perf_counter()
 sums = store.mttkrp(factors)
 print(f"a pass: {1000 * (time.perf_counter() - start):.1f} ms")
 (plan,) = store.plans()
-print(plan["device"])
+for part in plan["device"]["sets"][0]["residence"]:
+    print(f"{part['bytes'] / 1e6:.0f} MB of chunks in memory of the {part['place']}")
 
 # %% The CPU gets the same.
 on_cpu = blco.Engine(device="cpu").open(store.path).mttkrp(factors, calls=1)
