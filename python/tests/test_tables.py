@@ -9,6 +9,8 @@ import blco
 
 pandas = pytest.importorskip("pandas")
 pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.feather")
+pytest.importorskip("pyarrow.parquet")
 
 ROWS = 3000
 
@@ -61,6 +63,76 @@ def test_a_frame_becomes_a_tensor_with_labels(frame, tmp_path):
 def test_duplicates_are_those_of_pandas(frame, tmp_path, rule):
     store = pack(frame, tmp_path, duplicates=rule)
     assert rows(store) == pytest.approx(summed(frame, rule).to_dict(), rel=1e-12)
+
+
+def test_duplicates_are_kept_or_refused(frame, tmp_path):
+    assert pack(frame, tmp_path, duplicates="keep").nnz == ROWS > len(summed(frame))
+    with pytest.raises(ValueError, match="same coordinates"):
+        pack(frame, tmp_path, "wrong.blco", duplicates="error")
+
+
+ODD = ["", " ", '"', "a,b", "a\nb", "a\r\nb", '""quoted""', "\U0001f3ac\U0001f37f", "tab\tbed", "null", "NA", "é" * (32 << 10)]
+
+
+def test_odd_labels_come_through_every_table(tmp_path):
+    frame = pandas.DataFrame({"user": np.arange(len(ODD) * 3) % 7, "title": ODD * 3, "x": np.arange(len(ODD) * 3) + 0.5})
+    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+    frame.to_csv(tmp_path / "t.csv", index=False, quoting=1)
+    frame.to_csv(tmp_path / "t.tsv", index=False, quoting=1, sep="\t", lineterminator="\r\n")
+    frame.to_parquet(tmp_path / "t.parquet", compression="zstd")
+    pyarrow.parquet.write_table(table, tmp_path / "plain.parquet", use_dictionary=False, data_page_size=100, row_group_size=5)
+    pyarrow.feather.write_feather(table, tmp_path / "t.arrow")
+    with pyarrow.ipc.new_stream(tmp_path / "t.arrows", table.schema) as stream:
+        stream.write_table(table, max_chunksize=4)
+    sources = [frame, table, *sorted(tmp_path.iterdir())]
+    assert len(sources) == 8
+    stores = [pack(source, tmp_path, f"{n}.blco", modes=["user", "title"], value="x") for n, source in enumerate(sources)]
+    assert len({store.stats["digest"] for store in stores}) == 1
+    for store in stores:
+        assert store.labels[1] == sorted(ODD, key=str.encode)
+        part, (users, titles) = store.to_coo(), store.labels
+        found = {(int(users[i]), titles[j]): x for (i, j), x in zip(part.coords.tolist(), part.values.tolist())}
+        assert found == frame.groupby(["user", "title"])["x"].sum().to_dict()
+
+
+BINS = {
+    "year": "%Y",
+    "month": "%Y-%m",
+    "week": "%G-W%V",
+    "day": "%Y-%m-%d",
+    "hour-of-day": "%H",
+    "day-of-week": "%a",
+    "month-of-year": "%b",
+    "hour": "%Y-%m-%dT%H",
+    "minute": "%Y-%m-%dT%H:%M",
+}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "America/St_Johns"])
+def test_bins_of_time_are_those_of_pandas(zone, tmp_path):
+    """From 1874 to 2096, every change of clocks of 2024, leap days, the last days before 1970; from numbers, dates and text."""
+    rng = np.random.default_rng(5)
+    day = 86_400
+    leap_days = pandas.to_datetime(["1904-02-29", "1968-02-29", "2000-02-29", "2024-02-29"]).astype("datetime64[s]").astype("int64")
+    near = np.concatenate([np.arange(first - day, first + 2 * day, 1237) for first in [0, *leap_days]])
+    wide = np.concatenate([rng.integers(-3_000_000_000, 4_000_000_000, 500), near])
+    hours = pandas.date_range("2024-01-01", "2024-12-31", freq="10min").astype("datetime64[s]").astype("int64")
+    offsets = pandas.to_datetime(hours, unit="s", utc=True).tz_convert(zone)
+    offsets = np.array([stamp.utcoffset().total_seconds() for stamp in offsets])
+    changes = np.asarray(hours)[1:][np.diff(offsets) != 0]
+    assert len(changes) == (0 if zone in ("UTC", "Asia/Kolkata") else 2)
+    narrow = [np.arange(first - 2 * day, first + 2 * day, 997) for first in [0, *changes]]
+    for name, written in BINS.items():
+        for seconds in narrow if name in ("hour", "minute") else [np.concatenate([wide, *narrow])]:
+            stamps = pandas.to_datetime(seconds, unit="s", utc=True)
+            wanted = list(stamps.tz_convert(zone).strftime(written))
+            rows = np.arange(len(seconds))
+            for at in seconds, stamps, stamps.strftime("%Y-%m-%dT%H:%M:%SZ"):
+                table = pandas.DataFrame({"row": rows, "at": at})
+                store = blco.pack(table, tmp_path / "t.blco", modes=["row", ("at", name)], timezone=zone, replace=True)
+                rows_of, bins = store.labels
+                found = {int(rows_of[i]): bins[j] for i, j in store.to_coo().coords.tolist()}
+                assert [found[row] for row in rows] == wanted, name
 
 
 def test_all_tables_give_the_same_bytes(frame, tmp_path):

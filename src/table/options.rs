@@ -201,7 +201,8 @@ pub fn find_column(wanted: &str, names: Option<&[String]>, columns: usize, table
         Some(names) => {
             let close = names.iter().find(|name| name.trim().eq_ignore_ascii_case(wanted.trim()));
             let hint = close.map_or_else(String::new, |close| format!("; is {close:?} meant?"));
-            wrong(format!("there is no column {wanted:?}{hint}; the columns are {}", listed(names)))
+            let only = if columns == 1 { "; remove lines above the header, or give --delimiter" } else { "" };
+            wrong(format!("there is no column {wanted:?}{hint}; the columns are {}{only}", listed(names)))
         }
         None => wrong(format!(
             "there is no column {wanted:?}: the first line holds values, not names; name columns by numbers from 1 to {columns}, or give --header yes"

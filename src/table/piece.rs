@@ -275,7 +275,9 @@ fn check_record(
     if there != wanted {
         let of = if has_header { "the header" } else { "the first row" };
         let fields = |n: usize| format!("{n} field{}", if n == 1 { "" } else { "s" });
-        let way = if there > wanted {
+        let way = if there > wanted && record.fields[wanted..].iter().all(Field::is_null) {
+            "remove the delimiters at the ends of lines, or add them to the header"
+        } else if there > wanted {
             "quote fields that hold the delimiter"
         } else {
             "complete the row, or remove it"

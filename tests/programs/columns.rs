@@ -9,7 +9,7 @@
 )]
 
 use crate::programs::program;
-use crate::tables::{bytes, run};
+use crate::tables::{bytes, odd_labels, quoted, run};
 use arrow_array::types::Int16Type;
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BooleanArray, Date32Array, Decimal128Array, DictionaryArray, Float32Array,
@@ -218,6 +218,43 @@ fn tables_in_columns_give_the_stores_of_csv() {
     let wanted = bytes(&path("o.blco"));
     let again = ["--modes", "user,title,seen:hour,flag", "--value", "rating", "--duplicates", "error"];
     assert!(packed(dir.path(), "back.parquet", &again) == wanted);
+}
+
+/// Labels that CSV must quote, empty and long ones, give the same store from columns, and come back as Parquet and CSV.
+#[test]
+fn odd_labels_survive_in_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let labels = odd_labels();
+    let rows =
+        || (0..4 * labels.len()).map(|row| (row % 5, &labels[row * 3 % labels.len()], row as f64 / 4.0));
+    let mut text = String::from("user,title,x\n");
+    rows().for_each(|(user, title, x)| writeln!(text, "{user},{},{x}", quoted(title)).unwrap());
+    std::fs::write(path("t.csv"), text).unwrap();
+    let users: ArrayRef = Arc::new(Int64Array::from_iter_values(rows().map(|row| row.0 as i64)));
+    let values: ArrayRef = Arc::new(Float64Array::from_iter_values(rows().map(|row| row.2)));
+    let titles: [ArrayRef; 3] = [
+        Arc::new(StringArray::from_iter_values(rows().map(|row| row.1))),
+        Arc::new(StringViewArray::from_iter_values(rows().map(|row| row.1))),
+        Arc::new(rows().map(|row| row.1.as_str()).collect::<DictionaryArray<Int16Type>>()),
+    ];
+    let options = ["--modes", "user,title", "--value", "x"];
+    let wanted = packed(dir.path(), "t.csv", &options);
+    for titles in titles {
+        let batch =
+            RecordBatch::try_from_iter([("user", users.clone()), ("title", titles), ("x", values.clone())])
+                .unwrap();
+        write_parquet(&path("a.parquet"), &batch, Compression::SNAPPY, 7);
+        write_file(&path("a.arrow"), &batch, 10);
+        std::fs::write(path("a.arrows"), stream(&batch)).unwrap();
+        for input in ["a.parquet", "a.arrow", "a.arrows"] {
+            assert!(packed(dir.path(), input, &options) == wanted, "{input} {}", batch.schema());
+        }
+    }
+    for back in ["back.parquet", "back.csv"] {
+        program("blco-export", dir.path(), &["o.blco", back]);
+        assert!(packed(dir.path(), back, &options) == wanted, "{back}");
+    }
 }
 
 /// What is wrong with a table in columns, the options, and words of the line that reports it.

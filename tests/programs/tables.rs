@@ -5,6 +5,7 @@ use crate::programs::program;
 use assert_cmd::cargo::cargo_bin;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -13,7 +14,7 @@ pub fn run(name: &str, dir: &Path, args: &[&str]) -> Output {
 }
 
 /// A field as CSV has it, always in quotes.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
@@ -180,11 +181,57 @@ fn wrong_requests() -> Vec<Wrong> {
     ]
 }
 
+/// What a hostile hand would try.
+fn wrong_at_length() -> Vec<Wrong> {
+    let names: Vec<String> = (0..50_000).map(|at| format!("c{at}")).collect();
+    let cut = {
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packer.write_all(GOOD.as_bytes()).unwrap();
+        (0..9_999).for_each(|row| writeln!(packer, "{row},c{},5,2024-01-04", row * 7_919).unwrap());
+        let whole = packer.finish().unwrap();
+        whole[..whole.len() - 99].to_vec()
+    };
+    vec![
+        (with("3,c,5\0,2024-01-04"), USUAL, &["row 3, column \"rating\": \"5\\0\" is not a number"]),
+        (with("3,c,5,31/02/2024"), USUAL, &["row 3, column \"at\": \"31/02/2024\" is no date", "year first"]),
+        (
+            with(&format!("3,c,{},2024-01-04", "9".repeat(400))),
+            USUAL,
+            &["row 3, column \"rating\"", "finite"],
+        ),
+        (with("3,c,5,2024-01-04\r4,d,5,2024-01-04"), USUAL, &["t.csv:4: row 3: has 7 fields"]),
+        (
+            with(&format!("3,{},5,2024-01-04", "x".repeat(2 << 20))),
+            USUAL,
+            &["row 3, column \"title\"", "longer than 1048576 bytes; shorten it"],
+        ),
+        (with(&format!("3,{}", "x".repeat(20 << 20))), USUAL, &["t.csv:4: row 3: a row of more than 16 MiB"]),
+        (with(&format!("3,\"{}", "x\n".repeat(9 << 20))), USUAL, &["row 3, column \"title\": a quote opens"]),
+        (
+            GOOD.replace('\n', ",\n").replacen("at,", "at", 1).into(),
+            USUAL,
+            &["t.csv:2: row 1: has 5 fields, the header has 4; remove the delimiters at the ends"],
+        ),
+        (names.join(",").into(), "--modes c1,c2", &["t.csv:1: a first line of more than 256 KiB"]),
+        (format!("sep=,\n{GOOD}").into(), USUAL, &["t.csv:1", "for Excel", "remove it"]),
+        (format!("# a log\n{GOOD}").into(), USUAL, &["no column \"user\"", "remove lines above the header"]),
+        (b"[{\"user\":1,\"title\":2}]".to_vec(), USUAL, &["t.csv:1", "quote"]),
+        (b"PK\x03\x04....".to_vec(), USUAL, &["zip archive", "unpack it"]),
+        (cut, USUAL, &["gzip data is cut short; fetch the whole file again"]),
+        (
+            b"user;title;rating;at\n1;a;3,5;2024-01-02\n".to_vec(),
+            USUAL,
+            &["t.csv:2: row 1, column \"rating\": \"3,5\"", "decimal point"],
+        ),
+        (with("3,c,5,-9999-01-01").to_vec(), USUAL, &["row 3, column \"at\"", "dates look like"]),
+    ]
+}
+
 /// Every way in which a table can be wrong ends with status 2 and one line that says where, and what to do.
 #[test]
 fn wrong_tables_are_told_with_row_column_and_remedy() {
-    let cases = [wrong_rows(), wrong_requests()].concat();
-    assert!(cases.len() >= 30);
+    let cases = [wrong_rows(), wrong_requests(), wrong_at_length()].concat();
+    assert!(cases.len() >= 55);
     let dir = tempfile::tempdir().unwrap();
     for (text, options, words) in cases {
         std::fs::write(dir.path().join("t.csv"), text).unwrap();
@@ -202,27 +249,21 @@ fn wrong_tables_are_told_with_row_column_and_remedy() {
     }
 }
 
+/// Labels with all that CSV must quote, an empty one, one of 64 KiB.
+pub fn odd_labels() -> Vec<String> {
+    let long = "é".repeat(32 << 10);
+    let short =
+        ["", " ", "\"", "a,b", "a\nb", "a\r\nb", "\"\"quoted\"\"", "🎬🍿", "tab\tbed", "x", "X", "null"];
+    short.into_iter().chain([long.as_str()]).map(str::to_owned).collect()
+}
+
 /// Labels with all that CSV must quote, empty ones, long ones, come out as they went in; what is exported is packed to the same
 /// bytes; rows in another order, other line ends and a byte order mark make no difference.
 #[test]
 fn labels_survive_to_the_store_and_back() {
     let dir = tempfile::tempdir().unwrap();
-    let long = "é".repeat(32 << 10);
-    let odd = [
-        "",
-        " ",
-        "\"",
-        "a,b",
-        "a\nb",
-        "a\r\nb",
-        "\"\"quoted\"\"",
-        "🎬🍿",
-        "tab\tbed",
-        "x",
-        "X",
-        "null",
-        long.as_str(),
-    ];
+    let odd = odd_labels();
+    let odd: Vec<&str> = odd.iter().map(String::as_str).collect();
     let rows: Vec<(String, String, f64)> = odd
         .iter()
         .enumerate()

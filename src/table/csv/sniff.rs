@@ -1,5 +1,6 @@
 //! Detects the delimiter, the quotes, and whether there is a header from a table's first lines.
 
+use super::HEAD_BYTES;
 use super::split::{Dialect, Field};
 use crate::error::{Error, Result};
 
@@ -69,6 +70,15 @@ pub fn sniff(options: CsvOptions, head: &[u8], wanted: &[&str], name: &str) -> R
     }
     if first_line.contains(&0) {
         let what = "is no text: it holds a byte 0; convert UTF-16 (iconv -f UTF-16 -t UTF-8), or give a .csv or .tsv file";
+        return Err(Error::input(format!("{name}:1"), what));
+    }
+    // A byte order mark has been taken away.
+    if first_line.len() + 3 >= HEAD_BYTES {
+        let what = "a first line of more than 256 KiB; leave out columns, or end lines with line feeds";
+        return Err(Error::input(format!("{name}:1"), what));
+    }
+    if first_line.starts_with(b"sep=") {
+        let what = "is a line for Excel, above the names of the columns; remove it";
         return Err(Error::input(format!("{name}:1"), what));
     }
     let quote = options.quote.unwrap_or(Some(b'"'));
