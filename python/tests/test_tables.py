@@ -67,7 +67,7 @@ def test_duplicates_are_those_of_pandas(frame, tmp_path, rule):
 
 def test_duplicates_are_kept_or_refused(frame, tmp_path):
     assert pack(frame, tmp_path, duplicates="keep").nnz == ROWS > len(summed(frame))
-    with pytest.raises(ValueError, match="same coordinates"):
+    with pytest.raises(ValueError, match="occurs more than once"):
         pack(frame, tmp_path, "wrong.blco", duplicates="error")
 
 
@@ -108,7 +108,9 @@ BINS = {
 }
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "America/St_Johns"])
+@pytest.mark.parametrize(
+    "zone", ["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "America/St_Johns"]
+)
 def test_bins_of_time_are_those_of_pandas(zone, tmp_path):
     """From 1874 to 2096, every change of clocks of 2024, leap days, the last days before 1970; from numbers, dates and text."""
     rng = np.random.default_rng(5)
@@ -124,6 +126,8 @@ def test_bins_of_time_are_those_of_pandas(zone, tmp_path):
     narrow = [np.arange(first - 2 * day, first + 2 * day, 997) for first in [0, *changes]]
     for name, written in BINS.items():
         for seconds in narrow if name in ("hour", "minute") else [np.concatenate([wide, *narrow])]:
+            # Four digits alone are a year, and eight a date.
+            seconds = seconds[~np.isin(np.char.str_len(seconds.astype(str)), (4, 8)) | (seconds < 0)]
             stamps = pandas.to_datetime(seconds, unit="s", utc=True)
             wanted = list(stamps.tz_convert(zone).strftime(written))
             rows = np.arange(len(seconds))

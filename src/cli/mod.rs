@@ -207,7 +207,8 @@ static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
 /// Makes an interrupt print how to continue from the checkpoint `dir`: by the whole command unless it `records` the command.
 pub(crate) fn continue_with(dir: &Path, records: bool) {
     let short = || format!("blco-cpd --resume {}", quoted(dir.as_os_str()));
-    let whole = || format!("{} --resume", command_line());
+    let resumes = std::env::args_os().any(|word| word.as_bytes().starts_with(b"--resume"));
+    let whole = || format!("{}{}", command_line(), if resumes { "" } else { " --resume" });
     let way = (dir.to_path_buf(), if records { short() } else { whole() });
     *CONTINUE.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
 }

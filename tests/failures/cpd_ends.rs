@@ -13,9 +13,11 @@ use assert_cmd::cargo::cargo_bin;
 use blco::internals::random::Counter;
 use common::{SMALL_CHUNKS, system_words, tree};
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 
 /// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's. Runs on a GPU are
@@ -219,6 +221,27 @@ fn an_interrupted_run_leaves_its_checkpoint() {
         let resumed = if signal == "-INT" { place.finish(&more) } else { (place.resume_alone(&more), true) };
         place.reset();
         assert!(resumed == (place.results(&more), true), "{backend:?} {signal}: other results");
+    }
+}
+
+/// A command with a name that is not UTF-8 is not recorded, so all of it continues.
+#[test]
+fn an_interrupt_names_a_command_that_works() {
+    let place = Place::new(&["--backend", "cpu"], "20,30,40", "3000");
+    std::os::unix::fs::symlink("t.blco", place.dir.path().join(OsStr::from_bytes(b"t\xe9.blco"))).unwrap();
+    let options = " --tol 0 --max-iters 1000000 --backend cpu --no-output -q --checkpoint c --every 1";
+    let said = format!("continues: blco-cpd $'t\\xe9.blco'{options} --resume\n");
+    for more in [options.to_owned(), format!("{options} --resume")] {
+        let mut command = Command::new(cargo_bin("blco-cpd"));
+        command.current_dir(place.dir.path()).arg(OsStr::from_bytes(b"t\xe9.blco"));
+        let start = SystemTime::now();
+        let mut child = command.args(more.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+        let is_new = |at: SystemTime| at > start + Duration::from_millis(20);
+        let checkpoint = || std::fs::metadata(place.path("c/current")).and_then(|facts| facts.modified());
+        assert!(until("a checkpoint", &mut child, || checkpoint().is_ok_and(is_new)));
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let told = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+        assert!(told.ends_with(&said), "{told}");
     }
 }
 
