@@ -223,7 +223,7 @@ fn wrong_at_length() -> Vec<Wrong> {
             USUAL,
             &["t.csv:2: row 1, column \"rating\": \"3,5\"", "decimal point"],
         ),
-        (with("3,c,5,-9999-01-01").to_vec(), USUAL, &["row 3, column \"at\"", "dates look like"]),
+        (with("3,c,5,-9999-01-01"), USUAL, &["row 3, column \"at\"", "dates look like"]),
     ]
 }
 
