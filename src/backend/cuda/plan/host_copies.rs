@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::store::Store;
 use std::ops::Range;
 
-/// Nonzeros of an image, unless the store's chunks have more: with so many, a launch takes much longer than the work before and after it.
+/// Nonzeros of an image, unless the store's chunks have more. Launching one of this size takes far less time than computing it.
 const IMAGE_NNZ: u64 = 1 << 22;
 /// An image has at most this many times the nonzeros of the longest chunk, so that lanes do not grow much.
 const IMAGE_CHUNKS: u64 = 4;
