@@ -34,12 +34,12 @@ const CHECKPOINT: [&str; 13] = [
     "gram-1.npy",
     "gram-2.npy",
     "gram-3.npy",
-    "best/mode-1.npy",
-    "best/mode-2.npy",
-    "best/mode-3.npy",
-    "best/gram-1.npy",
-    "best/gram-2.npy",
-    "best/gram-3.npy",
+    "start-1/mode-1.npy",
+    "start-1/mode-2.npy",
+    "start-1/mode-3.npy",
+    "start-1/gram-1.npy",
+    "start-1/gram-2.npy",
+    "start-1/gram-3.npy",
 ];
 
 /// The same of two models.
@@ -150,7 +150,7 @@ fn sealed(files: &Files) -> Files {
     let at = "c/current/checkpoint.json";
     let Some(Ok(text)) = files.get(at).map(|bytes| std::str::from_utf8(bytes)) else { return files.clone() };
     let (mut whole, mut rest) = (String::new(), text);
-    for dir in ["", "best/"] {
+    for dir in ["", "start-1/"] {
         let Some((before, after)) = rest.split_once(MATRICES[0]) else { break };
         let Some((_, after)) = after.split_once(MATRICES[1]) else { break };
         let of_mode = |m: usize| {
