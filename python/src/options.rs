@@ -88,7 +88,9 @@ fn format(given: &Bound<'_, PyDict>) -> PyResult<FormatOption> {
         "bcsf" => FormatOption::Bcsf { trees, fiber_split },
         "hbcsf" => FormatOption::Hbcsf { trees, fiber_split },
         "mmcsf" => FormatOption::Mmcsf { assign: word(given, "assign", &assigns)? },
-        "fcoo" => FormatOption::Fcoo { operation: word(given, "operation", &operations)?, trees },
+        "fcoo" => {
+            FormatOption::Fcoo { operation: word(given, "operation", &operations)?, trees, thread_nnz: 0 }
+        }
         _ => FormatOption::Known(Format::blco(word(given, "encoding", &encodings)?)),
     })
 }
