@@ -69,7 +69,7 @@ class DeviceArray:
         if hasattr(self.array, "__array_namespace__"):
             namespace = self.array.__array_namespace__()
             return namespace.empty((rows, columns), dtype=self.array.dtype, device=self.array.device)
-        module = sys.modules.get(type(self.array).__module__.partition(".")[0])
+        module: Any = sys.modules.get(type(self.array).__module__.partition(".")[0])
         if hasattr(self.array, "__cuda_array_interface__") and hasattr(module, "empty") and hasattr(self.array, "device"):  # CuPy
             with self.array.device:
                 return module.empty((rows, columns), dtype=self.array.dtype)
