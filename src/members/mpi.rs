@@ -1,8 +1,8 @@
 //! Members that are MPI's processes, on one machine or many.
 //!
 //! **Failures.** A member that fails calls [`Mpi::abort`], and MPI ends all others. One that was killed is noticed by MPI's
-//! launcher. One that hangs, or whose machine is lost, is noticed by the next member: each sends its predecessor's watcher
-//! a heartbeat, which says whether it works and how far it has come.
+//! launcher. One that hangs, or whose machine is lost, is noticed by the next member: each sends the next
+//! one a heartbeat, which says whether it works and how far it has come.
 //!
 //! **Threads.** Calls come from the computing thread and from the one of the heartbeat. A lock serializes them; none blocks,
 //! so that neither waits for the other. A wait looks again and again, with pauses that get longer: members that wait leave
