@@ -250,7 +250,7 @@ fn fail(name: &str, error: &Error) -> ExitCode {
 }
 
 /// Names of options and values in the library, in backticks, and on the command line.
-const OPTIONS: [(&str, &str); 32] = [
+const OPTIONS: [(&str, &str); 35] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Duplicates::Sum`", "--duplicates sum"),
@@ -268,6 +268,7 @@ const OPTIONS: [(&str, &str); 32] = [
     ("`header`", "--header"),
     ("`index_base`", "--index-base"),
     ("`labels_from`", "--labels-from"),
+    ("`max_iters`", "--max-iters"),
     ("`memory`", "--memory"),
     ("`modes`", "--modes"),
     ("`nnz`", "--nnz"),
@@ -277,10 +278,12 @@ const OPTIONS: [(&str, &str); 32] = [
     ("`replace`", "--force"),
     ("`resume`", "--resume"),
     ("`ridge`", "--ridge"),
+    ("`starts`", "--starts"),
     ("`target`", "-o"),
     ("`temp_dir`", "--temp-dir"),
     ("`threads`", "--threads"),
     ("`timezone`", "--timezone"),
+    ("`tol`", "--tol"),
     ("`workers`", "--workers"),
     ("`zstd`", "--zstd"),
 ];

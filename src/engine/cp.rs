@@ -98,12 +98,17 @@ impl Cp {
 
     fn check(&self) -> Result<()> {
         super::mttkrp::check_rank(self.settings.rank)?;
-        let is_amount = |x: f64| x >= 0.0 && x.is_finite();
-        if is_amount(self.tol) && is_amount(self.settings.ridge) && self.max_iters > 0 && self.starts > 0 {
-            return Ok(());
+        for (name, amount) in [("tol", self.tol), ("ridge", self.settings.ridge)] {
+            if !(amount >= 0.0 && amount.is_finite()) {
+                return Err(Error::request(format!("`{name}` {amount}: give a finite number, 0 or more")));
+            }
         }
-        let what = "tolerance and ridge are finite and not negative, iterations and starts at least 1";
-        Err(Error::request(format!("{what}: {self:?}")))
+        for (name, count) in [("max_iters", self.max_iters), ("starts", self.starts)] {
+            if count == 0 {
+                return Err(Error::request(format!("`{name}` 0: give 1 or more")));
+            }
+        }
+        Ok(())
     }
 }
 

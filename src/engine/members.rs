@@ -135,6 +135,12 @@ impl Engine {
         }
     }
 
+    /// On rank 0: the others return from [`Engine::serve`].
+    #[doc(hidden)]
+    pub fn end_serving(&self) -> Result<()> {
+        self.members().map_or(Ok(()), end_serving)
+    }
+
     fn serving<T: Real>(&self, store: &Store, rank: usize, cp: Option<(u32, u32)>) -> Result<MembersAls<T>> {
         let (manifest, threads) = (store.manifest(), self.threads());
         let modes: Vec<usize> = (0..manifest.shape.order()).collect();

@@ -156,8 +156,9 @@ impl Engine {
         let wrong =
             |&&(mode, vector): &&Along<'_, T>| dims.get(mode).is_none_or(|&dim| dim as usize != vector.len());
         if let Some((mode, vector)) = along.iter().find(wrong) {
-            let (numbers, mode) = (vector.len(), mode.saturating_add(1));
-            let what = format!("a vector of {numbers} numbers along mode {mode} of dims {dims:?}");
+            let (numbers, number) = (vector.len(), mode.saturating_add(1));
+            let has = dims.get(*mode).map_or("the tensor lacks".into(), |dim| format!("has {dim} indices"));
+            let what = format!("a vector of {numbers} numbers along mode {number}, which {has}");
             return Err(Error::request(what));
         }
         let modes: Vec<usize> = along.iter().map(|&(mode, _)| mode).collect();

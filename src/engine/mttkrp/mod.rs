@@ -232,7 +232,8 @@ pub(super) fn check_factors<T: Copy>(
     for (mode, (factor, &dim)) in factors.iter().zip(shape.dims()).enumerate() {
         let (rows, columns) = factor.shape();
         if (rows, columns) != (dim as usize, rank) {
-            let is = format!("is {rows} x {columns}, not {dim} x {rank}");
+            let turned = if columns == dim as usize { "; factors are dims x rank: transpose it" } else { "" };
+            let is = format!("is {rows} x {columns}, not {dim} x {rank}{turned}");
             return Err(Error::request(format!("the factor of mode {} {is}", mode + 1)));
         }
     }
