@@ -27,7 +27,7 @@ const UTF_16: &str = "UTF-16 text";
 const NUMPY: &str = "a NumPy array";
 const MATLAB: &str = "a MATLAB file";
 const HDF5: &str = "an HDF5 file, perhaps MATLAB's";
-const ZIP: &str = "a zip archive";
+const ZIP: &str = "a zip archive or workbook";
 
 /// How an input is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,8 @@ impl TextInput {
         let name = path.display().to_string();
         let file = sys.open(path, false).map_err(|error| match error {
             Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Error::input(&name, "no such file; check the path")
+                let tilde = if path.starts_with("~") { "take ~ out of the quotes" } else { "check the path" };
+                Error::input(&name, format!("no such file; {tilde}"))
             }
             other => other,
         })?;
@@ -87,7 +88,7 @@ impl TextInput {
                 UTF_16 => "convert it first: iconv -f UTF-16 -t UTF-8",
                 NUMPY => "write rows of indices and a value, as numpy.savetxt does, or pack the array in Python: blco.pack",
                 MATLAB | HDF5 => "write its nonzeros as rows of indices and a value, as MATLAB's writematrix does",
-                ZIP => "unpack it first; arrays of a NumPy .npz are packed in Python: blco.pack",
+                ZIP => "unpack it first; save a workbook as CSV; name a NumPy archive .npz",
                 _ => "unpack it first",
             };
             Error::input(name, format!("is {kind}, where text is expected (plain, gzip or zstd): {way}"))
