@@ -18,18 +18,18 @@ use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
-/// Numbers that are worked on together.
+/// Numbers that vector instructions process together.
 const LANES: usize = 8;
-/// Rows of a block: a few stay in the first cache.
+/// Rows of a block. A few blocks fit in the L1 cache.
 const ROWS: usize = 128;
-/// Parts at most.
+/// The most parts.
 const PARTS: usize = 64;
-/// The least number of a factor that may have no negative ones, its columns having a length near one: no column becomes zero, which
-/// it would stay. It stands for zero.
+/// The least number of a nonnegative factor whose columns have a length near one. So no column becomes zero, from which
+/// it could not recover. It stands for zero.
 pub const FLOOR: f64 = f64::EPSILON;
-/// Sweeps of HALS over a row at most.
+/// The most sweeps of HALS over a row.
 const SWEEPS: usize = 50;
-/// The change of a row, relative to that of the first sweep, which is the last one's.
+/// Sweeps end when one changes the row by less than this, relative to the first one's change.
 const SWEEP: f64 = 0.01;
 
 /// How rows `a` of a new factor follow from rows `m` of the sums. Matrices are rank x rank, the rest has rank numbers.
@@ -40,7 +40,7 @@ pub enum Rule {
         /// The matrix.
         matrix: Vec<f64>,
     },
-    /// Hierarchical alternating least squares: each column in turn takes its best values that are not negative, all others being fixed.
+    /// Hierarchical alternating least squares: each column in turn takes its best nonnegative values while the others are fixed.
     NonNegative {
         /// Inner products of the other modes' columns, with the ridge.
         gram: Vec<f64>,
@@ -53,17 +53,17 @@ pub enum Rule {
     },
 }
 
-/// What is known of a new factor.
+/// Facts about a new factor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gram {
     /// Inner products of its columns, rank x rank.
     pub gram: Vec<f64>,
-    /// Of each column: its inner product with the same column of the sums.
+    /// For each column, its inner product with the same column of the sums.
     pub inner: Vec<f64>,
 }
 
 impl Gram {
-    /// What a factor's parts add up to: the upper triangle stands for the lower.
+    /// The sums of a factor's parts. The upper triangle stands for the lower.
     fn of(mut gram: Vec<f64>, rank: usize) -> Self {
         let inner = gram.split_off(rank * rank);
         for (r, q) in (0..rank).flat_map(|r| (0..r).map(move |q| (r, q))) {
@@ -78,12 +78,12 @@ pub(super) fn parts(rows: usize, rank: usize) -> usize {
     (rows / (4 * rank).max(256)).clamp(1, PARTS)
 }
 
-/// Numbers of a part but the last, which may have fewer.
+/// Numbers of a part; the last may have fewer.
 pub(super) fn part_numbers(rows: usize, rank: usize) -> usize {
     rows.div_ceil(parts(rows, rank)) * rank
 }
 
-/// Bytes that an update holds, or [`super::extended::gram`].
+/// Bytes that an update or [`super::extended::gram`] holds.
 #[must_use]
 pub fn host_bytes(rows: usize, rank: usize) -> u64 {
     (parts(rows, rank) * (rank + rank.max(ROWS) + 1) * rank * size_of::<f64>()) as u64
@@ -91,7 +91,7 @@ pub fn host_bytes(rows: usize, rank: usize) -> u64 {
 
 /// Makes `factor` from the members' `sums`, which have its shape and are zero afterwards, by `rule`.
 ///
-/// What is stored is rounded to `T`; the Gram matrix is that of what is stored.
+/// The factor is rounded to `T`, and the Gram matrix is that of the rounded factor.
 pub fn update<T: Real>(
     sums: &mut [f64],
     factor: &mut Matrix<T>,
@@ -128,10 +128,10 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     Gram::of(sum(parts, rank * (rank + 1)), rank).gram
 }
 
-/// What is added up of a part's rows.
+/// The sums of a part's rows.
 struct FactorPart {
     rank: usize,
-    /// Inner products of the columns, rank x rank, of which the lower triangle is not used, and theirs with the sums'.
+    /// Inner products of the columns, rank x rank, in the upper triangle, and of the columns with those of the sums.
     gram: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
@@ -261,7 +261,7 @@ fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: 
         let mut change = 0.0;
         for (r, (m, s)) in m.iter().zip(of_sums).enumerate() {
             let gram = &gram[r * rank..][..rank];
-            // A column of zeros that was given: nothing is known of it.
+            // A given column of zeros, about which nothing is known.
             let better = if gram[r] > 0.0 { new[r] + (m * s - dot(gram, new)) / gram[r] } else { 0.0 };
             let x = better.max(0.0);
             change += (x - new[r]) * (x - new[r]);
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(run(1), run(3));
     }
 
-    /// After many sweeps no column can be bettered: where it is positive the slope is zero, where it is zero the
+    /// After many sweeps no column can be improved: if a number is positive, the slope is zero; if it is zero, the
     /// slope points down.
     #[test]
     fn hals_ends_where_nothing_can_be_bettered() {

@@ -1,4 +1,4 @@
-//! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
+//! The GPU of an engine. Without the feature `cuda` there is none, and no other module depends on that.
 
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
@@ -15,7 +15,7 @@ pub(crate) use crate::backend::cuda::driver::is_installed;
 #[cfg(feature = "cuda")]
 pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
 
-/// There is none.
+/// There is no GPU.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu;
@@ -37,7 +37,7 @@ pub(crate) fn is_installed() -> bool {
     false
 }
 
-/// Opens the GPU of this number.
+/// Opens the GPU with this number.
 #[cfg(feature = "cuda")]
 pub(super) fn open(number: usize) -> Result<Gpu> {
     crate::backend::cuda::driver::Device::open(number)
@@ -48,7 +48,7 @@ pub(super) fn open(_number: usize) -> Result<Gpu> {
     none()
 }
 
-/// How many there are.
+/// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(super) fn count() -> Result<usize> {
     crate::backend::cuda::driver::Device::count()
@@ -59,7 +59,7 @@ pub(super) fn count() -> Result<usize> {
     none()
 }
 
-/// How rows get from device to device, and why so.
+/// How rows are transferred between devices, and why.
 #[cfg(feature = "cuda")]
 pub(super) fn exchange(gpus: &[Gpu]) -> Result<(Exchange, String)> {
     crate::backend::cuda::devices::exchange(gpus)
@@ -70,7 +70,7 @@ pub(super) fn exchange(_gpus: &[Gpu]) -> Result<(Exchange, String)> {
     none()
 }
 
-/// Plans what an operation on factors uses of a GPU.
+/// Plans an operation on factors on a GPU.
 pub(super) fn plan<T: Real>(
     gpu: &Gpu,
     store: &Store,
@@ -80,7 +80,7 @@ pub(super) fn plan<T: Real>(
     plan_part::<T>(gpu, store, demand, limits, 0)
 }
 
-/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send.
+/// The same for one of several GPUs, which needs `more` bytes of its memory for what the others send.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_part<T: Real>(
     gpu: &Gpu,
@@ -102,7 +102,7 @@ pub(super) fn plan_part<T: Real>(
     crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
-/// An error unless kernels read all that is read of `store`.
+/// An error unless kernels can read all chunks of `store`.
 #[cfg(feature = "cuda")]
 fn check_formats(store: &Store) -> Result<()> {
     use crate::error::Error;
@@ -115,7 +115,7 @@ fn check_formats(store: &Store) -> Result<()> {
     })
 }
 
-/// Plans what SpTTMc of `modes` uses of a GPU, with factors of `ranks` columns.
+/// Plans SpTTMc of `modes` on a GPU, with factors of `ranks` columns.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_ttmc<T: Real>(
     gpu: &Gpu,
