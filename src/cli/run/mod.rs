@@ -154,11 +154,11 @@ fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 8] {
 
 /// Options of all operations that these do without.
 const NOT_TAKEN: [(OpArg, &[&str]); 5] = [
-    (OpArg::Ttv, &["devices"]),
-    (OpArg::Ttm, &["repeat", "devices"]),
-    (OpArg::Ttmc, &["devices"]),
-    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
-    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
+    (OpArg::Ttv, &["devices", "divide"]),
+    (OpArg::Ttm, &["repeat", "devices", "divide"]),
+    (OpArg::Ttmc, &["devices", "divide"]),
+    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices", "divide"]),
+    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices", "divide"]),
 ];
 
 /// What MTTKRP and TTM take.
