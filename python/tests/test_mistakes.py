@@ -40,6 +40,7 @@ OF_A_STORE = {
     "no folder": (lambda s, f: s.cp(2).save("none/m.npz"), FileNotFoundError, "there is no directory none"),
     "there already": (lambda s, f: blco.pack(s, s.path), ValueError, "replace it with `replace`, or name another with `store`"),
     "small shape": (lambda s, f: blco.pack(s.to_coo(), "n", shape=(5, 5, 5)), ValueError, "`shape` is 5 x 5 x 5"),
+    "text for modes": (lambda s, f: blco.pack({"user": [0]}, "n", modes="user"), TypeError, "give a list of names"),
     "no file": (lambda s, f: blco.open("none.blco"), FileNotFoundError, "make one from a table or text with blco-pack"),
     "no model there": (lambda s, f: blco.load("none.npz"), FileNotFoundError, "check the path"),
     "no CUDA": (lambda s, f: blco.Engine(device="gpu"), ValueError, 'give "auto" or "cpu" or "cuda"'),
@@ -56,6 +57,13 @@ def test_a_mistake_is_told_with_its_remedy(mistake, store, tensor, tmp_path, mon
         work(store, tensor.factors(4))
     assert said in str(raised.value) and "\n" not in str(raised.value)
     assert sorted(os.listdir()) == there
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv.gz", "t.parquet"])
+def test_a_table_takes_modes(name, tmp_path):
+    (tmp_path / name).write_text("a,b,c\n")
+    with pytest.raises(ValueError, match="a table; name its columns with `modes`"):
+        blco.pack(tmp_path / name, tmp_path / "n")
 
 
 @pytest.mark.parametrize("read", [blco.open, blco.load])

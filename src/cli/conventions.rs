@@ -140,7 +140,11 @@ fn one_line(text: &str) -> String {
     let above = text.split("\nUsage:").next().unwrap_or_default();
     let above = above.split("\nFor more information").next().unwrap_or_default();
     let paragraphs = above.trim().trim_start_matches("error: ").split("\n\n");
-    let paragraphs = paragraphs.filter(|paragraph| !paragraph.contains("a similar value exists"));
+    // How to give an option's name as a value, or a value like the one given, is of no help.
+    let is_help = |paragraph: &&str| {
+        !["a similar value exists", "tip: to pass '"].iter().any(|tip| paragraph.contains(tip))
+    };
+    let paragraphs = paragraphs.filter(is_help);
     let joined = paragraphs.map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     let line = joined.collect::<Vec<_>>().join("; ").replace("; tip: ", "; ");
     line.replace("invalid digit found in string", "not a whole number")
@@ -172,6 +176,8 @@ mod tests {
 
     #[test]
     fn usage_errors_are_one_line() {
+        let text = "error: unexpected argument '-o' found\n\n  tip: to pass '-o' as a value, use '-- -o'\n\nUsage: blco-export";
+        assert_eq!(one_line(text), "unexpected argument '-o' found");
         let text = "error: unexpected argument '--mode' found\n\n  tip: a similar argument exists: '--modes'\n\n\
                     Usage: blco-run [OPTIONS] <STORE>\n\nFor more information, try '--help'.\n";
         let line = "unexpected argument '--mode' found; a similar argument exists: '--modes'";

@@ -333,6 +333,11 @@ impl Cpd {
             what = format!("start {} of {starts}, {what}", at.start + 1);
         }
         what = format!("{of_rank}{what}");
+        // Iterations of the whole run: those that are allowed, and those before this one if all before were needed.
+        let (ranks, max) = (cp.ranks.unwrap_or(Ranks(0, 0)), f64::from(cp.max_iters));
+        let before = (rank.unwrap_or(0) as f64 - f64::from(ranks.0)) * f64::from(starts);
+        let made = (before + f64::from(at.start)) * max + at.last.map_or(0, |last| last.iteration) as f64;
+        let allowed = (f64::from(ranks.1 - ranks.0) + 1.0) * f64::from(starts) * max;
         if let Some(last) = at.last {
             let start = if starts > 1 { format!("start {}, ", at.start + 1) } else { String::new() };
             progress.iterated([rank.unwrap_or(0), at.start as usize, last.iteration], || {
@@ -341,13 +346,13 @@ impl Cpd {
                     "{of_rank}{start}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s"
                 )
             });
-            let left = last.seconds
-                * f64::from(cp.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
-            let left =
-                humantime::format_duration(Duration::from_secs(Duration::from_secs_f64(left).as_secs()));
+            let left = Duration::try_from_secs_f64(last.seconds * (allowed - made)).unwrap_or(Duration::MAX);
+            let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
             what = format!("{what}, fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
         }
-        progress.iterate(&what, at.mode as u64 * nnz + at.nnz, order * nnz);
+        // One bar for the whole run. At the next start it leaps over iterations that were not needed.
+        let part = (at.mode as u64 * nnz + at.nnz) as f64 / (order * nnz) as f64;
+        progress.iterate(&what, (made + part) / allowed);
     }
 }
 

@@ -161,7 +161,7 @@ fn check(
         let what = format!("{what}, mode {mode}");
         let precision = if mode % 2 == 0 { Precision::F64 } else { Precision::F32 };
         let plan = resident.plan(device, store, mode, precision, image_nnz);
-        let copy = build(device, &kernels, &stream, store, &plan, resident.list()).unwrap();
+        let copy = build(device, &kernels, &stream, store, &plan, resident.list(), None).unwrap();
         assert!(copy.bytes <= plan.result_bytes_max, "{what}: {} of {plan:?}", copy.bytes);
         assert!(copy.images.iter().all(|i| i.nnz <= image_nnz.max(TILE)), "{what}");
         assert_eq!(plan.images() as usize, copy.images.len(), "{what}");
@@ -267,12 +267,12 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
             let first = u32::try_from(store.manifest().chunks.len()).unwrap();
             for mode in 0..3 {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
-                let copy = build(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let copy = build(device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
                 let (chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
-                op.sort(mode, blocks).unwrap();
+                op.sort(mode, blocks, None).unwrap();
                 op.begin(mode, Some(&copy.empty), &stream).unwrap();
                 op.launch(
                     &[mode],
@@ -289,7 +289,7 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 assert!(comparison.holds, "mode {mode}: {:.2} of the bound", comparison.worst);
             }
             let plan = resident.plan(device, &store, 0, Precision::F32, 2048);
-            let copy = build(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+            let copy = build(device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
             assert_eq!(damaged_image(device, &mut op, &copy, &stream, first), Some(first + 1));
         }
     });
@@ -351,7 +351,7 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
             let fails = |store: &Store, resident: &Resident| {
                 for mode in 0..3 {
                     let plan = resident.plan(device, store, mode, Precision::F64, 2048);
-                    let copy = build(device, &kernels, &stream, store, &plan, resident.list());
+                    let copy = build(device, &kernels, &stream, store, &plan, resident.list(), None);
                     let error = copy.unwrap_err();
                     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                     assert!(error.to_string().contains("chunk 0: corrupt: a number out of range"), "{error}");
@@ -396,7 +396,7 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let integers =
             CopyPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22).unwrap();
         let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
-        let refused = build(device, &kernels, &stream, &store, &integers, resident.list()).unwrap_err();
+        let refused = build(device, &kernels, &stream, &store, &integers, resident.list(), None).unwrap_err();
         assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
         assert!(refused.to_string().ends_with("chunk 0: corrupt: a number out of range"), "{refused}");
         manifest.chunks[0].nnz = 1 << 32;
@@ -413,7 +413,7 @@ fn build_once() -> Result<()> {
     let (kernels, stream): (SortKernels, Stream) = (SortKernels::load(&device)?, device.stream(false)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     println!("bytes={}", images + 16 * u64::from(resident.list().1) + plan.peak_bytes());
-    build(&device, &kernels, &stream, &store, &plan, resident.list()).map(drop)
+    build(&device, &kernels, &stream, &store, &plan, resident.list(), None).map(drop)
 }
 
 #[test]
@@ -511,7 +511,7 @@ fn bench() {
             let plan = resident.plan(&device, &store, mode, precision, image_nnz);
             for turn in 0..3 {
                 let start = std::time::Instant::now();
-                let copy = build(&device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let copy = build(&device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
                 let (wall, s) = (start.elapsed().as_secs_f64(), &copy.seconds);
                 let sum = s.keys + s.sort.iter().sum::<f64>() + s.measure + s.pack;
                 let sorts: Vec<String> =

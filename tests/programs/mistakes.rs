@@ -80,7 +80,7 @@ const FILES: &[Mistake] = &[
     ),
     mistake(
         "printf 'PK\\003\\004abcd' > a.tns; blco-pack a.tns",
-        "a.tns: is a zip archive or workbook, …: unpack it first; save a workbook as CSV; name a NumPy archive .npz",
+        "a.tns: is a zip archive, …: unpack it first; name a NumPy archive .npz",
         "cp t.tns a.tns; blco-pack a.tns",
     ),
     mistake(

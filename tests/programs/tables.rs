@@ -447,6 +447,15 @@ fn bins_cover_their_range() {
         (60, "2024-10-27T02:00", "2024-10-27T02:59")
     );
 
+    // Digits alone are dates if the whole column may be dates; one that is none makes all of them seconds.
+    for (more, first, last) in
+        [("", "1999-01-01", "2024-03-01"), ("c,12345678\n", "1970-01-01", "1970-08-23")]
+    {
+        pack(&format!("who,at\na,20240301\nb,1999\n{more}"), "who,at:day", &[]);
+        let days = labels(dir.path(), "t.blco", "at");
+        assert_eq!((&days[0][..], &days[days.len() - 1][..]), (first, last));
+    }
+
     let numbers: Vec<String> = (0..100).map(|i| format!("{},{}\n", i % 3, f64::from(i + 1) / 4.0)).collect();
     pack(&format!("who,x\n{}", numbers.concat()), "who,x:bins=5,x:quantiles=4,x:log2", &["--nulls", "drop"]);
     assert_eq!(labels(dir.path(), "t.blco", "x:bins=5")[4], "[20.05, 25]");

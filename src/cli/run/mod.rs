@@ -154,11 +154,11 @@ fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 8] {
 
 /// Common options that these operations do not have.
 const NOT_TAKEN: [(OpArg, &[&str]); 5] = [
-    (OpArg::Ttv, &["devices"]),
-    (OpArg::Ttm, &["repeat", "devices"]),
-    (OpArg::Ttmc, &["devices"]),
-    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
-    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
+    (OpArg::Ttv, &["devices", "divide"]),
+    (OpArg::Ttm, &["repeat", "devices", "divide"]),
+    (OpArg::Ttmc, &["devices", "divide"]),
+    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices", "divide"]),
+    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices", "divide"]),
 ];
 
 /// Options of MTTKRP and TTM.

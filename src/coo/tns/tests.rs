@@ -417,7 +417,8 @@ fn bytes_that_are_not_text() {
     assert_bad(bad(b"\x1f"), "t.tns:1", &["0x1f"]);
     assert_bad(bad(b"\xfd7zXZ\0rest"), "t.tns", &["xz", "unpack it first"]);
     assert_bad(bad(b"BZh9rest"), "t.tns", &["bzip2"]);
-    assert_bad(bad(b"PK\x03\x04rest"), "t.tns", &["zip"]);
+    assert_bad(bad(b"PK\x03\x04rest"), "t.tns", &["zip", "unpack it first"]);
+    assert_bad(bad(b"\xd0\xcf\x11\xe0rest"), "t.tns", &["Excel", "save it as CSV"]);
     assert_bad(bad(b"\xff\xfe1\0 \0"), "t.tns", &["UTF-16"]);
     // Every single byte, alone and in a row, is accepted or refused without a panic.
     for byte in 0..=255u8 {
