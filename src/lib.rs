@@ -104,7 +104,9 @@ mod sys;
 mod table;
 
 pub use backend::device::{DeviceOrder, Facts};
-pub use backend::devices::{DevicePart, DevicesPass, DevicesPlan, Exchange, ExchangePlan};
+pub use backend::devices::{
+    DevicePart, DevicesPass, DevicesPlan, Divide, Exchange, ExchangePlan, ModeDivision,
+};
 pub use backend::host::{HostOp, Tiles};
 pub use backend::plan::{
     BuildPlan, DevicePlan, ImageSet, Images, LanesPlan, LinkPlan, ModePlan, Place, Residence, Shortfall,

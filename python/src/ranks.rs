@@ -40,7 +40,7 @@ impl Ranks {
 }
 
 impl Links for Ranks {
-    fn rank(&self) -> usize {
+    fn number(&self) -> usize {
         self.rank
     }
 

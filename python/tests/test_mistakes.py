@@ -41,7 +41,7 @@ OF_A_STORE = {
     "there already": (lambda s, f: blco.pack(s, s.path), ValueError, "replace it with `replace`, or name another with `store`"),
     "small shape": (lambda s, f: blco.pack(s.to_coo(), "n", shape=(5, 5, 5)), ValueError, "`shape` is 5 x 5 x 5"),
     "text for modes": (lambda s, f: blco.pack({"user": [0]}, "n", modes="user"), TypeError, "give a list of names"),
-    "no file": (lambda s, f: blco.open("none.blco"), FileNotFoundError, "a store is a directory that"),
+    "no file": (lambda s, f: blco.open("none.blco"), FileNotFoundError, "make one from a table or text with blco-pack"),
     "no model there": (lambda s, f: blco.load("none.npz"), FileNotFoundError, "check the path"),
     "no CUDA": (lambda s, f: blco.Engine(device="gpu"), ValueError, 'give "auto" or "cpu" or "cuda"'),
     "threads": (lambda s, f: blco.Engine(threads=-1), ValueError, "give 0 or more"),

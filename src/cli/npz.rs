@@ -1,4 +1,4 @@
-//! Coordinates in a NumPy archive, as `blco-export`, PyData's `sparse` and `SciPy` (COO matrices) write them.
+//! Coordinates in a NumPy archive, as `blco-export`, the package `sparse` and `SciPy` (COO matrices) write them.
 //!
 //! All arrays are read at the same time, each by its own decoder, so that memory does not grow with the tensor.
 

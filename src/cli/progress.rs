@@ -57,21 +57,24 @@ impl Bar {
         self.bar.finish_and_clear();
     }
 
-    /// Shows the progress of an iteration: step `what` has done `done` of `total` nonzeros.
-    pub fn iterate(&self, what: &str, done: u64, total: u64) {
+    /// Shows that a run has reached `share` of its iterations, and is now at `what`.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
+    pub fn iterate(&self, what: &str, share: f64) {
+        /// Parts of a bar that is full.
+        const PARTS: u32 = 10_000;
         if self.bar.is_hidden() {
             return;
         }
-        if self.bar.length() != Some(total) {
+        if self.bar.length() != Some(PARTS.into()) {
             if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent}%") {
                 self.bar.set_style(style);
             }
-            self.bar.set_length(total);
+            self.bar.set_length(PARTS.into());
         }
         if self.bar.message() != what {
             self.bar.set_message(what.to_owned());
         }
-        self.bar.set_position(done);
+        self.bar.set_position((share * f64::from(PARTS)) as u64);
     }
 
     /// Shows that `phase` has done `done` nonzeros, of `total` if known.

@@ -68,8 +68,8 @@ impl Collective for Local {
 /// Members with memory of their own. Sums are added in the members' order.
 impl Collective for Group {
     fn owned(&self, parts: usize) -> Range<usize> {
-        let (rank, count) = (self.rank(), self.count());
-        parts * rank / count..parts * (rank + 1) / count
+        let (number, count) = (self.number(), self.count());
+        parts * number / count..parts * (number + 1) / count
     }
 
     fn reduce_scatter(&mut self, sums: &mut [f64], own: Range<usize>) -> Result<()> {

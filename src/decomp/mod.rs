@@ -19,6 +19,7 @@ pub mod devices;
 pub mod extended;
 pub mod host;
 pub mod members;
+mod products;
 mod run;
 pub mod score;
 pub mod solve;

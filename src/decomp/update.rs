@@ -7,10 +7,11 @@
 //!
 //! **Order of additions.** Rows are divided into parts by their number and the rank alone. Blocks of rows are added up
 //! within a part, and the parts in order. The result therefore does not depend on threads or on the number of members
-//! of a [`Collective`]. Matrix products are faer's, on one thread each; their last bits depend on the machine's vector
-//! instructions.
+//! of a [`Collective`]. Matrix products are those of [`super::products`] or faer's, on one thread each; their last bits
+//! depend on whether the machine fuses operations.
 
 use super::collective::{Collective, sum};
+use super::products::{Product, is_small};
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use faer::linalg::matmul::matmul;
@@ -147,6 +148,10 @@ impl FactorPart {
         for (sums, rows) in sums.chunks_mut(ROWS * rank).zip(rows.chunks_mut(ROWS * rank)) {
             let new = &mut self.block[..rows.len()];
             match rule {
+                Rule::Linear { matrix } if is_small(rank) => {
+                    let strides = [rank, 1];
+                    simd.dispatch(Product { rank, a: sums, strides, b: matrix, c: new, adds_upper: false });
+                }
                 Rule::Linear { matrix } => {
                     let matrix = MatRef::from_row_major_slice(matrix, rank, rank);
                     let sums = MatRef::from_row_major_slice(sums, rows.len() / rank, rank);
@@ -158,8 +163,8 @@ impl FactorPart {
                     simd.dispatch(Descend { sums, rows, gram, scales, new });
                 }
             }
-            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.gram[rank * rank..] });
-            self.add_gram(rows.len());
+            let kept = simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.gram[rank * rank..] });
+            self.add_gram(kept * rank);
         }
     }
 
@@ -172,6 +177,12 @@ impl FactorPart {
 
     /// Adds the products of the columns of the rows in the first `n` numbers of the block.
     fn add_gram(&mut self, n: usize) {
+        let rank = self.rank;
+        if is_small(rank) {
+            let (x, c) = (&self.block[..n], &mut self.gram[..rank * rank]);
+            let product = Product { rank, a: x, strides: [1, rank], b: x, c, adds_upper: true };
+            return pulp::Arch::new().dispatch(product);
+        }
         let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
         triangular::matmul(
             MatMut::from_row_major_slice_mut(&mut self.gram[..self.rank * self.rank], self.rank, self.rank),
@@ -187,8 +198,8 @@ impl FactorPart {
     }
 }
 
-/// Stores `new` rows in `rows`, rounded, and leaves them rounded; adds their products with `sums`, which are zero afterwards, to
-/// `inner`.
+/// Stores `new` rows in `rows`, rounded, and leaves them rounded, those that are not zero first: their number is returned. Adds their
+/// products with `sums`, which are zero afterwards, to `inner`.
 struct StoreRows<'a, T> {
     sums: &'a mut [f64],
     rows: &'a mut [T],
@@ -198,21 +209,30 @@ struct StoreRows<'a, T> {
 
 /// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
-    type Output = ();
+    type Output = usize;
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) {
+    fn with_simd<S: pulp::Simd>(self, _: S) -> usize {
         let Self { sums, rows, new, inner } = self;
-        let rank = inner.len();
-        let all =
-            sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).zip(new.chunks_exact_mut(rank));
-        for ((m, a), new) in all {
-            for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut *inner) {
+        let (rank, mut kept) = (inner.len(), 0);
+        for (i, (m, a)) in sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).enumerate() {
+            let row = &mut new[i * rank..][..rank];
+            // Rows without nonzeros, of which long modes have many.
+            if row.iter().chain(&*m).all(|&x| x == 0.0) {
+                a.iter_mut().zip(row).for_each(|(a, new)| *a = T::nearest(*new));
+                continue;
+            }
+            for (((m, a), new), inner) in m.iter_mut().zip(a).zip(row).zip(&mut *inner) {
                 *a = T::nearest(*new);
                 *new = a.widen();
                 *inner += std::mem::take(m) * *new;
             }
+            if kept < i {
+                new.copy_within(i * rank..(i + 1) * rank, kept * rank);
+            }
+            kept += 1;
         }
+        kept
     }
 }
 

@@ -4,8 +4,10 @@ use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Engine, machine};
 use crate::backend::device::{DeviceLimits, staging_bytes};
-use crate::backend::devices::{DevicePart, DevicesPlan, ExchangePlan, cut, scratch_bytes};
-use crate::backend::plan::DevicePlan;
+use crate::backend::devices::{
+    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, cut, scratch_bytes,
+};
+use crate::backend::plan::{DevicePlan, RowCost, Share};
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -77,11 +79,9 @@ impl Engine {
         numbers: &[usize],
         limits: &DeviceLimits,
     ) -> Result<(DevicesPlan, Vec<String>)> {
-        if limits.deterministic {
-            return Err(Error::request(
-                "`deterministic` results come from one GPU: each row is added up from the nonzeros that a device has, so that several \
-                 GPUs give other last bits than one; name one with `device`, or take `Device::Cpu`",
-            ));
+        let divide = self.divide(limits)?;
+        if divide == Divide::Rows {
+            return self.plan_rows::<T>(store, demand, numbers, limits).map(|plan| (plan, Vec::new()));
         }
         let (nnz, mut notes) = (of_chunks(store), Vec::new());
         let count = numbers.len().min(nnz.len());
@@ -97,7 +97,7 @@ impl Engine {
         let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
         let plan_part = |(gpu, chunks): (&Gpu, Range<usize>)| -> Result<Part> {
             let part = store.of_chunks(chunks.clone());
-            let plan = gpu::plan_part::<T>(gpu, &part, demand, &limits, scratch_bytes)?;
+            let plan = gpu::plan_part::<T>(gpu, &part, demand, &limits, (scratch_bytes, None))?;
             let seconds = pass_seconds::<T>(&plan, &part, demand);
             Ok(Part { chunks, store: part, plan, seconds })
         };
@@ -124,15 +124,51 @@ impl Engine {
                 break;
             }
         }
-        let parts = best.unwrap_or_default();
-        let sums: u64 = rows.map(|rows| (rows * demand.rank * size_of::<f64>()) as u64).sum();
-        // A decomposition also gets rows of the factors back.
-        let returned = if demand.starts.is_some() { sums / 8 * size_of::<T>() as u64 } else { 0 };
-        let (by, why) = gpu::exchange(&gpus)?;
-        let bytes = (sums + returned) / count as u64 * (count as u64 - 1);
-        let exchange = ExchangePlan { by, why, bytes, scratch_bytes };
-        let parts = self.host_parts(store, parts, demand)?;
-        Ok((DevicesPlan { parts, exchange }, notes))
+        let modes: Vec<_> = demand.modes.iter().map(|&mode| division(mode, Divide::Chunks)).collect();
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, scratch_bytes)?;
+        let parts = self.host_parts(store, best.unwrap_or_default(), demand)?;
+        Ok((DevicesPlan { parts, exchange, modes }, notes))
+    }
+
+    /// How several GPUs divide the work, as the options say.
+    fn divide(&self, limits: &DeviceLimits) -> Result<Divide> {
+        match self.options().divide {
+            Divide::Chunks if limits.deterministic => Err(Error::request(
+                "`deterministic` results of several GPUs come from ranges of rows: each row is added up by one GPU; take `Divide::Rows`",
+            )),
+            _ if limits.deterministic => Ok(Divide::Rows),
+            divide => Ok(divide),
+        }
+    }
+
+    /// Plans passes that divide every mode by rows.
+    fn plan_rows<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+    ) -> Result<DevicesPlan> {
+        let (gpus, count) = (self.gpus(numbers)?, numbers.len());
+        let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
+        let (nnz, cost) =
+            (of_chunks(store), RowCost::of(store.manifest().shape.order(), demand.starts.is_some()));
+        let rates: Vec<f64> = gpus.iter().map(|gpu| memory_rate(gpu::memory_rate(gpu))).collect();
+        let total: f64 = rates.iter().sum();
+        let end = |number: usize| rates[..number].iter().sum::<f64>() / total;
+        let shares: Vec<f64> = rates.iter().map(|rate| rate / total).collect();
+        let all = 0..nnz.len();
+        let part = |(number, (gpu, chunks)): (usize, (&Gpu, Range<usize>))| -> Result<Part> {
+            let to = if number + 1 == count { 1.0 } else { end(number + 1) };
+            let share = Share { from: end(number), to, cost, by_rows: demand.modes.to_vec(), chunks };
+            let plan = gpu::plan_part::<T>(gpu, store, demand, &limits, (0, Some(share)))?;
+            let seconds = pass_seconds::<T>(&plan, store, demand) * shares[number];
+            Ok(Part { chunks: all.clone(), store: store.of_chunks(all.clone()), plan, seconds })
+        };
+        let parts = gpus.iter().zip(cut(&nnz, &shares)).enumerate().map(part).collect::<Result<Vec<_>>>()?;
+        let modes: Vec<_> = demand.modes.iter().map(|&mode| division(mode, Divide::Rows)).collect();
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, 0)?;
+        Ok(DevicesPlan { parts: self.host_parts(store, parts, demand)?, exchange, modes })
     }
 
     /// Plans the host memory of each part. All parts get the same share of the limit.
@@ -214,6 +250,30 @@ impl Engine {
     }
 }
 
+/// `mode`, from 0, divided in the only way that there is.
+fn division(mode: usize, by: Divide) -> ModeDivision {
+    ModeDivision { mode: mode + 1, by, why: String::new() }
+}
+
+/// How `gpus` exchange rows of modes that are divided so.
+fn exchange<T: Real>(
+    gpus: &[Gpu],
+    store: &Store,
+    demand: &Demand<'_>,
+    modes: &[ModeDivision],
+    scratch_bytes: u64,
+) -> Result<ExchangePlan> {
+    let (by, why) = gpu::exchange(gpus)?;
+    let elements =
+        |mode: &ModeDivision| u64::from(store.manifest().shape.dims()[mode.mode - 1]) * demand.rank as u64;
+    let added = modes.iter().filter(|mode| mode.by != Divide::Rows).map(elements).sum::<u64>();
+    // Of a decomposition rows of the factors come back besides.
+    let returned = if demand.starts.is_some() { modes.iter().map(elements).sum() } else { 0 };
+    let all = added * size_of::<f64>() as u64 + returned * size_of::<T>() as u64;
+    let bytes = all / gpus.len() as u64 * (gpus.len() as u64 - 1);
+    Ok(ExchangePlan { by, why, bytes, scratch_bytes })
+}
+
 fn of_chunks(store: &Store) -> Vec<u64> {
     store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect()
 }
@@ -232,13 +292,14 @@ pub(super) fn beside(demand: &Demand<'_>, devices: usize) -> u64 {
 /// A lower bound for the seconds of a later pass over a device's part, from the speed of its link and memory. Parts are compared
 /// by this number.
 fn pass_seconds<T>(plan: &DevicePlan, part: &Store, demand: &Demand<'_>) -> f64 {
-    /// The driver reports the speed of memory for all devices or for none.
-    const MEMORY: f64 = 3.35e12;
     let link = if demand.passes > 1 { plan.later_pass } else { plan.first_pass };
     let order = part.manifest().shape.order();
     let modes = if demand.starts.is_some() { 1 } else { demand.modes.len() };
     let rows = part.manifest().nnz as f64 * (modes * (order - 1) * demand.rank * size_of::<T>()) as f64;
-    let told = plan.device.memory_bytes_per_second;
-    let memory = if told > 0.0 && told.is_finite() { told } else { MEMORY };
-    link.seconds.max(rows / memory)
+    link.seconds.max(rows / memory_rate(plan.device.memory_bytes_per_second))
+}
+
+/// Bytes per second that a device's memory moves, if the driver reports it; it does so for no device or for all.
+fn memory_rate(reported: f64) -> f64 {
+    if reported > 0.0 && reported.is_finite() { reported } else { 3.35e12 }
 }

@@ -3,7 +3,7 @@
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
 use crate::backend::devices::Exchange;
-use crate::backend::plan::DevicePlan;
+use crate::backend::plan::{DevicePlan, Share};
 use crate::dense::Real;
 use crate::error::Result;
 use crate::store::Store;
@@ -48,6 +48,17 @@ pub(super) fn open(_number: usize) -> Result<Gpu> {
     none()
 }
 
+/// Bytes per second that its memory moves; 0 if the driver does not report it.
+#[cfg(feature = "cuda")]
+pub(super) fn memory_rate(gpu: &Gpu) -> f64 {
+    gpu.facts.memory_bytes_per_second
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn memory_rate(_gpu: &Gpu) -> f64 {
+    0.0
+}
+
 /// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(super) fn count() -> Result<usize> {
@@ -77,17 +88,18 @@ pub(super) fn plan<T: Real>(
     demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
-    plan_part::<T>(gpu, store, demand, limits, 0)
+    plan_part::<T>(gpu, store, demand, limits, (0, None))
 }
 
-/// The same for one of several GPUs, which needs `more` bytes of its memory for what the others send.
+/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send, and has a share of the rows if all hold
+/// all chunks.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_part<T: Real>(
     gpu: &Gpu,
     store: &Store,
     demand: &Demand<'_>,
     limits: &DeviceLimits,
-    more: u64,
+    (more, share): (u64, Option<Share>),
 ) -> Result<DevicePlan> {
     use crate::{decomp, op};
     check_formats(store)?;
@@ -99,6 +111,7 @@ pub(super) fn plan_part<T: Real>(
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     };
     operation.bytes += more;
+    operation.share = share;
     crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
@@ -146,7 +159,7 @@ pub(super) fn plan_part<T: Real>(
     _: &Store,
     _: &Demand<'_>,
     _: &DeviceLimits,
-    _: u64,
+    _: (u64, Option<Share>),
 ) -> Result<DevicePlan> {
     none()
 }

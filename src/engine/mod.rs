@@ -36,6 +36,7 @@ pub(crate) use ttmc::TtmcRequest;
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;
+use crate::backend::devices::Divide;
 use crate::error::Result;
 use crate::format::ChunkFormat;
 use crate::members::{Group, Links};
@@ -136,12 +137,18 @@ impl EngineBuilder {
         self
     }
 
-    /// Which GPUs compute MTTKRP and CP decompositions together [default: one]. Each has a part of a store's chunks. Options about GPU
-    /// memory hold for each. On several, results have other last bits than on one, and are not
-    /// [deterministic](Self::deterministic).
+    /// Which GPUs compute MTTKRP and CP decompositions together [default: one]. What is said of the GPU's memory holds for each.
+    /// [Deterministic](Self::deterministic) results have the bits of one.
     #[must_use]
     pub fn devices(mut self, devices: DeviceSet) -> Self {
         self.options.devices = Some(devices);
+        self
+    }
+
+    /// How several GPUs divide the work [default: as is expected to take the least time].
+    #[must_use]
+    pub fn divide(mut self, divide: Divide) -> Self {
+        self.options.divide = divide;
         self
     }
 

@@ -2,6 +2,7 @@
 
 use super::devices::DeviceSet;
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
+use crate::backend::devices::Divide;
 use crate::backend::host::Vectors;
 use std::path::PathBuf;
 
@@ -27,6 +28,8 @@ pub struct Options {
     pub device_number: usize,
     /// The GPUs, if several compute; `None` for the one above.
     pub devices: Option<DeviceSet>,
+    /// How they divide the work.
+    pub divide: Divide,
     /// The most bytes of GPU memory to use; `None` for all that is free.
     pub device_memory: Option<u64>,
     /// Lanes: copies to the GPU in flight.

@@ -396,7 +396,8 @@ impl Interning<'_> {
             }
         };
         for rows in rows.chunks(FETCHED) {
-            shard.fetch(rows.iter().map(|&row| labels.hashes[row as usize]));
+            let looked_up = |&row: &u32| (labels.hashes[row as usize], labels.text(row as usize).len());
+            shard.fetch(rows.iter().map(looked_up));
             for &row in rows {
                 let (label, hash) = (labels.text(row as usize), labels.hashes[row as usize]);
                 let (local, is_new) = shard.intern(label, hash, self.counted);

@@ -5,7 +5,7 @@ use super::dictionary::{Dictionary, Found, PieceLabels, SHARDS, Wanted, shard_of
 use super::input::{Pieces, RawPiece, TableInput};
 use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
 use super::piece::{
-    NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, Written, mixed_times,
+    NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, TimeFacts, Written, mixed_times,
 };
 use super::scratch::{Extent, Scratch};
 use super::shard::Shard;
@@ -38,8 +38,8 @@ pub struct Frame {
 pub enum ReadColumn {
     /// Labels.
     Labels(Dictionary),
-    /// Times: whether they are numbers rather than civil seconds, and from which to which.
-    Times(bool, Option<Range<i64>>),
+    /// Times.
+    Times(TimeFacts),
     /// Numbers, from which to which.
     Numbers(Option<Range<f64>>),
 }
@@ -159,6 +159,8 @@ struct Intake<'a> {
     scratch: &'a Scratch,
     columns: Vec<ReadColumn>,
     frames: Vec<Frame>,
+    /// Of the last group, for the memory that they have.
+    pieces: Vec<Piece>,
     epoch: usize,
     epoch_labels: u64,
     /// Rows and lines, the header's too.
@@ -179,7 +181,7 @@ impl<'a> Intake<'a> {
                 Treatment::Labels => labels(None, None),
                 Treatment::Kind(kind) => labels(Some(kind), None),
                 Treatment::Quantiles(count) => labels(Some(LabelKind::Number), Some(count)),
-                Treatment::Time(_) => ReadColumn::Times(false, None),
+                Treatment::Time(_) => ReadColumn::Times(TimeFacts::default()),
                 Treatment::Number(_) => ReadColumn::Numbers(None),
             }
         };
@@ -193,6 +195,7 @@ impl<'a> Intake<'a> {
             scratch,
             columns,
             frames: Vec::new(),
+            pieces: Vec::new(),
             epoch: 0,
             epoch_labels: 0,
             rows: 0,
@@ -239,20 +242,24 @@ impl<'a> Intake<'a> {
     fn take(&mut self, group: &[RawPiece], skip: bool) -> Result<()> {
         let header = if skip { self.header(&group[0])? } else { 0 };
         let rules = &self.rules;
-        let parse = |(at, piece): (usize, &RawPiece)| -> Piece {
-            piece.parse(rules, if at == 0 { header } else { 0 })
-        };
-        let pieces: Vec<Piece> = group.par_iter().enumerate().map(parse).collect();
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.resize_with(group.len(), || Piece::new(rules));
+        group.par_iter().zip(&mut pieces).enumerate().for_each(|(at, (raw, piece))| {
+            piece.clear();
+            raw.parse(rules, if at == 0 { header } else { 0 }, piece);
+        });
         for piece in &pieces {
             self.check(piece)?;
         }
         let numbers = self.intern(&pieces);
-        let encode = |(at, piece): (usize, &Piece)| encode(piece, &numbers, at);
-        let encoded: Vec<Vec<u8>> = pieces.par_iter().enumerate().map(encode).collect();
-        for (piece, bytes) in pieces.iter().zip(encoded).filter(|(piece, _)| piece.kept > 0) {
-            let extent = self.scratch.put(bytes)?;
-            self.frames.push(Frame { rows: piece.kept, epoch: self.epoch, extent });
-        }
+        let (scratch, epoch) = (self.scratch, self.epoch);
+        let keep = |(at, piece): (usize, &mut Piece)| {
+            encode(piece, &numbers, at);
+            Ok(Frame { rows: piece.kept, epoch, extent: scratch.put(&piece.encoded)? })
+        };
+        let frames = pieces.par_iter_mut().enumerate().filter(|(_, piece)| piece.kept > 0).map(keep);
+        self.frames.extend(frames.collect::<Result<Vec<Frame>>>()?);
+        self.pieces = pieces;
         let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
         let is_full = self.dictionaries().any(|dictionary| dictionary.is_full());
         if tables > self.memory.tables || is_full { self.seal() } else { Ok(()) }
@@ -305,17 +312,15 @@ impl<'a> Intake<'a> {
         }
         for (at, (all, column)) in self.columns.iter_mut().zip(&piece.columns).enumerate() {
             match (all, column) {
-                (
-                    ReadColumn::Times(is_number, all),
-                    PieceColumn::Times { numbers: Some(numbers), range, .. },
-                ) => {
-                    if all.is_some() && *is_number != *numbers {
+                (ReadColumn::Times(all), PieceColumn::Times { facts, .. }) => {
+                    if let (Some(all), Some(numbers)) = (all.numbers, facts.numbers)
+                        && all != numbers
+                    {
                         let column = Some(self.rules.modes[at].0);
-                        let what = mixed_times(*numbers);
+                        let what = mixed_times(numbers);
                         return Err(self.fault(&PieceFault { row: 0, line: 0, column, what }));
                     }
-                    *is_number = *numbers;
-                    *all = Range::join(*all, *range);
+                    *all = all.and(*facts);
                 }
                 (ReadColumn::Numbers(all), PieceColumn::Numbers { range, .. }) => {
                     *all = Range::join(*all, *range);
@@ -389,6 +394,7 @@ impl<'a> Intake<'a> {
     }
 
     fn finish(mut self) -> Result<ReadTable> {
+        self.pieces = Vec::new();
         let missing: u64 = self.nulls.iter().map(|null| null.count).sum();
         if missing > 0 && self.rules.nulls == Nulls::Error {
             return Err(self.missing());
@@ -396,8 +402,10 @@ impl<'a> Intake<'a> {
         if self.kept == 0 {
             let what = if self.rows > 0 {
                 "every row lacks a label or a value; name other columns"
-            } else {
+            } else if self.rules.written.is_some() {
                 "holds no rows below its header; give at least one"
+            } else {
+                "holds no rows; give at least one"
             };
             return Err(Error::input(self.name, what));
         }
@@ -431,33 +439,31 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// The rows of a piece as they wait: `numbers` are those of its labels, by column, shard and piece; it is the `at`-th.
-fn encode(piece: &Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) -> Vec<u8> {
-    let bytes: usize = piece
-        .columns
-        .iter()
-        .map(|column| match column {
-            PieceColumn::Labels { .. } => 4,
-            _ => 8,
-        })
-        .sum();
-    let mut out = Vec::with_capacity(piece.kept * (bytes + 8));
+/// Has a piece hold its rows as they wait: `numbers` are those of its labels, by column, shard and piece; it is the `at`-th.
+fn encode(piece: &mut Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) {
+    let out = &mut piece.encoded;
+    out.clear();
     for (column, shards) in piece.columns.iter().zip(numbers) {
         match column {
             PieceColumn::Labels { hashes, .. } => {
-                let mut next = [0; SHARDS];
-                for &hash in hashes {
-                    let shard = shard_of(hash);
-                    out.extend(shards[shard][at][next[shard]].to_le_bytes());
-                    next[shard] += 1;
-                }
+                let mut shards: [_; SHARDS] = std::array::from_fn(|shard| shards[shard][at].iter());
+                let number = |&hash| shards[shard_of(hash)].next().copied().unwrap_or(0);
+                append(out, hashes.iter().map(number).map(u32::to_le_bytes));
             }
-            PieceColumn::Times { times, .. } => out.extend(times.iter().flat_map(|x| x.to_le_bytes())),
-            PieceColumn::Numbers { numbers, .. } => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            PieceColumn::Times { times, .. } => append(out, times.iter().map(|x| x.to_le_bytes())),
+            PieceColumn::Numbers { numbers, .. } => append(out, numbers.iter().map(|x| x.to_le_bytes())),
         }
     }
-    out.extend(piece.values.iter().flat_map(|x| x.to_le_bytes()));
-    out
+    append(out, piece.values.iter().map(|x| x.to_le_bytes()));
+}
+
+/// Appends `items`, whose number is known.
+fn append<const N: usize>(out: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
+    let start = out.len();
+    out.resize(start + N * items.len(), 0);
+    for (out, item) in out[start..].as_chunks_mut().0.iter_mut().zip(items) {
+        *out = item;
+    }
 }
 
 /// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.

@@ -262,6 +262,7 @@ fn identity(file: Option<&OpenedFile>, options: &TableOptions) -> Result<Option<
 
 /// The bin of a time: `scale` parts of a second make up its unit if it is a number.
 fn bin(bins: TimeBins, scale: Option<i64>, clock: &mut Clock<'_>, time: i64) -> Option<i64> {
+    let time = super::time::decided(time, scale.is_some());
     let civil = match scale {
         Some(parts) => clock.civil(time.div_euclid(parts))?,
         None => time,
@@ -327,7 +328,8 @@ impl Merging<'_> {
                 let (index, kind) = self.dictionary(dictionary, mode, &mut writer)?;
                 (index, kind, false)
             }
-            (ReadColumn::Times(is_number, range), Treatment::Time(bins)) => {
+            (ReadColumn::Times(facts), Treatment::Time(bins)) => {
+                let (is_number, range) = facts.decided();
                 let index = self.times(bins, is_number, range, offset, mode, &mut writer)?;
                 let cyclic = bins.cycle().is_some();
                 (index, if cyclic { LabelKind::Cyclic } else { LabelKind::Time }, !cyclic)
