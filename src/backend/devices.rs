@@ -64,6 +64,31 @@ pub struct DevicePart {
     pub device: DevicePlan,
 }
 
+/// How several devices divide the work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Divide {
+    /// As is expected to take the least time; a plan says why.
+    #[default]
+    Auto,
+    /// By ranges of each mode's rows. Every device holds all chunks, sorts them by rows and keeps those of its own; nothing is added up.
+    Rows,
+    /// By chunks: every device has some of them, and sums are added up after each pass.
+    Chunks,
+}
+
+/// How the devices divide a mode.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModeDivision {
+    /// The mode, from 1.
+    pub mode: usize,
+    /// How.
+    pub by: Divide,
+    /// Why, in one line; empty if there was no choice.
+    pub why: String,
+}
+
 /// What passes use of several devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct DevicesPlan {
@@ -71,6 +96,15 @@ pub struct DevicesPlan {
     pub parts: Vec<DevicePart>,
     /// How their sums are added up.
     pub exchange: ExchangePlan,
+    /// How they divide each mode.
+    pub modes: Vec<ModeDivision>,
+}
+
+impl DevicesPlan {
+    /// Whether all devices hold all chunks, because some mode is divided by rows.
+    pub(crate) fn shares(&self) -> bool {
+        self.modes.iter().any(|mode| mode.by == Divide::Rows)
+    }
 }
 
 /// How a pass on several devices went.
@@ -123,13 +157,13 @@ pub fn cut(nnz: &[u64], shares: &[f64]) -> Vec<Range<usize>> {
 }
 
 impl DevicesPass {
-    /// The report of a pass of all devices that took `seconds` in all: counts are sums, what a device's seconds are is the longest.
+    /// The report of a pass of all devices over `nnz` nonzeros that took `seconds` in all: counts are sums, what a device's seconds are is
+    /// the longest.
     #[must_use]
-    pub fn as_one(&self, seconds: f64) -> PassReport {
+    pub fn as_one(&self, nnz: u64, seconds: f64) -> PassReport {
         let mut all = PassReport::default();
         for part in &self.parts {
             all.chunks += part.chunks;
-            all.nnz += part.nnz;
             all.bytes += part.bytes;
             all.read_seconds += part.read_seconds;
             all.verify_seconds += part.verify_seconds;
@@ -157,7 +191,7 @@ impl DevicesPass {
                 *most = most.max(one);
             }
         }
-        all.seconds = seconds;
+        (all.nnz, all.seconds) = (nnz, seconds);
         all.nnz_per_second = all.nnz as f64 / seconds.max(1e-9);
         all
     }

@@ -70,7 +70,7 @@ pub struct Cpd {
 #[command(next_help_heading = "Options of a decomposition")]
 struct CpArgs {
     /// Number of components [default: 16, or as in --factors]
-    #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
+    #[arg(short, long, value_name = "R", value_parser = rank)]
     rank: Option<u32>,
     /// Decompose with each rank from A to B, compare the ranks on the page, and keep the largest whose stability is at least 0.9
     #[arg(long, value_name = "A..B", value_parser = cpd_ranks::ranks, conflicts_with_all = ["rank", "factors", "checkpoint", "resume"])]
@@ -88,10 +88,10 @@ struct CpArgs {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_iters: u32,
     /// Stop when the fit changes by less than T; 0 runs all iterations
-    #[arg(long, value_name = "T", default_value_t = 1e-5, allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "T", default_value = "1e-5", value_parser = not_negative)]
     tol: f64,
     /// Ridge term: add X to the diagonal of the Hadamard product of the Gram matrices
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
     ridge: f64,
     /// Keep factors nonnegative (HALS)
     #[arg(long)]
@@ -134,6 +134,17 @@ fn negative_values(nonneg: bool, smallest: f64) -> Option<String> {
     (nonneg && smallest < 0.0).then(|| format!("the tensor has negative values, down to {smallest}: {what}"))
 }
 
+/// The largest rank of a decomposition.
+const RANK_MAX: u32 = 1 << 14;
+
+fn rank(text: &str) -> std::result::Result<u32, String> {
+    if text.contains("..") {
+        return Err(format!("give one rank, or compare several with --ranks {text}"));
+    }
+    let rank = text.parse().ok().filter(|rank| (1..=RANK_MAX).contains(rank));
+    rank.ok_or_else(|| format!("give a whole number from 1 to {RANK_MAX}"))
+}
+
 fn not_negative(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
@@ -148,7 +159,7 @@ impl Program for Cpd {
 
     fn serve(&self, sys: &Sys) -> Result<()> {
         let store = self.store.as_ref();
-        let store = store.ok_or_else(|| Error::request("several ranks decompose a store: name it"))?;
+        let store = store.ok_or_else(|| Error::request("several processes decompose a store: name it"))?;
         self.engine.engine(sys, self.common, &Bar::new(true))?.serve(store)
     }
 

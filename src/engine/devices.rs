@@ -4,8 +4,10 @@ use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Engine, machine};
 use crate::backend::device::{DeviceLimits, staging_bytes};
-use crate::backend::devices::{DevicePart, DevicesPlan, ExchangePlan, cut, scratch_bytes};
-use crate::backend::plan::DevicePlan;
+use crate::backend::devices::{
+    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, cut, scratch_bytes,
+};
+use crate::backend::plan::{DevicePlan, RowCost, Share};
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -16,15 +18,15 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceSet {
-    /// All that the driver lets the process see.
+    /// All that the driver shows to this process.
     All,
-    /// Those of these numbers, from 0. Their sums are added in this order.
+    /// The GPUs with these numbers, from 0. Their sums are added in this order.
     Only(Vec<usize>),
 }
 
-/// How often chunks are divided again by the predicted time of passes over the parts.
+/// How many times chunks are divided again, by the predicted times of passes over the parts.
 const ROUNDS: usize = 4;
-/// Parts whose seconds differ by no more than this are equal.
+/// Parts whose seconds differ by no more than this count as equal.
 const EQUAL: f64 = 1.05;
 
 /// A device with its part of a store.
@@ -36,7 +38,7 @@ struct Part {
 }
 
 impl Engine {
-    /// The numbers of the GPUs that are to compute, if those are several.
+    /// The numbers of the GPUs that compute, if there are several.
     pub(crate) fn several(&self) -> Result<Option<Vec<usize>>> {
         let numbers = match &self.options().devices {
             None => return Ok(None),
@@ -49,7 +51,7 @@ impl Engine {
         Ok((numbers.len() > 1).then_some(numbers))
     }
 
-    /// The number of the GPU that computes where it is one.
+    /// The number of the GPU that computes, if there is only one.
     pub(crate) fn device_number(&self) -> usize {
         match &self.options().devices {
             Some(DeviceSet::Only(numbers)) if numbers.len() == 1 => numbers[0],
@@ -58,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// An error where several GPUs are to compute, which this operation does not know.
+    /// An error if several GPUs are requested, because this operation uses only one.
     pub(crate) fn refuse_several(&self) -> Result<()> {
         match self.several()? {
             None => Ok(()),
@@ -68,8 +70,8 @@ impl Engine {
         }
     }
 
-    /// Plans passes on the GPUs of these numbers for an operation on factors: chunks are divided by what passes over them are expected to
-    /// take on each.
+    /// Plans passes on the GPUs with these numbers, for an operation on factors. Chunks are divided so that passes over them take the same
+    /// time on each.
     pub(super) fn plan_devices<T: Real>(
         &self,
         store: &Store,
@@ -77,11 +79,9 @@ impl Engine {
         numbers: &[usize],
         limits: &DeviceLimits,
     ) -> Result<(DevicesPlan, Vec<String>)> {
-        if limits.deterministic {
-            return Err(Error::request(
-                "`deterministic` results come from one GPU: each row is added up from the nonzeros that a device has, so that several \
-                 GPUs give other last bits than one; name one with `device`, or take `Device::Cpu`",
-            ));
+        let divide = self.divide(limits)?;
+        if divide == Divide::Rows {
+            return self.plan_rows::<T>(store, demand, numbers, limits).map(|plan| (plan, Vec::new()));
         }
         let (nnz, mut notes) = (of_chunks(store), Vec::new());
         let count = numbers.len().min(nnz.len());
@@ -97,7 +97,7 @@ impl Engine {
         let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
         let plan_part = |(gpu, chunks): (&Gpu, Range<usize>)| -> Result<Part> {
             let part = store.of_chunks(chunks.clone());
-            let plan = gpu::plan_part::<T>(gpu, &part, demand, &limits, scratch_bytes)?;
+            let plan = gpu::plan_part::<T>(gpu, &part, demand, &limits, (scratch_bytes, None))?;
             let seconds = pass_seconds::<T>(&plan, &part, demand);
             Ok(Part { chunks, store: part, plan, seconds })
         };
@@ -124,18 +124,54 @@ impl Engine {
                 break;
             }
         }
-        let parts = best.unwrap_or_default();
-        let sums: u64 = rows.map(|rows| (rows * demand.rank * size_of::<f64>()) as u64).sum();
-        // Of a decomposition rows of the factors come back besides.
-        let returned = if demand.starts.is_some() { sums / 8 * size_of::<T>() as u64 } else { 0 };
-        let (by, why) = gpu::exchange(&gpus)?;
-        let bytes = (sums + returned) / count as u64 * (count as u64 - 1);
-        let exchange = ExchangePlan { by, why, bytes, scratch_bytes };
-        let parts = self.host_parts(store, parts, demand)?;
-        Ok((DevicesPlan { parts, exchange }, notes))
+        let modes: Vec<_> = demand.modes.iter().map(|&mode| division(mode, Divide::Chunks)).collect();
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, scratch_bytes)?;
+        let parts = self.host_parts(store, best.unwrap_or_default(), demand)?;
+        Ok((DevicesPlan { parts, exchange, modes }, notes))
     }
 
-    /// Plans the host's side of each part: what is allowed is shared out evenly.
+    /// How several GPUs divide the work, as the options say.
+    fn divide(&self, limits: &DeviceLimits) -> Result<Divide> {
+        match self.options().divide {
+            Divide::Chunks if limits.deterministic => Err(Error::request(
+                "`deterministic` results of several GPUs come from ranges of rows: each row is added up by one GPU; take `Divide::Rows`",
+            )),
+            _ if limits.deterministic => Ok(Divide::Rows),
+            divide => Ok(divide),
+        }
+    }
+
+    /// Plans passes that divide every mode by rows.
+    fn plan_rows<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+    ) -> Result<DevicesPlan> {
+        let (gpus, count) = (self.gpus(numbers)?, numbers.len());
+        let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
+        let (nnz, cost) =
+            (of_chunks(store), RowCost::of(store.manifest().shape.order(), demand.starts.is_some()));
+        let rates: Vec<f64> = gpus.iter().map(|gpu| memory_rate(gpu::memory_rate(gpu))).collect();
+        let total: f64 = rates.iter().sum();
+        let end = |number: usize| rates[..number].iter().sum::<f64>() / total;
+        let shares: Vec<f64> = rates.iter().map(|rate| rate / total).collect();
+        let all = 0..nnz.len();
+        let part = |(number, (gpu, chunks)): (usize, (&Gpu, Range<usize>))| -> Result<Part> {
+            let to = if number + 1 == count { 1.0 } else { end(number + 1) };
+            let share = Share { from: end(number), to, cost, by_rows: demand.modes.to_vec(), chunks };
+            let plan = gpu::plan_part::<T>(gpu, store, demand, &limits, (0, Some(share)))?;
+            let seconds = pass_seconds::<T>(&plan, store, demand) * shares[number];
+            Ok(Part { chunks: all.clone(), store: store.of_chunks(all.clone()), plan, seconds })
+        };
+        let parts = gpus.iter().zip(cut(&nnz, &shares)).enumerate().map(part).collect::<Result<Vec<_>>>()?;
+        let modes: Vec<_> = demand.modes.iter().map(|&mode| division(mode, Divide::Rows)).collect();
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, 0)?;
+        Ok(DevicesPlan { parts: self.host_parts(store, parts, demand)?, exchange, modes })
+    }
+
+    /// Plans the host memory of each part. All parts get the same share of the limit.
     fn host_parts(&self, store: &Store, parts: Vec<Part>, demand: &Demand<'_>) -> Result<Vec<DevicePart>> {
         let (options, count) = (self.options(), parts.len());
         let limits = self.limits(demand.passes);
@@ -169,7 +205,7 @@ impl Engine {
             Ok(DevicePart { chunks, nnz: own.manifest().nnz, seconds, host, device: plan })
         };
         let mut made = parts.into_iter().map(part).collect::<Result<Vec<DevicePart>>>()?;
-        // One process reads all of it in one way.
+        // All parts are read in the same way, with or without the page cache.
         let direct = made.iter().any(|part| part.host.direct_reads) || reads_past(store, operation, &limits);
         for part in &mut made {
             part.host.direct_reads = direct;
@@ -177,7 +213,7 @@ impl Engine {
         Ok(made)
     }
 
-    /// What all parts use of the host together.
+    /// The host memory of all parts together.
     pub(super) fn host_of_all(&self, plan: &DevicesPlan, demand: &Demand<'_>) -> Result<Plan> {
         let hosts = || plan.parts.iter().map(|part| &part.host);
         let program = program_bytes(self.threads());
@@ -208,37 +244,62 @@ impl Engine {
         })
     }
 
-    /// What copies may take of host memory beside all else.
+    /// The host memory that copies may use besides everything else.
     pub(super) fn host_room(&self) -> u64 {
         self.options().memory.unwrap_or_else(|| machine::available_memory() / 2)
     }
+}
+
+/// `mode`, from 0, divided in the only way that there is.
+fn division(mode: usize, by: Divide) -> ModeDivision {
+    ModeDivision { mode: mode + 1, by, why: String::new() }
+}
+
+/// How `gpus` exchange rows of modes that are divided so.
+fn exchange<T: Real>(
+    gpus: &[Gpu],
+    store: &Store,
+    demand: &Demand<'_>,
+    modes: &[ModeDivision],
+    scratch_bytes: u64,
+) -> Result<ExchangePlan> {
+    let (by, why) = gpu::exchange(gpus)?;
+    let elements =
+        |mode: &ModeDivision| u64::from(store.manifest().shape.dims()[mode.mode - 1]) * demand.rank as u64;
+    let added = modes.iter().filter(|mode| mode.by != Divide::Rows).map(elements).sum::<u64>();
+    // Of a decomposition rows of the factors come back besides.
+    let returned = if demand.starts.is_some() { modes.iter().map(elements).sum() } else { 0 };
+    let all = added * size_of::<f64>() as u64 + returned * size_of::<T>() as u64;
+    let bytes = all / gpus.len() as u64 * (gpus.len() as u64 - 1);
+    Ok(ExchangePlan { by, why, bytes, scratch_bytes })
 }
 
 fn of_chunks(store: &Store) -> Vec<u64> {
     store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect()
 }
 
-/// Whether files are read past the page cache, because it could not hold them all.
+/// Whether files are read without the page cache, because it could not hold all of them.
 fn reads_past(store: &Store, operation: u64, limits: &Limits) -> bool {
     let bytes: u64 = store.manifest().chunks.iter().map(|chunk| chunk.file_bytes).sum();
     bytes.saturating_add(operation) > limits.available
 }
 
-/// Bytes of host memory for this many GPUs. Each transfers factors and results through its own buffers.
+/// Bytes of host memory for this number of GPUs. Each transfers factors and results through its own buffers.
 pub(super) fn beside(demand: &Demand<'_>, devices: usize) -> u64 {
     demand.beside_gpu + staging_bytes(demand.beside_gpu) * (devices as u64).saturating_sub(1)
 }
 
-/// Seconds that one of the later passes over a device's part takes at least, by its link and its memory: parts are held against each other
-/// by these.
+/// A lower bound for the seconds of a later pass over a device's part, from the speed of its link and memory. Parts are compared
+/// by this number.
 fn pass_seconds<T>(plan: &DevicePlan, part: &Store, demand: &Demand<'_>) -> f64 {
-    /// Where the driver does not tell what the memory moves, as it does of no device or of all.
-    const MEMORY: f64 = 3.35e12;
     let link = if demand.passes > 1 { plan.later_pass } else { plan.first_pass };
     let order = part.manifest().shape.order();
     let modes = if demand.starts.is_some() { 1 } else { demand.modes.len() };
     let rows = part.manifest().nnz as f64 * (modes * (order - 1) * demand.rank * size_of::<T>()) as f64;
-    let told = plan.device.memory_bytes_per_second;
-    let memory = if told > 0.0 && told.is_finite() { told } else { MEMORY };
-    link.seconds.max(rows / memory)
+    link.seconds.max(rows / memory_rate(plan.device.memory_bytes_per_second))
+}
+
+/// Bytes per second that a device's memory moves, if the driver reports it; it does so for no device or for all.
+fn memory_rate(reported: f64) -> f64 {
+    if reported > 0.0 && reported.is_finite() { reported } else { 3.35e12 }
 }

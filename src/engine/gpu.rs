@@ -1,9 +1,9 @@
-//! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
+//! The GPU of an engine. Without the feature `cuda` there is none, and no other module depends on that.
 
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
 use crate::backend::devices::Exchange;
-use crate::backend::plan::DevicePlan;
+use crate::backend::plan::{DevicePlan, Share};
 use crate::dense::Real;
 use crate::error::Result;
 use crate::store::Store;
@@ -15,7 +15,7 @@ pub(crate) use crate::backend::cuda::driver::is_installed;
 #[cfg(feature = "cuda")]
 pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
 
-/// There is none.
+/// There is no GPU.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu;
@@ -37,7 +37,7 @@ pub(crate) fn is_installed() -> bool {
     false
 }
 
-/// Opens the GPU of this number.
+/// Opens the GPU with this number.
 #[cfg(feature = "cuda")]
 pub(super) fn open(number: usize) -> Result<Gpu> {
     crate::backend::cuda::driver::Device::open(number)
@@ -48,7 +48,18 @@ pub(super) fn open(_number: usize) -> Result<Gpu> {
     none()
 }
 
-/// How many there are.
+/// Bytes per second that its memory moves; 0 if the driver does not report it.
+#[cfg(feature = "cuda")]
+pub(super) fn memory_rate(gpu: &Gpu) -> f64 {
+    gpu.facts.memory_bytes_per_second
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn memory_rate(_gpu: &Gpu) -> f64 {
+    0.0
+}
+
+/// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(super) fn count() -> Result<usize> {
     crate::backend::cuda::driver::Device::count()
@@ -59,7 +70,7 @@ pub(super) fn count() -> Result<usize> {
     none()
 }
 
-/// How rows get from device to device, and why so.
+/// How rows are transferred between devices, and why.
 #[cfg(feature = "cuda")]
 pub(super) fn exchange(gpus: &[Gpu]) -> Result<(Exchange, String)> {
     crate::backend::cuda::devices::exchange(gpus)
@@ -70,24 +81,25 @@ pub(super) fn exchange(_gpus: &[Gpu]) -> Result<(Exchange, String)> {
     none()
 }
 
-/// Plans what an operation on factors uses of a GPU.
+/// Plans an operation on factors on a GPU.
 pub(super) fn plan<T: Real>(
     gpu: &Gpu,
     store: &Store,
     demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
-    plan_part::<T>(gpu, store, demand, limits, 0)
+    plan_part::<T>(gpu, store, demand, limits, (0, None))
 }
 
-/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send.
+/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send, and has a share of the rows if all hold
+/// all chunks.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_part<T: Real>(
     gpu: &Gpu,
     store: &Store,
     demand: &Demand<'_>,
     limits: &DeviceLimits,
-    more: u64,
+    (more, share): (u64, Option<Share>),
 ) -> Result<DevicePlan> {
     use crate::{decomp, op};
     check_formats(store)?;
@@ -99,10 +111,11 @@ pub(super) fn plan_part<T: Real>(
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     };
     operation.bytes += more;
+    operation.share = share;
     crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
-/// An error unless kernels read all that is read of `store`.
+/// An error unless kernels can read all chunks of `store`.
 #[cfg(feature = "cuda")]
 fn check_formats(store: &Store) -> Result<()> {
     use crate::error::Error;
@@ -115,7 +128,7 @@ fn check_formats(store: &Store) -> Result<()> {
     })
 }
 
-/// Plans what SpTTMc of `modes` uses of a GPU, with factors of `ranks` columns.
+/// Plans SpTTMc of `modes` on a GPU, with factors of `ranks` columns.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_ttmc<T: Real>(
     gpu: &Gpu,
@@ -146,7 +159,7 @@ pub(super) fn plan_part<T: Real>(
     _: &Store,
     _: &Demand<'_>,
     _: &DeviceLimits,
-    _: u64,
+    _: (u64, Option<Share>),
 ) -> Result<DevicePlan> {
     none()
 }

@@ -61,7 +61,8 @@ impl TextInput {
         let name = path.display().to_string();
         let file = sys.open(path, false).map_err(|error| match error {
             Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Error::input(&name, "no such file; check the path")
+                let tilde = if path.starts_with("~") { "take ~ out of the quotes" } else { "check the path" };
+                Error::input(&name, format!("no such file; {tilde}"))
             }
             other => other,
         })?;
@@ -90,7 +91,7 @@ impl TextInput {
                 MATLAB | HDF5 => "write its nonzeros as rows of indices and a value, as MATLAB's writematrix does",
                 OLD_SHEET => "save it as CSV first",
                 ZIP if is_sheet(name) => "save the spreadsheet as CSV first",
-                ZIP => "unpack it first; arrays of a NumPy .npz are packed in Python: blco.pack",
+                ZIP => "unpack it first; name a NumPy archive .npz",
                 _ => "unpack it first",
             };
             Error::input(name, format!("is {kind}, where text is expected (plain, gzip or zstd): {way}"))

@@ -328,6 +328,12 @@ pub(super) fn choose(
     let mut choices = Vec::with_capacity(operation.modes.len());
     let mut left = room;
     for &mode in &operation.modes {
+        if let Some(share) = operation.share.as_ref().filter(|share| !share.by_rows.contains(&mode)) {
+            let mut own = Choice::none(store, mode, "");
+            own.mode.chunks = share.chunks.clone();
+            choices.push(own);
+            continue;
+        }
         let (sample, chunks) = (samples.of(store, mode), store.chunks_for(mode));
         let group = build.group_of(&chunks);
         let copy = match CopyPlan::of_group(facts, manifest, &build, group, mode) {
@@ -433,6 +439,7 @@ mod tests {
             sorted_bytes: |_, _| 0,
             alternating,
             reads_trees: false,
+            share: None,
         };
         let sample = Sample { rows_per_nonzero: vec![0.1; 3] };
         rates.of_mode((&shape(), 1_000_000), &operation, &sample, 0)
