@@ -10,8 +10,8 @@ use crate::store::labels::{LABEL_BYTES_MAX, LabelKind};
 use jiff::tz::TimeZone;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Bytes of a table that are taken apart by one task.
-pub const PIECE_BYTES: usize = 1 << 19;
+/// Bytes of a table that are taken apart at once: with what they are taken apart into, they fit into a core's cache.
+pub const PIECE_BYTES: usize = 1 << 17;
 
 /// How a table's text is written.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,7 @@ impl TimeFacts {
 /// A column of a piece.
 #[derive(Debug)]
 pub enum PieceColumn {
-    /// Labels, one behind the other, where each ends, and their hashes.
+    /// Labels, one behind the other, where each ends, their hashes and numbers.
     Labels {
         /// Their bytes.
         bytes: Vec<u8>,
@@ -109,6 +109,8 @@ pub enum PieceColumn {
         ends: Vec<u32>,
         /// Of each.
         hashes: Vec<u64>,
+        /// Of each.
+        numbers: Vec<u32>,
     },
     /// Civil seconds, or numbers, or what [`time::undecided`] makes of digits that may be either.
     Times {
@@ -176,7 +178,7 @@ impl Piece {
     pub fn new(rules: &Rules) -> Self {
         let column = |&(_, treatment): &(usize, Treatment)| match treatment {
             Treatment::Labels | Treatment::Kind(_) | Treatment::Quantiles(_) => {
-                PieceColumn::Labels { bytes: Vec::new(), ends: Vec::new(), hashes: Vec::new() }
+                PieceColumn::Labels { bytes: vec![], ends: vec![], hashes: vec![], numbers: vec![] }
             }
             Treatment::Time(_) => PieceColumn::Times { times: Vec::new(), facts: TimeFacts::default() },
             Treatment::Number(_) => PieceColumn::Numbers { numbers: Vec::new(), range: None },
@@ -198,10 +200,11 @@ impl Piece {
     pub fn clear(&mut self) {
         for column in &mut self.columns {
             match column {
-                PieceColumn::Labels { bytes, ends, hashes } => {
+                PieceColumn::Labels { bytes, ends, hashes, numbers } => {
                     bytes.clear();
                     ends.clear();
                     hashes.clear();
+                    numbers.clear();
                 }
                 PieceColumn::Times { times, facts } => {
                     times.clear();
@@ -216,6 +219,25 @@ impl Piece {
         self.values.clear();
         self.nulls.fill(NullCount::default());
         (self.rows, self.lines, self.kept, self.dropped, self.fault) = (0, 0, 0, 0, None);
+    }
+
+    /// What is known of it, without its rows.
+    pub fn known(&mut self) -> Self {
+        let column = |column: &PieceColumn| match *column {
+            PieceColumn::Labels { .. } => {
+                PieceColumn::Labels { bytes: vec![], ends: vec![], hashes: vec![], numbers: vec![] }
+            }
+            PieceColumn::Times { facts, .. } => PieceColumn::Times { times: vec![], facts },
+            PieceColumn::Numbers { range, .. } => PieceColumn::Numbers { numbers: vec![], range },
+        };
+        Self {
+            columns: self.columns.iter().map(column).collect(),
+            values: vec![],
+            nulls: self.nulls.clone(),
+            fault: self.fault.take(),
+            encoded: vec![],
+            ..*self
+        }
     }
 }
 
@@ -402,7 +424,7 @@ fn push_field(
     buffer: &mut Vec<u8>,
 ) -> Result<(), Wrong> {
     match out {
-        PieceColumn::Labels { bytes, ends, hashes } => {
+        PieceColumn::Labels { bytes, ends, hashes, .. } => {
             let field = row.text(column, buffer);
             check_label(field, treatment, rules).map_err(|what| wrong(column, field, &what))?;
             bytes.extend_from_slice(field);

@@ -1,14 +1,13 @@
 //! Takes a table in: all of its rows, with labels as numbers, wait in scratch when this is done.
 
 use super::csv::{CsvPieces, sniff};
-use super::dictionary::{Dictionary, Found, PieceLabels, SHARDS, Wanted, shard_of};
+use super::dictionary::{Dictionary, PieceLabels, Wanted};
 use super::input::{Pieces, RawPiece, TableInput};
 use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
 use super::piece::{
     NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, TimeFacts, Written, mixed_times,
 };
 use super::scratch::{Extent, Scratch};
-use super::shard::Shard;
 use super::time;
 use crate::error::{Error, Result};
 use crate::store::labels::LabelKind;
@@ -16,11 +15,12 @@ use crate::sys::Sys;
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use rayon::prelude::*;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Mutex, PoisonError};
 
 /// Pieces of a group for each thread.
-const PIECES_PER_THREAD: usize = 4;
-/// Bytes that a piece of a group takes: its text, that of a piece of the next group, and its columns.
-const GROUPED_BYTES: u64 = 5 * PIECE_BYTES as u64;
+const PIECES_PER_THREAD: usize = 16;
+/// Bytes that a piece of a group takes: its text, and that of a piece of the next group.
+const GROUPED_BYTES: u64 = 5 * PIECE_BYTES as u64 / 2;
 
 /// Rows that wait: how many there are, in which epoch, and their columns one behind the other.
 #[derive(Debug)]
@@ -159,8 +159,8 @@ struct Intake<'a> {
     scratch: &'a Scratch,
     columns: Vec<ReadColumn>,
     frames: Vec<Frame>,
-    /// Of the last group, for the memory that they have.
-    pieces: Vec<Piece>,
+    /// Pieces for other rows.
+    spare: Mutex<Vec<Piece>>,
     epoch: usize,
     epoch_labels: u64,
     /// Rows and lines, the header's too.
@@ -195,7 +195,7 @@ impl<'a> Intake<'a> {
             scratch,
             columns,
             frames: Vec::new(),
-            pieces: Vec::new(),
+            spare: Mutex::default(),
             epoch: 0,
             epoch_labels: 0,
             rows: 0,
@@ -241,25 +241,28 @@ impl<'a> Intake<'a> {
     /// Takes a group of pieces in; `skip`: the first begins with the header.
     fn take(&mut self, group: &[RawPiece], skip: bool) -> Result<()> {
         let header = if skip { self.header(&group[0])? } else { 0 };
-        let rules = &self.rules;
-        let mut pieces = std::mem::take(&mut self.pieces);
-        pieces.resize_with(group.len(), || Piece::new(rules));
-        group.par_iter().zip(&mut pieces).enumerate().for_each(|(at, (raw, piece))| {
+        let (rules, columns, scratch, epoch) = (&self.rules, &self.columns, self.scratch, self.epoch);
+        let take = |(at, raw): (usize, &RawPiece)| {
+            let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut piece = spare.unwrap_or_else(|| Piece::new(rules));
             piece.clear();
-            raw.parse(rules, if at == 0 { header } else { 0 }, piece);
-        });
-        for piece in &pieces {
-            self.check(piece)?;
-        }
-        let numbers = self.intern(&pieces);
-        let (scratch, epoch) = (self.scratch, self.epoch);
-        let keep = |(at, piece): (usize, &mut Piece)| {
-            encode(piece, &numbers, at);
-            Ok(Frame { rows: piece.kept, epoch, extent: scratch.put(&piece.encoded)? })
+            raw.parse(rules, if at == 0 { header } else { 0 }, &mut piece);
+            let mut frame = None;
+            if piece.fault.is_none() && piece.kept > 0 {
+                number(&mut piece, columns);
+                encode(&mut piece);
+                frame = Some(Frame { rows: piece.kept, epoch, extent: scratch.put(&piece.encoded)? });
+            }
+            let known = piece.known();
+            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(piece);
+            Ok((known, frame))
         };
-        let frames = pieces.par_iter_mut().enumerate().filter(|(_, piece)| piece.kept > 0).map(keep);
-        self.frames.extend(frames.collect::<Result<Vec<Frame>>>()?);
-        self.pieces = pieces;
+        let taken: Vec<Result<(Piece, Option<Frame>)>> = group.par_iter().enumerate().map(take).collect();
+        for piece in taken {
+            let (piece, frame) = piece?;
+            self.check(&piece)?;
+            self.frames.extend(frame);
+        }
         let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
         let is_full = self.dictionaries().any(|dictionary| dictionary.is_full());
         if tables > self.memory.tables || is_full { self.seal() } else { Ok(()) }
@@ -352,49 +355,8 @@ impl<'a> Intake<'a> {
         Error::input(place, format!("row {row}{column}: {}", fault.what))
     }
 
-    /// The numbers of all labels of `pieces`: by column, shard and piece.
-    fn intern<'p>(&mut self, pieces: &'p [Piece]) -> Vec<Vec<Vec<Vec<u32>>>> {
-        let columns: Vec<_> = self
-            .columns
-            .par_iter_mut()
-            .enumerate()
-            .map(|(at, column)| {
-                let ReadColumn::Labels(dictionary) = column else { return Vec::new() };
-                let (shards, interning) = dictionary.interning();
-                let labels = |piece: &'p Piece| match &piece.columns[at] {
-                    PieceColumn::Labels { bytes, ends, hashes } => Some(PieceLabels { bytes, ends, hashes }),
-                    _ => None,
-                };
-                let labels: Vec<PieceLabels<'p>> = pieces.iter().filter_map(labels).collect();
-                let rows: Vec<[Vec<u32>; SHARDS]> =
-                    labels.par_iter().map(PieceLabels::rows_by_shard).collect();
-                let fill = |(number, shard): (usize, &mut Shard)| {
-                    let mut found: Option<Found> = None;
-                    let filled: Vec<Vec<u32>> = labels
-                        .iter()
-                        .zip(&rows)
-                        .map(|(&labels, rows)| {
-                            let rows = &rows[number];
-                            let mut numbers = Vec::with_capacity(rows.len());
-                            let here = interning.fill(&mut *shard, number, labels, rows, &mut numbers);
-                            found = Some(found.map_or(here, |found| found.and(here)));
-                            numbers
-                        })
-                        .collect();
-                    (filled, found)
-                };
-                let filled: Vec<_> = shards.into_par_iter().enumerate().map(fill).collect();
-                for found in filled.iter().filter_map(|(_, found)| *found) {
-                    dictionary.narrow(found);
-                }
-                filled.into_iter().map(|(numbers, _)| numbers).collect::<Vec<_>>()
-            })
-            .collect();
-        columns
-    }
-
     fn finish(mut self) -> Result<ReadTable> {
-        self.pieces = Vec::new();
+        self.spare = Mutex::default();
         let missing: u64 = self.nulls.iter().map(|null| null.count).sum();
         if missing > 0 && self.rules.nulls == Nulls::Error {
             return Err(self.missing());
@@ -439,17 +401,24 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// Has a piece hold its rows as they wait: `numbers` are those of its labels, by column, shard and piece; it is the `at`-th.
-fn encode(piece: &mut Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) {
+/// Gives a piece's labels their numbers.
+fn number(piece: &mut Piece, columns: &[ReadColumn]) {
+    for (all, column) in columns.iter().zip(&mut piece.columns) {
+        if let (ReadColumn::Labels(dictionary), PieceColumn::Labels { bytes, ends, hashes, numbers }) =
+            (all, column)
+        {
+            dictionary.number(PieceLabels { bytes, ends, hashes }, numbers);
+        }
+    }
+}
+
+/// Has a piece hold its rows as they wait.
+fn encode(piece: &mut Piece) {
     let out = &mut piece.encoded;
     out.clear();
-    for (column, shards) in piece.columns.iter().zip(numbers) {
+    for column in &piece.columns {
         match column {
-            PieceColumn::Labels { hashes, .. } => {
-                let mut shards: [_; SHARDS] = std::array::from_fn(|shard| shards[shard][at].iter());
-                let number = |&hash| shards[shard_of(hash)].next().copied().unwrap_or(0);
-                append(out, hashes.iter().map(number).map(u32::to_le_bytes));
-            }
+            PieceColumn::Labels { numbers, .. } => append(out, numbers.iter().map(|x| x.to_le_bytes())),
             PieceColumn::Times { times, .. } => append(out, times.iter().map(|x| x.to_le_bytes())),
             PieceColumn::Numbers { numbers, .. } => append(out, numbers.iter().map(|x| x.to_le_bytes())),
         }

@@ -42,13 +42,15 @@ fn fit(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-impl Shard {
+impl Default for Shard {
     /// An empty shard.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let (places, blocks, counts) = (Vec::new(), Vec::new(), Vec::new());
         Self { slots: vec![0; SLOTS], places, blocks, counts, block_bytes: 0 }
     }
+}
 
+impl Shard {
     /// Its memory in bytes.
     pub fn bytes(&self) -> u64 {
         let lists = self.slots.capacity() * 8 + self.places.capacity() * 4 + self.counts.capacity() * 8;
@@ -196,7 +198,7 @@ mod tests {
     fn labels_keep_their_numbers() {
         let label = |n: u64| vec![b'a' + (n % 26) as u8; [0, 1, 7, 8, 40, 70_000][(n % 6) as usize]];
         let label = |n: u64| [n.to_string().into_bytes(), label(n)].concat();
-        let (mut shard, mut known) = (Shard::new(), HashMap::new());
+        let (mut shard, mut known) = (Shard::default(), HashMap::new());
         let numbers = (0..6000).map(|i| i * i % 1511);
         for group in numbers.collect::<Vec<u64>>().chunks(50) {
             let hash = |n: u64| (n / 3) | (n << 40);

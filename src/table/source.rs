@@ -21,6 +21,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// How much memory a frame takes while it becomes a batch, in frames: the allocator keeps as much again of what was freed.
+const FRAMES_HELD: u64 = 4;
+/// Frames that each thread makes into batches before the batches are handed on.
+const BATCHED: usize = 8;
+
 /// How a mode's column becomes indices.
 #[derive(Debug)]
 enum ModeIndex {
@@ -580,16 +585,20 @@ impl Source for Table {
         let (held, frame) = (self.held_bytes(), self.frame_bytes());
         let help = "fewer labels in memory: a smaller `memory` while the table is read";
         let help = if held > 8 * frame { help } else { "" };
-        SourceMemory { least: held + 2 * frame, most: held + 2 * frame * 2 * threads as u64, help }
+        SourceMemory {
+            least: held + FRAMES_HELD * frame,
+            most: held + FRAMES_HELD * frame * (BATCHED * threads) as u64,
+            help,
+        }
     }
 
     fn limit(&mut self, bytes: u64) {
-        let group = bytes.saturating_sub(self.held_bytes()) / (2 * self.frame_bytes()).max(1);
+        let group = bytes.saturating_sub(self.held_bytes()) / (FRAMES_HELD * self.frame_bytes()).max(1);
         self.group = usize::try_from(group).unwrap_or(usize::MAX).max(1);
     }
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
-        let group = self.group.min(2 * rayon::current_num_threads());
+        let group = self.group.min(BATCHED * rayon::current_num_threads());
         let mut indices: Vec<Option<Vec<Vec<u32>>>> = self.modes.iter().map(|_| None).collect();
         let mut epoch = usize::MAX;
         for frames in self.frames.chunk_by(|a, b| a.epoch == b.epoch).flat_map(|frames| frames.chunks(group))
