@@ -47,7 +47,7 @@ fn run<T: Real + bytemuck::Pod>(
         }
         Ok(())
     }))?;
-    assert_eq!(count as usize * matrix.columns(), all.values.len());
+    assert_eq!(count * matrix.columns() as u64, all.values.len() as u64);
     assert_eq!(backend.op().finish(None)?, count, "again, counted");
     Ok(all)
 }
