@@ -6,7 +6,7 @@ use crate::backend::devices::Exchange;
 use crate::backend::plan::{DevicePlan, Share};
 use crate::dense::Real;
 use crate::error::Result;
-use crate::store::Store;
+use crate::store::{Manifest, Store};
 
 #[cfg(feature = "cuda")]
 pub(crate) use crate::backend::cuda::driver::is_installed;
@@ -126,6 +126,45 @@ fn check_formats(store: &Store) -> Result<()> {
         let what = "no kernel reads its chunks; take `Device::Cpu`";
         Err(Error::request(format!("format {}: {what}", format.name())))
     })
+}
+
+/// Plans what SpTTM along a mode uses of a GPU, with a matrix of a rank.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_ttm<T: Real>(
+    gpu: &Gpu,
+    store: &Store,
+    (mode, rank): (usize, usize),
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    check_formats(store)?;
+    let DeviceLimits { memory, lanes, passes, .. } = *limits;
+    let limits = DeviceLimits { memory, lanes, passes, ..DeviceLimits::default() };
+    let operation =
+        crate::op::ttm::cuda::operation::<T>(store.manifest(), mode, rank, gpu.facts.multiprocessors)?;
+    crate::backend::cuda::plan(gpu, store, operation, &limits)
+}
+
+/// Bytes of host memory for fibers on their way from a GPU.
+#[cfg(feature = "cuda")]
+pub(super) fn ttm_windows_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
+    crate::op::ttm::cuda::beside_device_bytes::<T>(manifest, mode, rank)
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn ttm_windows_bytes<T: Real>(_: &Manifest, _: usize, _: usize) -> Result<u64> {
+    none()
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn plan_ttm<T: Real>(
+    _: &Gpu,
+    _: &Store,
+    _: (usize, usize),
+    _: &DeviceLimits,
+) -> Result<DevicePlan> {
+    none()
 }
 
 /// Plans SpTTMc of `modes` on a GPU, with factors of `ranks` columns.
