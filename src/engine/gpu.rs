@@ -3,7 +3,7 @@
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
 use crate::backend::devices::Exchange;
-use crate::backend::plan::{DevicePlan, Share};
+use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
 use crate::error::Result;
 use crate::store::{Manifest, Store};
@@ -101,18 +101,36 @@ pub(super) fn plan_part<T: Real>(
     limits: &DeviceLimits,
     (more, share): (u64, Option<Share>),
 ) -> Result<DevicePlan> {
-    use crate::{decomp, op};
     check_formats(store)?;
-    let Demand { modes, rank, starts, .. } = *demand;
-    let shape = &store.manifest().shape;
-    let mut operation = if starts.is_some() {
-        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
-    } else {
-        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
-    };
+    let mut operation = operation::<T>(gpu, store, demand);
     operation.bytes += more;
     operation.share = share;
     crate::backend::cuda::plan(gpu, store, operation, limits)
+}
+
+#[cfg(feature = "cuda")]
+fn operation<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> crate::backend::plan::Operation {
+    use crate::{decomp, op};
+    let Demand { modes, rank, starts, .. } = *demand;
+    let shape = &store.manifest().shape;
+    if starts.is_some() {
+        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
+    } else {
+        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
+    }
+}
+
+/// Estimated times of each mode, if the GPU has all of `store`.
+#[cfg(feature = "cuda")]
+pub(super) fn seconds<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+    check_formats(store)?;
+    crate::backend::cuda::plan::seconds(&gpu.facts, store, &operation::<T>(gpu, store, demand))
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn seconds<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+    none()
 }
 
 /// An error unless kernels can read all chunks of `store`.
