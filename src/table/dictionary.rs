@@ -65,7 +65,7 @@ pub struct Wanted {
 pub struct Dictionary {
     wanted: Wanted,
     zone: TimeZone,
-    shards: [Mutex<Shard>; SHARDS],
+    shards: Vec<Mutex<Shard>>,
     /// Which kinds all labels may be of.
     number: AtomicBool,
     time: AtomicBool,
@@ -96,7 +96,7 @@ impl Dictionary {
             time: of_kind(),
             wanted,
             zone: zone.clone(),
-            shards: Default::default(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             runs: Vec::new(),
             old: 0,
         }

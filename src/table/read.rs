@@ -263,8 +263,8 @@ impl<'a> Intake<'a> {
             self.check(&piece)?;
             self.frames.extend(frame);
         }
-        let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
-        let is_full = self.dictionaries().any(|dictionary| dictionary.is_full());
+        let tables: u64 = self.dictionaries().map(Dictionary::bytes).sum();
+        let is_full = self.dictionaries().any(Dictionary::is_full);
         if tables > self.memory.tables || is_full { self.seal() } else { Ok(()) }
     }
 
