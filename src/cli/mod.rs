@@ -250,7 +250,7 @@ fn fail(name: &str, error: &Error) -> ExitCode {
 }
 
 /// Names of options and values in the library, in backticks, and on the command line.
-const OPTIONS: [(&str, &str); 34] = [
+const OPTIONS: [(&str, &str); 35] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Divide::Rows`", "--divide rows"),
@@ -261,6 +261,7 @@ const OPTIONS: [(&str, &str); 34] = [
     ("`deterministic`", "--deterministic"),
     ("`device`", "--device"),
     ("`device_memory`", "--device-memory"),
+    ("`device_timeout`", "--device-timeout"),
     ("`devices`", "--devices"),
     ("`dims`", "--dims"),
     ("`divide`", "--divide"),

@@ -33,7 +33,7 @@ const RELEASES: [&str; 9] = [
     "cuMemHostUnregister",
     "cuModuleUnload",
     "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
+    "cuStreamQuery",
 ];
 
 /// Where the CUDA driver comes from.
@@ -100,9 +100,18 @@ impl Place {
             command.args(["--kernels", "embedded"]);
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
             // What is not set here is as by default.
-            for name in
-                ["FAIL", "ERROR", "MEMORY", "SEED", "SLOW", "DEVICES", "FAIL_DEVICE", "PEERS", "NCCL_FAIL"]
-            {
+            for name in [
+                "FAIL",
+                "ERROR",
+                "MEMORY",
+                "SEED",
+                "SLOW",
+                "DEVICES",
+                "FAIL_DEVICE",
+                "HANG",
+                "PEERS",
+                "NCCL_FAIL",
+            ] {
                 command.env_remove(format!("BLCO_MOCK_{name}"));
             }
             command.envs(env.iter().copied());
