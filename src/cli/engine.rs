@@ -177,7 +177,7 @@ fn build(sys: &Sys, options: Options, progress: &Bar) -> Result<Engine> {
     let bar = progress.clone();
     let show = move |at: engine::Progress| bar.show(at.what, at.done, at.total);
     let builder = Engine::builder().sys(sys).options(options).progress(show);
-    super::ranks::links().into_iter().fold(builder, EngineBuilder::links).build()
+    super::processes::links().into_iter().fold(builder, EngineBuilder::links).build()
 }
 
 /// An engine on the CPU, for programs that read nonzeros and compute little.

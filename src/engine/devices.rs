@@ -18,17 +18,17 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceSet {
-    /// All that the driver lets the process see.
+    /// All that the driver shows to this process.
     All,
-    /// Those of these numbers, from 0. Their sums are added in this order.
+    /// The GPUs with these numbers, from 0. Their sums are added in this order.
     Only(Vec<usize>),
 }
 
 /// Bytes of chunks that a device loads per second in a first pass: reading, checking and copying.
 const LOADED_PER_SECOND: f64 = 5e9;
-/// How often chunks are divided again by the predicted time of passes over the parts.
+/// How many times chunks are divided again, by the predicted times of passes over the parts.
 const ROUNDS: usize = 4;
-/// Parts whose seconds differ by no more than this are equal.
+/// Parts whose seconds differ by no more than this count as equal.
 const EQUAL: f64 = 1.05;
 
 /// A device with its part of a store.
@@ -40,7 +40,7 @@ struct Part {
 }
 
 impl Engine {
-    /// The numbers of the GPUs that are to compute, if those are several.
+    /// The numbers of the GPUs that compute, if there are several.
     pub(crate) fn several(&self) -> Result<Option<Vec<usize>>> {
         let numbers = match &self.options().devices {
             None => return Ok(None),
@@ -53,7 +53,7 @@ impl Engine {
         Ok((numbers.len() > 1).then_some(numbers))
     }
 
-    /// The number of the GPU that computes where it is one.
+    /// The number of the GPU that computes, if there is only one.
     pub(crate) fn device_number(&self) -> usize {
         match &self.options().devices {
             Some(DeviceSet::Only(numbers)) if numbers.len() == 1 => numbers[0],
@@ -62,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// An error where several GPUs are to compute, which this operation does not know.
+    /// An error if several GPUs are requested, because this operation uses only one.
     pub(crate) fn refuse_several(&self) -> Result<()> {
         match self.several()? {
             None => Ok(()),
@@ -72,8 +72,8 @@ impl Engine {
         }
     }
 
-    /// Plans passes on the GPUs of these numbers for an operation on factors: chunks are divided by what passes over them are expected to
-    /// take on each.
+    /// Plans passes on the GPUs with these numbers, for an operation on factors. Chunks are divided so that passes over them take the same
+    /// time on each.
     pub(super) fn plan_devices<T: Real>(
         &self,
         store: &Store,
@@ -261,7 +261,7 @@ impl Engine {
         Ok(DevicesPlan { parts: self.host_parts(store, parts, demand)?, exchange, modes })
     }
 
-    /// Plans the host's side of each part: what is allowed is shared out evenly.
+    /// Plans the host memory of each part. All parts get the same share of the limit.
     fn host_parts(&self, store: &Store, parts: Vec<Part>, demand: &Demand<'_>) -> Result<Vec<DevicePart>> {
         let (options, count) = (self.options(), parts.len());
         let limits = self.limits(demand.passes);
@@ -295,7 +295,7 @@ impl Engine {
             Ok(DevicePart { chunks, nnz: own.manifest().nnz, seconds, host, device: plan })
         };
         let mut made = parts.into_iter().map(part).collect::<Result<Vec<DevicePart>>>()?;
-        // One process reads all of it in one way.
+        // All parts are read in the same way, with or without the page cache.
         let direct = made.iter().any(|part| part.host.direct_reads) || reads_past(store, operation, &limits);
         for part in &mut made {
             part.host.direct_reads = direct;
@@ -303,7 +303,7 @@ impl Engine {
         Ok(made)
     }
 
-    /// What all parts use of the host together.
+    /// The host memory of all parts together.
     pub(super) fn host_of_all(&self, plan: &DevicesPlan, demand: &Demand<'_>) -> Result<Plan> {
         let hosts = || plan.parts.iter().map(|part| &part.host);
         let program = program_bytes(self.threads());
@@ -334,7 +334,7 @@ impl Engine {
         })
     }
 
-    /// What copies may take of host memory beside all else.
+    /// The host memory that copies may use besides everything else.
     pub(super) fn host_room(&self) -> u64 {
         self.options().memory.unwrap_or_else(|| machine::available_memory() / 2)
     }
@@ -368,19 +368,19 @@ fn of_chunks(store: &Store) -> Vec<u64> {
     store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect()
 }
 
-/// Whether files are read past the page cache, because it could not hold them all.
+/// Whether files are read without the page cache, because it could not hold all of them.
 fn reads_past(store: &Store, operation: u64, limits: &Limits) -> bool {
     let bytes: u64 = store.manifest().chunks.iter().map(|chunk| chunk.file_bytes).sum();
     bytes.saturating_add(operation) > limits.available
 }
 
-/// Bytes of host memory for this many GPUs. Each transfers factors and results through its own buffers.
+/// Bytes of host memory for this number of GPUs. Each transfers factors and results through its own buffers.
 pub(super) fn beside(demand: &Demand<'_>, devices: usize) -> u64 {
     demand.beside_gpu + staging_bytes(demand.beside_gpu) * (devices as u64).saturating_sub(1)
 }
 
-/// Seconds that one of the later passes over a device's part takes at least, by its link and its memory: parts are held against each other
-/// by these.
+/// A lower bound for the seconds of a later pass over a device's part, from the speed of its link and memory. Parts are compared
+/// by this number.
 fn pass_seconds<T>(plan: &DevicePlan, part: &Store, demand: &Demand<'_>) -> f64 {
     let link = if demand.passes > 1 { plan.later_pass } else { plan.first_pass };
     let order = part.manifest().shape.order();

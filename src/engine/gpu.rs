@@ -1,4 +1,4 @@
-//! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
+//! The GPU of an engine. Without the feature `cuda` there is none, and no other module depends on that.
 
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
@@ -6,7 +6,7 @@ use crate::backend::devices::Exchange;
 use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
 use crate::error::Result;
-use crate::store::Store;
+use crate::store::{Manifest, Store};
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
@@ -16,7 +16,7 @@ pub(crate) use crate::backend::cuda::driver::is_installed;
 #[cfg(feature = "cuda")]
 pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
 
-/// There is none.
+/// There is no GPU.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu;
@@ -38,7 +38,7 @@ pub(crate) fn is_installed() -> bool {
     false
 }
 
-/// Opens the GPU of this number, for which threads wait as long as `timeout` says.
+/// Opens the GPU with this number, for which threads wait as long as `timeout` says.
 #[cfg(feature = "cuda")]
 pub(super) fn open(number: usize, timeout: Option<Duration>) -> Result<Gpu> {
     let gpu = crate::backend::cuda::driver::Device::open(number)?;
@@ -64,7 +64,7 @@ pub(super) fn memory_rate(_gpu: &Gpu) -> f64 {
     0.0
 }
 
-/// How many there are.
+/// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(super) fn count() -> Result<usize> {
     crate::backend::cuda::driver::Device::count()
@@ -75,7 +75,7 @@ pub(super) fn count() -> Result<usize> {
     none()
 }
 
-/// How rows get from device to device, and why so.
+/// How rows are transferred between devices, and why.
 #[cfg(feature = "cuda")]
 pub(super) fn exchange(gpus: &[Gpu]) -> Result<(Exchange, String)> {
     crate::backend::cuda::devices::exchange(gpus)
@@ -86,7 +86,7 @@ pub(super) fn exchange(_gpus: &[Gpu]) -> Result<(Exchange, String)> {
     none()
 }
 
-/// Plans what an operation on factors uses of a GPU.
+/// Plans an operation on factors on a GPU.
 pub(super) fn plan<T: Real>(
     gpu: &Gpu,
     store: &Store,
@@ -138,7 +138,7 @@ pub(super) fn seconds<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>) -> Result<Vec
     none()
 }
 
-/// An error unless kernels read all that is read of `store`.
+/// An error unless kernels can read all chunks of `store`.
 #[cfg(feature = "cuda")]
 fn check_formats(store: &Store) -> Result<()> {
     use crate::error::Error;
@@ -151,7 +151,46 @@ fn check_formats(store: &Store) -> Result<()> {
     })
 }
 
-/// Plans what SpTTMc of `modes` uses of a GPU, with factors of `ranks` columns.
+/// Plans what SpTTM along a mode uses of a GPU, with a matrix of a rank.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_ttm<T: Real>(
+    gpu: &Gpu,
+    store: &Store,
+    (mode, rank): (usize, usize),
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    check_formats(store)?;
+    let DeviceLimits { memory, lanes, passes, .. } = *limits;
+    let limits = DeviceLimits { memory, lanes, passes, ..DeviceLimits::default() };
+    let operation =
+        crate::op::ttm::cuda::operation::<T>(store.manifest(), mode, rank, gpu.facts.multiprocessors)?;
+    crate::backend::cuda::plan(gpu, store, operation, &limits)
+}
+
+/// Bytes of host memory for fibers on their way from a GPU.
+#[cfg(feature = "cuda")]
+pub(super) fn ttm_windows_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
+    crate::op::ttm::cuda::beside_device_bytes::<T>(manifest, mode, rank)
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn ttm_windows_bytes<T: Real>(_: &Manifest, _: usize, _: usize) -> Result<u64> {
+    none()
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn plan_ttm<T: Real>(
+    _: &Gpu,
+    _: &Store,
+    _: (usize, usize),
+    _: &DeviceLimits,
+) -> Result<DevicePlan> {
+    none()
+}
+
+/// Plans SpTTMc of `modes` on a GPU, with factors of `ranks` columns.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_ttmc<T: Real>(
     gpu: &Gpu,

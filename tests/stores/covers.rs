@@ -1,5 +1,5 @@
 //! Establishes that stores of several partitions hold what was packed in every cover, whether memory holds the tensor or not; that they
-//! verify, and what damage to any file does; that a cover which is whole repairs the others; and the worked examples of the papers.
+//! verify, and what damage to any file does; that a whole cover repairs the others; and the worked examples of the papers.
 
 use crate::common::{
     KINDS_OF_SEVERAL, Kind, SMALL_CHUNKS, Tensor, exported, identity, options, pack, packed, values,
@@ -7,13 +7,14 @@ use crate::common::{
 };
 use blco::internals::backend::host::HostBackend;
 use blco::internals::error::{Error, Result};
-use blco::internals::format::fcoo::flags;
+use blco::internals::format::Trees;
+use blco::internals::format::fcoo::{FcooFor, flags};
 use blco::internals::format::mmcsf::{Assign, Assigner};
 use blco::internals::linear::{BitLayout, Linearizer};
 use blco::internals::op::fibers::{CountFibers, PartitionFibers};
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::verify;
-use blco::internals::pack::{Duplicates, PackOptions};
+use blco::internals::pack::{Duplicates, FormatOption, PackOptions};
 use blco::internals::shape::Shape;
 use blco::internals::store::{Formats, Store};
 use blco::internals::stream::{Executor, Limits, plan};
@@ -29,7 +30,7 @@ fn verified(store: &Store) -> Result<()> {
     })
 }
 
-/// What is counted of each partition.
+/// Counts of each partition.
 fn fibers(store: &Store) -> Vec<PartitionFibers> {
     let view = store.partitions();
     let plan = plan(&view, 0, &Limits::default()).unwrap();
@@ -55,7 +56,7 @@ fn uneven() -> Tensor {
     tensor
 }
 
-/// Every cover holds the tensor; with no memory at all the same bytes come out.
+/// Every cover holds the tensor. Without any memory, the bytes are the same.
 #[test]
 fn every_cover_holds_the_tensor() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,7 +116,7 @@ fn duplicates_are_settled_in_every_cover() {
     }
 }
 
-/// Where a file is lost, whatever partition's, a cover that is whole gives all nonzeros; of the only cover the others are left.
+/// If a file of any partition is lost, a whole cover gives all nonzeros. If there is only one cover, the other chunks are left.
 #[test]
 fn a_whole_cover_repairs_the_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,7 +148,7 @@ fn a_whole_cover_repairs_the_others() {
             assert_eq!(repaired.id() == store.id(), same, "{kind:?} without chunk {number}");
             std::fs::write(file, kept).unwrap();
         }
-        // Trees tell of themselves what they are.
+        // Trees describe themselves.
         if matches!(kind, Kind::CsfAll | Kind::Mmcsf) {
             let manifest = std::fs::read(store.path().join("manifest")).unwrap();
             std::fs::remove_file(store.path().join("manifest")).unwrap();
@@ -158,7 +159,7 @@ fn a_whole_cover_repairs_the_others() {
     }
 }
 
-/// Manifests whose covers do not add up are refused, with the rule.
+/// Manifests with inconsistent covers are refused, with the rule.
 #[test]
 fn covers_that_do_not_add_up_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -215,7 +216,7 @@ fn the_figure_of_f_coo() {
             let header = blco::internals::store::ChunkHeader::decode(&file, Path::new("chunk")).unwrap();
             let section = header.section(blco::internals::store::SectionKind(8)).unwrap();
             let found = u32::from_le_bytes(file[section.start..section.start + 4].try_into().unwrap());
-            // Along mode 1 and 2 fibers are met in other orders; along mode 3 they are the figure's.
+            // Along modes 1 and 2, fibers are in other orders; along mode 3 they are in the figure's.
             if kind == Kind::FcooMttkrp || partition == 2 {
                 assert_eq!(found, segments, "{kind:?}, partition {partition}");
             }
@@ -276,7 +277,23 @@ fn the_figure_of_mm_csf() {
     }
 }
 
-/// A store is packed again in another format without text, by the program: the bytes are those of packing the text so.
+/// Nonzeros of a thread, of which the default is 8: the same bytes whether that was chosen or not, others if it was not.
+#[test]
+fn a_default_that_is_given_changes_no_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let packed_with = |thread_nnz| {
+        let format = FormatOption::Fcoo { operation: FcooFor::Ttm, trees: Trees::All, thread_nnz };
+        let target = dir.path().join(thread_nnz.to_string());
+        let store = packed(&uneven(), &PackOptions { format, ..PackOptions::new(target) });
+        let of_thread = store.whole().partitions.iter().map(|p| p.format.thread_nnz()).collect::<Vec<_>>();
+        (of_thread, identity(store.path()))
+    };
+    let [default, eight, nine] = [0, 8, 9].map(packed_with);
+    assert_eq!((&default.0, &nine.0), (&vec![Some(8); 3], &vec![Some(9); 3]));
+    assert!(default == eight && default.1 != nine.1);
+}
+
+/// The program packs a store again in another format without text. The bytes equal those of packing the text.
 #[test]
 fn a_store_is_packed_again_in_another_format() {
     let dir = tempfile::tempdir().unwrap();

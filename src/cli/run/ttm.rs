@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// The files of a result: coordinates of the fibers, and their rows.
 const FILES: [&str; 2] = ["coords.npy", "values.npy"];
 
-/// What a run reports as JSON.
+/// The JSON report of a run.
 #[derive(Debug, Serialize)]
 struct TtmReport {
     #[serde(flatten)]
@@ -37,7 +37,7 @@ struct TtmReport {
     streamed: bool,
     fibers: u64,
     spilled: SpillReport,
-    /// Seconds of merging sorted nonzeros, computing and writing, after the pass.
+    /// Seconds of merging or, on a GPU, sorting nonzeros, computing and writing, after the pass.
     merge_seconds: f64,
     passes: Vec<PassReport>,
     check: Option<Comparison>,
@@ -73,6 +73,7 @@ impl TtmReport {
     fn text(&self) -> String {
         let (head, pass) = (&self.head, median(&self.passes));
         let more = match (self.streamed, self.spilled.runs) {
+            _ if head.device.is_some() => format!("  sorted and computed in {:.4} s\n", self.merge_seconds),
             (true, _) => String::new(),
             (_, 0) => format!("  merged and computed in {:.4} s, in memory\n", self.merge_seconds),
             (_, runs) => {
@@ -175,16 +176,16 @@ fn rank_of(sys: &Sys, path: &Path, mode: usize, dim: usize) -> Result<usize> {
     }
 }
 
-/// The two files of a result, while fibers come.
+/// The two files of a result, while fibers arrive.
 struct FibersFiles<'a, T> {
     coordinates: RowsFile<'a, u32>,
     values: RowsFile<'a, T>,
-    /// What users call them.
+    /// Their names for messages.
     names: [PathBuf; 2],
 }
 
 impl<'a, T: Real> FibersFiles<'a, T> {
-    /// Nothing where no result is written.
+    /// `None` if no result is written.
     fn of(outputs: &'a Outputs, order: usize, rank: usize) -> Option<Self> {
         let mut files = outputs.named();
         let ((coordinates, first), (values, second)) = files.next().zip(files.next())?;

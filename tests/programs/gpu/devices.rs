@@ -1,5 +1,5 @@
-//! Several GPUs: what they compute together is what the CPU computes, within the bounds of one; a device that fails ends the run with its
-//! error, and nothing is left.
+//! Several GPUs: their results equal the CPU's within the bounds of one GPU. A failing device ends the run with its
+//! error, and leaves nothing.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn devices<'e>(count: &'e str, more: &[(&'e str, &'e str)]) -> Vec<(&'e str, &'e
     [&[("BLCO_MOCK_DEVICES", count)], more].concat()
 }
 
-/// A library path on which there is a mock NCCL too.
+/// A library path that also has a mock NCCL.
 fn with_nccl(gpu: &Gpu) -> String {
     let Gpu::Mock(directory) = gpu else { unreachable!("tests of several devices are on the mock") };
     format!("{}:{}", directory.display(), directory.join("nccl").display())
@@ -147,7 +147,7 @@ fn work_is_divided_as_is_predicted_to_be_fastest() {
     }
 }
 
-/// The plan names every device's part, which together are the store, and how sums are added up; the report has what each did.
+/// The plan names every device's part, which together are the store, and how sums are added up. The report has each device's work.
 #[test]
 fn every_device_has_its_part_in_plan_and_report() {
     let Some(gpu) = mock() else { return };
@@ -207,7 +207,7 @@ fn devices_of_unequal_memory() {
     let report = place.succeeds(&args, &devices("2", &[]));
     place.agrees::<f64>(16, "equal memory");
     let held = report["devices"]["parts"][1]["device"]["operation_bytes"].as_u64().unwrap();
-    // Four lanes and two chunks, of which the device lets be taken all but a sixteenth.
+    // Four lanes and two chunks, of which the device allows all but a sixteenth.
     let memory = format!("1073741824,{}", (held + 6 * SMALL_CHUNKS) * 17 / 16);
     let report = place.succeeds(&args, &devices("2", &[("BLCO_MOCK_MEMORY", &memory)]));
     place.agrees::<f64>(16, "unequal memory");
@@ -221,7 +221,7 @@ fn devices_of_unequal_memory() {
     place.account();
 }
 
-/// Whichever call of one device fails, the run ends with that device's error, promptly; nothing is left alive, and no result is there.
+/// Whichever call of a device fails, the run ends promptly with that device's error. No object stays alive, and there is no result.
 #[test]
 fn a_device_that_fails_ends_the_run() {
     let Some(gpu) = mock() else { return };
@@ -281,7 +281,7 @@ fn a_device_that_hangs_ends_the_run() {
     }
 }
 
-/// NCCL that does not start is a note, and copies serve; one that fails later ends the run.
+/// If NCCL does not start, a note says so and copies are used. If it fails later, the run ends.
 #[test]
 fn nccl_that_fails() {
     let Some(gpu) = mock() else { return };
@@ -301,7 +301,7 @@ fn nccl_that_fails() {
     }
 }
 
-/// What is asked for and cannot be is refused in a line.
+/// Impossible requests are refused in one line.
 #[test]
 fn what_several_devices_do_not_do() {
     let Some(gpu) = mock() else { return };
@@ -321,7 +321,7 @@ fn what_several_devices_do_not_do() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && said.contains(fragment), "{args:?}: {said}");
     }
-    // One of several is one.
+    // One of several GPUs works as one.
     let report = place.succeeds(&["--devices", "1", "--deterministic"], &env);
     place.agrees::<f64>(16, "one of two");
     assert_eq!(report["device"]["device"]["number"], 1);
