@@ -261,6 +261,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("`deterministic`", "--deterministic"),
     ("`device`", "--device"),
     ("`device_memory`", "--device-memory"),
+    ("`device_timeout`", "--device-timeout"),
     ("`devices`", "--devices"),
     ("`dims`", "--dims"),
     ("`divide`", "--divide"),

@@ -7,6 +7,7 @@ use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
 use crate::error::Result;
 use crate::store::{Manifest, Store};
+use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 pub(crate) use crate::backend::cuda::driver::is_installed;
@@ -37,14 +38,18 @@ pub(crate) fn is_installed() -> bool {
     false
 }
 
-/// Opens the GPU with this number.
+/// Opens the GPU with this number, for which threads wait as long as `timeout` says.
 #[cfg(feature = "cuda")]
-pub(super) fn open(number: usize) -> Result<Gpu> {
-    crate::backend::cuda::driver::Device::open(number)
+pub(super) fn open(number: usize, timeout: Option<Duration>) -> Result<Gpu> {
+    let gpu = crate::backend::cuda::driver::Device::open(number)?;
+    if let Some(timeout) = timeout {
+        gpu.set_patience(timeout);
+    }
+    Ok(gpu)
 }
 
 #[cfg(not(feature = "cuda"))]
-pub(super) fn open(_number: usize) -> Result<Gpu> {
+pub(super) fn open(_number: usize, _timeout: Option<Duration>) -> Result<Gpu> {
     none()
 }
 

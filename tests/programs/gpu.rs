@@ -33,7 +33,7 @@ const RELEASES: [&str; 9] = [
     "cuMemHostUnregister",
     "cuModuleUnload",
     "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
+    "cuStreamQuery",
 ];
 
 /// The CUDA driver in use.
@@ -100,9 +100,18 @@ impl Place {
             command.args(["--kernels", "embedded"]);
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
             // Settings that are absent here have their defaults.
-            for name in
-                ["FAIL", "ERROR", "MEMORY", "SEED", "SLOW", "DEVICES", "FAIL_DEVICE", "PEERS", "NCCL_FAIL"]
-            {
+            for name in [
+                "FAIL",
+                "ERROR",
+                "MEMORY",
+                "SEED",
+                "SLOW",
+                "DEVICES",
+                "FAIL_DEVICE",
+                "HANG",
+                "PEERS",
+                "NCCL_FAIL",
+            ] {
                 command.env_remove(format!("BLCO_MOCK_{name}"));
             }
             command.envs(env.iter().copied());

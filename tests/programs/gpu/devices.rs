@@ -248,6 +248,39 @@ fn a_device_that_fails_ends_the_run() {
     }
 }
 
+/// Whatever a device hangs at, the run ends with that device's error soon after the time-out, by copies and by NCCL, and no result is there.
+#[test]
+fn a_device_that_hangs_ends_the_run() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    for (nth, divide) in [("1", "chunks"), ("5", "chunks"), ("1", "rows"), ("12", "rows")] {
+        let args = [
+            "--devices",
+            "all",
+            "--repeat",
+            "2",
+            "--divide",
+            divide,
+            "--device-timeout",
+            "1",
+            "--output",
+            "out",
+        ];
+        let path = [("LD_LIBRARY_PATH", &nccl[..])];
+        let hang = [("BLCO_MOCK_FAIL_DEVICE", "1"), ("BLCO_MOCK_HANG", nth)];
+        let env = devices("3", &[&hang[..], if nth == "5" { &path } else { &[] }].concat());
+        let begun = std::time::Instant::now();
+        let output = place.blco_run(&args, &env);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = said.contains("no answer within 1 s (--device-timeout)") && said.lines().count() == 1;
+        assert!(output.status.code() == Some(2) && told, "launch {nth}, {divide}: {said}");
+        // A time-out for each device, and what this machine takes besides.
+        assert!(begun.elapsed() < Duration::from_secs(40), "launch {nth}, {divide}: {:?}", begun.elapsed());
+        assert!(!place.path("out").exists(), "launch {nth} left results");
+    }
+}
+
 /// If NCCL does not start, a note says so and copies are used. If it fails later, the run ends.
 #[test]
 fn nccl_that_fails() {
